@@ -22,9 +22,10 @@ from ray import serve
 from select_service import cli
 from select_service.client.meeting import NAMESPACE, Meeting
 from select_service.company import CATALOG, Company
-from select_service.edge.app import Server, create_door, create_driver
+from select_service.edge.app import create_door, create_driver
 from select_service.edge.http.listening import Entrances
 from select_service.edge.logs import configure
+from select_service.edge.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,14 +14,13 @@ from struct import Struct
 from sys import getsizeof
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from indexer.core import holdings, removal
+from indexer.core import holdings, orphans, removal, storing
 from indexer.core.audit import audit
 from indexer.core.budget import Budget
 from indexer.core.dump import TIER_OF, DumpEvent, dump_tier
 from indexer.core.frost import FrozenRun, RankChanged, Thaw, freeze
 from indexer.core.holder import UNDECIDED_GROUP, Holder
 from indexer.core.loss import sole_blocks
-from indexer.core.node import OrphanRoot
 from indexer.core.radix_tree import RadixTree
 from indexer.core.tiers import Matches, SlotTable, continue_below
 from indexer.types import (
@@ -37,21 +36,13 @@ from indexer.types import (
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
 
-    from indexer.core.node import Node
     from indexer.types import PackedHashes
-
-_ORPHANS_SCANNED: Final = 64
-"""Of the oldest that wait for a parent, so many are looked at for one whose rank has many."""
 
 _NAMES_PER_VISIT: Final = 64
 """Names a sweep forgets for the price of one node: about as long as one node visit takes."""
 
 _NODE_BYTES: Final = 420  # node, child dict and key, head of the edge; measured
 _RUN_BYTES: Final = 40  # head of a run of names
-
-
-_Stored = tuple[int | None, "Sequence[int]", "PackedHashes", Namespace]
-"""A run of blocks: parent, engine hashes, local hashes, namespace."""
 
 
 class IndexStats(NamedTuple):
@@ -234,7 +225,7 @@ class KvIndex:
             group = holder.group_of_store(group)
         if tier:
             self._below |= holder.bit
-        origin = self._origin(holder, parent)
+        origin = storing.place_behind(self.tree, holder, parent)
         accepted = None
         if origin is not None and group == holder.home:
             accepted = holdings.cover_new_branch(
@@ -242,124 +233,24 @@ class KvIndex:
             )
         if accepted is None:
             event = (parent, engine_hashes, local_hashes, namespace)
-            accepted = self._store_any(holder, tier, group, event)
+            accepted = storing.store_any(self.tree, holder, tier, group, event)
+            self._events_refused += accepted is None
         if accepted and holder.waiting:
-            self._note_late(holder, engine_hashes)
+            orphans.note_late(holder, engine_hashes)
             # before any of them give way because too many wait
             if heals or self.tree.orphan_blocks > self.orphan_blocks_max:
                 while self.heal(rank):
                     pass
         if live and self.tree.orphan_blocks > self.orphan_blocks_max:
-            self._drop_old_orphans(holder)
-        return accepted
-
-    def _store_any(self, holder: Holder, tier: Tier, group: int, event: _Stored) -> int:
-        """Store what may be known in part, moved, in a foreign group or without a parent."""
-        parent, names, hashes, namespace = event
-        if not names:
-            return 0
-        unique = set(names)
-        if len(unique) != len(names) or parent in unique:
-            self._events_refused += 1
-            return 0
-        origin = self._origin_of_known(holder, event)
-        if not holder.where.knows_none(unique):
-            self._forget_moved(holder, origin, names, hashes)
-            origin = self._origin_of_known(holder, event)
-        if origin is None:
-            assert parent is not None, "the root is always there"
-            origin = self._expect(holder, parent, namespace)
-        done = 0
-        for node, position, size in self.tree.make_path(*origin, hashes, namespace, holder):
-            run = names[done : done + size]
-            holdings.cover_run(holder, tier, group, (node, position), run)
-            self.tree.note_dust(node)
-            done += size
-        return done
-
-    def _origin(self, holder: Holder, parent: int | None) -> tuple[Node, int] | None:
-        """Return the place behind `parent`; None if the rank knows no such block."""
-        if parent is None:
-            return self.tree.root, 0
-        node = holder.where.get(parent)
-        if node is not None:
-            return node, holder.locate(node, parent) + 1
-        root = holder.waiting.get(parent)
-        return None if root is None else (root, 0)
-
-    def _origin_of_known(self, holder: Holder, event: _Stored) -> tuple[Node, int] | None:
-        """Like `_origin`; a parent that is unknown by now may be told by the first block."""
-        parent, names, hashes, _ = event
-        if parent is not None and parent not in holder.where:
-            place = holdings.place_behind_lost(holder, parent, names[0], hashes)
-            if place is not None:
-                return place
-        return self._origin(holder, parent)
-
-    def _expect(self, holder: Holder, parent: int, namespace: Namespace) -> tuple[Node, int]:
-        root = OrphanRoot(holder.holder_id, parent, namespace)
-        holder.waiting[parent] = root
-        self.tree.orphan_roots[root] = None
-        return root, 0
-
-    def _forget_moved(
-        self,
-        holder: Holder,
-        origin: tuple[Node, int] | None,
-        engine_hashes: Sequence[int],
-        local_hashes: PackedHashes,
-    ) -> None:
-        """Let go of names that are filed for another position than they are announced at now."""
-        segments = [] if origin is None else self.tree.follow(*origin, local_hashes)[0]
-        places = [(node, at + i) for node, at, size in segments for i in range(size)]
-        moved: list[int] = []
-        for i, name in enumerate(engine_hashes):
-            node = holder.where.get(name)
-            if node is not None and (
-                i >= len(places) or places[i] != (node, holder.locate(node, name))
-            ):
-                moved.append(name)
-        for name in moved:
-            removal.forget(self.tree, holder, name)
-
-    def _note_late(self, holder: Holder, names: Sequence[int]) -> None:
-        """Remember which blocks have come that others waited for."""
-        holder.late.extend(name for name in names if name in holder.waiting)
+            here, ranks = self.tree.live | self._unproven, len(self._ranks)
+            dropped = orphans.drop_old(self.tree, holder, self.orphan_blocks_max, here, ranks)
+            self._orphan_blocks_dropped += dropped
+        return accepted or 0
 
     def heal(self, rank: WorkerRank) -> bool:
         """Give some of what waited for a block its place; return whether there is more to do."""
         holder = self._ranks.get(rank)
-        if holder is None or not holder.late:
-            return False
-        root = holder.waiting.get(holder.late[-1])
-        # either may have gone meanwhile: dropped, removed again, or healed with another
-        if (
-            root is None
-            or root.parent_hash not in holder.where
-            or holdings.graft(self.tree, holder, root)
-        ):
-            holder.late.pop()
-        return bool(holder.late)
-
-    def _drop_old_orphans(self, holder: Holder) -> None:
-        while self.tree.orphan_blocks > self.orphan_blocks_max:
-            root = self._least_missed_orphan(holder)
-            self._orphan_blocks_dropped += self.tree.drop_orphans(root)
-
-    def _least_missed_orphan(self, holder: Holder) -> OrphanRoot:
-        """Return the oldest of a rank that has gone, or that has more of them than most.
-
-        Whoever announces many must not push out the few of others.
-        """
-        tree = self.tree
-        here = tree.live | self._unproven
-        for root in islice(tree.orphan_roots, _ORPHANS_SCANNED):
-            owner = tree.holders[root.holder_id]
-            if owner is None or not here & owner.bit:
-                return root
-            if len(owner.waiting) * len(self._ranks) >= len(tree.orphan_roots):
-                return root
-        return next(iter(holder.waiting.values()), None) or next(iter(tree.orphan_roots))
+        return holder is not None and orphans.heal(self.tree, holder)
 
     def remove(
         self, rank: WorkerRank, tier: Tier, engine_hashes: Sequence[int], *, group: int = 0

@@ -13,11 +13,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from indexer.edge.addresses import Addresses
+from indexer.edge.feed import Feed
 from indexer.edge.guide import Guide
 from indexer.edge.rounds import Rounds
-from indexer.edge.sockets import Link, Receiver, Sockets, Subscriber
+from indexer.edge.sockets import Sockets
 from indexer.errors import EndpointRefused
-from indexer.types import LinkState, StreamLimits
+from indexer.types import StreamLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,74 +28,13 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from indexer.edge.addresses import Answer
     from indexer.edge.curve import KeyPair
+    from indexer.types import LinkState
 
 
 LOAD_TOPIC: Final = b"kv_metrics"
 """Messages of this topic are no events: they tell the load of a worker."""
 VAIN_LOOKS_MAX: Final = 3
 """Empty looks in a row after which the loop watches a socket again; to be woken costs more."""
-
-RECONNECT_AFTER_S: Final = 1.0
-RECONNECT_AFTER_MAX_S: Final = 30.0
-"""Waits before a connection that libzmq has given up is made anew, doubled up to the second."""
-
-
-class _Feed:
-    """One stream and its sockets."""
-
-    __slots__ = (
-        "changed_at",
-        "connected_at",
-        "connections",
-        "dealer",
-        "guide",
-        "inbox",
-        "is_connected",
-        "is_faulty",
-        "is_held",
-        "is_queued",
-        "is_watched",
-        "load_reports",
-        "reconnect_after_s",
-        "reconnect_at",
-        "replay_endpoint",
-        "request",
-        "server_key",
-        "stream",
-        "subscriber",
-        "vain_looks",
-        "was_connected",
-    )
-
-    def __init__(
-        self,
-        stream: EventStream,
-        subscriber: Subscriber,
-        replay_endpoint: str | None,
-        now: float,
-        server_key: str | None = None,
-    ) -> None:
-        self.stream = stream
-        self.subscriber = subscriber
-        self.replay_endpoint = replay_endpoint
-        self.server_key = server_key
-        self.inbox: deque[list[bytes]] = deque()  # read and not yet taken
-        self.guide: Guide | None = None  # where the endpoint has a name in it
-        self.dealer: Receiver | None = None
-        self.request: ReplayRequest | None = None  # the one `dealer` was opened for
-        self.is_queued = False
-        self.is_watched = False
-        self.vain_looks = 0  # in a row
-        self.is_held = False
-        self.is_connected = False
-        self.is_faulty = False  # its sockets made trouble; the next tick looks again
-        self.was_connected = False
-        self.connected_at = 0.0
-        self.changed_at = now  # connected or not, since then
-        self.connections = 0
-        self.load_reports = 0
-        self.reconnect_at: float | None = None
-        self.reconnect_after_s = RECONNECT_AFTER_S
 
 
 class Listeners:
@@ -142,11 +82,11 @@ class Listeners:
         self._limits = limits or registry.limits
         self._worker_key = worker_key
         self._sockets = Sockets(self._limits, keys)
-        self._feeds: dict[int, _Feed] = {}  # by identity of the stream
-        self._ready: deque[_Feed] = deque()
+        self._feeds: dict[int, Feed] = {}  # by identity of the stream
+        self._ready: deque[Feed] = deque()
         self._turn_handle: asyncio.Handle | None = None
         self._turned_at = float("-inf")
-        self._put_off: list[_Feed] = []  # until the pause is over
+        self._put_off: list[Feed] = []  # until the pause is over
         self._pause_handle: asyncio.Handle | None = None
         self._rounds = Rounds()  # by identity of the stream
         self._round: deque[int] = deque()  # who has still to be looked at in this tick
@@ -167,13 +107,7 @@ class Listeners:
     def link(self, stream: EventStream) -> LinkState | None:
         """How it stands with the stream's publisher; None: nobody listens to it, or not yet."""
         feed = self._feeds.get(id(stream))
-        if feed is None:
-            return None
-        since = self._clock() if feed.is_held else feed.changed_at  # nothing was heard meanwhile
-        return LinkState(
-            *(feed.is_connected, since, feed.connections, feed.load_reports),
-            is_refused=feed.subscriber.is_refused,
-        )
+        return None if feed is None else feed.link(self._clock())
 
     @property
     def handshakes_failed(self) -> Mapping[str, int]:
@@ -211,7 +145,7 @@ class Listeners:
         place = self._addresses.place(endpoint)
         key = server_key or self._worker_key
         subscriber = self._sockets.subscribe(place, server_key=key)
-        feed = _Feed(stream, subscriber, replay_endpoint, self._clock(), key)
+        feed = Feed(stream, subscriber, replay_endpoint, self._clock(), key)
         feed.is_held = is_held
         self._feeds[id(stream)] = feed
         if self._addresses.is_named(endpoint):
@@ -300,14 +234,14 @@ class Listeners:
 
     # -- sockets -----------------------------------------------------------------------------------
 
-    def _watch_socket(self, feed: _Feed) -> None:
+    def _watch_socket(self, feed: Feed) -> None:
         """Have the loop tell when messages come."""
         if not feed.is_watched:
             feed.is_watched = True
             loop = asyncio.get_running_loop()
             loop.add_reader(feed.subscriber.fd, self._on_readable, feed)
 
-    def _on_readable(self, feed: _Feed) -> None:
+    def _on_readable(self, feed: Feed) -> None:
         """Read at once, or let more messages come, from anybody, where some were read just now."""
         is_soon = self._clock() < self._turned_at + self._limits.pause_s
         if is_soon or feed.is_held:
@@ -319,7 +253,7 @@ class Listeners:
         elif not feed.is_held:
             self._look_later(feed)
 
-    def _look_later(self, feed: _Feed) -> None:
+    def _look_later(self, feed: Feed) -> None:
         self._put_off.append(feed)
         if self._pause_handle is None:
             loop = asyncio.get_running_loop()
@@ -336,7 +270,7 @@ class Listeners:
         if self._turn_handle is None:
             self._turn()
 
-    def _rest(self, feed: _Feed) -> None:
+    def _rest(self, feed: Feed) -> None:
         """The sockets are empty: look again in a while or, if that was in vain, wait to be told."""
         feed.is_queued = False
         if feed.is_watched or feed.is_held:
@@ -349,7 +283,7 @@ class Listeners:
 
     # -- turns -------------------------------------------------------------------------------------
 
-    def _queue(self, feed: _Feed) -> None:
+    def _queue(self, feed: Feed) -> None:
         if not feed.is_queued:
             feed.is_queued = True
             self._ready.append(feed)
@@ -382,7 +316,7 @@ class Listeners:
         if self._ready:
             self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
 
-    def _serve(self, feed: _Feed, end: float) -> bool:
+    def _serve(self, feed: Feed, end: float) -> bool:
         """Read and work; False when both sockets are empty and nothing is pending."""
         if feed.is_held:
             return False
@@ -403,7 +337,7 @@ class Listeners:
                 break
         return True
 
-    def _step(self, feed: _Feed, now: float) -> bool:
+    def _step(self, feed: Feed, now: float) -> bool:
         """Do one piece of work; True if there was none."""
         stream = feed.stream
         if stream.is_busy:
@@ -424,7 +358,7 @@ class Listeners:
             return not stream.on_broken_replay(now)
         return reply is None
 
-    def _read(self, feed: _Feed) -> bool:
+    def _read(self, feed: Feed) -> bool:
         """Read some live messages; False if there were none. News of the load go their own way."""
         messages = feed.subscriber.receive_some(self._limits.messages_per_turn, LOAD_TOPIC)
         if not messages:
@@ -473,7 +407,7 @@ class Listeners:
             self._tick_due = now + self._limits.tick_s
             self._tick_handle = loop.call_later(self._limits.tick_s, self._tick)
 
-    def _watch(self, feed: _Feed, now: float, end: float) -> None:
+    def _watch(self, feed: Feed, now: float, end: float) -> None:
         if feed.is_held:
             return
         if feed.dealer is not None:
@@ -490,7 +424,7 @@ class Listeners:
             feed.is_faulty = False
             self._queue(feed)
 
-    def _file(self, number: int, feed: _Feed, now: float) -> None:
+    def _file(self, number: int, feed: Feed, now: float) -> None:
         """Note when to look at a stream again: at the next tick, or when it is due."""
         if feed.request is not None and not feed.is_held:
             return  # as long as a replay runs it is looked at every time
@@ -503,48 +437,32 @@ class Listeners:
 
     # -- connections -------------------------------------------------------------------------------
 
-    def _hear_news(self, feed: _Feed) -> None:
+    def _hear_news(self, feed: Feed) -> None:
         """Follow a connection; make it anew where libzmq does not."""
         now = self._clock()
         for link in feed.subscriber.news():
-            if feed.is_connected is not (link is Link.CONNECTED):
-                feed.is_connected, feed.changed_at = not feed.is_connected, now
-                feed.connections += feed.is_connected
-            if feed.guide is not None:
-                (feed.guide.connected if feed.is_connected else feed.guide.lost)()
-            if link is Link.BROKEN:
-                if now - feed.connected_at > RECONNECT_AFTER_MAX_S:
-                    feed.reconnect_after_s = RECONNECT_AFTER_S
-                feed.reconnect_at = now + feed.reconnect_after_s
+            feed.follow(link, now)
+            if feed.reconnect_at is not None:
                 self._rounds.at(id(feed.stream), feed.reconnect_at)
-                continue
-            feed.reconnect_at = None
-            if link is Link.CONNECTED:
-                if feed.was_connected:
-                    feed.stream.on_reconnect(now)
-                feed.was_connected, feed.connected_at = True, now
         if feed.stream.request is not feed.request:
             self._sync(feed)
 
-    def _connect_again(self, feed: _Feed, now: float) -> None:
-        # a connection that lasts sets the wait back; one that breaks at once lets it grow
-        feed.reconnect_after_s = min(2 * feed.reconnect_after_s, RECONNECT_AFTER_MAX_S)
-        feed.reconnect_at = now + feed.reconnect_after_s
-        feed.subscriber.connect_again()
+    def _connect_again(self, feed: Feed, now: float) -> None:
+        feed.connect_again(now)
         self._queue(feed)  # connecting may have swallowed what the descriptor had to tell
 
-    def _refuse(self, feed: _Feed, error: EndpointRefused) -> None:
+    def _refuse(self, feed: Feed, error: EndpointRefused) -> None:
         if self._on_refused is not None and self._feeds.get(id(feed.stream)) is feed:
             self._on_refused(feed.stream, error)
 
-    def _judge_replay(self, feed: _Feed, answer: Answer) -> None:
+    def _judge_replay(self, feed: Feed, answer: Answer) -> None:
         """The name of a new replay endpoint leads somewhere; one that leads nowhere is mute."""
         if isinstance(answer, EndpointRefused):
             self._refuse(feed, answer)
 
     # -- replays -----------------------------------------------------------------------------------
 
-    def _sync(self, feed: _Feed) -> None:
+    def _sync(self, feed: Feed) -> None:
         """Open or close the dealer as the stream wishes; a new request gets a new socket."""
         self._close_dealer(feed)
         self._rounds.always(id(feed.stream))  # until a look finds that no replay runs
@@ -562,7 +480,7 @@ class Listeners:
         else:
             self._ask_there(feed, request, place)
 
-    def _ask_there(self, feed: _Feed, request: ReplayRequest, place: Answer) -> None:
+    def _ask_there(self, feed: Feed, request: ReplayRequest, place: Answer) -> None:
         if not isinstance(place, str) or feed.request is not request:
             return  # it leads nowhere, as above, or nobody wants to know any more
         if self._feeds.get(id(feed.stream)) is not feed or feed.dealer is not None:
@@ -575,17 +493,17 @@ class Listeners:
         self._watch_replay(feed)
         self._queue(feed)
 
-    def _watch_replay(self, feed: _Feed) -> None:
+    def _watch_replay(self, feed: Feed) -> None:
         if feed.dealer is not None:
             asyncio.get_running_loop().add_reader(feed.dealer.fd, self._on_reply, feed)
 
-    def _on_reply(self, feed: _Feed) -> None:
+    def _on_reply(self, feed: Feed) -> None:
         if feed.is_held and feed.dealer is not None:  # readable until it is read, as above
             asyncio.get_running_loop().remove_reader(feed.dealer.fd)
         else:
             self._queue(feed)
 
-    def _close_dealer(self, feed: _Feed) -> None:
+    def _close_dealer(self, feed: Feed) -> None:
         if feed.dealer is not None:
             asyncio.get_running_loop().remove_reader(feed.dealer.fd)
             feed.dealer.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from indexer.types import Scope, WorkerRank
-from select_service.core.admission.drain import PRIOR_TOKENS_PER_S
+from select_service.core.admission.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.effects import Listen
 from select_service.core.fleet.catalog import (
     Worker,
@@ -140,7 +140,11 @@ class Membership:
         """
         for scope, partition in list(self.partitions.items()):
             index = partition.index
-            if partition.seated or partition.pending_count or not partition.ledger.is_swept:
+            if (
+                partition.seating.present
+                or partition.pending_count
+                or not partition.ledger.is_swept
+            ):
                 self._empty.pop(scope, None)
             elif now - self._empty.setdefault(scope, now) >= self._limits.scope_linger_s and not (
                 index.ranks() or index.stats.unswept or partition.ledger.live
@@ -241,7 +245,7 @@ class Membership:
         slot = partition.index.slot_of(at)
         if slot is not None:
             partition.trust.forget(slot)  # it was another source's index that was not believed
-        worker = partition.seated.get(at.worker_id)
+        worker = partition.seating.present.get(at.worker_id)
         if worker is None or at.dp_rank not in worker.ranks:
             partition.index.detach(at)  # a listener's rank that was no candidate
 
@@ -273,5 +277,5 @@ class Membership:
             partition.check()
         for at, source in self._sources.items():
             assert not source.stream.closed
-            worker = self.partitions[source.stream.scope].seated[at.worker_id]
+            worker = self.partitions[source.stream.scope].seating.present[at.worker_id]
             assert worker.event_sources[at.dp_rank] == source.endpoint

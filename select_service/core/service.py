@@ -7,7 +7,7 @@ before it. What is left for this file is time, which touches every room, and wha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.admitting import Admitting
@@ -26,15 +26,15 @@ from select_service.core.changes import (
     Changes,
 )
 from select_service.core.counters import Counters
-from select_service.core.decisions.decisions import Decisions
+from select_service.core.decisions.keeping import Decisions
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import Catalog
 from select_service.core.fleet.recovered import RecoveredRanks
 from select_service.core.membership import Membership
 from select_service.core.pricing.policy import default_policy
 from select_service.core.pricing.scoring import overtaking_s
-from select_service.core.replicas.replicas import Replicas
-from select_service.core.shadow.shadow import Shadowing
+from select_service.core.replicas.plane import Replicas
+from select_service.core.shadow.onlooker import Shadowing
 from select_service.core.slimming import Slimming, all_tables
 from select_service.core.state import (
     AdmissionRoom,
@@ -60,8 +60,8 @@ from select_service.core.verbs.reserving import Reserving
 from select_service.core.verbs.selecting import Selecting
 from select_service.core.verbs.waiting_room import WaitingRoom
 from select_service.core.waves.plan import WavePlan
+from select_service.core.waves.steps import Waves
 from select_service.core.waves.ushering import Usher
-from select_service.core.waves.waves import Waves
 from select_service.types import CoreLimits, TrustSettings
 
 if TYPE_CHECKING:
@@ -129,15 +129,10 @@ class SelectionCore:
         self.limits = limits or CoreLimits()
         self.counters = Counters()
         self.catalog = Catalog(self.limits)
-        desk, kind_of_placing, kind_of_selecting = _rooms(recorder)
-        kind_of_decisions, self._kind_of_plan = Decisions, WavePlan
+        kinds = _kinds(recorder, witness)
         if witness is not None:
-            from select_service.core.watching.witness import rooms_for  # noqa: PLC0415 - for who records
-
-            rooms = rooms_for(witness, desk, kind_of_placing)
-            desk, kind_of_placing, kind_of_decisions, self._kind_of_plan = rooms
             witness.settings = settings
-        self.desk = desk(self.limits, self.counters, router_id, epoch)
+        self.desk = kinds.desk(self.limits, self.counters, router_id, epoch)
         self.membership = Membership(
             registry,
             policies or default_policy(config.queue_threshold, overtaking_s(config)),
@@ -147,7 +142,7 @@ class SelectionCore:
             prefill_tokens_per_s=settings.prefill_tokens_per_s,
             trust=trust,
         )
-        self.decisions = kind_of_decisions(
+        self.decisions = kinds.decisions(
             *(self.catalog, self.membership.stream_at, self.membership.partitions),
             count_max=self.limits.decision_ring,
             bytes_max=self.limits.decision_ring_bytes,
@@ -165,45 +160,38 @@ class SelectionCore:
         )
         self.reader = Reader(config, self.partitions, self.limits)
         self.admitting = Admitting(settings, self.catalog, self.partitions, self.limits)
-        self.pairs = Pairs(self.desk, self.counters)
-        cache_hits = CacheHits(settings)
-        matchmaker = Matchmaker(
-            *(self.pairs, cache_hits, self.counters, rng),
-            transfer_cost=config.kv_transfer_cost_per_block,
-        )
-        placing = self.placing = kind_of_placing(
-            *(self.desk, cache_hits, matchmaker, self.decisions, self.counters, rng),
-            trace_decisions=trace_decisions,
-        )
-        self.sessions = placing.sessions = Sessions(self.limits)
         self.shadowing = Shadowing(config, self.partitions, stopwatch)
-        self.room = WaitingRoom(*(placing, self.desk, self.admitting, self.counters, self.limits))
-        self.selecting = kind_of_selecting(
-            *(self.reader, self.desk, self.admitting, placing, self.room, rng)
-        )
-        self._usher = Usher(*(self.reader, self.desk, self.admitting, placing, self.room, rng))
         self._rng = rng
-        self._open_rooms()
-        self.peer_endpoints = PeerEndpoints(NOTHING)
-        self.overrides = Overrides(NOTHING)
-        self.state = State(
-            {
-                CONFIG: self.overrides,
-                ADMISSION: AdmissionRoom(self.admitting, NOTHING),
-                THRESHOLD: ThresholdRoom(self.admitting, NOTHING),
-                WORKER: Workers(self.catalog, self.registering.restore),
-                LEASE: LeaseRoom(self.desk.leases, NOTHING),
-                PEER: self.peer_endpoints,
-                RESERVATION: Reservations(self.desk, self.catalog, self.partitions, NOTHING),
-            }
-        )
+        self._open_line(kinds, config, trace_decisions=trace_decisions)
+        self._open_rooms(kinds)
+        self._open_state()
         self.recovered = RecoveredRanks(
             registry, self.partitions, unclaimed_s=self.limits.recovery_unclaimed_s
         )
         self._rechecked_at: float | None = None
         self._scopes_looked_at = float("-inf")
 
-    def _open_rooms(self) -> None:  # noqa: PLR0915 - one line a verb
+    def _open_line(self, kinds: _Kinds, config: RouterConfig, *, trace_decisions: bool) -> None:
+        """Set up the line of a request: who selects, places, and lets wait."""
+        rng = self._rng
+        self.pairs = Pairs(self.desk, self.counters)
+        cache_hits = CacheHits(self.admitting.settings)
+        matchmaker = Matchmaker(
+            *(self.pairs, cache_hits, self.counters, rng),
+            transfer_cost=config.kv_transfer_cost_per_block,
+        )
+        placing = self.placing = kinds.placing(
+            *(self.desk, cache_hits, matchmaker, self.decisions, self.counters, rng),
+            trace_decisions=trace_decisions,
+        )
+        self.sessions = placing.sessions = Sessions(self.limits)
+        self.room = WaitingRoom(*(placing, self.desk, self.admitting, self.counters, self.limits))
+        self.selecting = kinds.selecting(
+            *(self.reader, self.desk, self.admitting, placing, self.room, rng)
+        )
+        self._usher = Usher(*(self.reader, self.desk, self.admitting, placing, self.room, rng))
+
+    def _open_rooms(self, kinds: _Kinds) -> None:  # noqa: PLR0915 - one line a verb
         """Hang every verb where the driver looks for it."""
         selecting = self.selecting
         self.select = selecting.select
@@ -246,7 +234,7 @@ class SelectionCore:
         self.leases = reserving.leases
         waves = Waves(
             *(self.reader, self.desk, self.placing, self._usher, self.counters, self._rng),
-            *(self.limits, reserving.free, self._kind_of_plan),
+            *(self.limits, reserving.free, kinds.plan),
         )
         self.select_batch = waves.begin
         operating = Operating(self.admitting, self.membership, self.room, self.limits)
@@ -274,6 +262,22 @@ class SelectionCore:
         self.replica_snapshot_part = replicating.snapshot_part
         self.replica_snapshot_end = replicating.snapshot_end
         self.replica_status = replicating.status
+
+    def _open_state(self) -> None:
+        """Say what outlives the process, table by table."""
+        self.peer_endpoints = PeerEndpoints(NOTHING)
+        self.overrides = Overrides(NOTHING)
+        self.state = State(
+            {
+                CONFIG: self.overrides,
+                ADMISSION: AdmissionRoom(self.admitting, NOTHING),
+                THRESHOLD: ThresholdRoom(self.admitting, NOTHING),
+                WORKER: Workers(self.catalog, self.registering.restore),
+                LEASE: LeaseRoom(self.desk.leases, NOTHING),
+                PEER: self.peer_endpoints,
+                RESERVATION: Reservations(self.desk, self.catalog, self.partitions, NOTHING),
+            }
+        )
 
     def follow_shadow(self, settings: ShadowSettings | None, now: float) -> None:
         """Let other weights look on from now on; None: nobody does."""
@@ -390,12 +394,30 @@ class SelectionCore:
         self.room.check(self.partitions.values())
         live = sum(int(p.ledger.requests.sum()) for p in self.partitions.values())
         assert live == len(self.desk.bookings), "every reservation has one id, and every id one"
-        assert self.reader.schedulable == sum(len(p.workers) for p in self.partitions.values())
+        assert self.reader.schedulable == sum(
+            len(p.seating.workers) for p in self.partitions.values()
+        )
 
 
-def _rooms(recorder: Recorder | None) -> tuple[type[Desk], type[Placing], type[Selecting]]:
-    if recorder is None:
-        return Desk, Placing, Selecting
-    from select_service.core.watching.recording import rooms_for  # noqa: PLC0415 - for who traces
+class _Kinds(NamedTuple):
+    """Which rooms to build: plain ones, or those that tell somebody what they do."""
 
-    return rooms_for(recorder)
+    desk: type[Desk] = Desk
+    placing: type[Placing] = Placing
+    selecting: type[Selecting] = Selecting
+    decisions: type[Decisions] = Decisions
+    plan: type[WavePlan] = WavePlan
+
+
+def _kinds(recorder: Recorder | None, witness: Witness | None) -> _Kinds:
+    kinds = _Kinds()
+    if recorder is not None:
+        from select_service.core.watching import recording  # noqa: PLC0415 - for who traces
+
+        kinds = _Kinds(*recording.rooms_for(recorder))
+    if witness is not None:
+        from select_service.core.watching.witness import rooms_for  # noqa: PLC0415 - for who records
+
+        rooms = rooms_for(witness, kinds.desk, kinds.placing)
+        kinds = _Kinds(rooms.desk, rooms.placing, kinds.selecting, rooms.decisions, rooms.plan)
+    return kinds

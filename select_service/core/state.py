@@ -369,7 +369,7 @@ class PeerEndpoints:
 def record_of(booking: Booking) -> ReservationRecord:
     """Return every fact of a live booking."""
     reservation, partition, answer = booking.reservation, booking.partition, booking.answer
-    worker, dp_rank = partition.rank_at(reservation.slot)
+    worker, dp_rank = partition.seating.rank_at(reservation.slot)
     return ReservationRecord(
         partition.scope.model_name,
         partition.scope.tenant_id,

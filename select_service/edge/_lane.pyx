@@ -13,7 +13,7 @@ from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.string cimport memcmp, memcpy
 
 from select_service.edge.codec.answers import ONLY_JSON, Response
-from select_service.edge.http.asgi import Call
+from select_service.edge.http.calls import Call
 from select_service.edge.http.api import Request
 from select_service.edge.http.protocol import Phase
 from select_service.edge.http.traffic import LATENCY_BUCKETS_S

@@ -1,7 +1,7 @@
 """GET /dump: the whole index as JSON in pieces, for so many readers at a time and for so long.
 
 A dump keeps the index from tidying up behind it, and whoever reads it slowly keeps it going: hence
-both bounds. `driver.py` has one `Dumps`, `http/api.py` and `tenancy/tenancy.py` ask it, the
+both bounds. `driver.py` has one `Dumps`, `http/handlers/` and `tenancy/tenancy.py` ask it, the
 carrier sends what it yields.
 """
 
@@ -64,8 +64,8 @@ class Dumps:
         """How many are under way."""
         return self._places.taken
 
-    def begin(self, tenants: frozenset[str] | None) -> AsyncIterator[bytes]:
-        """Begin a dump; its pieces let the loop go every few hundred microseconds.
+    def begin(self, tenants: frozenset[str] | None = None) -> AsyncIterator[bytes]:
+        """GET /dump: begin one; its pieces let the loop go every few hundred microseconds.
 
         Args:
             tenants: whose indexes; None: all.

@@ -2,8 +2,8 @@
 
 A start lasts as long as its imports. Nobody scrapes in the first half second, so what renders
 /metrics and /openapi.json is not loaded before the port opens, nor what reads MessagePack (`app.py`
-and `http/api.py` import it when it is called for), but then one module at a time: no request waits
-for more than one of them.
+and `http/bodies.py` import it when it is called for), but then one module at a time: no request
+waits for more than one of them.
 """
 
 from __future__ import annotations

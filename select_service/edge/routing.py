@@ -1,7 +1,7 @@
 """From method and raw path to a route: exact, case-sensitive, no slash folding (contract 0.1).
 
 Knows nothing of ASGI, so that whatever carries requests can use it. The table itself is in
-`http/api.py`; the rules for ids, numbers and queries in a URL are here.
+`http/routes.py`; the rules for ids, numbers and queries in a URL are here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decisions told to who asks, a slice at a time: large fleets must not hold the loop.
 
-`core/decisions/explaining.py` makes the numbers; `http/api.py` and `embedded.py` stand before it.
+`core/decisions/explaining.py` makes the numbers; handlers and `embedded.py` stand before it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final, cast
 import msgspec
 from msgspec import UNSET
 
-from select_service.core.decisions.decisions import is_of, only_scope
+from select_service.core.decisions.keeping import is_of, only_scope
 from select_service.core.decisions.record import Record
 from select_service.errors import DecisionNotFound, DecisionsOff
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from select_service.core.decisions.decisions import Decisions
     from select_service.core.decisions.explaining import Told
+    from select_service.core.decisions.keeping import Decisions
     from select_service.decision_types import Decision
     from select_service.errors import ServiceError
     from select_service.types import Answer, SelectRequest

@@ -1,6 +1,6 @@
 """Waves under way, a slice at a time, so that they do not hold the loop.
 
-`core/waves/waves.py` says what each step is; here they are taken, until a slice of time is used
+`core/waves/steps.py` says what each step is; here they are taken, until a slice of time is used
 up. Of one whose client went away nothing stays booked.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from select_service.core.effects import Effects
-    from select_service.core.waves.waves import Wave
+    from select_service.core.waves.steps import Wave
     from select_service.types import Answer
     from select_service.wave_types import WaveAnswer
 

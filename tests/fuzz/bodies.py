@@ -13,7 +13,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from select_service.config.flags import FLAGS
-from select_service.edge.http.api import ROUTES
+from select_service.edge.http.routes import ROUTES
 from select_service.edge.routing import Route
 
 U64_END: Final = 1 << 64

@@ -44,7 +44,7 @@ from select_service.core.tape.reading import BadRecording
 from select_service.edge import load_topic
 from select_service.edge.codec.json_codec import RequestDecoder
 from select_service.edge.codec.msgpack_codec import MsgpackDecoder
-from select_service.edge.http.api import ROUTES
+from select_service.edge.http.routes import ROUTES
 from select_service.edge.state.wal import inspect
 from select_service.errors import ServiceError
 from select_service.simulator.recordings import read_recording

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Any, Final
 
-from select_service.edge.http.api import ROUTES
+from select_service.edge.http.routes import ROUTES
 from select_service.edge.routing import Route
 from tests.fuzz.bodies import PATHS, path_of
 

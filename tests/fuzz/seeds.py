@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from select_service.edge.http.api import ROUTES
+from select_service.edge.http.routes import ROUTES
 from tests.fuzz.bodies import templates
 from tests.models.recorded_fleet import RecordedFleet
 

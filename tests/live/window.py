@@ -18,7 +18,8 @@ from select_service import cli
 from select_service.edge.codec.answers import Response
 from select_service.edge.codec.json_codec import encode
 from select_service.edge.http import asgi
-from select_service.edge.http.api import ROUTES, Api, Request
+from select_service.edge.http.api import Api, Request
+from select_service.edge.http.routes import ROUTES
 from select_service.edge.routing import Route
 from select_service.types import ScopeLoads
 
@@ -49,7 +50,7 @@ class View(Struct, frozen=True):
 
 def look(api: Api, _: Request) -> Response:
     """List what is live, and the loads; fails with a 500 where the core breaks a promise."""
-    core = api._service.core
+    core = api.service.core
     core.check()
     booked = [
         Booked(
@@ -61,7 +62,7 @@ def look(api: Api, _: Request) -> Response:
             one.output_blocks,
         )
         for partition in core.partitions.values()
-        for rank, slot in partition.seats()
+        for rank, slot in partition.seating.seats()
         for one in partition.ledger.reservations_on(slot)
     ]
     return Response(200, encode(View(booked, core.loads())))

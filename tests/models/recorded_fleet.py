@@ -195,9 +195,9 @@ class RecordedFleet:
     def hold(self) -> None:
         """A rank has the beginning of some prompt, on one tier or several."""
         partition = self.core.partitions.get(self.draw.choice(SCOPES))
-        if partition is None or not partition.workers:
+        if partition is None or not partition.seating.workers:
             return
-        worker = self.draw.choice(list(partition.workers.values()))
+        worker = self.draw.choice(list(partition.seating.workers.values()))
         rank = WorkerRank(worker.worker_id, self.draw.choice(list(worker.slots)))
         prompt, parent = self.draw.choice(self.prompts), None
         for at in range(0, min(self.draw.randint(1, 100), len(prompt)), 20):

@@ -106,7 +106,7 @@ class Node:
         """Every reservation booked here, with all its load."""
         found: dict[str, Any] = {}
         for scope, partition in self.core.partitions.items():
-            for rank, slot in partition.seats():
+            for rank, slot in partition.seating.seats():
                 for one in partition.ledger.reservations_on(slot):
                     assert one.reservation_id not in found, "never a double booking"
                     found[one.reservation_id] = (

@@ -37,6 +37,7 @@ from select_service.core.admission.gatekeeping import Gatekeeper
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
 from select_service.core.service import SelectionCore
+from select_service.core.verbs.waiting_room import next_at_gate
 from select_service.errors import AdmissionRefused, ServiceError
 from select_service.types import (
     CacheThreshold,
@@ -310,7 +311,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         if self.policy == "slo-shed" or keeper.displaced:
             return
         partition = self.core.partitions[DEFAULT]
-        assert partition.next_at_gate() is None
+        assert next_at_gate(partition) is None
 
     @invariant()
     def no_worker_has_more_than_its_cap(self) -> None:

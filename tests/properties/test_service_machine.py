@@ -33,7 +33,7 @@ from indexer.core.hashing import block_hashes, pack_u64, sequence_hashes, unpack
 from indexer.core.registry import Registry
 from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.queue import Ticket
-from select_service.core.partition import Placement
+from select_service.core.pricing.placement import Placement
 from select_service.core.service import SelectionCore
 from select_service.drain_types import DrainRequest
 from select_service.errors import (

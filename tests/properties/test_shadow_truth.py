@@ -18,7 +18,7 @@ import pytest
 from select_service.core import partition
 from select_service.core.decisions.record import Record
 from select_service.core.pricing import plain_pricer
-from select_service.core.shadow.shadow import SKIPPED
+from select_service.core.shadow.onlooker import SKIPPED
 from select_service.core.shadow.tally import ShadowTally
 from select_service.shadow_types import REGRET_BOUNDS, ShadowSettings
 from select_service.types import Answer

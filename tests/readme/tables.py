@@ -14,7 +14,8 @@ from select_service.config import ENVIRONMENT, FLAGS, Settings
 from select_service.core.doctor.causes import CAUSES, UNREACHABLE_FROM_HERE
 from select_service.edge.app import create_driver
 from select_service.edge.http.traffic import Traffic
-from select_service.edge.metrics.exposition import PREFIX, Metrics
+from select_service.edge.metrics.exposition import Metrics
+from select_service.edge.metrics.families import PREFIX
 from select_service.edge.metrics.limits import TURN_BUDGETS, limit_values
 from tests.readme.document import README, anchor, headings
 
@@ -51,7 +52,7 @@ FIXED = (
         "bytes of a tracestate passed on",
     ),
     ("select_service.edge.app", "TRACED_SWITCH_S", "seconds the exporting thread keeps the loop"),
-    ("select_service.edge.driver", "HOUSEKEEPING_S", "seconds an expiry may be late"),
+    ("select_service.edge.driving.housekeeping", "HOUSEKEEPING_S", "seconds an expiry may be late"),
     ("select_service.edge.garbage", "QUIET_FULL_S", "seconds between full garbage collections"),
     ("select_service.edge.garbage", "FULL_S", "the same in a process that is never quiet"),
     ("select_service.edge.console.slices", "SLICE_S", "seconds of the console's look in a row"),
@@ -69,7 +70,7 @@ FIXED = (
     ("indexer.edge.sockets", "SUBSCRIPTION_BYTES_MAX", "bytes a replica may send our publisher"),
     ("indexer.edge.sockets", "RECONNECT_MAX_MS", "longest pause between attempts to connect, ms"),
     ("indexer.edge.sockets", "HEARTBEAT_TIMEOUT_MS", "silence after which an engine is gone, ms"),
-    ("indexer.edge.listener", "RECONNECT_AFTER_MAX_S", "longest pause after libzmq gave up"),
+    ("indexer.edge.feed", "RECONNECT_AFTER_MAX_S", "longest pause after libzmq gave up"),
     (
         "indexer.edge.guide",
         "ASK_AFTER_MAX_S",
@@ -136,18 +137,22 @@ FIXED = (
     ),
     ("select_service.core.books.leases", "LISTED_MAX", "leases in one answer of GET /leases"),
     ("select_service.edge.telling", "LISTED_MAX", "decisions in one answer of GET /decisions"),
-    ("select_service.edge.http.api", "SHADOW_SCOPES_MAX", "scopes in one answer of GET /shadow"),
     (
-        "select_service.edge.http.api",
+        "select_service.edge.http.handlers.inspection",
+        "SHADOW_SCOPES_MAX",
+        "scopes in one answer of GET /shadow",
+    ),
+    (
+        "select_service.edge.http.handlers.workers",
         "CANDIDATES_MAX",
         "workers one GET /scale_down_candidates names",
     ),
     (
-        "select_service.core.decisions.decisions",
+        "select_service.core.decisions.keeping",
         "EXPLAINED_MAX",
         "explained bookings, for who repeats one",
     ),
-    ("select_service.core.decisions.decisions", "EXPLAINED_BYTES_MAX", "bytes of them together"),
+    ("select_service.core.decisions.keeping", "EXPLAINED_BYTES_MAX", "bytes of them together"),
     ("select_service.core.admission.classes", "CLASSES_MAX", "classes of an admission policy"),
     ("select_service.core.admission.classes", "NAME_CHARS_MAX", "characters of their names"),
     ("select_service.core.admission.returns", "LINES_MAX", "pools and tenants with promises"),

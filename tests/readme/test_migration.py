@@ -11,7 +11,7 @@ import pytest
 from select_service import SelectionService, errors, types
 from select_service.cli import parse
 from select_service.config import ENVIRONMENT
-from select_service.edge.http.api import ROUTES
+from select_service.edge.http.routes import ROUTES
 from tests.live.server import Server
 from tests.readme.document import MIGRATION
 

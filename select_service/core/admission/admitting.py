@@ -116,7 +116,7 @@ class Admitting:
                 if self._wants_gate(partition):
                     self._open(partition)
                 continue
-            for worker in partition.workers.values():
+            for worker in partition.seating.workers.values():
                 keeper.seat(worker)
                 self.reports.replay(worker, keeper)
             keeper.set_thresholds(self._thresholds_of(partition))
@@ -192,7 +192,7 @@ class Admitting:
         )
         keeper = partition.admission
         assert keeper is not None
-        for worker in partition.workers.values():
+        for worker in partition.seating.workers.values():
             self.reports.replay(worker, keeper)
 
     # -- asking --------------------------------------------------------------------------------

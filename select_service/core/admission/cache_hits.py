@@ -1,6 +1,6 @@
 """The cache-hit threshold of a selection: who holds enough of the prompt, and what if nobody does.
 
-The rule is in `admission/cache_hit.py`; here it meets projections, requests and answers. It is
+The rule is in `admission/hit_threshold.py`; here it meets projections, requests and answers. It is
 judged last, when a request would be placed: what the index holds may have changed while it waited.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from msgspec import UNSET
 
-from select_service.core.admission.cache_hit import (
+from select_service.core.admission.hit_threshold import (
     cached_blocks,
     filter_groups,
     filter_rows,
@@ -24,7 +24,7 @@ from select_service.types import BestWorker, CacheHit, CacheThreshold
 if TYPE_CHECKING:
     from indexer.core.tiers import Matches
     from select_service.admission_types import AdmissionSettings
-    from select_service.core.admission.cache_hit import Hits, Source, Threshold
+    from select_service.core.admission.hit_threshold import Hits, Source, Threshold
     from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.partition import Partition
     from select_service.core.pricing.projection import Projection
@@ -115,8 +115,8 @@ class CacheHits:
             return Found(hits.passing if isinstance(rows, slice) else rows[hits.passing], facts)
         if request.on_cache_threshold == "fallback":
             tally.fallbacks += 1
-            if partition.roles.given:  # it will be prefilled where it goes
-                rows = partition.roles.rather_whole(rows)
+            if partition.seating.roles.given:  # it will be prefilled where it goes
+                rows = partition.seating.roles.rather_whole(rows)
             return Found(rows, facts, needs_prefill=True)
         tally.rejections[threshold.source] = tally.rejections.get(threshold.source, 0) + 1
         return Found(rows, facts, refused=_refusal(partition, request, rows, threshold, hits))
@@ -193,7 +193,7 @@ def _refusal(
     partition: Partition, request: SelectRequest, rows: Rows, threshold: Threshold, hits: Hits
 ) -> CacheThreshold:
     slot = hits.best_row if isinstance(rows, slice) else int(rows[hits.best_row])
-    worker, dp_rank = partition.rank_at(slot)
+    worker, dp_rank = partition.seating.rank_at(slot)
     return CacheThreshold(
         selection_id=UNSET if request.selection_id is None else request.selection_id,
         model_name=partition.scope.model_name,

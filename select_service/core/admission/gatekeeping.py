@@ -11,10 +11,10 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.admission.asking import busy_facts, cap_facts, policy_facts, recognisable
 from select_service.core.admission.asks import ADMIT, Ask
 from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
+from select_service.core.admission.facts import busy_facts, cap_facts, policy_facts, recognisable
 from select_service.core.admission.gate import AT_CAPACITY, OUTRANKED, Gate
 from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
 from select_service.core.admission.returns import ReturnBook
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from select_service.admission_types import AdmissionSettings, RankMetrics
     from select_service.core.admission.asks import Verdict
-    from select_service.core.admission.drain import DrainMeter
+    from select_service.core.admission.drain_meter import DrainMeter
     from select_service.core.admission.gate import Decision, GateName
     from select_service.core.admission.policies import Built
     from select_service.core.admission.queue import Ticket

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from indexer.compiled import usable
-from select_service.core.admission.drain import DrainMeter
+from select_service.core.admission.drain_meter import DrainMeter
 
 if not TYPE_CHECKING and usable("select_service.core._speed", 11):
     from select_service.core._speed import Fill

@@ -1,6 +1,6 @@
 """Requests that wait for capacity: who is next, and nothing else.
 
-A request waits while every rank it may use is busy; `partition.py` decides that and drains.
+A request waits while every rank it may use is busy; `class_queues.py` decides that.
 The driver keeps one future per Ticket.
 """
 
@@ -47,7 +47,7 @@ class Ticket(Struct, eq=False):
     said: Decision | None = None  # and what it said
     waiting: Waiting[Ticket] | None = None  # its place in a policy's own queue
     place: int | None = None  # the full worker whose waiting place it holds
-    in_wave: bool = False  # it goes where others of its wave are; see `waves/waves.py`
+    in_wave: bool = False  # it goes where others of its wave are; see `waves/steps.py`
     in_session: bool = False  # it goes where its session is; see `booking/sessions.py`
 
     @property

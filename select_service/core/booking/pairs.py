@@ -14,6 +14,7 @@ from msgspec import UNSET
 from select_service.core.booking.desk import Order
 from select_service.core.books.bookings import leg_ids
 from select_service.core.effects import NOTHING, Effects
+from select_service.core.pricing.placement import worker_overlap
 from select_service.core.pricing.prompt import Prompt
 from select_service.core.replicas.messages import Ended
 from select_service.errors import ReservationNotFound
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from select_service.core.booking.desk import Desk
     from select_service.core.books.bookings import Booking
     from select_service.core.counters import Counters
-    from select_service.core.partition import Partition, Placement
+    from select_service.core.partition import Partition
     from select_service.core.pricing.pairing import Plan
+    from select_service.core.pricing.placement import Placement
     from select_service.core.replicas.messages import ReplicaMessage
 
 
@@ -250,13 +252,13 @@ def _fairness_of(ticket: Ticket) -> str:
 def _leg(
     partition: Partition, plan: Plan, slot: int, name: str, prefill_tokens: int, blocks: int
 ) -> PairLeg:
-    worker, dp_rank = partition.rank_at(slot)
+    worker, dp_rank = partition.seating.rank_at(slot)
     return PairLeg(
         reservation_id=name,
         worker_id=worker.worker_id,
         dp_rank=dp_rank,
         endpoint=worker.spec.endpoint,
-        overlap=partition.worker_overlap(worker, plan.projection.matched),
+        overlap=worker_overlap(worker, plan.projection.matched, partition.index.block_size),
         effective_prefill_tokens=prefill_tokens,
         potential_decode_blocks=blocks,
     )

@@ -161,7 +161,7 @@ class Bookings:
             if hold is not None and hold.is_open and hold is not self.hold:
                 raise ReservationUnderWay(reservation_id, prefix)
             return booking
-        worker, dp_rank = booking.partition.rank_at(booking.reservation.slot)
+        worker, dp_rank = booking.partition.seating.rank_at(booking.reservation.slot)
         raise ReservationConflict(
             f"{prefix}Request {reservation_id} already exists (assigned to worker "
             f"WorkerWithDpRank {{ worker_id: {worker.worker_id}, dp_rank: {dp_rank} }})",

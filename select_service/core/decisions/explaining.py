@@ -13,9 +13,9 @@ import numpy as np
 from indexer.core.hashing import unpack_u64
 from indexer.core.progress import PLAUSIBLE_LAG_S
 from indexer.types import HASH_BYTES
-from select_service.core.decisions.decisions import decision_id
 from select_service.core.decisions.explained_pair import PairTerms
 from select_service.core.decisions.explained_terms import Terms
+from select_service.core.decisions.keeping import decision_id
 from select_service.core.decisions.record import HASHES_KEPT, REPLAYING, STREAM_STATES
 from select_service.decision_types import (
     Candidate,

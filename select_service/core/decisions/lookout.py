@@ -74,7 +74,7 @@ class Lookout:
         self._parts: dict[int, _Part] = {}
         self._open: tuple[EventStream | None, ...] = ()  # by seat
         self._noted = {worker.worker_id for worker in catalog if worker.scope == partition.scope}
-        self._noted.update(partition.workers)
+        self._noted.update(partition.seating.workers)
         self.told = Seating(partition.scope, partition.index.block_size, (), ()), b"", b""
         self.size = 0
         self.until = -inf
@@ -123,7 +123,7 @@ class Lookout:
         return Seating(partition.scope, partition.index.block_size, seats, absent)
 
     def _part(self, worker_id: int) -> _Part | None:
-        worker = self._partition.workers.get(worker_id)
+        worker = self._partition.seating.workers.get(worker_id)
         if worker is not None:
             return self._seated(worker)
         absent = self._catalog.find(worker_id)

@@ -3,7 +3,7 @@
 A record must stay true while ranks come and go and load changes: columns are copied as bytes,
 slot lists are never written to by anybody, and who sat on which slot is in a `Seating` that is
 replaced, not changed. `plain_record_ring.py` and its kernel make and keep records for
-`decisions.py`, `explaining.py` reads them.
+`keeping.py`, `explaining.py` reads them.
 """
 
 from __future__ import annotations

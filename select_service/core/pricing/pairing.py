@@ -74,7 +74,7 @@ class Plan(NamedTuple):
         couple = self.couple
         candidate = None
         if couple is not None and self.mode == "disaggregated":
-            worker, dp_rank = partition.rank_at(couple.prefill_slot)
+            worker, dp_rank = partition.seating.rank_at(couple.prefill_slot)
             candidate = PrefillCandidate(
                 worker_id=worker.worker_id,
                 dp_rank=dp_rank,
@@ -173,7 +173,7 @@ def _couple(
     decoding_costs = _preferred(question, decoding_costs, legs.decode)
     found: list[tuple[int, int]] = []
     totals: list[float] = []
-    for positions, transfer in question.partition.roles.transfers(legs.prefill):
+    for positions, transfer in question.partition.seating.roles.transfers(legs.prefill):
         prices = _moved(decoding_costs, legs.decode, transfer)
         open_to = np.isfinite(prices).nonzero()[0]
         if not len(open_to):
@@ -223,7 +223,7 @@ def _preferred(question: Question, prices: Floats, slots: Slots) -> Floats:
     constraints = question.request.routing_constraints
     if constraints is UNSET or not constraints.preferred_taints or question.request.pinned_worker:
         return prices
-    taints = [question.partition.rank_at(slot)[0].taints for slot in slots.tolist()]
+    taints = [question.partition.seating.rank_at(slot)[0].taints for slot in slots.tolist()]
     return prefer(prices, constraints.preferred_taints, taints)
 
 

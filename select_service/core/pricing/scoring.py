@@ -10,13 +10,14 @@ import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+from msgspec import UNSET
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from select_service.core.columns import Floats
     from select_service.core.pricing.projection import Overlap, Projection
-    from select_service.types import RouterConfig, RouterConfigOverride
+    from select_service.types import RouterConfig, RouterConfigOverride, SelectRequest
 
 
 _WEIGHT_MAX: Final = 1e100
@@ -238,6 +239,16 @@ def _costs_of_ours(projection: Projection, weights: Weights) -> Floats:
     priced += weights.decode_load_scale * projection.decode
     priced += weights.context_load_scale * projection.context
     return priced
+
+
+def is_plain(request: SelectRequest, weights: Weights) -> bool:
+    """Tell whether nothing but the formula decides, without its rarer terms."""
+    constraints = request.routing_constraints
+    return (
+        weights.temperature == 0.0
+        and weights.overlap_score_credit_decay <= 0.0
+        and (constraints is UNSET or not constraints.preferred_taints)
+    )
 
 
 def prefer(

@@ -85,7 +85,7 @@ class Announcer:
         if before is not None and before.reservation is not None:
             # Booked anew although its rank took the first one along and nobody has swept yet.
             self.dropped(before.reservation, reservation.created)
-        worker, dp_rank = partition.rank_at(reservation.slot)
+        worker, dp_rank = partition.seating.rank_at(reservation.slot)
         record = ClaimRecord(
             reservation_id=reservation.reservation_id,
             born=born,
@@ -211,7 +211,7 @@ class Announcer:
         data: AddRequestData | Ending,
         stamp: Stamp,
     ) -> ReplicaEnvelope:
-        worker, dp_rank = partition.rank_at(reservation.slot)
+        worker, dp_rank = partition.seating.rank_at(reservation.slot)
         return ReplicaEnvelope(
             model_name=partition.scope.model_name,
             tenant_id=partition.scope.tenant_id,

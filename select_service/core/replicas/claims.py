@@ -2,7 +2,7 @@
 
 A claim is named (owner, born) and only grows until it has ended; its end is remembered for a while,
 so that statements may arrive in any order and any number of times. The desk opens, grows and ends
-claims here when its callers do; `replicas.py` does so when publishers say so, and books the winner.
+claims here when its callers do; `hearing.py` does so when publishers say so, and books the winner.
 Nothing here knows a ledger, a publisher's silence or a snapshot.
 """
 
@@ -201,8 +201,8 @@ class Claims:
         self.own = ClaimSet()
         self.sets = {router_id: self.own}  # by owner; one for each publisher we know
         self.ready: list[Said] = []  # to be published with the next turn
-        self.homeless: list[str] = []  # ids that have lost their booking; see `replicas.py`
-        self.gone: set[int] = set()  # owners that have fallen silent; `replicas.py` knows when
+        self.homeless: list[str] = []  # ids that have lost their booking; see `plane.py`
+        self.gone: set[int] = set()  # owners that have fallen silent; `publishers.py` knows when
         self.ends = Ends(limits.replica_ended_max)
         self.copies = LeaseCopies(limits)
         self.counters = ReplicaCounters()

@@ -1,6 +1,6 @@
 """What replicas of this service tell each other beyond the reference's plane, and their snapshots.
 
-Shapes only. `replicas/wire.py` turns them into bytes, `replicas.py` says and understands them.
+Shapes only. `wire.py` turns them into bytes, `plane.py` and `hearing.py` say and understand them.
 
 A *claim* is "publisher P says id X is booked on rank R with this load". Its name is (owner, born):
 the router id of P and the number P's statement had. What becomes of a claim only ever grows, so

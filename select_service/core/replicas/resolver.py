@@ -1,7 +1,7 @@
 """Of the claims on an id, one is booked: the same one wherever the same claims are known.
 
 It is that of the lowest router id among those that have not ended and whose rank is here; with it
-comes all that became of it. `replicas.py` and `foreigners.py` ask for it whenever the claims on an
+comes all that became of it. `hearing.py` and `foreigners.py` ask for it whenever the claims on an
 id change; claims whose rank is away wait until it comes.
 """
 
@@ -96,7 +96,7 @@ class Resolver:
         partition = self._membership.partitions.get(claim.scope)
         if partition is None or partition.index.block_size != claim.record.block_size:
             return None
-        worker = partition.seated.get(claim.record.worker_id)
+        worker = partition.seating.present.get(claim.record.worker_id)
         if worker is None or claim.record.dp_rank not in worker.slots:
             return None
         return partition, worker.slots[claim.record.dp_rank]

@@ -3,7 +3,7 @@
 Who has it open is told, and does it. What an owner who is gone leaves under it is adopted by the
 replica the client turns to, ages with the lease when nobody turns to anybody, and is freed when
 the lease is closed; all of that in slices. `leases.py` has what is open here, `lease_copies.py`
-what is known through others; `replicas.py` and `service.py` stand before it.
+what is known through others; `hearing.py` and `service.py` stand before it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SharedLeases:
     """What callers ask of a lease, and what replicas say of it."""
 
     def __init__(self, limits: CoreLimits, claims: Claims, desk: Desk, resolver: Resolver) -> None:
-        self.chores: list[Iterator[None]] = []  # long work, for `replicas.py` to do in slices
+        self.chores: list[Iterator[None]] = []  # long work, for `plane.py` to do in slices
         self._limits = limits
         self._claims = claims
         self._copies = claims.copies

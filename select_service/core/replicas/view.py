@@ -2,7 +2,7 @@
 
 Numbers only. Statements apply in any order, so what comes out of order is taken as it comes; this
 room knows which numbers have not been heard, when that is a reason to fetch the publisher's
-snapshot, and what a snapshot settles. `replicas.py` is the only caller.
+snapshot, and what a snapshot settles. `publishers.py` keeps them.
 """
 
 from __future__ import annotations

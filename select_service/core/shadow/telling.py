@@ -19,7 +19,7 @@ from select_service.shadow_types import (
 
 if TYPE_CHECKING:
     from indexer.types import Scope
-    from select_service.core.shadow.shadow import Shadowing
+    from select_service.core.shadow.onlooker import Shadowing
     from select_service.core.shadow.tally import RegretTally, SideTally
 
 __all__ = ["ShadowTelling"]

@@ -1,6 +1,6 @@
 """Keeps every partition's trust up: what engines found of a prompt, how fresh their events are.
 
-`trust.py` does the arithmetic. Here it meets bookings (what was predicted for a prompt), event
+`factors.py` does the arithmetic. Here it meets bookings (what was predicted for a prompt), event
 streams (lag, gaps, and the way to have a doubtful index read again) and who asks about it. Event
 streams are looked at by housekeeping, some of them a turn; nothing here is on the way of a request
 but the comparison that a caller has asked for.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.core.books.bookings import leg_ids
 from select_service.core.effects import TrustNews
-from select_service.core.trust.trust import HOPELESS
+from select_service.core.trust.factors import HOPELESS
 from select_service.errors import InvalidField
 from select_service.types import (
     IndexFreshness,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from select_service.core.counters import Counters
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
-    from select_service.core.trust.trust import RankTrust, Reason
+    from select_service.core.trust.factors import RankTrust, Reason
     from select_service.types import TrustSettings
 
     TrustSeat: TypeAlias = tuple[Partition, WorkerRank, int]
@@ -261,7 +261,7 @@ class Trusting:
         some = self._verdicts[-self._streams_per_turn :]
         del self._verdicts[-self._streams_per_turn :]
         for partition, rank, verdict in some:
-            worker = partition.seated.get(rank.worker_id)
+            worker = partition.seating.present.get(rank.worker_id)
             slot = None if worker is None else worker.slots.get(rank.dp_rank)
             if slot is not None:  # it may have gone meanwhile
                 partition.trust.note_freshness(slot, *verdict)
@@ -331,7 +331,7 @@ class Trusting:
             for scope, partition in sorted(self._membership.partitions.items())
             if (model_name is None or scope.model_name == model_name)
             and (tenant_id is None or scope.tenant_id == tenant_id)
-            for rank, slot in partition.seats()
+            for rank, slot in partition.seating.seats()
         ]
 
     def table(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:

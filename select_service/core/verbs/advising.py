@@ -61,7 +61,7 @@ class Advising:
         while len(chosen) < count:
             losses = []
             for partition in partitions:
-                for worker in list(partition.seated.values()):
+                for worker in list(partition.seating.present.values()):
                     if worker.worker_id in taken:
                         continue
                     loss = yield from _loss(partition, worker, gone)

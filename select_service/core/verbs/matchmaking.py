@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from select_service.core.counters import Counters
     from select_service.core.effects import Effects
     from select_service.core.fleet.roles import Legs
-    from select_service.core.partition import Partition, Placement
+    from select_service.core.partition import Partition
     from select_service.core.pricing.pairing import Plan
+    from select_service.core.pricing.placement import Placement
     from select_service.types import Advice, PairSelection
 
 
@@ -95,7 +96,7 @@ class Matchmaker:
 
     def advise(self, ticket: Ticket) -> Advice | UnsetType:
         """Say whether a pair would do better than one worker, where anybody has a role."""
-        if not ticket.partition.roles.given:
+        if not ticket.partition.seating.roles.given:
             return UNSET
         found = self._plan(ticket, ticket.partition.legs(ticket.request))
         key = found.mode, found.reason
@@ -115,7 +116,9 @@ def _within(partition: Partition, legs: Legs, rows: Rows) -> Legs:
     """Leave out who is not among the candidates; `Partition.legs` has looked at decode ranks."""
     allowed = np.arange(rows.stop) if isinstance(rows, slice) else rows
     legs = legs._replace(whole=legs.whole[np.isin(legs.whole, allowed)])
-    if legs.can_pair and partition.roles.may_move(legs):  # else they only say why it is no pair
+    if legs.can_pair and partition.seating.roles.may_move(
+        legs
+    ):  # else they only say why it is no pair
         legs = legs._replace(prefill=legs.prefill[np.isin(legs.prefill, allowed)])
     return legs
 

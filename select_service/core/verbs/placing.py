@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from select_service.core.booking.desk import Order
-from select_service.core.decisions.decisions import odds_of
+from select_service.core.decisions.keeping import odds_of
 from select_service.core.decisions.record import Record
 from select_service.core.effects import NOTHING, Effects
 from select_service.types import (
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from select_service.core.booking.sessions import Sessions
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
-    from select_service.core.decisions.decisions import Decisions
+    from select_service.core.decisions.keeping import Decisions
     from select_service.core.doctor.sampling import Sampler
-    from select_service.core.partition import Placement
-    from select_service.core.shadow.shadow import Shadow
+    from select_service.core.pricing.placement import Placement
+    from select_service.core.shadow.onlooker import Shadow
     from select_service.core.verbs.matchmaking import Matchmaker
     from select_service.decision_types import Decision
     from select_service.errors import ServiceError

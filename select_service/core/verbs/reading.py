@@ -76,7 +76,9 @@ class Reader:
     def draining(self, request: PromptFields) -> Partition | None:
         """Return the partition asked for if all its workers drain: what was booked lives on."""
         partition = self._partitions.get(request.scope)
-        drains = partition is not None and partition.seated and not partition.workers
+        drains = (
+            partition is not None and partition.seating.present and not partition.seating.workers
+        )
         return partition if drains else None
 
     def seated(self, request: PromptFields) -> Partition:
@@ -86,7 +88,11 @@ class Reader:
             NoSchedulableWorker: it has no worker.
         """
         partition = self._partitions.get(request.scope)
-        return partition if partition is not None and partition.seated else self.usable(request)
+        return (
+            partition
+            if partition is not None and partition.seating.present
+            else self.usable(request)
+        )
 
     def usable(self, request: PromptFields) -> Partition:
         """Return the partition asked for.
@@ -102,9 +108,11 @@ class Reader:
         key = request.model_name, "default" if tenant is UNSET else tenant
         partition: Partition | None
         partition = self._partitions.get(key)  # type: ignore[call-overload] # equal to its scope
-        if partition is None or not partition.workers:
+        if partition is None or not partition.seating.workers:
             scope = request.scope
-            if partition is None or not partition.seated:  # else it was the operator's wish
+            if (
+                partition is None or not partition.seating.present
+            ):  # else it was the operator's wish
                 self.strayed += 1
                 self.strayed_to = scope
             raise NoSchedulableWorker.in_scope(scope)

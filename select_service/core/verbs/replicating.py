@@ -1,6 +1,6 @@
 """The verbs of the replica plane: what others say is taken in, and who waited for it is let in.
 
-`replicas.py` understands the plane; what it changes in the ledger may be capacity for somebody.
+`replicas/` understands the plane; what it changes in the ledger may be capacity for somebody.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         SnapshotHead,
         SnapshotPart,
     )
-    from select_service.core.replicas.replicas import Replicas
+    from select_service.core.replicas.plane import Replicas
     from select_service.core.verbs.waiting_room import WaitingRoom
     from select_service.types import ReplicaStatus
 
@@ -37,7 +37,7 @@ class Replicating:
 
     def heard(self, peer: str, message: ReplicaMessage, now: float) -> Effects:
         """Take in one decoded message that came from this peer endpoint (contract 6.4)."""
-        self._replicas.heard(peer, message, now)
+        self._replicas.hearing.heard(peer, message, now)
         return self._relieved(now, NOTHING)
 
     def tick(self, now: float) -> tuple[bool, Effects]:
@@ -62,20 +62,20 @@ class Replicating:
 
     def snapshot(self, now: float) -> Iterator[SnapshotPart]:
         """Yield what we know, from head to end; anything may happen between two parts."""
-        return self._replicas.snapshot(now)
+        return self._replicas.snapshots.give(now)
 
     def snapshot_begin(self, pull: Pull, head: SnapshotHead, now: float) -> bool:
         """A pulled snapshot arrives; False when it is not who was asked: read no further."""
-        return self._replicas.begin(pull.router_id, head, now)
+        return self._replicas.snapshots.begin(pull.router_id, head, now)
 
     def snapshot_part(self, router_id: int, part: SnapshotPart, now: float) -> Effects:
         """Take in one part; a few at a time between two turns of the loop."""
-        self._replicas.part(router_id, part, now)
+        self._replicas.snapshots.part(router_id, part, now)
         return self._relieved(now, NOTHING)
 
     def snapshot_end(self, router_id: int, now: float, *, complete: bool) -> Effects:
         """It is all there; or the pull failed at any point after `Effects.pulls` asked for it."""
-        self._replicas.end(router_id, now, complete=complete)
+        self._replicas.snapshots.end(router_id, now, complete=complete)
         return self._relieved(now, NOTHING)
 
     def status(self, now: float) -> list[ReplicaStatus]:

@@ -152,7 +152,7 @@ class Reserving:
             raise self._admitting.refusal(partition, keeper.full(now), _only(slot))
 
     def _rank_asked(self, partition: Partition, request: ReservationRequest) -> tuple[Worker, int]:
-        worker = partition.seated.get(request.worker_id)
+        worker = partition.seating.present.get(request.worker_id)
         if worker is None:
             raise WorkerNotFound(
                 f"schedulable worker {request.worker_id} not found for "

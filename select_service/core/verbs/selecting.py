@@ -144,7 +144,7 @@ class Selecting:
         if partition.admission is not None:
             return self._ask_gate(ticket, partition.admission, now)
         number, rows = self._candidates(ticket)
-        if partition.must_wait(number, rows):
+        if partition.queues.must_wait(number, rows):
             partition.enqueue(number, ticket, rows, now)
             return self._room.waits_in_file(ticket, now), NOTHING
         return self._placing.place(ticket, rows, now, NOTHING)
@@ -158,7 +158,7 @@ class Selecting:
         except WorkerDraining:
             raise  # whoever is in front of it goes elsewhere
         except NoEligibleWorker:
-            if partition.queues[number]:  # no overtaking, not even towards a refusal (3.6)
+            if partition.queues.of_class[number]:  # no overtaking, not even towards a refusal (3.6)
                 return number, slice(0, 0)
             raise
 
@@ -197,7 +197,7 @@ class Selecting:
             if decision is not gate.admitted:
                 return self._turn_back(ticket, decision, ask, rows, now), gone
             rows = keeper.usable(rows)
-        if gate.queue is None and ticket.partition.must_wait(number, rows):
+        if gate.queue is None and ticket.partition.queues.must_wait(number, rows):
             self._wait_in_file(ticket, ask, number, rows, now)
             return self._room.waits_in_file(ticket, now), NOTHING
         answer, effects = self._placing.place(ticket, rows, now, gone, matches)

@@ -90,7 +90,7 @@ class WaitingRoom:
         ticket.holders -= 1
         if ticket.holders > 0 or ticket.answer is not None:
             return False
-        if not ticket.partition.withdraw(ticket) and ticket.ask is None:
+        if not ticket.partition.queues.withdraw(ticket) and ticket.ask is None:
             return False
         if ticket.ask is not None:
             assert ticket.partition.admission is not None
@@ -116,7 +116,7 @@ class WaitingRoom:
         for _ in range(self._limits.let_in_per_turn_max):
             if keeper is not None:
                 keeper.refresh(now)  # the one before may have taken the last place
-            ticket = partition.next_at_gate() or partition.next_admissible()
+            ticket = next_at_gate(partition) or _take_next(partition)
             if ticket is None:
                 return effects
             effects = self._finish(ticket, now, effects)
@@ -154,7 +154,7 @@ class WaitingRoom:
         for _ in range(min(len(tickets), self._looked_per_turn_max)):
             ticket = tickets.popleft()
             if ticket.answer is None and ticket.holders > 0 and not _may_be_served(ticket):
-                partition.withdraw(ticket)
+                partition.queues.withdraw(ticket)
                 self._finish(ticket, now, effects)
         if not tickets:
             del self._to_look_at[partition]
@@ -213,13 +213,13 @@ class WaitingRoom:
         """Refuse up to `limit` that have waited too long; charged to nobody."""
         for ticket in self._patience.due(now, limit):
             partition, limit = ticket.partition, limit - 1
-            partition.withdraw(ticket)
+            partition.queues.withdraw(ticket)
             keeper = partition.admission
             if ticket.ask is not None and keeper is not None:
                 decision = keeper.refuse_late(ticket, now)
             else:
                 verdict = EXPIRED_WAITING
-                again_s = partition.return_s(now)
+                again_s = partition.queues.return_s(now)
                 decision = Decision("refuse", verdict.reason, verdict.code, "", "waiting", again_s)
             effects = self._refuse(ticket, decision, now, effects)
         for partition in partitions:
@@ -265,7 +265,7 @@ class WaitingRoom:
         """
         keeper = partition.admission
         assert keeper is not None
-        for queue in partition.queues:
+        for queue in partition.queues.of_class:
             for ticket in queue.tickets():
                 if ticket.ask is None:
                     ticket.ask = self._admitting.ask(ticket)
@@ -315,10 +315,45 @@ class WaitingRoom:
         """Let one wait on in the policy file's queue; what is full there has no say any more."""
         partition = ticket.partition
         number = partition.class_of(ticket.prompt, ticket.weights)
-        if not partition.must_wait(number, rows):
+        if not partition.queues.must_wait(number, rows):
             return False
         partition.enqueue(number, ticket, rows, now, is_known=True)
         return True
+
+
+def next_at_gate(partition: Partition) -> Ticket | None:
+    """Return who of those at the gate has a worker now, or never will; it stays where it is."""
+    keeper = partition.admission
+    if keeper is None or not keeper.waiting:
+        return None
+    if not partition.seating.workers:  # a policy lets nobody go then; nobody need wait to hear that
+        return next(iter(keeper.waiting))
+    for ticket in keeper.in_order():
+        try:
+            rows = partition.candidates(ticket.request)
+        except NoEligibleWorker:
+            return ticket
+        if keeper.can_take(rows):
+            return ticket
+    return None
+
+
+def _take_next(partition: Partition) -> Ticket | None:
+    """Take the next in the queues that has a free rank, or that nobody may serve any more."""
+    keeper, queues = partition.admission, partition.queues
+
+    def may_go(number: int, ticket: Ticket) -> bool:
+        try:
+            rows = partition.candidates(ticket.request)
+        except NoEligibleWorker:
+            return True
+        if keeper is not None:
+            if not keeper.can_take(rows):
+                return False
+            rows = keeper.usable(rows)
+        return not queues.all_busy(number, rows)
+
+    return queues.take_next(may_go)
 
 
 def _may_be_served(ticket: Ticket) -> bool:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from select_service.core.books.reservation import Reservation
     from select_service.core.columns import Rows
     from select_service.core.effects import Effects
-    from select_service.core.partition import Partition, Placement
+    from select_service.core.partition import Partition
+    from select_service.core.pricing.placement import Placement
     from select_service.core.watching.marks import Marks, Recorder
     from select_service.types import Answer, SelectAndReserveRequest, Selection, SelectRequest
 
@@ -138,5 +139,7 @@ class RecordingDesk(Desk):
             marks.enter(BOOK)
             if marks.ticket is None:
                 name, tokens = order.reservation_id, order.prompt.isl_tokens
-                marks.booked = Booked(*partition.scope, *partition.rank_at(slot), name, tokens)
+                marks.booked = Booked(
+                    *partition.scope, *partition.seating.rank_at(slot), name, tokens
+                )
         return super().book(partition, slot, order, now)

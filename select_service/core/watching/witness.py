@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 from typing_extensions import override
 
 from select_service.core.booking.desk import Desk
-from select_service.core.decisions.decisions import Decisions
+from select_service.core.decisions.keeping import Decisions
 from select_service.core.tape.items import Gap, Life
 from select_service.core.tape.notes import (
     BirthNote,
@@ -94,7 +94,7 @@ class Witness:
 
     def seats(self, partition: Partition) -> bool:
         """Note who sits where, if that is not as it was; False: there was no room for it."""
-        roles = partition.roles
+        roles = partition.seating.roles
         if roles is self._last:
             return True
         known = self._roles.get(partition.scope)
@@ -102,7 +102,10 @@ class Witness:
             self._last = roles
             return True
         workers = tuple(
-            [(one.spec, tuple(one.slots.items()), one.drain) for one in partition.seated.values()]
+            [
+                (one.spec, tuple(one.slots.items()), one.drain)
+                for one in partition.seating.present.values()
+            ]
         )
         note = SeatsNote(partition.scope, partition.index.block_size, workers)
         if not self.sink.put(note, 256 + 64 * len(workers)):
@@ -115,7 +118,7 @@ class Witness:
 
     def _forget_closed(self) -> None:
         self._last = None
-        self._roles = {scope: one for scope, one in self._roles.items() if one[0].seated}
+        self._roles = {scope: one for scope, one in self._roles.items() if one[0].seating.present}
 
     def draws(self) -> tuple[float | int, ...]:
         """Take what chance has said."""
@@ -240,7 +243,7 @@ class _Desk(Desk):
         if not witness.seats(partition):
             witness.sink.leave_out()
             return
-        worker, dp_rank = partition.rank_at(slot)
+        worker, dp_rank = partition.seating.rank_at(slot)
         begins = partition.scope, worker.worker_id, dp_rank
         witness.sink.put(BirthNote(now, what, facts[0], *begins, *facts[1:]), LIFE_BYTES)
 
@@ -331,7 +334,7 @@ class _WavePlan(WavePlan):
     def seats(self) -> Iterator[list[Seat]]:
         witness, partition = self.witness, self._partition
         ledger, draws = partition.ledger, witness.sink.draws
-        self._roles = partition.roles
+        self._roles = partition.seating.roles
         taken, size = [], 0
         plan = super().seats()
         while True:
@@ -351,7 +354,7 @@ class _WavePlan(WavePlan):
             (one.number, one.prompt, one.request, one.weights, one.rows) for one in self._members
         ]
         facts = partition.scope, self._load_limit, self._keep_together
-        if self._roles is not partition.roles:  # its slots may be others' now
+        if self._roles is not partition.seating.roles:  # its slots may be others' now
             witness.sink.put(Gap(1, "seats"), LIFE_BYTES)
             return
         if not witness.seats(partition):

@@ -3,7 +3,7 @@
 Prompts of one partition with a common prefix form a group. Groups are placed largest first, each on
 the rank where it costs least by the formula of single requests (`scoring.py`), with what the wave
 has brought so far counted in; a rank takes no more than its share of the wave's requests, and what
-does not fit goes on elsewhere. Nothing is changed here: `waves.py` carries the plan out.
+does not fit goes on elsewhere. Nothing is changed here: `steps.py` carries the plan out.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class WavePlan:
         if constraints is not UNSET and constraints.preferred_taints:
             rows = member.rows
             slots = range(rows.stop) if isinstance(rows, slice) else rows.tolist()
-            taints = [self._partition.taints_at(slot) for slot in slots]
+            taints = [self._partition.seating.taints_at(slot) for slot in slots]
             prices = prefer(prices, constraints.preferred_taints, taints)
         return prices, projection.cached_tokens
 

@@ -163,8 +163,8 @@ class _Guiding(Selecting):
         if keeper is not None:
             return self._pass_gate(ticket, keeper, now)
         number, rows = self._candidates(ticket)
-        if partition.must_wait(number, rows):
-            raise WouldWait(partition.return_s(now))
+        if partition.queues.must_wait(number, rows):
+            raise WouldWait(partition.queues.return_s(now))
         return self._placing.place(ticket, self._guide(rows, partition), now, NOTHING)
 
     def _guide(self, rows: Rows, partition: Partition) -> Rows:
@@ -196,7 +196,7 @@ class _Guiding(Selecting):
         if decision.outcome == "wait":
             self._turn_away(keeper, ask, now)
         rows = keeper.usable(rows)
-        if gate.queue is None and partition.must_wait(number, rows):
+        if gate.queue is None and partition.queues.must_wait(number, rows):
             self._turn_away(keeper, ask, now)
         answer, effects = self._placing.place(ticket, self._guide(rows, partition), now, NOTHING)
         if type(answer) is CacheThreshold:

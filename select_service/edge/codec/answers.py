@@ -1,7 +1,7 @@
 """Answers as they leave: bytes in the form the client asked for, or a stream.
 
-Handlers (`http/api.py`) make them through a `Writer`, one for each form; carriers (`http/asgi.py`,
-`http/fast_lane.py`) send them.
+Handlers (`http/handlers/`) make them through a `Writer`, one for each form; carriers
+(`http/asgi.py`, `http/fast_lane.py`) send them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from indexer.errors import IndexerError
 
 __all__ = [
+    "ALWAYS_JSON",
     "JSON_WRITER",
     "ONLY_JSON",
     "Feed",
@@ -33,6 +34,8 @@ __all__ = [
 
 _JSON: Final = (b"content-type", b"application/json")
 _VARY: Final = (b"vary", b"accept")
+ALWAYS_JSON: Final = (_JSON,)
+"""Of what is JSON whatever its client would rather have."""
 ONLY_JSON: Final = (_JSON, _VARY)
 
 

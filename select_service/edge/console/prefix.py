@@ -65,7 +65,7 @@ def look_up(service: Driver, body: bytes) -> dict[str, Any]:
         "blocks": prompt.blocks,
         "isl_tokens": prompt.isl_tokens,
         "holders_total": len(held),
-        "ranks_total": sum(len(worker.slots) for worker in partition.seated.values()),
+        "ranks_total": sum(len(worker.slots) for worker in partition.seating.present.values()),
         "holders": [_holder(partition, overlap, slot) for slot in held[:HOLDERS_MAX] if overlap],
     }
 
@@ -103,7 +103,9 @@ def _holders(partition: Partition, overlap: Overlap | None) -> list[int]:
     if overlap is None:
         return []
     depth = overlap.device + overlap.host + overlap.disk
-    slots = [slot for worker in partition.seated.values() for slot in worker.slots.values()]
+    slots = [
+        slot for worker in partition.seating.present.values() for slot in worker.slots.values()
+    ]
     taken = np.array(slots, dtype=np.int64)
     taken = taken[depth[taken] > 0]
     found: list[int] = taken[np.argsort(-depth[taken], kind="stable")].tolist()
@@ -111,7 +113,7 @@ def _holders(partition: Partition, overlap: Overlap | None) -> list[int]:
 
 
 def _holder(partition: Partition, overlap: Overlap, slot: int) -> dict[str, Any]:
-    worker, dp_rank = partition.rank_at(slot)
+    worker, dp_rank = partition.seating.rank_at(slot)
     ranges, start = [], 0
     for tier, column in zip(_TIERS, overlap, strict=True):
         end = start + int(column[slot])

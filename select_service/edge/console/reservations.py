@@ -20,7 +20,7 @@ def reservations(service: Driver, limit: int) -> dict[str, Any]:
 
 def _row(booking: Booking, now: float) -> dict[str, Any]:
     one, partition = booking.reservation, booking.partition
-    worker, dp_rank = partition.rank_at(one.slot)
+    worker, dp_rank = partition.seating.rank_at(one.slot)
     return {
         "reservation_id": one.reservation_id,
         "selection_id": one.selection_id,

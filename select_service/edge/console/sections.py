@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from select_service.core.admission.status import status_in_steps
 from select_service.edge.codec.json_codec import encode
 from select_service.edge.console.browser import for_browser
-from select_service.edge.http.api import ROUTES
+from select_service.edge.http.routes import ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

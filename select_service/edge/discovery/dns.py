@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from select_service.edge.discovery.source import Source, SourceFailed
+from select_service.edge.discovery.source import Source, SourceFailed, poll
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -52,12 +52,7 @@ class DnsReplicas(Source[frozenset[str]]):
 
     @override
     async def run(self) -> None:
-        while True:
-            try:
-                await self.look()
-            except SourceFailed as error:
-                self.fail(error.kind, str(error))
-            await asyncio.sleep(self._poll_s)
+        await poll(self, self.look, self._poll_s)
 
     async def look(self) -> None:
         """Resolve once; publishes only what is new.

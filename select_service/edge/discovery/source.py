@@ -74,6 +74,16 @@ class Source(Generic[T]):
         raise NotImplementedError
 
 
+async def poll(source: Source[T], look: Callable[[], Awaitable[None]], every_s: float) -> None:
+    """Look every so often, whatever came of it last time."""
+    while True:
+        try:
+            await look()
+        except SourceFailed as error:
+            source.fail(error.kind, str(error))
+        await asyncio.sleep(every_s)
+
+
 async def insist(
     source: Source[T], look: Callable[[], Awaitable[None]], backoff_s: float = BACKOFF_S
 ) -> None:

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from indexer.edge.plain_file import open_plain
 from select_service.config import Settings
-from select_service.edge.discovery.source import Source, SourceFailed
+from select_service.edge.discovery.source import Source, SourceFailed, poll
 from select_service.types import WorkerSpec
 
 BYTES_MAX: Final = Settings().workers_file_bytes_max
@@ -43,12 +43,7 @@ class WorkersFile(Source[dict[int, WorkerSpec]]):
 
     @override
     async def run(self) -> None:
-        while True:
-            try:
-                await self.look()
-            except SourceFailed as error:
-                self.fail(error.kind, str(error))
-            await asyncio.sleep(self._poll_s)
+        await poll(self, self.look, self._poll_s)
 
     async def look(self) -> None:
         """Read the file if it is another one than last time.

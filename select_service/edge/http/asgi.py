@@ -1,8 +1,8 @@
 """ASGI in front of the API: reads bodies within their limits, waits with an eye on the client.
 
-Everything about one exchange that is not the route's own business: media type, body limit, HEAD,
-streams, clients that leave, refusals, crashes and their counters. Uvicorn (through `protocol.py`)
-stands before it, the handlers of `api.py` behind it.
+Everything about one exchange that is not the route's own business: who asks, in which form, clients
+that leave, refusals, crashes and their counters; bodies are read by `receiving.py`, answers sent by
+`sending.py`. Uvicorn (through `protocol.py`) stands before it, `api.py` and its handlers behind it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ import asyncio
 import contextlib
 import copy
 import logging
-import re
 from collections.abc import AsyncGenerator
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, cast
-
-from msgspec import Struct
 
 from indexer.errors import IndexerError
 from select_service.edge.codec.answers import (
@@ -28,23 +25,29 @@ from select_service.edge.codec.answers import (
 )
 from select_service.edge.codec.forms import Form, answer_type, form_of
 from select_service.edge.http.access_log import log_access, short
-from select_service.edge.http.api import ROUTES, Api, Handler, Request
+from select_service.edge.http.api import Api, Handler, Request
+from select_service.edge.http.calls import Call, Head, OpenLines, plain_lines
+from select_service.edge.http.receiving import (
+    ClientGoneError,
+    has_no_body,
+    read_body,
+    refuse_encoding,
+    until_gone,
+)
+from select_service.edge.http.routes import ROUTES
+from select_service.edge.http.sending import Sending
 from select_service.edge.http.traffic import CLIENT_GONE, RouteTraffic, Traffic
-from select_service.edge.places import StreamCut
 from select_service.edge.routing import Route, Router
 from select_service.errors import (
-    BodyTooLarge,
-    HttpVersionTooOld,
     MethodNotAllowed,
     MissingScope,
     ServiceError,
     ShuttingDown,
     Unauthenticated,
-    UnsupportedMediaType,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.types import Receive, Scope, Send
 
@@ -55,7 +58,7 @@ if TYPE_CHECKING:
     from select_service.edge.security.authority import Authority, Grant
     from select_service.edge.tenancy.tenancy import TenantView
 
-__all__ = ["CERTIFICATE", "HANDED_OVER", "Call", "Door", "Head"]
+__all__ = ["CERTIFICATE", "HANDED_OVER", "Door"]
 
 _log = logging.getLogger("select_service.http")
 
@@ -66,34 +69,6 @@ CERTIFICATE: Final = "select_service.certificate"
 """Key of the scope: names in the certificate the client has shown, which only the carrier knows."""
 
 _BAD_REQUEST: Final = 400
-
-_ONE_OPEN: Final = re.compile(rb"([A-Z]+ /[a-z_]+/)([\w.~:@-]+)((?:/[a-z_]+)? HTTP/1\.1)")
-"""A request line with one open segment, the second, in which nothing has to be decoded."""
-_SECOND: Final = 2
-_VERSION: Final = len(" HTTP/1.1")
-
-
-class Call(Struct, frozen=True):
-    """A request whose route is known and whose body may follow."""
-
-    route: Route[Handler]
-    params: tuple[str, ...]
-    query: bytes
-    path: bytes
-
-
-class Head(Struct, frozen=True):
-    """What matters of the header lines of a request."""
-
-    api: Api  # that reads bodies and writes answers in the forms the client speaks
-    length: int  # of the body, as announced; 0 when it is not
-    is_readable: bool  # a body is announced, in a form that can be read
-    has_type: bool
-    grant: Grant | None = None  # what its token allows; None: nobody asks for tokens
-
-
-class _ClientGoneError(Exception):
-    """The client left; there is nobody to answer."""
 
 
 class Door:
@@ -135,6 +110,7 @@ class Door:
         self._access_log = access_log
         self.lead_to(routes)
         self._leaving = asyncio.Event()
+        self._sending = Sending(traffic, self._leaving)
         self.reloading: Reloading
         """Set by who makes the door."""
 
@@ -153,8 +129,12 @@ class Door:
     def lead_to(self, routes: Sequence[Route[Handler]], missing: str = "route not found") -> None:
         """Have these routes and no others, of which `missing` is said."""
         self._router: Router[Handler] = Router(routes, missing)
-        self._plain_lines = {} if self._access_log else _plain_lines(routes)
-        self._open_lines = {} if self._access_log else _open_lines(routes)
+        seen = () if self._access_log else routes  # what is logged goes through `__call__`
+        self._plain_lines, self._open_lines = plain_lines(seen), OpenLines(seen)
+        self.call_in_line: Callable[[bytes], Call | None] = self._plain_lines.get
+        """The call of a request line without parameters, if nothing is unusual in it."""
+        self.call_with_id = self._open_lines.find
+        """The call of a line with an id in it: sooner than `call_for` finds it."""
 
     def follow(self, settings: Settings) -> None:
         """Take bodies as long as the settings say from now on."""
@@ -240,31 +220,13 @@ class Door:
         call = Call(*found, query, path)
         return call if self.suits(call, head) else None
 
-    def call_in_line(self, line: bytes) -> Call | None:
-        """Return the call of a request line that has no parameters, if nothing is unusual in it."""
-        return self._plain_lines.get(line)
-
-    def call_with_id(self, line: bytes) -> Call | None:
-        """Return the call of a line that is not plain and has one parameter, an id as they are.
-
-        The calls of a reservation's life come so, and are done sooner than `call_for` finds them.
-        """
-        found = _ONE_OPEN.fullmatch(line)
-        if found is None:
-            return None
-        before, name, behind = found.groups()
-        route = self._open_lines.get((before, behind))
-        if route is None:
-            return None
-        return Call(route, (name.decode("ascii"),), b"", line[len(route.method) + 1 : -_VERSION])
-
     def ways(
         self,
     ) -> tuple[
         list[tuple[bytes, Route[Handler], RouteTraffic]],
         list[tuple[tuple[bytes, bytes], Route[Handler], RouteTraffic]],
     ]:
-        """Return what leads to which route and is counted where, as the two before find it.
+        """Return what leads to which route and is counted where, as `lead_to` has it.
 
         Returns:
             (plain, open): whole request lines, and what stands before and behind an id in one.
@@ -273,7 +235,9 @@ class Door:
         plain = [
             (one, call.route, stats[id(call.route)]) for one, call in self._plain_lines.items()
         ]
-        return plain, [(one, route, stats[id(route)]) for one, route in self._open_lines.items()]
+        return plain, [
+            (one, route, stats[id(route)]) for one, route in self._open_lines.routes.items()
+        ]
 
     def suits(self, call: Call, head: Head) -> bool:
         """Tell whether a body under this head may be handled at once."""
@@ -341,7 +305,7 @@ class Door:
                 response = await self._handle(
                     Call(route, params, scope["query_string"], raw_path), head, scope, receive
                 )
-            except _ClientGoneError:
+            except ClientGoneError:
                 return
             except Exception as error:  # noqa: BLE001 - one bad request must not end the process
                 response = self.fault(error, head.api, method, raw_path)
@@ -351,7 +315,7 @@ class Door:
             if isinstance(response, Feed):
                 ended = perf_counter()  # it lasts as long as somebody looks: that is not our time
                 self._traffic.in_flight -= 1
-            await self._respond(response, scope, receive, send)
+            await self._sending.respond(response, scope, receive, send)
         finally:
             self._traffic.in_flight -= ended is None
             seconds = (ended or perf_counter()) - started
@@ -378,10 +342,10 @@ class Door:
             route = call.route
             if head.grant is not None and self.authority is not None:
                 self.authority.check(head.grant, route)
-            bare = route.takes is None or (route.body_optional and _has_no_body(head, scope))
+            bare = route.takes is None or (route.body_optional and has_no_body(head, scope))
             if not bare and not route.body_lenient:
-                _refuse_encoding(scope)
-            body = b"" if bare else await self._read_body(call.route, head, receive)
+                refuse_encoding(scope)
+            body = b"" if bare else await read_body(route, head, receive, self.max_body_bytes)
             answer = self._do(call, head, body, scope)
         if isinstance(answer, Settling):
             return await answer  # soon, whether the client waits or not
@@ -404,33 +368,11 @@ class Door:
         except Exception as error:  # noqa: BLE001 - one bad request must not end the process
             return self.fault(error, head.api, call.route.method, call.path)
 
-    async def _read_body(self, route: Route[Handler], head: Head, receive: Receive) -> bytes:
-        if not (head.is_readable or route.body_lenient):
-            raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
-        limit = self.max_body_bytes
-        if head.length > limit:
-            return _refuse_length(route, limit)
-        message = await receive()
-        body: bytes = message.get("body", b"")
-        if message.get("more_body"):
-            pieces = bytearray(body)
-            while message.get("more_body"):
-                if len(pieces) > limit:
-                    return _refuse_length(route, limit)
-                message = await receive()
-                pieces += message.get("body", b"")
-            body = bytes(pieces)
-        if message["type"] != "http.request":
-            raise _ClientGoneError
-        if len(body) > limit:
-            return _refuse_length(route, limit)
-        return body
-
     async def _wait(self, answer: Awaitable[Response], receive: Receive) -> Response:
         """Wait for an answer until it comes, the client goes, or the process has to end."""
         async with asyncio.TaskGroup() as group:
             answering = group.create_task(_settle(answer))
-            gone = group.create_task(_until_gone(receive))
+            gone = group.create_task(until_gone(receive))
             leaving = group.create_task(self._leaving.wait())
             await asyncio.wait({answering, gone, leaving}, return_when=asyncio.FIRST_COMPLETED)
             answered = answering.done()
@@ -439,46 +381,12 @@ class Door:
                 task.cancel()  # withdraws the request from the queue, where it still is in one
         if not answered:
             if client_left:
-                raise _ClientGoneError
+                raise ClientGoneError
             raise ShuttingDown
         outcome = answering.result()
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
-
-    async def _respond(
-        self, response: Response, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        is_head = scope["method"] == "HEAD"
-        if response.stream is not None and not is_head:
-            await self._stream(response, scope, receive, send)
-            return
-        headers = [*response.headers]
-        if response.stream is None:
-            headers.append((b"content-length", b"%d" % len(response.body)))
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        body = b"" if is_head else response.body
-        await send({"type": "http.response.body", "body": body, "more_body": False})
-
-    async def _stream(self, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a stream piece by piece; to HTTP/1.0 it ends with the connection."""
-        assert response.stream is not None
-        if scope.get("http_version") == "1.0" and isinstance(response, Feed):
-            why = HttpVersionTooOld("this needs HTTP/1.1: it has no end")
-            await self._respond(JSON_WRITER.refusal(why), scope, receive, send)
-            return
-        headers = list(response.headers)
-        if scope.get("http_version") == "1.0":
-            headers.append((b"connection", b"close"))  # old versions of uvicorn do not say so
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        async with asyncio.TaskGroup() as group:
-            gone = group.create_task(_until_gone(receive))
-            complete = await self._pass_on(response.stream, gone, send)
-            gone.cancel()
-        if isinstance(response.stream, AsyncGenerator):
-            await response.stream.aclose()  # who reads no more is counted no more, at once
-        if complete:  # otherwise the missing last piece tells the client that it has not all
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _while_allowed(
         self, feed: AsyncGenerator[bytes], route: Route[Handler], scope: Scope
@@ -490,22 +398,6 @@ class Door:
                 if grant is None or not grant.allows(route):
                     return
                 yield piece
-
-    async def _pass_on(
-        self, stream: AsyncIterator[bytes], gone: asyncio.Task[None], send: Send
-    ) -> bool:
-        try:
-            async for piece in stream:
-                if self._leaving.is_set() or gone.done():
-                    return False
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        except StreamCut:
-            return False
-        except Exception:  # noqa: BLE001 - logged and counted; the client sees a cut stream
-            self._traffic.crashes += 1
-            _log.exception("stream failed")
-            return False
-        return True
 
     def fault(self, error: Exception, api: Api, method: str, raw_path: bytes) -> Response:
         """Make an answer of what a handler raised."""
@@ -523,47 +415,8 @@ class Door:
         return api.writer.refusal(ServiceError("internal error"))
 
 
-def _plain_lines(routes: Sequence[Route[Handler]]) -> dict[bytes, Call]:
-    """Return the calls of all request lines without parameters and queries."""
-    return {
-        b"%b %b HTTP/1.1" % (route.method.encode(), path := route.pattern.encode()): Call(
-            route, (), b"", path
-        )
-        for route in routes
-        if "{" not in route.pattern
-    }
-
-
-def _open_lines(routes: Sequence[Route[Handler]]) -> dict[tuple[bytes, bytes], Route[Handler]]:
-    """Return the routes whose second segment alone is open, by what stands before and behind it."""
-    found: dict[tuple[bytes, bytes], Route[Handler]] = {}
-    for route in routes:
-        before, _, rest = route.pattern.partition("{")
-        behind = rest.partition("}")[2]
-        if rest and "{" not in behind and before.count("/") == _SECOND:
-            line = f"{route.method} {before}".encode(), f"{behind} HTTP/1.1".encode()
-            found[line] = route
-    return found
-
-
 def _stats_of(traffic: Traffic, route: Route[Handler]) -> RouteTraffic:
     return traffic.routes.setdefault((route.method, route.pattern), RouteTraffic())
-
-
-def _has_no_body(head: Head, scope: Scope) -> bool:
-    chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
-    return not head.has_type and not head.length and not chunked
-
-
-def _refuse_encoding(scope: Scope) -> None:
-    """Refuse a body that is compressed: it would be read as what it is not.
-
-    Raises:
-        UnsupportedMediaType: it says that it is.
-    """
-    for name, value in scope["headers"]:
-        if name == b"content-encoding" and value.strip().lower() not in {b"identity", b""}:
-            raise UnsupportedMediaType("a body with Content-Encoding is not understood")
 
 
 def _body_is_unwelcome(scope: Scope, status: int) -> bool:
@@ -580,23 +433,3 @@ async def _settle(answer: Awaitable[Response]) -> Response | Exception:
         return await answer
     except Exception as error:  # noqa: BLE001 - raised again by who reads it
         return error
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _refuse_length(route: Route[Handler], limit: int) -> bytes:
-    """Say what becomes of a body that is too long: where a body may be anything, it is nothing.
-
-    Raises:
-        BodyTooLarge: the route takes one.
-    """
-    if route.body_lenient:
-        return b""  # a prompt that is computed must not stay booked for what else was said
-    raise _too_large(limit)
-
-
-def _too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the body is longer than {limit} bytes", limit="max_body_bytes")

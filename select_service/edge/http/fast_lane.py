@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Iterable
 
-    from select_service.edge.http.asgi import Call, Door, Head
-    from select_service.edge.http.protocol import ConnectionLimits
+    from select_service.edge.http.asgi import Door
+    from select_service.edge.http.calls import Call, Head
+    from select_service.edge.http.connections import ConnectionLimits
     from select_service.edge.http.traffic import Connections
     from select_service.errors import ServiceError
 

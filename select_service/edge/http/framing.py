@@ -1,7 +1,7 @@
 """What the parser leaves open of one message: whose it is, and where it ends.
 
-`protocol.py` and `fast_lane.py` ask whether a Host line is one; an answer to HTTP/1.0, which has no
-chunks, ends with its connection.
+`protocol.py` has every head judged here, `fast_lane.py` asks whether a Host line is one; an answer
+to HTTP/1.0, which has no chunks, ends with its connection.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
+import httptools
 from typing_extensions import override
 
-__all__ = ["UNTIL_CLOSED", "is_host"]
+__all__ = ["UNTIL_CLOSED", "as_plain", "is_host", "judge_framing"]
+
+_VERSIONS: Final = frozenset({"1.0", "1.1"})
 
 _HOST: Final = re.compile(
     rb"[ \t]*"
@@ -46,3 +49,62 @@ UNTIL_CLOSED: Final = _UntilClosed()
 def is_host(value: bytes) -> bool:
     """Tell whether this may stand in a Host line."""
     return _HOST.fullmatch(value) is not None
+
+
+def judge_framing(version: str, headers: list[tuple[bytes, bytes]]) -> None:
+    """Refuse what another server, or a proxy before us, may read as something else.
+
+    Args:
+        version: of HTTP.
+        headers: lines of the head, names in lower case.
+
+    Raises:
+        httptools.HttpParserError: which says what is wrong.
+    """
+    if version not in _VERSIONS:
+        raise httptools.HttpParserError(f"HTTP/{version} is not understood")
+    hosts = 0
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+            if not is_host(value):
+                raise httptools.HttpParserError("no valid Host")
+        if name != b"transfer-encoding":
+            continue
+        if value.strip().lower() != b"chunked":
+            raise httptools.HttpParserError("a transfer-encoding other than chunked")
+        if version != "1.1":
+            raise httptools.HttpParserError("chunks are not for HTTP/1.0")
+    if hosts > 1:  # RFC 9112, 3.2
+        raise httptools.HttpParserError("more than one Host")
+    if not hosts and version == "1.1":
+        raise httptools.HttpParserError("no Host")
+
+
+def as_plain(
+    method: bytes, url: bytes, version: str, headers: list[tuple[bytes, bytes]], rest: bytes
+) -> bytes:
+    """Return a request that offers another protocol as plain HTTP/1.1, which is what it gets.
+
+    The parser would take the body for that other protocol. Java's client offers h2c with
+    every first request.
+
+    Args:
+        method: of the request.
+        url: likewise.
+        version: likewise.
+        headers: lines of its head.
+        rest: what came behind the head.
+
+    Raises:
+        httptools.HttpParserError: it wants a tunnel.
+    """
+    if method == b"CONNECT":
+        raise httptools.HttpParserError("this is no proxy")
+    lines = [b"%s %s HTTP/%s" % (method, url, version.encode())]
+    lines += [
+        b"%s: %s" % (name, value)
+        for name, value in headers
+        if name not in (b"upgrade", b"connection", b"http2-settings")
+    ]
+    return b"\r\n".join([*lines, b"", rest])

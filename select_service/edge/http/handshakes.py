@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping
 
-    from select_service.edge.http.protocol import ConnectionLimits
+    from select_service.edge.http.connections import ConnectionLimits
     from select_service.edge.http.traffic import Connections
 
 __all__ = ["Handshakes"]

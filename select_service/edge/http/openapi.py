@@ -14,7 +14,7 @@ import msgspec
 
 from select_service.decision_types import Decision
 from select_service.edge.codec.json_codec import encode
-from select_service.edge.http.api import ROUTES
+from select_service.edge.http.routes import ROUTES
 from select_service.edge.routing import OPEN
 from select_service.types import PromptFields, SelectAndReserveRequest
 from select_service.version import __version__

@@ -3,19 +3,17 @@
 Uvicorn's httptools protocol serves requests but waits for ever for their bytes. Added here: limits
 on the number of connections, on the length of a head, and on how long a head, a body or the reading
 of an answer may take. There are no timers per request: a connection notes since when it has been in
-its phase, and the server's tick (`app.py`) sweeps over all connections a few times per second.
+its phase, and the server's tick (`server.py`) sweeps over all connections a few times per second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import socket
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 import httptools
-from msgspec import Struct
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -24,7 +22,8 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from select_service.edge.codec.json_codec import encode
-from select_service.edge.http.framing import UNTIL_CLOSED, is_host
+from select_service.edge.http.connections import probe_when_silent
+from select_service.edge.http.framing import UNTIL_CLOSED, as_plain, judge_framing
 from select_service.edge.http.pieces import Flow, pieces_of
 from select_service.errors import (
     HeadTooLarge,
@@ -37,11 +36,12 @@ from select_service.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
+    from select_service.edge.http.connections import ConnectionLimits
     from select_service.edge.http.traffic import Connections
 
-__all__ = ["ConnectionLimits", "GuardedProtocol", "Phase", "cut_unread"]
+__all__ = ["GuardedProtocol", "Phase"]
 
 LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 LINGER_S: Final = 5.0
@@ -58,33 +58,11 @@ RESERVED_PATHS: Final = (b"/config", b"/health", b"/metrics")
 PIPELINED_MAX: Final = 16
 """Requests read behind the one being answered; with more, or 64 KiB of a body, the client waits."""
 
-_VERSIONS: Final = frozenset({"1.0", "1.1"})
 _REFUSAL_HEAD: Final = (
     b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
 )
 
 _CLOSE: Final = (b"connection", b"close")
-_PROBE_AFTER_S: Final = 60
-_PROBES: Final = 4
-"""A peer that vanished without a word is noticed after 60 + 4 * 15 s; until then it may hold a
-place in the queue."""
-_PROBE_EVERY_S: Final = 15
-
-
-class ConnectionLimits(Struct):
-    """Deadlines in seconds, how many connections may be open, how long a request head may be.
-
-    One object that all connections read: `reloading.py` writes it.
-    """
-
-    header_timeout_s: float
-    body_timeout_s: float
-    connections_max: int
-    head_bytes_max: int
-    header_lines_max: int
-    connections_per_address_max: int
-    tls_handshakes_max: int
-    unread_bytes_max: int
 
 
 class _TurnedAway(Exception):
@@ -131,7 +109,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.flow = Flow(transport)
         self.counts.accepted += 1
         self._stamp()
-        _probe_when_silent(transport)
+        probe_when_silent(transport)
         if len(self.connections) - self.counts.reserved > self.limits.connections_max:
             self._reserve_or(TooManyConnections("too many open connections"))
             if not self._is_reserved:
@@ -253,7 +231,8 @@ class GuardedProtocol(HttpToolsProtocol):
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                data = self._as_plain(data[upgrade.args[0] :])
+                line = self.parser.get_method(), self.url, self.parser.get_http_version()
+                data = as_plain(*line, self.headers, data[upgrade.args[0] :])
                 self.parser = httptools.HttpRequestParser(self)
             else:
                 return
@@ -290,7 +269,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @override
     def on_headers_complete(self) -> None:
-        self._judge_framing()
+        judge_framing(self.parser.get_http_version(), self.headers)
         self._upgrading = self.parser.should_upgrade()
         if self._upgrading:
             return
@@ -321,28 +300,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._enter_rest()
         super().on_message_complete()
 
-    def _judge_framing(self) -> None:
-        """Refuse what another server, or a proxy before us, may read as something else."""
-        version = self.parser.get_http_version()
-        if version not in _VERSIONS:
-            raise httptools.HttpParserError(f"HTTP/{version} is not understood")
-        hosts = 0
-        for name, value in self.headers:
-            if name == b"host":
-                hosts += 1
-                if not is_host(value):
-                    raise httptools.HttpParserError("no valid Host")
-            if name != b"transfer-encoding":
-                continue
-            if value.strip().lower() != b"chunked":
-                raise httptools.HttpParserError("a transfer-encoding other than chunked")
-            if version != "1.1":
-                raise httptools.HttpParserError("chunks are not for HTTP/1.0")
-        if hosts > 1:  # RFC 9112, 3.2
-            raise httptools.HttpParserError("more than one Host")
-        if not hosts and version == "1.1":
-            raise httptools.HttpParserError("no Host")
-
     @override
     def on_response_complete(self) -> None:
         self._at_work = self.pipeline[-1][0] if self.pipeline else None
@@ -361,23 +318,6 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _enter_rest(self) -> None:
         self._phase = Phase.REST
-
-    def _as_plain(self, rest: bytes) -> bytes:
-        """Return a request that offers another protocol as plain HTTP/1.1, which is what it gets.
-
-        The parser would take the body for that other protocol. Java's client offers h2c with
-        every first request.
-        """
-        method = self.parser.get_method()
-        if method == b"CONNECT":
-            raise httptools.HttpParserError("this is no proxy")
-        lines = [b"%s %s HTTP/%s" % (method, self.url, self.parser.get_http_version().encode())]
-        lines += [
-            b"%s: %s" % (name, value)
-            for name, value in self.headers
-            if name not in (b"upgrade", b"connection", b"http2-settings")
-        ]
-        return b"\r\n".join([*lines, b"", rest])
 
     # -- deadlines -----------------------------------------------------------------------------
 
@@ -532,38 +472,3 @@ class _Answering(asyncio.Transport):
     @override
     def close(self) -> None:
         self._protocol.close_after_answer()
-
-
-def cut_unread(connections: Iterable[GuardedProtocol], most: int) -> int:
-    """Cut off who has read nothing for longest until no more than `most` bytes lie unread.
-
-    Returns:
-        How many bytes that are. O(connections).
-    """
-    unread = [(one.unread_bytes, one) for one in connections]
-    total = sum(size for size, _ in unread)
-    if total <= most:
-        return total
-    unread.sort(key=lambda row: (row[1].stalled_since, -row[0]))
-    for size, one in unread:
-        if size:
-            one.cut_off()
-            total -= size
-            if total <= most:
-                break
-    return total
-
-
-def _probe_when_silent(transport: asyncio.Transport) -> None:
-    """Let the kernel find out whether a silent peer still exists."""
-    sock: Any = transport.get_extra_info("socket")
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", _PROBE_AFTER_S),
-        ("TCP_KEEPINTVL", _PROBE_EVERY_S),
-        ("TCP_KEEPCNT", _PROBES),
-    ):
-        if hasattr(socket, option):  # not on every system
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -249,12 +249,12 @@ class AdmissionMetrics(Collector):
             (partition, partition.admission, rank, slot)
             for partition in self._service.core.partitions.values()
             if partition.admission is not None
-            for rank, slot in partition.seats()
+            for rank, slot in partition.seating.seats()
         )
         for partition, keeper, rank, slot in islice(seats, self._ranks_max):
             of_rank = (str(rank.worker_id), str(rank.dp_rank))
             busy.add_metric([*of_rank, *partition.scope], float(slot in keeper.busy.slots))
-            role = partition.seated[rank.worker_id].spec.role or _WORKER_TYPE
+            role = partition.seating.present[rank.worker_id].spec.role or _WORKER_TYPE
             blocks.add_metric([*of_rank, role], float(partition.ledger.decode[slot]))
             tokens.add_metric([*of_rank, role], float(partition.ledger.prefill[slot]))
         yield from (busy, blocks, tokens)

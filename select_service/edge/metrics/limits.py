@@ -1,22 +1,31 @@
 """Every limit by its name: what it is set to, and how often it was reached where that is counted.
 
 Flags that bound something are limits under the name of their setting; so are the budgets of one
-turn of the event loop, which have no flag. `exposition.py` prints both, the README lists them.
+turn of the event loop, which have no flag. /metrics tells both, the README lists them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
 from select_service.config import FLAGS
+from select_service.edge.metrics.families import counter, gauge
 from select_service.types import CoreLimits
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client.metrics_core import Metric
+
     from select_service.config import Settings
     from select_service.edge.driver import Driver
     from select_service.edge.http.traffic import Traffic
+    from select_service.edge.reloading import Reloading
 
-__all__ = ["TURN_BUDGETS", "limit_hits", "limit_values"]
+__all__ = ["TURN_BUDGETS", "LimitMetrics", "limit_hits", "limit_values"]
 
 TURN_BUDGETS: Final = {
     "expired_per_turn_max": "reservations ended that expired, or whose lease did",
@@ -33,6 +42,31 @@ TURN_BUDGETS: Final = {
     "tick_s": "seconds between looks for silent event sources",
 }
 """What one turn of the event loop may do of each; fixed, chosen to hold it for under half a ms."""
+
+
+class LimitMetrics(Collector):
+    """Limits in force, and how often they were reached."""
+
+    def __init__(
+        self, service: Driver, traffic: Traffic, settings: Settings, reloading: Reloading | None
+    ) -> None:
+        self._service = service
+        self._traffic = traffic
+        self._settings = settings
+        self._reloading = reloading
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        values = gauge("limit", "What a limit is set to.", ("name",))
+        settings = self._settings if self._reloading is None else self._reloading.settings
+        for name, value in limit_values(settings).items():
+            values.add_metric([name], value)
+        yield values
+        orphans_dropped = self._service.core.registry.orphan_blocks_dropped
+        hits = counter("limit_hits", "Times a limit was reached, where counted.", ("name",))
+        for name, count in limit_hits(self._service, self._traffic, orphans_dropped).items():
+            hits.add_metric([name], count)
+        yield hits
 
 
 def limit_values(settings: Settings) -> dict[str, float]:

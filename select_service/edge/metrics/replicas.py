@@ -132,7 +132,7 @@ class ReplicaMetrics(Collector):
         ended = self._gauge("replica_ended", "Ends of reservations remembered.")
         ended.add_metric((), len(told.ends))
         yield ended
-        gaps = sum(view.gaps for view in replicas.views.values())
+        gaps = sum(view.gaps for view in replicas.publishers.views.values())
         for name, text, count in (
             ("replica_gaps", "Times a replica's statements were missing.", gaps),
             (

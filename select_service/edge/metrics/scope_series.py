@@ -31,7 +31,7 @@ class ScopeGroup(NamedTuple):
 
 def in_use(core: SelectionCore) -> list[Partition]:
     """Return the partitions with a worker, or with a request that waits for one; oldest first."""
-    return [one for one in core.partitions.values() if one.seated or one.pending_count]
+    return [one for one in core.partitions.values() if one.seating.present or one.pending_count]
 
 
 def groups_of(core: SelectionCore, scopes_max: int) -> list[ScopeGroup]:

@@ -5,27 +5,22 @@ the things of other tenants do not exist, and are refused with the very words fo
 What is not written here is not for it: a verb that is added to the driver is refused until somebody
 has thought about tenants.
 
-Ids of reservations and leases are chosen by clients and unique in the process. So that nobody can
-learn of another tenant's, or take them first, those that come with a bound token are kept under a
-name that begins with its tenant, and only its tenant meets them there. Tokens that are not bound
-see these names as they are kept.
+Its things are kept under names of its own: see `names.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from hashlib import sha256
-from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
 import msgspec
 from msgspec import UNSET
 
 from select_service.core.admission.queue import Ticket
 from select_service.core.fleet.catalog import worker_not_found
+from select_service.edge.tenancy.names import TenantNames
 from select_service.edge.tenancy.tenant_teller import TenantTeller
 from select_service.errors import (
-    NameRefused,
     NoSchedulableWorker,
     ServiceError,
     TenantNotFound,
@@ -36,7 +31,6 @@ from select_service.errors import (
 from select_service.types import (
     BatchAnswer,
     LeaseList,
-    PairSelection,
     Ready,
 )
 
@@ -46,7 +40,7 @@ if TYPE_CHECKING:
     from select_service.admission_types import WorkerMetrics, WorkerMetricsAnswer
     from select_service.core.books.leases import Lease
     from select_service.core.trust.trusting import TrustSeat
-    from select_service.core.waves.waves import Item
+    from select_service.core.waves.steps import Item
     from select_service.drain_types import DrainRequest, DrainStatus, ScaleDownCandidate
     from select_service.edge.driver import Driver
     from select_service.edge.state.keeper import Keeper
@@ -73,20 +67,13 @@ if TYPE_CHECKING:
         WorkerRecord,
         WorkerSpec,
     )
-    from select_service.wave_types import SelectBatchRequest, WaveAnswer, WaveResult
+    from select_service.wave_types import SelectBatchRequest, WaveAnswer
 
 __all__ = ["Outside", "TenantView"]
 
-_NOBODYS: Final = "\0"
-"""Ends the name of no reservation: the driver says that there is none, and not why."""
-
-_PREFIX_MAX: Final = 32
-"""Characters of a tenant's name before its ids; of a longer one, of its hash: 128 bits."""
-
-_IDS: Final = ("reservation_id", "selection_id", "lease_id")
-
 B = TypeVar("B", "SelectAndReserveRequest", "SelectPairRequest", "ReservationRequest")
 A = TypeVar("A")
+P = ParamSpec("P")
 
 
 class Outside:
@@ -121,7 +108,7 @@ class TenantView:
         self.keeper = service.keeper
         self._service = service
         self._tenants = frozenset(tenants)
-        self._prefixes = tuple(_prefix(tenant) for tenant in tenants)
+        self._names = TenantNames(service.core, tenants, note_foreign)
         self._note_foreign = note_foreign
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -131,8 +118,8 @@ class TenantView:
     def teller(self) -> TenantTeller:
         """Who tells one's own decisions."""
         return TenantTeller(
-            *(self._service.teller, self._tenants, self._prefixes),
-            short=self._short,
+            *(self._service.teller, self._tenants, self._names.prefixes),
+            short=self._names.short,
             note_foreign=self._note_foreign,
         )
 
@@ -260,9 +247,9 @@ class TenantView:
         try:
             answer = await self._service.select_batch(request, own)
         except ServiceError as error:
-            raise self._in_words_of_client(error) from None
+            raise self._names.in_words_of_client(error) from None
         return msgspec.structs.replace(
-            answer, results=[self._own_result(one) for one in answer.results]
+            answer, results=[self._names.result_named_by_client(one) for one in answer.results]
         )
 
     def _own_item(self, item: Item) -> Item:
@@ -271,19 +258,10 @@ class TenantView:
         request, unknown = item
         try:
             self._check_scope(request)
-            self._rename(request)
+            self._names.rename(request)
         except ServiceError as error:
             return error
         return request, unknown
-
-    def _own_result(self, one: WaveResult) -> WaveResult:
-        for name in ("selection", "cache_threshold"):
-            said = getattr(one, name)
-            if said is not UNSET:
-                return msgspec.structs.replace(one, **{name: self._named_by_client(said)})
-        if one.error is UNSET:
-            return one
-        return msgspec.structs.replace(one, error=self._without_prefix(one.error))
 
     def reserve(self, request: ReservationRequest, unknown: bytes = b"") -> ReservationAnswer:
         """POST /reservations."""
@@ -292,156 +270,77 @@ class TenantView:
     def _book(self, request: B, unknown: bytes, verb: Callable[[B, bytes], A]) -> A:
         """Book under the tenant's names, and answer under the client's."""
         self._check_scope(request)
-        self._rename(request)
+        self._names.rename(request)
         try:
             answer = verb(request, unknown)
         except NoSchedulableWorker:
             raise NoSchedulableWorker.in_scope(request.scope) from None
         except ServiceError as error:
-            raise self._in_words_of_client(error) from None
-        return self._named_by_client(answer)
-
-    def _rename(self, request: SelectAndReserveRequest | ReservationRequest) -> None:
-        """Put the names of things in place of the client's."""
-        prefix = _prefix(request.scope.tenant_id)
-        name = request.reservation_id
-        if name is None:
-            name = self._service.core.selecting.new_id()
-        request.reservation_id = prefix + name
-        if request.selection_id is not None:
-            request.selection_id = prefix + request.selection_id
-        if request.lease_id is not None:
-            request.lease_id = self._lease(request.lease_id)
+            raise self._names.in_words_of_client(error) from None
+        return self._names.named_by_client(answer)
 
     async def wait(self, ticket: Ticket) -> Answer:
         """Wait for an answer that could not be given at once."""
         try:
-            return self._named_by_client(await self._service.wait(ticket))
+            return self._names.named_by_client(await self._service.wait(ticket))
         except ServiceError as error:
-            raise self._in_words_of_client(error) from None
-
-    def _named_by_client(self, answer: A) -> A:
-        """Return an answer with the ids its client has chosen; the one that is kept stays."""
-        if isinstance(answer, Ticket):  # it is known by itself, and its answer is renamed by `wait`
-            return answer
-        if isinstance(answer, PairSelection):
-            legs = {
-                name: msgspec.structs.replace(leg, reservation_id=self._short(leg.reservation_id))
-                for name, leg in (("prefill", answer.prefill), ("decode", answer.decode))
-                if leg is not None
-            }
-            answer = msgspec.structs.replace(answer, **legs)
-        names = {}
-        for field in ("reservation_id", "selection_id"):
-            name = getattr(answer, field, UNSET)
-            if isinstance(name, str):
-                names[field] = self._short(name)
-        if not names or not isinstance(answer, msgspec.Struct):
-            return answer
-        return msgspec.structs.replace(answer, **names)
+            raise self._names.in_words_of_client(error) from None
 
     # -- reservations --------------------------------------------------------------------------
 
-    def _reservation(self, name: str) -> str:
-        """Return the name under which a reservation of one's own is kept."""
-        bookings = self._service.core.desk.bookings
-        kept = [prefix + name for prefix in self._prefixes]
-        # the last is that of a client that is not bound, which may be for a tenant of ours
-        for one in (*kept, name):
-            booking = bookings.find(one) or next(iter(bookings.legs(one)), None)
-            if booking is not None:
-                if booking.partition.scope.tenant_id in self._tenants:
-                    return one
-                self._note_foreign()
-                if one is not name:  # whoever is not bound may choose a name like ours
-                    return one + _NOBODYS
-        claims = self._service.core.desk.announcer.claims
-        for one in kept[1:]:
-            if bookings.was_freed(one) or claims.alive(one):
-                return one
-        return kept[0]
-
     def prefill_complete(self, reservation_id: str, cached_tokens: int | None = None) -> None:
         """POST /reservations/{id}/prefill_complete."""
-        try:
-            self._service.prefill_complete(self._reservation(reservation_id), cached_tokens)
-        except ServiceError as error:
-            raise self._in_words_of_client(error) from None
+        kept = self._names.reservation(reservation_id)
+        self._ask(self._service.prefill_complete, kept, cached_tokens)
 
     def output_block(self, reservation_id: str, decay_fraction: float | None = None) -> None:
         """POST /reservations/{id}/output_block."""
-        try:
-            self._service.output_block(self._reservation(reservation_id), decay_fraction)
-        except ServiceError as error:
-            raise self._in_words_of_client(error) from None
+        kept = self._names.reservation(reservation_id)
+        self._ask(self._service.output_block, kept, decay_fraction)
 
     def free(self, reservation_id: str) -> None:
         """DELETE /reservations/{id}."""
+        self._ask(self._service.free, self._names.reservation(reservation_id))
+
+    def _ask(self, verb: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
+        """Call a verb; its refusal speaks of names as the client knows them."""
         try:
-            self._service.free(self._reservation(reservation_id))
+            return verb(*args, **kwargs)
         except ServiceError as error:
-            raise self._in_words_of_client(error) from None
+            raise self._names.in_words_of_client(error) from None
 
     def batch_now(self, request: BatchRequest) -> BatchAnswer | asyncio.Task[BatchAnswer]:
         """POST /reservations/batch."""
         self._service.core.check_batch(request)
         for operation in request.operations:
-            operation.reservation_id = self._reservation(operation.reservation_id)
+            operation.reservation_id = self._names.reservation(operation.reservation_id)
         answer = self._service.batch_now(request)
         if isinstance(answer, BatchAnswer):
-            return self._results(answer)
+            return self._names.batch_named_by_client(answer)
         return asyncio.get_running_loop().create_task(self._results_later(answer))
 
     async def _results_later(self, answer: asyncio.Task[BatchAnswer]) -> BatchAnswer:
-        return self._results(await asyncio.shield(answer))
-
-    def _results(self, answer: BatchAnswer) -> BatchAnswer:
-        return BatchAnswer(
-            [
-                one
-                if one.error is UNSET
-                else msgspec.structs.replace(one, error=self._without_prefix(one.error))
-                for one in answer.results
-            ]
-        )
+        return self._names.batch_named_by_client(await asyncio.shield(answer))
 
     # -- leases --------------------------------------------------------------------------------
-
-    def _lease(self, lease_id: str) -> str:
-        """Return the name under which a lease of one's own is kept."""
-        leases = self._service.core.desk.leases
-        copies = self._service.core.desk.announcer.claims.copies
-        kept = [prefix + lease_id for prefix in self._prefixes]
-        for one in kept[1:]:
-            if leases.find(one) or leases.ending(one) or copies.find(one):
-                return one
-        return kept[0]
 
     def open_lease(self, request: LeaseRequest) -> LeaseRecord:
         """POST /leases."""
         name = request.lease_id
         if name is None:
-            request.lease_id = self._prefixes[0] + self._service.core.selecting.new_id()
+            request.lease_id = self._names.prefixes[0] + self._service.core.selecting.new_id()
         else:
-            request.lease_id = self._lease(name)
-        try:
-            return self._own_lease(self._service.open_lease(request))
-        except ServiceError as error:
-            raise self._in_words_of_client(error) from None
+            request.lease_id = self._names.lease(name)
+        return self._names.lease_named_by_client(self._ask(self._service.open_lease, request))
 
     def renew_lease(self, lease_id: str, request: LeaseRenewal) -> LeaseRecord:
         """POST /leases/{id}/renew."""
-        try:
-            return self._own_lease(self._service.renew_lease(self._lease(lease_id), request))
-        except ServiceError as error:
-            raise self._in_words_of_client(error) from None
+        lease = self._ask(self._service.renew_lease, self._names.lease(lease_id), request)
+        return self._names.lease_named_by_client(lease)
 
     def close_lease_now(self, lease_id: str) -> Lease | None:
         """DELETE /leases/{id} as far as one turn goes."""
-        try:
-            return self._service.close_lease_now(self._lease(lease_id))
-        except ServiceError as error:
-            raise self._in_words_of_client(error) from None
+        return self._ask(self._service.close_lease_now, self._names.lease(lease_id))
 
     async def clear_lease(self, lease: Lease) -> None:
         """Free the rest of what an ended lease left."""
@@ -449,13 +348,9 @@ class TenantView:
 
     def leases(self, owner: str | None, limit: int) -> LeaseList:
         """GET /leases."""
-        listed = self._service.leases(owner, limit, self._prefixes)
-        return LeaseList([self._own_lease(one) for one in listed.leases], listed.total)
-
-    def _own_lease(self, lease: LeaseRecord) -> LeaseRecord:
-        return msgspec.structs.replace(
-            lease, lease_id=self._short(lease.lease_id), router_ids=UNSET
-        )
+        listed = self._service.leases(owner, limit, self._names.prefixes)
+        own = [self._names.lease_named_by_client(one) for one in listed.leases]
+        return LeaseList(own, listed.total)
 
     # -- inspection ----------------------------------------------------------------------------
 
@@ -510,35 +405,3 @@ class TenantView:
     def dump(self) -> AsyncIterator[bytes]:
         """GET /dump."""
         return self._service.dump(self._tenants)
-
-    # -- names ---------------------------------------------------------------------------------
-
-    def _short(self, name: str) -> str:
-        for prefix in self._prefixes:
-            if name.startswith(prefix):
-                return name[len(prefix) :]
-        return name
-
-    def _without_prefix(self, text: str) -> str:
-        for prefix in self._prefixes:
-            text = text.replace(f" {prefix}", " ")
-        return text.replace(_NOBODYS, "")
-
-    def _in_words_of_client(self, error: ServiceError) -> ServiceError:
-        if isinstance(error, NameRefused) and error.field in _IDS:
-            most = max(error.most - max(map(len, self._prefixes)), 0)
-            return NameRefused(error.field, most, error.limit)
-        error.args = (self._without_prefix(str(error)),)
-        return error
-
-
-def _prefix(tenant: str) -> str:
-    """Return what names of a tenant's things begin with; no two tenants' can be mistaken.
-
-    Beside a long one (a letter may take twelve characters) no id of a client's would have room: it
-    is told by its hash, behind what quoting never writes.
-    """
-    quoted = quote(tenant, safe="")
-    if len(quoted) > _PREFIX_MAX:
-        quoted = "%%" + sha256(tenant.encode()).hexdigest()[:_PREFIX_MAX]
-    return quoted + ":"

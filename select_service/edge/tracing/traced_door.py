@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from select_service.edge.console.routes import Booth
     from select_service.edge.http.api import Api
-    from select_service.edge.http.asgi import Call, Head
+    from select_service.edge.http.calls import Call, Head
     from select_service.edge.http.traffic import Traffic
     from select_service.edge.security.authority import Authority
     from select_service.edge.tracing.trace_context import Parent

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.tape.items import Decided, Found, Prompted, Step, Wave
     from select_service.core.tape.reading import House
-    from select_service.core.trust.trust import Trust
+    from select_service.core.trust.factors import Trust
 
 __all__ = [
     "Choice",
@@ -218,9 +218,7 @@ class Stage:
                 if not 0 <= slot < capacity or slot in taken:
                     raise BadRecording(f"worker {worker.worker_id} on slot {slot} of {capacity}")
                 taken.add(slot)
-            partition.seated[worker.worker_id] = worker
-            if worker.drain is None:
-                partition.workers[worker.worker_id] = worker
+            partition.seating.take(worker)
         self._seated = taken
         partition.make_room()
 
@@ -232,7 +230,7 @@ class Stage:
         """
         if slot not in self._seated:
             raise BadRecording(f"nobody sits on slot {slot}")
-        worker, dp_rank = self.partition.rank_at(slot)
+        worker, dp_rank = self.partition.seating.rank_at(slot)
         return worker.worker_id, dp_rank
 
     def _planned_at(self, slot: int) -> Rank:

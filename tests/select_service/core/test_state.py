@@ -153,7 +153,7 @@ def test_what_is_booked_again_for_its_claim_was_acknowledged_long_ago() -> None:
     fleet.worker(1)
     changes = fleet.core.keep_changes()
     partition = next(iter(fleet.core.partitions.values()))
-    slot = partition.workers[1].slots[0]
+    slot = partition.seating.workers[1].slots[0]
     record = ClaimRecord("a", 1, *partition.scope, 16, 1, 0)
     fleet.core.desk.learn(partition, slot, record, b"", "local", fleet.now)
     assert (RESERVATION, "a") in changes.marked

@@ -138,7 +138,7 @@ def test_only_reports_of_load_come(context: Context) -> None:
         (stream,) = ward.streams()
         report = msgspec.msgpack.encode({"dp_rank": 0, "kv_used_blocks": 1})
         engine.sockets.pub.send_multipart([b"kv_metrics", report])
-        await ward.until(lambda: ward.service._link_of(stream).load_reports)  # type: ignore[union-attr]
+        await ward.until(lambda: ward.service.sources.link(stream).load_reports)  # type: ignore[union-attr]
         for number in range(4):
             await ward.ask(prompt(number))
         assert await ward.pass_time(40) == ["wrong-topic"]
@@ -522,8 +522,8 @@ def test_a_stream_that_is_not_followed_yet_is_no_fault(context: Context) -> None
         engine = ward.engine()
         await ward.hire(engine)
         (stream,) = ward.streams()
-        assert ward.service._listeners is not None
-        ward.service._listeners.hold(stream)
+        assert ward.service.sources.listeners is not None
+        ward.service.sources.listeners.hold(stream)
         for number in range(6):
             await ward.ask(prompt(number))
         assert await ward.pass_time(60) == []

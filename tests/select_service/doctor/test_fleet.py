@@ -220,7 +220,7 @@ def test_a_replica_whose_snapshot_cannot_be_fetched(context: Context) -> None:
             codes = await wait_together(ward, 40, lambda: peer.beat(nowhere))
             assert codes == ["replica-behind"]
             core = ward.service.core
-            view = core.replicas.views[5]
+            view = core.replicas.publishers.views[5]
             view.pulled(view.high, ward.clock(), core.limits)  # as if it had been
             view.ask_again_at = None
             assert await ward.codes() == []

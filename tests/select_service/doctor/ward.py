@@ -148,7 +148,7 @@ class Ward:
         return [s for s, _, _ in membership.sources() if s.rank.worker_id == worker_id]
 
     def is_connected(self, stream: EventStream) -> bool:
-        link = self.service._link_of(stream)
+        link = self.service.sources.link(stream)
         return link is not None and link.is_connected
 
     async def until(self, condition: Callable[[], Any]) -> None:

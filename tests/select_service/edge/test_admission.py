@@ -9,10 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from select_service.edge.app import Server, create_driver
+from select_service.edge.app import create_driver
 from select_service.edge.driver import Driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
+from select_service.edge.server import Server
 from tests.select_service.edge.serving import (
     PROMPT,
     SETTINGS,

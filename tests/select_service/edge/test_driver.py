@@ -14,8 +14,8 @@ from select_service import AdmissionRefused, AdmissionSettings
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
 from select_service.core.replicas.events import TOPIC
-from select_service.edge import driver as driver_module
 from select_service.edge.driver import Driver
+from select_service.edge.driving import housekeeping
 from select_service.edge.embedded import SelectionService
 from select_service.errors import ShuttingDown
 from select_service.types import (
@@ -295,7 +295,7 @@ def test_an_answer_that_comes_before_its_caller_waits() -> None:
 
 def test_housekeeping_survives_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else nothing would expire ever after, and nobody would know."""
-    monkeypatch.setattr(driver_module, "HOUSEKEEPING_S", 0.001)
+    monkeypatch.setattr(housekeeping, "HOUSEKEEPING_S", 0.001)
 
     async def run() -> None:
         service = Driver()

@@ -99,12 +99,12 @@ def test_who_has_not_the_key_is_not_believed(key: str | None) -> None:
         async with listening() as (_, service, _):
             fields: dict[str, Any] = {} if key is None else {"curve_public_key": key}
             seat(service, kv_events_endpoint=engine.endpoint, **fields)
-            assert service._listeners is not None
+            assert service.sources.listeners is not None
             for _ in range(20):
                 engine.events.send_multipart(batch(0))
                 await asyncio.sleep(0.01)
             (stream,) = service.core.registry.streams()
-            assert not service._listeners.is_connected(stream)
+            assert not service.sources.listeners.is_connected(stream)
             assert blocks(service) == 0
             # the record is mended: another key is another source
             seat(service, kv_events_endpoint=engine.endpoint, curve_public_key=ENGINE.public)

@@ -19,9 +19,9 @@ from select_service import (
     SelectionService,
     WorkerSpec,
 )
-from select_service.edge.app import Server
 from select_service.edge.batches import Batches
 from select_service.edge.driver import Driver
+from select_service.edge.server import Server
 from select_service.types import BatchAnswer, Operation, OperationResult
 from tests.select_service.edge.http.test_api import JSON, problem
 from tests.select_service.edge.serving import (

@@ -26,7 +26,7 @@ from select_service.edge.reloading import (
     Reloading,
     check_settings,
 )
-from select_service.edge.tenancy.tenancy import _prefix
+from select_service.edge.tenancy.names import prefix_of
 from select_service.errors import InvalidField, NeedsRestart
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, listening, seat, worker
@@ -432,4 +432,4 @@ def test_ids_must_have_room_behind_the_name_of_their_tenant() -> None:
         check_settings(settings)
         with pytest.raises(ConfigError, match=f"{name} must be {BOUND_ID_LENGTH_MIN}"):
             check_settings(replace(settings, token_file="tokens"))
-    assert max(len(_prefix(tenant)) for tenant in ("a", "\N{SNOWMAN}" * 99, "b" * 32)) <= 35
+    assert max(len(prefix_of(tenant)) for tenant in ("a", "\N{SNOWMAN}" * 99, "b" * 32)) <= 35

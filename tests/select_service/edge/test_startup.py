@@ -30,11 +30,11 @@ def test_recovery_beside_requests() -> None:
             assert ready.status_code == 503
             assert ready.json()["waiting_for"] == ["index_recovery"]
             assert (await client.post("/select_and_reserve", json=PROMPT)).status_code == 200
-            assert service._listeners is not None
-            assert len(service._listeners) == 0
+            assert service.sources.listeners is not None
+            assert len(service.sources.listeners) == 0
             gate.set()
             await until(lambda: service.ready().ready)
-            assert len(service._listeners) == 1
+            assert len(service.sources.listeners) == 1
         asked = {"block_hashes": [1, 2, 3], "sequence_hashes": [1, 2, 3], "isl_tokens": 48}
         (row,) = (await client.post("/overlap_scores", json=asked)).json()["workers"]
         assert row["device_blocks"] == 3

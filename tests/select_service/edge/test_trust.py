@@ -16,8 +16,8 @@ from select_service import SelectAndReserveRequest, SelectionService, TrustSetti
 from select_service.demo.encoding import encode_batch
 from select_service.demo.pool import Stored
 from select_service.demo.publisher import EventPublisher
-from select_service.edge.app import Server
 from select_service.edge.driver import Driver
+from select_service.edge.server import Server
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value
 from tests.select_service.edge.serving import Wire, in_process, on_a_port, seat, until
@@ -211,8 +211,8 @@ def test_a_doubtful_index_is_read_again_over_the_wire() -> None:
             stream = service.core.membership.stream_at(rank)
             index = service.core.partitions[Scope("default", "default")].index
             assert stream is not None
-            assert service._listeners is not None
-            listeners = service._listeners
+            assert service.sources.listeners is not None
+            listeners = service.sources.listeners
             await until(lambda: listeners.is_connected(stream))
             tokens = list(range(64))
             payload = encode_batch(1.0, [Stored((1, 2, 3, 4), None, tuple(tokens))], block_size=16)

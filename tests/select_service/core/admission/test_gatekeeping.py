@@ -56,7 +56,7 @@ def keeper_of(some: Fleet) -> Gatekeeper:
 def full_workers(some: Fleet) -> set[int]:
     keeper = keeper_of(some)
     keeper.refresh(some.now)
-    owner = some.core.partitions[DEFAULT].rank_at
+    owner = some.core.partitions[DEFAULT].seating.rank_at
     return {owner(slot)[0].worker_id for slot in keeper.caps.slots}
 
 

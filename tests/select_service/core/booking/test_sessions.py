@@ -239,5 +239,5 @@ def test_like_a_table_read_aloud(steps: list[tuple[str, int, float]], most: int)
 
 
 def loads_of(fleet: Fleet) -> Any:
-    (partition,) = fleet.core.partitions.values()
-    return partition.loads()
+    (scope,) = fleet.core.loads()
+    return scope.loads

@@ -62,7 +62,7 @@ class Churn(RuleBasedStateMachine):
         self.fleet.now += seconds
         partition = core.partitions.get(Scope("default", tenant))
         if partition is None or not any(
-            one.spec.role is None for one in partition.workers.values()
+            one.spec.role is None for one in partition.seating.workers.values()
         ):
             return
         request = SelectRequest(
@@ -81,7 +81,7 @@ class Churn(RuleBasedStateMachine):
         assert record.lookout[1:] == fresh.told[1:]
         assert record.seating.at == {seat.slot: n for n, seat in enumerate(record.seating.seats)}
         assert set(record.seating.at) == {
-            slot for worker in partition.workers.values() for slot in worker.slots.values()
+            slot for worker in partition.seating.workers.values() for slot in worker.slots.values()
         }
 
 

@@ -122,7 +122,7 @@ def test_a_scope_knows_its_roles_when_workers_change() -> None:
     fleet = Fleet()
 
     def given_roles() -> bool:
-        return fleet.core.partitions[DEFAULT].roles.given
+        return fleet.core.partitions[DEFAULT].seating.roles.given
 
     fleet.worker(1)
     assert not given_roles()

@@ -475,7 +475,7 @@ def test_a_heartbeat_that_comes_again_says_nothing() -> None:
     (new,) = there.turn(there.core.limits.replica_heartbeat_s)
     here.hears(new)
     here.hears(old)
-    view = here.core.replicas.views[2000]
+    view = here.core.replicas.publishers.views[2000]
     assert (view.leaving, view.url, view.http_port) == (False, None, 8092)
     heard_at = view.heard_at
     here.now += 1.0
@@ -493,7 +493,7 @@ def test_a_heartbeat_that_a_snapshot_overtook_moves_nobody() -> None:
     there.book("a", 1, 1)
     here.hears(there.effects.published[0])
     here.hears(msgspec.structs.replace(beat, left=False, leaving=True, url="http://10.6.6.6"))
-    view = here.core.replicas.views[2000]
+    view = here.core.replicas.publishers.views[2000]
     assert (view.leaving, view.url, view.state) == (False, None, "synced")
 
 

@@ -11,7 +11,7 @@ from select_service.core.watching.marks import Marks, Recorder
 from select_service.core.watching.witness import Witness
 from select_service.errors import ServiceError
 from select_service.types import CoreLimits, LeaseRequest, RouterConfig, Selection
-from tests.select_service.core.waves.test_waves import place, prompt
+from tests.select_service.core.waves.test_steps import place, prompt
 from tests.select_service.core.whole_fleet import Fleet
 
 

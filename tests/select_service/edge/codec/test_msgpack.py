@@ -14,7 +14,7 @@ import pytest
 
 from select_service.config import FieldValidation
 from select_service.edge.driver import Driver
-from select_service.edge.http.api import ROUTES
+from select_service.edge.http.routes import ROUTES
 from tests.select_service.edge.serving import PROMPT, in_process, seat, until, worker
 
 TYPE = "application/msgpack"

@@ -15,7 +15,7 @@ from select_service.config import FieldValidation
 from select_service.core.booking.desk import fingerprint_of
 from select_service.edge.codec.json_codec import Decoded, RequestDecoder
 from select_service.edge.codec.msgpack_codec import MsgpackDecoder
-from select_service.edge.http.api import ROUTES
+from select_service.edge.http.routes import ROUTES
 from select_service.errors import InvalidField, InvalidMsgpack, ServiceError
 from select_service.types import (
     BatchRequest,

@@ -127,6 +127,6 @@ def test_how_far_a_rank_is_believed() -> None:
     view = Fleet(service)
     assert row(look(view))["trust"] == 1.0
     (partition,) = service.core.partitions.values()
-    ((_, slot),) = partition.seats()
+    ((_, slot),) = partition.seating.seats()
     partition.trust.note_freshness(slot, 0.4, ("lag",))
     assert row(look(view))["trust"] == 0.4

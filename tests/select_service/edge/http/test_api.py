@@ -12,7 +12,7 @@ from indexer.errors import EndpointRefused
 from select_service.config import FieldValidation
 from select_service.edge.codec.answers import JSON_WRITER
 from select_service.edge.driver import Driver
-from select_service.edge.http.api import ROUTES
+from select_service.edge.http.routes import ROUTES
 from tests.select_service.edge.metrics.test_exposition import scrape, value
 from tests.select_service.edge.serving import PROMPT, in_process, seat, worker
 

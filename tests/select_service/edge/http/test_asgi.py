@@ -10,10 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from select_service.edge import app
-from select_service.edge.app import Server, create_door
+from select_service.edge import server
+from select_service.edge.app import create_door
 from select_service.edge.driver import Driver
 from select_service.edge.http.traffic import CLIENT_GONE
+from select_service.edge.server import Server
 from tests.select_service.edge.serving import (
     PROMPT,
     SETTINGS,
@@ -93,7 +94,7 @@ def test_a_refusal_after_waiting() -> None:
 
 
 def test_leaving_is_not_put_off_until_the_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "_TICK_S", 600.0)
+    monkeypatch.setattr(server, "TICK_S", 600.0)
 
     async def use(port: int, _: Driver, server: Server) -> None:
         wire = await Wire.to(port)

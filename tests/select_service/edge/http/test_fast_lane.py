@@ -14,13 +14,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from select_service.edge.app import Server, create_door, create_driver
+from select_service.edge.app import create_door, create_driver
 from select_service.edge.codec.answers import Response, Settling
 from select_service.edge.driver import Driver
 from select_service.edge.http import fast_lane
-from select_service.edge.http.api import ROUTES, Api
-from select_service.edge.http.asgi import Door, Head
+from select_service.edge.http.api import Api
+from select_service.edge.http.asgi import Door
+from select_service.edge.http.calls import Head
 from select_service.edge.http.fast_lane import ANSWERS_MAX, PEERS_MAX, FastLane, Peers
+from select_service.edge.http.routes import ROUTES
+from select_service.edge.server import Server
 from tests.effort import examples
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat, until
 
@@ -85,8 +88,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 def _close_the_fast_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FastLane, "_answer_whole", lambda *_: False)
-    for way in ("call_in_line", "call_with_id", "call_for"):
-        monkeypatch.setattr(Door, way, lambda *_: None)
+    monkeypatch.setattr(Door, "call_for", lambda *_: None)
 
 
 async def _exchange(

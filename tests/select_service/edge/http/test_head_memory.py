@@ -21,10 +21,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from select_service.config import Durability
-from select_service.edge.app import Server, create_door, create_driver
+from select_service.edge.app import create_door, create_driver
 from select_service.edge.http import fast_lane
 from select_service.edge.http.fast_lane import FastLane
 from select_service.edge.http.listening import Entrances
+from select_service.edge.server import Server
 from tests.conftest import MEMORY
 from tests.effort import examples, share_of
 from tests.select_service.edge.serving import PROMPT, SETTINGS, seat

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from select_service.edge.app import Server
 from select_service.edge.driver import Driver
 from select_service.edge.http.asgi import Door
 from select_service.edge.http.listening import CannotListenError, Entrances, UnixSocket
+from select_service.edge.server import Server
 from tests.live.ports import free_port
 from tests.live.server import OURS, POLL_S
 from tests.select_service.edge.serving import DEADLINE_S, PROMPT, Wire, listening, seat, until

@@ -10,8 +10,8 @@ import jsonschema  # type: ignore[import-untyped]
 from openapi_spec_validator import validate
 
 from select_service.edge.driver import Driver
-from select_service.edge.http.api import ROUTES
 from select_service.edge.http.openapi import describe
+from select_service.edge.http.routes import ROUTES
 from select_service.types import PromptFields
 from tests.select_service.edge.serving import PROMPT, in_process, worker
 

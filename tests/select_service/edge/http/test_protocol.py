@@ -12,11 +12,12 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from select_service.edge.app import Server
 from select_service.edge.driver import Driver
 from select_service.edge.http import protocol
-from select_service.edge.http.protocol import RESERVED_MAX, ConnectionLimits, GuardedProtocol
+from select_service.edge.http.connections import ConnectionLimits
+from select_service.edge.http.protocol import RESERVED_MAX, GuardedProtocol
 from select_service.edge.http.traffic import Connections
+from select_service.edge.server import Server
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
 
 SOON = {"header_timeout_s": 0.3, "body_timeout_s": 0.3}
@@ -99,7 +100,7 @@ def test_a_client_that_does_not_read() -> None:
             while True:
                 yield b"x" * 65536
 
-        service.dump = endless  # type: ignore[method-assign,assignment]
+        service.dump = endless  # type: ignore[assignment]
         wire = await Wire.to(port)
         wire.ask("GET", "/dump")
         await until(lambda: _counts(server).write_timeouts == 1)

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from select_service.edge.app import Server
 from select_service.edge.driver import Driver
 from select_service.edge.http.listening import SIDE_PATHS
+from select_service.edge.server import Server
 from tests.live.lossy import CALM, LossyLink, Weather
 from tests.live.ports import free_port
 from tests.select_service.edge.http.test_listening import served

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
-from select_service.edge.app import Server
 from select_service.edge.driver import Driver
+from select_service.edge.server import Server
 from tests.select_service.edge.serving import HOST, Wire, on_a_port, seat, until
 
 BLOCKS = 60_000  # 5 MB of /dump: more than the system takes in for a client

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from select_service.edge import logs
-from select_service.edge.http.api import ROUTES
+from select_service.edge.http.routes import ROUTES
 from select_service.edge.routing import Route
 from tests.effort import share_of
 from tests.fuzz.bodies import PATHS, members_of, templates

@@ -15,7 +15,8 @@ from select_service.config import FLAGS
 from select_service.edge.app import create_driver
 from select_service.edge.driver import Driver
 from select_service.edge.http.traffic import Traffic
-from select_service.edge.metrics.exposition import PREFIX, Metrics
+from select_service.edge.metrics.exposition import Metrics
+from select_service.edge.metrics.families import PREFIX
 from select_service.edge.metrics.limits import TURN_BUDGETS, limit_hits, limit_values
 from select_service.errors import InvalidRequest
 from select_service.types import CoreLimits, ReservationRequest, WorkerSpec
@@ -41,7 +42,7 @@ def test_limits_reach_their_index() -> None:
     driver = create_driver(replace(SETTINGS, kv_orphan_blocks_max=0))
     driver.upsert_worker(msgspec.convert(worker(1), WorkerSpec))
     (_, index), *_ = driver.core.registry.indexes()
-    rank = next(iter(driver.core.partitions.values())).seats()[0][0]
+    rank = next(iter(driver.core.partitions.values())).seating.seats()[0][0]
     index.store(rank, Tier.DEVICE, 77, [1], bytes(8))
     assert index.stats.orphan_blocks == 0
     assert limit_hits(driver, Traffic(), index.stats.orphan_blocks_dropped)["kv_orphan_blocks_max"]

@@ -18,12 +18,14 @@ from select_service.admission_types import AdmissionChange, BusyThresholdChange,
 from select_service.drain_types import DrainRequest
 from select_service.edge.console.routes import Booth
 from select_service.edge.driver import Driver
-from select_service.edge.http.api import ROUTES, Handler, PeerRequest
+from select_service.edge.http.api import Handler
+from select_service.edge.http.bodies import PeerRequest
+from select_service.edge.http.routes import ROUTES
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.reloading import ConfigChange
 from select_service.edge.routing import OPEN, Route
 from select_service.edge.security.tokens import SCOPES
-from select_service.edge.tenancy.tenancy import _prefix
+from select_service.edge.tenancy.names import prefix_of
 from select_service.types import (
     BatchRequest,
     LeaseRenewal,
@@ -452,9 +454,9 @@ def test_a_name_like_ours_in_another_tenant_is_not_ours(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["ü" * 100, "t" * 256, "%%" + "0" * 32, "t" * 33])
 def test_a_tenant_with_a_long_name_has_room_for_ids(name: str) -> None:
     """The longest id of a trace or UUID has; other tenants' names never come out the same."""
-    assert len(_prefix(name)) < 60
-    assert _prefix(name) != _prefix(name[:-1])
-    assert _prefix(_prefix(name).removesuffix(":")) != _prefix(name)
+    assert len(prefix_of(name)) < 60
+    assert prefix_of(name) != prefix_of(name[:-1])
+    assert prefix_of(prefix_of(name).removesuffix(":")) != prefix_of(name)
 
 
 def test_decisions_are_told_under_their_clients_names(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from select_service.edge.app import Server
 from select_service.edge.driver import Driver
 from select_service.edge.http import protocol
 from select_service.edge.security.tls import FILE_BYTES_MAX, Certificates
+from select_service.edge.server import Server
 from select_service.errors import CertificatesUnusable
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat

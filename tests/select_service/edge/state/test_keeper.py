@@ -513,7 +513,7 @@ def test_a_free_is_remembered_until_the_owner_is_back(tmp_path: Path) -> None:
         hear(service, told)
         for name in ("freed", "f" * 100):
             assert (await client.delete(f"/reservations/{name}")).status_code == 200
-        service.core.replicas.views[2000].heard_at -= 1e6
+        service.core.replicas.publishers.views[2000].heard_at -= 1e6
         service.core.replica_tick(service._clock())
         answer = await post(client, "/reservations/adopted/prefill_complete")
         assert answer.status_code == 200

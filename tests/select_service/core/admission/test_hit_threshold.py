@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.admission.cache_hit import (
+from select_service.core.admission.hit_threshold import (
     Basis,
     base_tokens,
     cached_blocks,

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.core.admission.queue import Ticket
-from select_service.core.shadow.shadow import BURST_S
+from select_service.core.shadow.onlooker import BURST_S
 from select_service.core.shadow.tally import RegretTally, ShadowTally
 from select_service.core.shadow.telling import ShadowTelling
 from select_service.shadow_types import REGRET_BOUNDS, ShadowSettings, ShadowStatus
 from select_service.types import RouterConfig, RouterConfigOverride, Selection, SelectRequest
 from select_service.wave_types import WaveItem
 from tests.effort import examples
-from tests.select_service.core.waves.test_waves import place
+from tests.select_service.core.waves.test_steps import place
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
 LOADED = {"prefill_load_scale": 0.0}

@@ -26,7 +26,7 @@ from tests.effort import examples
 from tests.select_service.core.whole_fleet import Fleet
 
 if TYPE_CHECKING:
-    from select_service.core.waves.waves import Item
+    from select_service.core.waves.steps import Item
 
 
 def prompt(*hashes: int, n: int = 1, isl: int | None = None, **wishes: Any) -> WaveItem:

@@ -268,7 +268,7 @@ class Wave:
         if isinstance(answer, Selection) and not was_known:
             assert sample.read is not None
             partition = sample.read[0]
-            sample.placed_at = partition.workers[answer.worker_id].slots[answer.dp_rank]
+            sample.placed_at = partition.seating.workers[answer.worker_id].slots[answer.dp_rank]
             if sample.placed_at != slot:
                 shared_tokens = 0
             if self._wants.reserve:

@@ -15,13 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from indexer.core.hashing import pack_u64
 from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.queue import Ticket
-from select_service.core.decisions.decisions import (
+from select_service.core.decisions.explaining import Told
+from select_service.core.decisions.keeping import (
     EXPLAINED_BYTES_MAX,
     EXPLAINED_MAX,
     chosen_workers,
     decision_id,
 )
-from select_service.core.decisions.explaining import Told
 from select_service.core.decisions.lookout import STREAMS_S
 from select_service.core.decisions.record import HASHES_KEPT, Record
 from select_service.errors import ServiceError

@@ -146,7 +146,8 @@ class Decisions:
         """
         partition, more = ticket.partition, 0
         if odds is None and (
-            rows is not partition.everyone or ticket.request.routing_constraints is not UNSET
+            rows is not partition.seating.everyone
+            or ticket.request.routing_constraints is not UNSET
         ):
             odds = odds_of(ticket)
         if odds is not None:
@@ -194,7 +195,7 @@ class Decisions:
     def paired(self, ticket: Ticket, seen: Seen, match: Match, now: float) -> Record | None:
         """Two ranks were chosen, or one that does better, and booked."""
         plan, odds = match.plan, odds_of(ticket)
-        odds.plan, odds.legs, odds.roles = plan, match.legs, ticket.partition.roles
+        odds.plan, odds.legs, odds.roles = plan, match.legs, ticket.partition.seating.roles
         if match.placement is not None:
             slot = match.placement.slot
         else:

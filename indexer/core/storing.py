@@ -1,0 +1,104 @@
+"""Stores that need a closer look: names known in part, moved, of a foreign group, or parentless.
+
+`index.py` stands before it and has done with the plain ones; `holdings.py` covers what is found to
+be new, `removal.py` lets go of what has moved.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from indexer.core import holdings, removal
+from indexer.core.node import OrphanRoot
+from indexer.types import Namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TypeAlias
+
+    from indexer.core.holder import Holder
+    from indexer.core.node import Node
+    from indexer.core.radix_tree import RadixTree
+    from indexer.types import PackedHashes, Tier
+
+    Place: TypeAlias = tuple[Node, int]
+    """A node and a position in it, in blocks."""
+
+    Stored: TypeAlias = tuple[int | None, Sequence[int], PackedHashes, Namespace]
+    """A run of blocks: parent, engine hashes, local hashes, namespace."""
+
+
+def place_behind(tree: RadixTree, holder: Holder, parent: int | None) -> Place | None:
+    """Return the place behind `parent`; None if the rank knows no such block."""
+    if parent is None:
+        return tree.root, 0
+    node = holder.where.get(parent)
+    if node is not None:
+        return node, holder.locate(node, parent) + 1
+    root = holder.waiting.get(parent)
+    return None if root is None else (root, 0)
+
+
+def store_any(tree: RadixTree, holder: Holder, tier: Tier, group: int, event: Stored) -> int | None:
+    """Hold a run of blocks whatever is known of it; return how many, None if it is refused.
+
+    It is refused where it names a hash twice, or its parent as one of its own.
+    """
+    parent, names, hashes, namespace = event
+    if not names:
+        return 0
+    unique = set(names)
+    if len(unique) != len(names) or parent in unique:
+        return None
+    origin = _origin_of_known(tree, holder, event)
+    if not holder.where.knows_none(unique):
+        _forget_moved(tree, holder, origin, names, hashes)
+        origin = _origin_of_known(tree, holder, event)
+    if origin is None:
+        assert parent is not None, "the root is always there"
+        origin = _expect(tree, holder, parent, namespace)
+    done = 0
+    for node, position, size in tree.make_path(*origin, hashes, namespace, holder):
+        run = names[done : done + size]
+        holdings.cover_run(holder, tier, group, (node, position), run)
+        tree.note_dust(node)
+        done += size
+    return done
+
+
+def _origin_of_known(tree: RadixTree, holder: Holder, event: Stored) -> Place | None:
+    """Like `place_behind`; a parent that is unknown by now may be told by the first block."""
+    parent, names, hashes, _ = event
+    if parent is not None and parent not in holder.where:
+        place = holdings.place_behind_lost(holder, parent, names[0], hashes)
+        if place is not None:
+            return place
+    return place_behind(tree, holder, parent)
+
+
+def _forget_moved(
+    tree: RadixTree,
+    holder: Holder,
+    origin: Place | None,
+    engine_hashes: Sequence[int],
+    local_hashes: PackedHashes,
+) -> None:
+    """Let go of names that are filed for another position than they are announced at now."""
+    segments = [] if origin is None else tree.follow(*origin, local_hashes)[0]
+    places = [(node, at + i) for node, at, size in segments for i in range(size)]
+    moved: list[int] = []
+    for i, name in enumerate(engine_hashes):
+        node = holder.where.get(name)
+        if node is not None and (
+            i >= len(places) or places[i] != (node, holder.locate(node, name))
+        ):
+            moved.append(name)
+    for name in moved:
+        removal.forget(tree, holder, name)
+
+
+def _expect(tree: RadixTree, holder: Holder, parent: int, namespace: Namespace) -> Place:
+    root = OrphanRoot(holder.holder_id, parent, namespace)
+    holder.waiting[parent] = root
+    tree.orphan_roots[root] = None
+    return root, 0

@@ -1,0 +1,113 @@
+"""One stream and its sockets, as far as they are connected.
+
+Plain state of `listener.py`, which reads the sockets and says when a feed has its turn.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from indexer.edge.sockets import Link
+from indexer.types import LinkState
+
+if TYPE_CHECKING:
+    from indexer.core.replay import ReplayRequest
+    from indexer.core.stream import EventStream
+    from indexer.edge.guide import Guide
+    from indexer.edge.sockets import Receiver, Subscriber
+
+RECONNECT_AFTER_S: Final = 1.0
+RECONNECT_AFTER_MAX_S: Final = 30.0
+"""Waits before a connection that libzmq has given up is made anew, doubled up to the second."""
+
+
+class Feed:
+    """One stream and its sockets."""
+
+    __slots__ = (
+        "changed_at",
+        "connected_at",
+        "connections",
+        "dealer",
+        "guide",
+        "inbox",
+        "is_connected",
+        "is_faulty",
+        "is_held",
+        "is_queued",
+        "is_watched",
+        "load_reports",
+        "reconnect_after_s",
+        "reconnect_at",
+        "replay_endpoint",
+        "request",
+        "server_key",
+        "stream",
+        "subscriber",
+        "vain_looks",
+        "was_connected",
+    )
+
+    def __init__(
+        self,
+        stream: EventStream,
+        subscriber: Subscriber,
+        replay_endpoint: str | None,
+        now: float,
+        server_key: str | None = None,
+    ) -> None:
+        self.stream = stream
+        self.subscriber = subscriber
+        self.replay_endpoint = replay_endpoint
+        self.server_key = server_key
+        self.inbox: deque[list[bytes]] = deque()  # read and not yet taken
+        self.guide: Guide | None = None  # where the endpoint has a name in it
+        self.dealer: Receiver | None = None
+        self.request: ReplayRequest | None = None  # the one `dealer` was opened for
+        self.is_queued = False
+        self.is_watched = False
+        self.vain_looks = 0  # in a row
+        self.is_held = False
+        self.is_connected = False
+        self.is_faulty = False  # its sockets made trouble; the next tick looks again
+        self.was_connected = False
+        self.connected_at = 0.0
+        self.changed_at = now  # connected or not, since then
+        self.connections = 0
+        self.load_reports = 0
+        self.reconnect_at: float | None = None
+        self.reconnect_after_s = RECONNECT_AFTER_S
+
+    def link(self, now: float) -> LinkState:
+        """How it stands with the stream's publisher."""
+        since = now if self.is_held else self.changed_at  # nothing was heard meanwhile
+        return LinkState(
+            *(self.is_connected, since, self.connections, self.load_reports),
+            is_refused=self.subscriber.is_refused,
+        )
+
+    def follow(self, link: Link, now: float) -> None:
+        """The connection has changed; where libzmq will not, it is to be made anew."""
+        if self.is_connected is not (link is Link.CONNECTED):
+            self.is_connected, self.changed_at = not self.is_connected, now
+            self.connections += self.is_connected
+        if self.guide is not None:
+            (self.guide.connected if self.is_connected else self.guide.lost)()
+        if link is Link.BROKEN:
+            if now - self.connected_at > RECONNECT_AFTER_MAX_S:
+                self.reconnect_after_s = RECONNECT_AFTER_S
+            self.reconnect_at = now + self.reconnect_after_s
+            return
+        self.reconnect_at = None
+        if link is Link.CONNECTED:
+            if self.was_connected:
+                self.stream.on_reconnect(now)
+            self.was_connected, self.connected_at = True, now
+
+    def connect_again(self, now: float) -> None:
+        """Make the connection anew, and say when to do so once more."""
+        # a connection that lasts sets the wait back; one that breaks at once lets it grow
+        self.reconnect_after_s = min(2 * self.reconnect_after_s, RECONNECT_AFTER_MAX_S)
+        self.reconnect_at = now + self.reconnect_after_s
+        self.subscriber.connect_again()

@@ -1,0 +1,186 @@
+"""The queues of one scope, one for each class of its policy: who must wait, and whose turn it is.
+
+`queue.py` keeps one class in order. Whether somebody who waits may go by now is asked of whoever
+calls; what is waited for is the ledger's prefill load against the threshold of the class.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from select_service.core.admission.queue import PendingQueue, order_key
+from select_service.core.columns import grown
+from select_service.errors import QueueFull
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from select_service.core.admission.drainage import Drainage
+    from select_service.core.admission.queue import Ticket
+    from select_service.core.books.ledger import Ledger
+    from select_service.core.columns import Floats, Rows
+    from select_service.core.fleet.seating import Seating
+    from select_service.core.pricing.policy import PolicyClass, RoutingPolicy
+
+_NEVER_BUSY = np.inf
+
+
+class ClassQueues:
+    """Everybody who waits for a rank; classes take turns, each for up to its quantum."""
+
+    def __init__(
+        self, policy: RoutingPolicy, seating: Seating, ledger: Ledger, drainage: Drainage
+    ) -> None:
+        self.of_class = [PendingQueue() for _ in policy.classes]
+        self._classes = policy.classes
+        self._seating = seating
+        self._ledger = ledger
+        self._drainage = drainage
+        self._turn = 0  # whose class drains next, and how often before the next one does
+        self._quantum_left = policy.classes[0].quantum
+        self._busy_above: list[Floats] = [np.empty(0) for _ in policy.classes]
+        self._can_be_busy = [False for _ in policy.classes]
+
+    def follow(self, slots: int) -> None:
+        """The seating has changed: so has how much load makes a rank busy."""
+        for number, one in enumerate(self._classes):
+            column = grown(np.empty(0), slots, _NEVER_BUSY)
+            for worker in self._seating.workers.values():
+                busy_above = _busy_above(one, worker.spec.max_num_batched_tokens)
+                for slot in worker.slots.values():
+                    column[slot] = busy_above
+            self._busy_above[number] = column
+            self._can_be_busy[number] = bool((column != _NEVER_BUSY).any())
+
+    # -- who must wait -------------------------------------------------------------------------
+
+    def must_wait(self, number: int, rows: Rows) -> bool:
+        """Tell whether a new request waits: others of its class do, or all its ranks are busy."""
+        return self.of_class[number].pending > 0 or self.all_busy(number, rows)
+
+    def all_busy(self, number: int, rows: Rows) -> bool:
+        """Tell whether every candidate carries more prefill than its threshold (strictly)."""
+        if not self._can_be_busy[number]:
+            return False
+        prefill, busy_above = self._ledger.prefill, self._busy_above[number]
+        first = 0 if isinstance(rows, slice) else rows[0]
+        if prefill.item(first) <= busy_above.item(first):
+            return False  # nearly always, at a tenth of the price of looking at everyone
+        return bool((prefill[rows] > busy_above[rows]).all())
+
+    def enter(self, number: int, ticket: Ticket, now: float, *, is_known: bool) -> None:
+        """Let a ticket wait in its class; one that waited before is not held to its limits.
+
+        What it has cached must have been noted on it.
+
+        Raises:
+            QueueFull: a limit of the class is reached.
+        """
+        one, queue = self._classes[number], self.of_class[number]
+        waiting = (
+            ("requests", one.request_queue_limit_per_worker, len(queue)),
+            ("raw_isl_tokens", one.raw_isl_token_queue_limit_per_worker, queue.pending_isl_tokens),
+            (
+                "cached_tokens",
+                one.cached_token_queue_limit_per_worker,
+                queue.pending_cached_tokens,
+            ),
+        )
+        workers = len(self._seating.workers)
+        for kind, per_worker, current in waiting:
+            if not is_known and per_worker is not None and current >= per_worker * workers:
+                full = _queue_full(one.name, kind, current, per_worker * workers)
+                full.retry_after_s = self.return_s(now)
+                raise full
+        ticket.key = order_key(one.queue_policy, ticket, now, one.overtaking_s)
+        queue.push(ticket)
+
+    def return_s(self, now: float) -> float:
+        """Return when who was refused for those who wait here should ask again.
+
+        One place is free when one of them has gone, which takes what a request has to compute on
+        average; whatever class it is of, the same ranks compute it.
+        """
+        work = self._ledger.prefill_backlog
+        work += sum(
+            queue.pending_isl_tokens - queue.pending_cached_tokens for queue in self.of_class
+        )
+        requests = self._ledger.prefilling + sum(map(len, self.of_class))
+        return self._drainage.return_s(work / max(1, requests), work, self._seating.ranks, now)
+
+    # -- whose turn it is ----------------------------------------------------------------------
+
+    def take_next(self, may_go: Callable[[int, Ticket], bool]) -> Ticket | None:
+        """Take the first in turn that may go, out of the heads of all classes.
+
+        A head that must wait blocks its own class only. The caller places (and books) it before
+        asking again.
+
+        Args:
+            may_go: tells it of the number of a class and its head.
+        """
+        for step in range(len(self.of_class)):
+            number = (self._turn + step) % len(self.of_class)
+            ticket = self.of_class[number].head()
+            if ticket is not None and may_go(number, ticket):
+                self.of_class[number].remove(ticket)
+                self._spend_turn(number)
+                return ticket
+        return None
+
+    def _spend_turn(self, number: int) -> None:
+        if number != self._turn:
+            self._turn, self._quantum_left = number, self._classes[number].quantum
+        self._quantum_left -= 1
+        if self._quantum_left <= 0:
+            self._turn = (number + 1) % len(self.of_class)
+            self._quantum_left = self._classes[self._turn].quantum
+
+    def withdraw(self, ticket: Ticket) -> bool:
+        """Take a ticket out of whichever queue it waits in."""
+        return any(queue.remove(ticket) for queue in self.of_class)
+
+    # -- who is here ---------------------------------------------------------------------------
+
+    def tickets(self) -> list[Ticket]:
+        """Return everybody who waits, class by class, in order."""
+        return [ticket for queue in self.of_class for ticket in queue.tickets()]
+
+    @property
+    def pending(self) -> int:
+        """How many that is."""
+        pending = 0
+        for queue in self.of_class:
+            pending += queue.pending
+        return pending
+
+    @property
+    def pending_isl_tokens(self) -> int:
+        """The sum of their prompt lengths, in tokens."""
+        return sum(queue.pending_isl_tokens for queue in self.of_class)
+
+    def check(self) -> None:
+        """State every promise of the queues."""
+        for queue in self.of_class:
+            queue.check()
+
+
+def _busy_above(one: PolicyClass, max_num_batched_tokens: int | None) -> float:
+    """Prefill tokens above which a rank is busy (contract 3.6); D1: no capacity, never busy."""
+    limits = []
+    if one.prefill_busy_threshold is not None:
+        limits.append(one.prefill_busy_threshold)
+    fraction = one.prefill_busy_threshold_frac
+    if fraction is not None and fraction != np.inf and max_num_batched_tokens is not None:
+        limits.append(fraction * max_num_batched_tokens)  # a capacity of 0 makes inf a nan
+    return min(limits, default=_NEVER_BUSY)
+
+
+def _queue_full(name: str, kind: str, current: int, limit: int) -> QueueFull:
+    return QueueFull(
+        f'router policy class "{name}" queue {kind} limit reached '
+        f"(current={current}, limit={limit})",
+        details={"policy_class": name, "limit_kind": kind, "current": current, "limit": limit},
+    )

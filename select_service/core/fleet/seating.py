@@ -1,0 +1,116 @@
+"""Who sits where in one scope: its workers, their ranks on slots, and the roles of those.
+
+A slot is the row of a rank in every column of the scope; the index gives them out. Nobody is judged
+here: who may take a prompt is asked of `eligibility.py` and `roles.py` with what stands here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from indexer.types import WorkerRank
+from select_service.core.fleet.eligibility import eligible_slots
+from select_service.core.fleet.roles import Roles
+from select_service.errors import WorkerDraining
+
+if TYPE_CHECKING:
+    from select_service.core.columns import Rows
+    from select_service.core.fleet.catalog import Worker
+    from select_service.types import SelectRequest
+
+
+class Seating:
+    """The workers of a scope and the slots of their ranks.
+
+    Who takes a worker in or lets one go calls `arrange` when the slots are what they will be.
+    """
+
+    def __init__(self) -> None:
+        self.workers: dict[int, Worker] = {}
+        """Those who may be chosen."""
+        self.present: dict[int, Worker] = {}
+        """With them those who drain: they keep load and index, and take nothing more."""
+        self.roles = Roles((), 0)
+        self.everyone: Rows = slice(0, 0)
+        self.ranks = 0  # how many that is
+        self._owner: list[Worker | None] = []  # by slot
+        self._rank: list[int] = []  # by slot
+
+    # -- who comes and goes --------------------------------------------------------------------
+
+    def take(self, worker: Worker) -> None:
+        """Take a worker in, or follow a change of its record."""
+        self.present[worker.worker_id] = worker
+        if worker.drain is None:
+            self.workers[worker.worker_id] = worker
+        else:
+            self.workers.pop(worker.worker_id, None)
+
+    def let_go(self, worker: Worker) -> None:
+        """Forget a worker."""
+        self.workers.pop(worker.worker_id, None)
+        self.present.pop(worker.worker_id, None)
+
+    def arrange(self, slots: int) -> None:
+        """Say anew who sits on each of so many slots. O(slots + ranks)."""
+        self.roles = Roles(self.workers.values(), slots)
+        self._owner = [None] * slots
+        self._rank = [0] * slots
+        for worker in self.present.values():
+            for rank, slot in worker.slots.items():
+                self._owner[slot] = worker
+                self._rank[slot] = rank
+        taken = sorted(slot for one in self.workers.values() for slot in one.slots.values())
+        self.ranks = len(taken)
+        dense = taken == list(range(len(taken)))
+        self.everyone = slice(0, len(taken)) if dense else np.array(taken, dtype=np.int64)
+
+    # -- who sits where ------------------------------------------------------------------------
+
+    def rank_at(self, slot: int) -> tuple[Worker, int]:
+        """Return the worker and dp_rank that occupy a slot."""
+        owner = self._owner[slot]
+        assert owner is not None, "slot without a worker"
+        return owner, self._rank[slot]
+
+    def taints_at(self, slot: int) -> frozenset[str]:
+        """Return the taints of who occupies a slot; a wave may have planned with who has gone."""
+        owner = self._owner[slot]
+        return frozenset() if owner is None else owner.taints
+
+    def seats(self) -> list[tuple[WorkerRank, int]]:
+        """Return every rank with its slot, by worker id and rank; also of those who drain."""
+        return [
+            (WorkerRank(worker_id, rank), slot)
+            for worker_id in sorted(self.present)
+            for rank, slot in self.present[worker_id].slots.items()
+        ]
+
+    def open_seats(self) -> list[tuple[WorkerRank, int]]:
+        """Return those of them that may be chosen."""
+        return [seat for seat in self.seats() if seat[0].worker_id in self.workers]
+
+    # -- who leaves ----------------------------------------------------------------------------
+
+    def leaving(self) -> list[int]:
+        """Return the slots of those who drain."""
+        drains = (worker for worker in self.present.values() if worker.drain is not None)
+        return [slot for worker in drains for slot in worker.slots.values()]
+
+    def only_draining(self, request: SelectRequest) -> WorkerDraining | None:
+        """Say so where those who could serve a request, which nobody else can, drain."""
+        leaving = {id_: one for id_, one in self.present.items() if one.drain is not None}
+        slots = eligible_slots(request, leaving) if leaving else []
+        ids = dict.fromkeys(self.rank_at(slot)[0].worker_id for slot in slots)
+        return WorkerDraining(ids) if ids else None
+
+    def check(self) -> None:
+        """State every promise of the seating."""
+        assert self.workers == {i: one for i, one in self.present.items() if one.drain is None}
+        for worker in self.present.values():
+            assert worker.lifecycle == ("schedulable" if worker.drain is None else "draining")
+            assert set(worker.slots) == set(worker.ranks), "a seat per rank"
+            for rank, slot in worker.slots.items():
+                assert self.rank_at(slot) == (worker, rank)

@@ -1,0 +1,49 @@
+"""Where a prompt goes, and the facts that chose that: what `partition.place` returns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from select_service.types import Overlap
+
+if TYPE_CHECKING:
+    from select_service.core.decisions.record import Seen
+    from select_service.core.fleet.catalog import Worker
+    from select_service.core.pricing.projection import Overlap as OverlapColumns
+    from select_service.core.pricing.scoring import Weights
+
+
+class Placement(Struct, frozen=True):
+    """The chosen rank and the facts that chose it."""
+
+    worker: Worker
+    dp_rank: int
+    slot: int
+    cost: float
+    overlap: Overlap  # of the worker, in tokens
+    device_blocks: float
+    host_blocks: float  # extension
+    disk_blocks: float  # extension
+    effective_prefill_tokens: int
+    potential_decode_blocks: int
+    weights: Weights
+    seen: Seen | None = None  # what decided it, when somebody keeps that
+
+
+def worker_overlap(worker: Worker, columns: OverlapColumns | None, block_size: int) -> Overlap:
+    """Matched tokens of a whole worker: cumulative per rank, best rank per tier."""
+    if columns is None:
+        return Overlap(0, 0, {str(rank): 0 for rank in worker.slots}, 0, 0)
+    gpu = cpu = disk = 0
+    per_rank: dict[str, int] = {}
+    for rank, slot in worker.slots.items():
+        device = int(columns.device[slot])
+        host = device + int(columns.host[slot])
+        last = host + int(columns.disk[slot])
+        per_rank[str(rank)] = device * block_size
+        gpu, cpu, disk = max(gpu, device), max(cpu, host), max(disk, last)
+    return Overlap(
+        disk * block_size, gpu * block_size, per_rank, cpu * block_size, disk * block_size
+    )

@@ -1,0 +1,147 @@
+"""Our side of the replica plane: what is said in its time, and what is left over is settled.
+
+What others say goes to `hearing.py`, what they know as a whole to `snapshots.py`; who they are is
+in `publishers.py`. The verbs stand before this room, the edge carries out what a turn asks for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from select_service.core.effects import Effects, Pull
+from select_service.core.replicas.hearing import Hearing
+from select_service.core.replicas.messages import Heartbeat
+from select_service.core.replicas.publishers import Publishers
+from select_service.core.replicas.resolver import Resolver
+from select_service.core.replicas.shared_leases import SharedLeases
+from select_service.core.replicas.snapshots import Snapshots
+
+if TYPE_CHECKING:
+    from select_service.core.booking.desk import Desk
+    from select_service.core.membership import Membership
+    from select_service.core.replicas.claims import Claims
+    from select_service.types import CoreLimits, ReplicaStatus
+
+_BATCHES_PER_TURN = 4
+
+
+class Replicas:
+    """All replicas as this process deals with them."""
+
+    def __init__(
+        self, limits: CoreLimits, claims: Claims, desk: Desk, membership: Membership
+    ) -> None:
+        self.counters = claims.counters
+        self.http_port = 0
+        self.url: str | None = None
+        self.is_leaving = False
+        self.resolver = Resolver(claims, desk, membership, self.counters)
+        self.leases = SharedLeases(limits, claims, desk, self.resolver)
+        self._chores = self.leases.chores  # long work, done in slices
+        self.publishers = Publishers(limits, claims, self._chores)
+        parts = self.publishers, self.resolver, self.leases
+        self.hearing = Hearing(limits, claims, desk, *parts)
+        self.snapshots = Snapshots(
+            *(limits, claims, self.publishers, self.hearing, self.resolver, self.leases)
+        )
+        self._limits = limits
+        self._claims = claims
+        self._beat_at: float | None = None
+        self._beats = 0
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def tick(self, now: float, effects: Effects) -> bool:
+        """Say what has to be said, note who is silent, settle and resolve a few; more to do?"""
+        self.publishers.look_around(now)
+        self.hearing.foreigners.fade(now)
+        self.leases.tick(now)
+        more = self._settle(now)
+        claims = self._claims
+        effects.published += claims.ready
+        claims.ready.clear()
+        claims.release_outputs(now)
+        for _ in range(_BATCHES_PER_TURN):
+            said = claims.batch(self._limits.replica_items_per_message_max)
+            if said is None:
+                break
+            effects.published.append(said)
+        if claims.unsaid_count:
+            return True  # a heartbeat must not speak of what has not been said
+        if self._beat_at is None or now - self._beat_at >= self._limits.replica_heartbeat_s:
+            self._beat_at = now
+            effects.published.append(self._heartbeat())
+        claims.purge(now, self._limits.expired_per_turn_max)
+        for view in self.publishers.views.values():
+            if view.wants_pull(now, self._limits):
+                view.pulling_since = now
+                view.pulls += 1
+                effects.pulls.append(Pull(view.peer, view.router_id, view.http_port, view.url))
+        return more
+
+    def leave(self) -> None:
+        """Say with the next turn, and from then on, that we shall go."""
+        self.is_leaving = True
+        self._beat_at = None
+
+    def last_word(self) -> Heartbeat:
+        """Return what peers take for our end, behind all that `tick` had to say."""
+        return msgspec.structs.replace(self._heartbeat(), left=True)
+
+    def _heartbeat(self) -> Heartbeat:
+        claims = self._claims
+        self._beats += 1
+        return Heartbeat(
+            claims.router_id,
+            claims.epoch,
+            claims.seq,
+            len(claims.own),
+            claims.own.digest,
+            self.http_port,
+            self.url,
+            self.is_leaving,
+            number=self._beats,
+        )
+
+    def _settle(self, now: float) -> bool:
+        """Do a slice of what is left over; True while there is more."""
+        claims = self._claims
+        budget = self._limits.replica_resolved_per_turn_max
+        while budget > 0 and self._chores:
+            budget -= 1
+            if next(self._chores[0], self) is self:
+                self._chores.pop(0)
+        for _ in range(min(len(claims.homeless), budget)):
+            self.resolver.again[claims.homeless.pop()] = None
+        while budget > 0 and self.resolver.again:
+            budget -= 1
+            name = next(iter(self.resolver.again))
+            del self.resolver.again[name]
+            self.resolver.resolve(name, now)
+        return bool(self.resolver.again or self._chores or claims.homeless)
+
+    # -- inspection ----------------------------------------------------------------------------
+
+    def unsettled(self) -> list[str]:
+        """Say in words what replicas have told, or tried to, that is not in the books yet."""
+        behind = sum(one.state == "behind" for one in self.publishers.views.values())
+        told = [f"statements of {behind} replica{'s' if behind > 1 else ''}"] if behind else []
+        return [*told, "claims of replicas"] if self.resolver.again else told
+
+    def status(self, now: float) -> list[ReplicaStatus]:
+        """Return every publisher heard of, by router id."""
+        rows = self.publishers.status(now) + self.hearing.foreigners.status(now)
+        return sorted(rows, key=lambda row: row.router_id)
+
+    def check(self) -> None:
+        """State every promise."""
+        self._claims.check()
+        self.publishers.check()
+        for view in self.publishers.views.values():
+            for claim in view.claims.by_id.values():
+                assert not (claim.booked and self.resolver.seat(claim) is None)
+                reservation = claim.reservation
+                if claim.lease is not None and claim.booked and reservation is not None:
+                    assert not reservation.ttl_s, "the copy of its lease watches its time"

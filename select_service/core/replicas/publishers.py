@@ -1,0 +1,156 @@
+"""Everybody heard of on the replica plane: who is there, who has gone, and who is forgotten.
+
+A `View` says how far one of them has been heard. Nothing that they say is understood here; what a
+publisher that is back may have missed, and what one that has gone leaves, is worked off in slices.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from select_service.core.replicas.claims import ClaimSet
+from select_service.core.replicas.messages import Ended
+from select_service.core.replicas.view import View
+from select_service.types import ReplicaStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from select_service.core.replicas.claims import Claims
+    from select_service.types import CoreLimits
+
+LOOKS_PER_STEP = 64
+"""Claims that are only looked at in one step of a chore."""
+
+
+class Publishers:
+    """The views of all publishers, by router id."""
+
+    def __init__(self, limits: CoreLimits, claims: Claims, chores: list[Iterator[None]]) -> None:
+        """Know nobody.
+
+        Args:
+            limits: bounds.
+            claims: of all publishers, and ours.
+            chores: where to leave long work, which is done in slices.
+        """
+        self.views: dict[int, View] = {}
+        self._limits = limits
+        self._claims = claims
+        self._counters = claims.counters
+        self._chores = chores
+
+    def heard_from(self, router_id: int, epoch: int, peer: str, now: float) -> View | None:
+        """Return the view of who speaks; None: it is nobody we listen to."""
+        view = self.views.get(router_id)
+        if view is None:
+            if len(self.views) >= self._limits.replica_publishers_max:
+                self._counters.publishers_refused += 1
+                return None
+            view = self._open_view(router_id, epoch, now)
+        elif view.peer != peer and not view.gone:
+            # who speaks under a name keeps it as long as it is heard: nobody else may end its own
+            self._counters.impostors += 1
+            return None
+        view.heard_at = now
+        view.peer = peer
+        if view.gone:
+            view.gone = False
+            self._claims.gone.discard(router_id)
+            view.doubt()  # we may have let its claims expire
+            self._chores.append(self._remind(view))
+        return view
+
+    def told_of(self, router_id: int, now: float) -> View | None:
+        """Return what is known of a publisher that others have heard; to us it may be gone."""
+        view = self.views.get(router_id)
+        if view is None:
+            if len(self.views) >= self._limits.replica_publishers_max:
+                self._counters.publishers_refused += 1
+                return None
+            view = self._open_view(router_id, 1, now)
+            view.gone = True
+            view.doubt()
+            self._claims.gone.add(router_id)
+        return view
+
+    def _open_view(self, router_id: int, epoch: int, now: float) -> View:
+        claims = self._claims.sets.setdefault(router_id, ClaimSet())
+        view = self.views[router_id] = View(router_id, epoch, claims, now)
+        return view
+
+    def look_around(self, now: float) -> None:
+        """Note who is silent, and who has been for so long that it can be forgotten."""
+        for view in list(self.views.values()):
+            silent_s = now - view.heard_at
+            if not view.gone and silent_s > self._limits.replica_timeout_s:
+                self.lose(view)
+            long_ago = silent_s > self._limits.replica_ended_s and now >= view.bury_at
+            if view.gone and not view.buried and long_ago:
+                view.buried = True
+                view.bury_at = now + self._limits.replica_timeout_s
+                self._chores.append(self._bury(view))
+
+    def lose(self, view: View) -> None:
+        """It is silent, or has said its last word: whoever is told of what it owns adopts that."""
+        view.gone = True
+        view.pulling_since = view.incoming = None
+        self._claims.gone.add(view.router_id)
+        self._chores.append(self._repeat_last_words())
+
+    def _bury(self, view: View) -> Iterator[None]:
+        """Forget one that has been gone for long, with all it owned that has no load any more."""
+        for claim in list(view.claims.by_id.values()):
+            if not view.gone:
+                break
+            known = view.claims.find(claim.reservation_id, claim.born) is claim
+            if known and not claim.booked:
+                self._claims.forget(claim)
+            yield
+        view.buried = False  # what is still booked has been cared for lately: come again
+        if view.gone and not view.claims:
+            del self.views[view.router_id], self._claims.sets[view.router_id]
+            self._claims.gone.discard(view.router_id)
+
+    def _repeat_last_words(self) -> Iterator[None]:
+        for view in list(self.views.values()):
+            yield from self._remind(view)
+
+    def _remind(self, view: View) -> Iterator[None]:
+        """What the gone said about its claims it may have missed, and cannot ask them again."""
+        for number, claim in enumerate(list(view.claims.by_id.values())):
+            if view.gone:  # it is reminded when it comes back
+                break
+            if claim.dead:
+                self._claims.say_later(Ended(claim.reservation_id, *claim.key))
+            elif claim.tellers and any(map(self._claims.is_silent, claim.tellers)):
+                self._claims.say_later(claim)
+            if number % LOOKS_PER_STEP == 0:
+                yield
+
+    def status(self, now: float) -> list[ReplicaStatus]:
+        """Return every publisher of our own kind."""
+        return [
+            ReplicaStatus(
+                router_id=view.router_id,
+                peer=view.peer,
+                state=view.state,
+                epoch=view.epoch,
+                seq=view.high,
+                missing=len(view.missing),
+                claims=len(view.claims),
+                unbooked=len(view.claims) - view.claims.tied,
+                heard_s_ago=now - view.heard_at,
+                pulls=view.pulls,
+                pulls_failed=view.pulls_failed,
+            )
+            for view in self.views.values()
+        ]
+
+    def check(self) -> None:
+        """State every promise."""
+        for router_id, view in self.views.items():
+            assert self._claims.sets[router_id] is view.claims
+            view.claims.check()
+            assert view.gone == (router_id in self._claims.gone)
+            assert all(claim.owner == router_id for claim in view.claims.by_id.values())

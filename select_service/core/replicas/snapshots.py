@@ -1,0 +1,168 @@
+"""Snapshots of the plane: what we know, given part by part, and what a peer's settles here.
+
+`plane.py` says when one is to be fetched, the edge carries it. Its parts are understood as what is
+said live is (`hearing.py`); what the publisher owned before and does not name any more has ended.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from select_service.core.replicas.messages import (
+    ClaimRecord,
+    Ended,
+    Grown,
+    Growth,
+    Hearsay,
+    Renewed,
+    SnapshotEnd,
+    SnapshotHead,
+)
+from select_service.core.replicas.publishers import LOOKS_PER_STEP
+from select_service.core.replicas.view import Incoming
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from select_service.core.replicas.claims import Claim, Claims
+    from select_service.core.replicas.hearing import Hearing
+    from select_service.core.replicas.messages import SnapshotPart
+    from select_service.core.replicas.publishers import Publishers
+    from select_service.core.replicas.resolver import Resolver
+    from select_service.core.replicas.shared_leases import SharedLeases
+    from select_service.core.replicas.view import View
+    from select_service.types import CoreLimits
+
+_NOTHING = Growth()
+
+
+class Snapshots:
+    """Gives ours, and takes in those of others."""
+
+    def __init__(
+        self,
+        limits: CoreLimits,
+        claims: Claims,
+        publishers: Publishers,
+        hearing: Hearing,
+        resolver: Resolver,
+        leases: SharedLeases,
+    ) -> None:
+        self._limits = limits
+        self._claims = claims
+        self._counters = claims.counters
+        self._publishers = publishers
+        self._hearing = hearing
+        self._resolver = resolver
+        self._leases = leases
+
+    def give(self, now: float) -> Iterator[SnapshotPart]:
+        """Yield what we know; what changes between two parts has a number above the head's.
+
+        Claims of publishers we do not hear either go along: who asks may have come too late. One
+        that restarts under another name is back before anybody calls the old one gone, hence two
+        heartbeats.
+        """
+        claims = self._claims
+        silent_since = now - 2 * self._limits.replica_heartbeat_s
+        self._counters.snapshots_given += 1
+        own = list(claims.own.by_id.values())
+        yield SnapshotHead(claims.router_id, claims.epoch, claims.seq)
+        given = 0
+        for claim in own:
+            if not claim.dead:
+                given += 1
+                yield self._record(claim)
+        yield from claims.ends.retold()
+        for view in list(self._publishers.views.values()):
+            for claim in list(view.claims.by_id.values()):
+                if claim.dead:
+                    continue
+                if not claim.aged and (view.gone or view.heard_at < silent_since):
+                    yield Hearsay(claim.owner, self._record(claim))
+                elif claim.noted:
+                    yield Grown(claim.reservation_id, *claim.key, claim.growth())
+        yield from self._leases.retold(now)
+        yield SnapshotEnd(given)
+
+    def _record(self, claim: Claim) -> ClaimRecord:
+        return msgspec.structs.replace(
+            claim.record,
+            hashes=self._resolver.chain(claim),
+            growth=claim.growth(),
+            lease=self._leases.terms(claim),
+        )
+
+    def begin(self, router_id: int, head: SnapshotHead, now: float) -> bool:
+        """A snapshot comes in; False when it is not whose we asked for."""
+        view = self._publishers.views.get(router_id)
+        if view is None or head.router_id != router_id or view.pulling_since is None:
+            return False
+        view.pulling_since = now
+        view.incoming = Incoming(head.seq)
+        return True
+
+    def part(self, router_id: int, part: SnapshotPart, now: float) -> None:
+        """Take in one part of it."""
+        view = self._publishers.views.get(router_id)
+        if view is None or view.incoming is None:
+            return
+        view.pulling_since = now  # it goes on
+        if isinstance(part, SnapshotEnd):
+            view.incoming.promised = part.claims
+        elif isinstance(part, ClaimRecord):
+            view.incoming.seen.add(part.born)
+            if self._claims.ends.is_word_of_owner((router_id, part.born)):
+                # its state was put back to what it was before that: somebody must remind it
+                self._claims.say_later(Ended(part.reservation_id, router_id, part.born))
+            self._hearing.claimed(view, part, now)
+        elif isinstance(part, Grown):
+            self._hearing.grown(view, part, now)
+        elif isinstance(part, Ended):
+            self._hearing.ended(view, part, now)
+        elif isinstance(part, Renewed):
+            self._leases.renewed(part, now)
+        elif isinstance(part, Hearsay):
+            self._hearsay(view, part, now)
+
+    def _hearsay(self, teller: View, part: Hearsay, now: float) -> None:
+        """Believe what is said about somebody we do not hear ourselves."""
+        owner = part.owner
+        view = self._publishers.views.get(owner)
+        if owner == self._claims.router_id or (view is not None and not view.gone):
+            claim = part.claim  # they are heard here, but what became of it may be news
+            grown = Grown(claim.reservation_id, owner, claim.born, claim.growth)
+            self._hearing.grown(teller, grown, now)
+            return
+        view = self._publishers.told_of(owner, now)
+        if view is not None:
+            self._hearing.claimed(view, part.claim, now, told_of=True)
+            known = view.claims.find(part.claim.reservation_id, part.claim.born)
+            if known is not None and part.claim.growth != _NOTHING:
+                # the owner may not know, and the teller be gone by the time it is back
+                known.tellers = (known.tellers or set()) | {teller.router_id}
+
+    def end(self, router_id: int, now: float, *, complete: bool) -> None:
+        """It has come to its end, or has broken off."""
+        view = self._publishers.views.get(router_id)
+        if view is None:
+            return
+        incoming = view.incoming
+        if not complete or incoming is None or incoming.promised != len(incoming.seen):
+            view.pulled(None, now, self._limits)
+            return
+        view.incoming = None
+        self._leases.chores.append(self._forget_unseen(view, incoming, now))
+
+    def _forget_unseen(self, view: View, incoming: Incoming, now: float) -> Iterator[None]:
+        """What the publisher owned before the snapshot, and not in it, has ended."""
+        for number, claim in enumerate(list(view.claims.by_id.values())):
+            if claim.born <= incoming.seq and claim.born not in incoming.seen:
+                if view.claims.find(claim.reservation_id, claim.born) is claim:
+                    self._hearing.ended(view, Ended(claim.reservation_id, *claim.key), now)
+                yield
+            elif number % LOOKS_PER_STEP == 0:
+                yield
+        view.pulled(incoming.seq, now, self._limits)

@@ -1,0 +1,151 @@
+"""From settings to a driver: who keeps state, traces, records and guards is built if asked for.
+
+Each of them is loaded by those who ask for it alone: a start should not pay for the others.
+`app.py` puts doors before the driver; `embedded.py` does without settings.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from select_service.config import Durability
+from select_service.core.pricing.policy import PolicyBook, PolicyError, read_policy
+from select_service.edge.driver import Driver
+
+if TYPE_CHECKING:
+    from select_service.config import PolicyFile, Settings
+    from select_service.edge.discovery.followers import Discovery
+    from select_service.edge.security.security import Security
+    from select_service.edge.state.keeper import Keeper
+    from select_service.edge.state.recording import Recording
+    from select_service.edge.tracing.tracing import Tracing
+
+__all__ = ["create_driver", "create_security"]
+
+_log = logging.getLogger("select_service")
+
+
+def create_driver(settings: Settings) -> Driver:
+    """Build the service from settings; nothing is opened before its `start`.
+
+    Raises:
+        SecurityFileUnusable: tokens or certificates cannot be used.
+        indexer.errors.KeyFileUnusable: keys cannot.
+        RecordingUnusable: the file to record to cannot be had.
+    """
+    security = create_security(settings)
+    router = settings.router
+    service = Driver(
+        settings.router_config,
+        limits=settings.core_limits,
+        stream_limits=settings.stream_limits,
+        on_event_loss=settings.on_event_loss,
+        policies=_policies(router.policy, router.config.queue_threshold),
+        replica_sync_port=settings.replica_sync_port,
+        replica_limits=settings.replica_limits,
+        dump_limits=settings.dump_limits,
+        keeper=_keeper(settings),
+        snapshot_limits=settings.snapshot_limits,
+        indexer_peers=settings.indexer_peers,
+        recovery_limits=settings.recovery_limits,
+        ready_timeout_s=settings.ready_timeout_s,
+        admission=settings.admission,
+        reach=settings.reach,
+        security=security,
+        tracing=_tracing(settings),
+        doctor_limits=settings.doctor_limits,
+        trust=settings.trust,
+        recording=_recording(settings),
+        shadow=settings.shadow,
+    )
+    service.discovery = _discovery(settings, service)
+    return service
+
+
+def create_security(settings: Settings) -> Security | None:
+    """Read tokens, certificates and keys; None when there are none.
+
+    Raises:
+        SecurityFileUnusable, indexer.errors.KeyFileUnusable: one of them cannot be used.
+    """
+    if not settings.is_guarded:
+        return None
+    from select_service.edge.security.security import Security  # noqa: PLC0415 - OpenSSL, for who is
+
+    return Security(settings)
+
+
+def _tracing(settings: Settings) -> Tracing | None:
+    if settings.tracing == "none":
+        return None
+    from select_service.edge.tracing.tracing import (  # noqa: PLC0415 - for who traces
+        TracingUnavailableError,
+        create_tracing,
+    )
+
+    try:
+        return create_tracing(settings)
+    except TracingUnavailableError as error:  # a service without traces is better than none
+        _log.error("nothing is traced: %s", error)
+        return None
+
+
+def _keeper(settings: Settings) -> Keeper | None:
+    if settings.state_dir is None:
+        return None
+    from select_service.edge.state.keeper import Keeper  # noqa: PLC0415 - SQLite, for who keeps state
+
+    strict = settings.durability is Durability.STRICT
+    directory = Path(settings.state_dir)
+    return Keeper(directory, strict=strict, interval_s=settings.durability_window_s)
+
+
+def _recording(settings: Settings) -> Recording | None:
+    if settings.record is None:
+        return None
+    from select_service.edge.state.recording import (  # noqa: PLC0415 - for who records
+        SWITCH_S,
+        Recording,
+        RecordSettings,
+    )
+
+    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
+    bounds = RecordSettings(
+        path=Path(settings.record),
+        bytes_max=settings.record_bytes_max,
+        files_max=settings.record_files_max,
+        queue_bytes_max=settings.record_queue_bytes_max,
+        flush_s=settings.record_flush_s,
+    )
+    recording = Recording(bounds, settings.router_config)
+    recording.open()
+    return recording
+
+
+def _discovery(settings: Settings, service: Driver) -> Discovery | None:
+    asked_for = (
+        settings.workers_file,
+        settings.kubernetes_workers,
+        settings.kubernetes_replicas,
+        settings.replica_sync_dns,
+    )
+    if all(source is None for source in asked_for):
+        return None
+    from select_service.edge.discovery.setup import create_discovery  # noqa: PLC0415 - as above
+
+    return create_discovery(settings, service)
+
+
+def _policies(file: PolicyFile | None, queue_threshold: float) -> PolicyBook | PolicyError | None:
+    if file is None:
+        return None
+    if file.text is None:
+        return PolicyError(file.error)
+    try:
+        return read_policy(file.text, file.path, queue_threshold)
+    except PolicyError as error:
+        _log.error("%s", error)
+        return error

@@ -1,0 +1,113 @@
+"""Carries out what the core asks for, in the order of the fields of `Effects`.
+
+Every verb, housekeeping, the replica plane and discovery end here. Listeners, futures and sockets
+are not known to this file but by those who hold them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+from select_service.core.effects import NOTHING
+
+if TYPE_CHECKING:
+    from select_service.core.admission.queue import Ticket
+    from select_service.core.effects import Effects, TrustNews
+    from select_service.core.pricing.placement import Placement
+    from select_service.edge.driving.sources import EventSources
+    from select_service.edge.driving.waiting import Waiting
+    from select_service.edge.replicas.plane import Replicas
+    from select_service.edge.state.keeper import Keeper
+    from select_service.edge.tracing.tracing import Tracing
+
+__all__ = ["Carrier"]
+
+_log = logging.getLogger("select_service")
+
+
+class Carrier:
+    """The hands of one driver.
+
+    Attributes:
+        hurry: set when housekeeping should have its turn at once.
+        replicas: the replica plane, while there is one.
+    """
+
+    sources: EventSources  # this and the next are put in once: to be made they need `carry_out`
+    waiting: Waiting
+
+    def __init__(self, keeper: Keeper | None, tracing: Tracing | None) -> None:
+        """Take effects from now on.
+
+        Args:
+            keeper: told that something may have changed.
+            tracing: names the request in the log.
+        """
+        self._keeper, self._tracing = keeper, tracing
+        self.hurry = asyncio.Event()
+        self.replicas: Replicas | None = None
+
+    def carry_out(self, effects: Effects) -> None:
+        """Do all of it; waits for nothing."""
+        if self._keeper is not None:
+            self._keeper.journal.note()
+        if effects is NOTHING or not effects:
+            return
+        self.sources.follow(effects)
+        if effects.more:
+            self.hurry.set()
+        if effects.answered:
+            self.waiting.answer(effects.answered)
+        if self.replicas is not None:
+            self.replicas.carry_out(effects)
+        for placement, ticket in effects.decided:
+            self._tell_decision(placement, ticket)
+        for news in effects.trusted:
+            _tell_trust(news)
+
+    def _tell_decision(self, placement: Placement, ticket: Ticket) -> None:
+        with contextlib.nullcontext() if self._tracing is None else self._tracing.about(ticket):
+            _log.debug("Selected worker", extra=_decision_facts(placement) | _ids_of(ticket))
+
+
+def _decision_facts(placement: Placement) -> dict[str, Any]:
+    """Return the fields of the reference's "Selected worker" line (contract 3.3)."""
+    weights = placement.weights
+    return {
+        "worker_id": placement.worker.worker_id,
+        "dp_rank": placement.dp_rank,
+        "logit": placement.cost,
+        "effective_cached_blocks": placement.device_blocks
+        + weights.host_cache_hit_weight * placement.host_blocks
+        + weights.disk_cache_hit_weight * placement.disk_blocks,
+        "host_pinned_blocks": int(placement.host_blocks),
+        "disk_blocks": int(placement.disk_blocks),
+        "total_kv_blocks": placement.worker.spec.total_kv_blocks,
+    }
+
+
+def _ids_of(ticket: Ticket) -> dict[str, str]:
+    ids = {
+        "selection_id": ticket.request.selection_id,
+        "reservation_id": ticket.reservation_id,
+    }
+    return {name: value for name, value in ids.items() if value is not None}
+
+
+def _tell_trust(news: TrustNews) -> None:
+    facts = {
+        "worker_id": news.rank.worker_id,
+        "dp_rank": news.rank.dp_rank,
+        "model_name": news.scope.model_name,
+        "tenant_id": news.scope.tenant_id,
+        "trust": round(news.trust, 4),
+        "missing_share": round(news.missing_share, 4),
+        "reasons": ",".join(news.reasons),
+    }
+    if news.reasons:
+        _log.warning("a rank's index counts for less", extra=facts)
+    else:
+        _log.info("a rank's index counts in full again", extra=facts)

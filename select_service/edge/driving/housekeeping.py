@@ -1,0 +1,83 @@
+"""The turns of housekeeping: what expires, decays or is examined again, second by second.
+
+The core does a bounded piece of it each time and says whether more is due; here is only when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from select_service.edge.driving.turn import Turn
+
+__all__ = ["HOUSEKEEPING_S", "Housekeeping"]
+
+_log = logging.getLogger("select_service")
+
+HOUSEKEEPING_S = 1.0
+"""Between turns when nothing is left over: how late an expiry may be."""
+
+
+class Housekeeping:
+    """Gives the core its turns, from `start` to `close`.
+
+    Attributes:
+        faults: turns that raised, which is a bug.
+    """
+
+    def __init__(self, turn: Turn, hurry: asyncio.Event) -> None:
+        """Do nothing yet.
+
+        Args:
+            turn: whose core it is.
+            hurry: set when the next turn should be at once.
+        """
+        self._core, self._clock, self._carry_out = turn
+        self._hurry = hurry
+        self._task: asyncio.Task[None] | None = None
+        self._has_namesake = False
+        self.faults = 0
+
+    def start(self) -> None:
+        """Begin, on the running loop."""
+        self._task = asyncio.get_running_loop().create_task(self._keep_house())
+
+    async def close(self) -> None:
+        """End. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _keep_house(self) -> None:
+        while True:
+            more = False
+            try:
+                # again each time: it may be set, at the latest when a machine hears of NTP
+                self._core.trusting.wall_ahead = time.time() - self._clock()  # noqa: TID251
+                more, effects = self._core.tick(self._clock())
+                self._carry_out(effects)
+                self._complain_of_namesakes()
+            except Exception:  # noqa: BLE001 - a bug must not end all expiry
+                self.faults += 1
+                _log.exception("housekeeping failed")
+            await (asyncio.sleep(0) if more else self._rest())
+
+    async def _rest(self) -> None:
+        """Let housekeeping rest until its next turn, or until there is more to do."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HOUSEKEEPING_S):
+                await self._hurry.wait()
+        self._hurry.clear()
+
+    def _complain_of_namesakes(self) -> None:
+        if self._core.replicas.counters.namesakes and not self._has_namesake:
+            self._has_namesake = True
+            _log.error(
+                "another process speaks under our router id, so neither hears the other: "
+                "its --state-dir is a copy of ours, and one of both must start from an empty one"
+            )

@@ -1,0 +1,163 @@
+"""The event sources of the workers: opened, held and closed as the core wants it.
+
+`carrying.py` says which; `indexer/edge/listener.py` has the sockets. What an earlier life or a peer
+knew of a stream comes first: until it is in place, the stream is not listened to, or is held.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from indexer.edge.listener import Listeners
+from indexer.errors import EndpointRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from indexer.core.stream import EventStream
+    from indexer.edge.addresses import Addresses
+    from indexer.types import LinkState, StreamLimits
+    from select_service.core.effects import Effects, Listen
+    from select_service.edge.driving.recovering import Recovering
+    from select_service.edge.driving.turn import Turn
+    from select_service.edge.load_topic import LoadTopic
+    from select_service.edge.security.credentials import Credentials
+    from select_service.edge.state.recording import Recording
+
+__all__ = ["EventSources"]
+
+_log = logging.getLogger("select_service")
+
+
+class EventSources:
+    """The listeners of one driver, while it runs.
+
+    Attributes:
+        listeners: who has the sockets; None before `open` and after `close`.
+    """
+
+    def __init__(  # noqa: PLR0913 - what it stands on
+        self,
+        turn: Turn,
+        recovering: Recovering,
+        addresses: Addresses,
+        load_topic: LoadTopic,
+        *,
+        limits: StreamLimits | None = None,
+        credentials: Credentials | None = None,
+        recording: Recording | None = None,
+    ) -> None:
+        """Listen to nobody yet.
+
+        Args:
+            turn: to tell the core of a source that is refused.
+            recovering: comes first.
+            addresses: where connections may lead.
+            load_topic: hears what workers say of their load.
+            limits: bounds of the listeners.
+            credentials: keys towards workers.
+            recording: of every message.
+        """
+        self._core, self._clock, self._carry_out = turn
+        self._recovering = recovering
+        self._addresses = addresses
+        self._load_topic = load_topic
+        self._limits = limits
+        self._credentials = credentials
+        self._recording = recording
+        self._held: list[Listen] = []  # until recovery is over
+        self.listeners: Listeners | None = None
+
+    def open(self) -> Listeners:
+        """Be ready to listen."""
+        credentials = self._credentials
+        self.listeners = Listeners(
+            self._core.registry,
+            clock=self._clock,
+            limits=self._limits,
+            on_load=self._load_topic.hear,
+            keys=None if credentials is None else credentials.keys,
+            worker_key=None if credentials is None else credentials.worker_key,
+            addresses=self._addresses,
+            on_refused=self._refuse,
+            on_message=None if self._recording is None else self._record,
+        )
+        if credentials is not None:
+            credentials.when_other_keys.append(self.listeners.use_keys)
+        return self.listeners
+
+    async def close(self) -> None:
+        """Close every socket. Idempotent."""
+        if self.listeners is not None:
+            await self.listeners.close()
+            self.listeners = None
+
+    def follow(self, effects: Effects) -> None:
+        """Stop, start and look again as the core wants it."""
+        listeners = self.listeners
+        if listeners is None:
+            return
+        for stream in effects.unlisten:
+            listeners.stop(stream)
+        for listen in effects.listen:
+            self._listen(listeners, listen)
+        for stream in effects.reread:
+            listeners.look_at(stream)
+
+    def let_in(self) -> None:
+        """Recovery is over: listen to those who have waited for that."""
+        held, self._held = self._held, []
+        if self.listeners is not None:
+            for listen in held:
+                self._listen(self.listeners, listen)
+
+    def look_again(self) -> None:
+        """Other limits are in force: hold every stream to them."""
+        if self.listeners is not None:
+            self.listeners.look_at_all()
+
+    def link(self, stream: EventStream) -> LinkState | None:
+        """Return what is known of the connection to a source; None: there is none."""
+        return None if self.listeners is None else self.listeners.link(stream)
+
+    @property
+    def handshakes_failed(self) -> Mapping[str, int]:
+        """Handshakes with workers that failed, by how."""
+        return {} if self.listeners is None else self.listeners.handshakes_failed
+
+    def _listen(self, listeners: Listeners, listen: Listen) -> None:
+        if listen.stream.closed:  # a sibling's source was refused a moment ago
+            return
+        if self._recovering.is_running:
+            self._held.append(listen)
+            return
+        warm = self._recovering.warm_start
+        is_known = warm is not None and warm.knows(listen.stream)
+        try:
+            listeners.start(
+                *(listen.stream, listen.endpoint, listen.replay_endpoint),
+                is_held=is_known,
+                server_key=listen.curve_key,
+            )
+        except EndpointRefused as error:
+            self._refuse(listen.stream, error)
+            return
+        if warm is not None and is_known:
+            warm.give_back(listen)
+
+    def _refuse(self, stream: EventStream, error: EndpointRefused) -> None:
+        """Take a worker out of service whose events come from where nobody may connect to."""
+        _log.warning("event source refused: %s (worker %d)", error, stream.rank.worker_id)
+        self._carry_out(self._core.refuse_source(stream.rank, str(error), self._clock()))
+
+    def _record(
+        self,
+        stream: EventStream,
+        frames: Sequence[bytes],
+        is_replay: bool,  # noqa: FBT001 - as the listener tells it
+    ) -> None:
+        assert self._recording is not None
+        index = self._core.registry.index(stream.scope)
+        is_eagle = index is not None and index.is_eagle
+        self._recording.hear(stream, frames, is_replay=is_replay, is_eagle=is_eagle)

@@ -1,0 +1,126 @@
+"""Callers whose request waits for capacity: a future for each, one timer for the next deadline.
+
+The core keeps the queue and says who has an answer; here that answer reaches whoever waits for it,
+and whoever has gone is taken out of the queue, with nothing left booked in its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING
+
+from select_service.errors import ServiceError, ShuttingDown
+from select_service.types import PairSelection, Selection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from select_service.core.admission.queue import Ticket
+    from select_service.edge.driving.turn import Turn
+    from select_service.types import Answer
+
+__all__ = ["Waiting"]
+
+
+class Waiting:
+    """Who waits in one driver."""
+
+    def __init__(self, turn: Turn, free: Callable[[str], None]) -> None:
+        """Have nobody wait.
+
+        Args:
+            turn: to refuse those who have waited too long.
+            free: ends a reservation.
+        """
+        self._core, self._clock, self._carry_out = turn
+        self._free = free
+        self._futures: dict[Ticket, list[asyncio.Future[Answer]]] = {}
+        self._deadline: tuple[float, asyncio.TimerHandle] | None = None
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        """Return how many requests wait here for an answer."""
+        return len(self._futures)
+
+    async def wait(self, ticket: Ticket) -> Answer:
+        """Wait for a ticket's answer; if the caller is cancelled the ticket leaves the queue.
+
+        Raises:
+            ServiceError: the refusal that came instead.
+        """
+        if self._is_closed:
+            self._core.withdraw(ticket)
+            raise ShuttingDown
+        if isinstance(ticket.answer, ServiceError):  # before anybody came to wait
+            raise ticket.answer
+        if ticket.answer is not None:
+            return ticket.answer
+        self._wake_at(ticket.deadline)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._futures.setdefault(ticket, []).append(future)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._give_up(ticket, future)
+            raise
+
+    def answer(self, tickets: Iterable[Ticket]) -> None:
+        """Give everybody who waits for one of these what the core has put into it."""
+        for ticket in tickets:
+            for future in self._futures.pop(ticket, ()):
+                _resolve(future, ticket.answer)
+
+    def close(self) -> None:
+        """Send everybody away, now and from now on."""
+        self._is_closed = True
+        for futures in self._futures.values():
+            for future in futures:
+                _resolve(future, None)
+        self._futures.clear()
+        self._wake_at(math.inf)
+
+    def _give_up(self, ticket: Ticket, future: asyncio.Future[Answer]) -> None:
+        """A caller is gone: nobody waits in its name, and nothing stays booked in its name."""
+        futures = self._futures.get(ticket)
+        if futures is not None:
+            futures.remove(future)
+            if not futures:
+                del self._futures[ticket]
+            self._core.withdraw(ticket)
+            return
+        ticket.holders -= 1  # the answer came in the turn in which its caller went
+        booked = ticket.reservation_id is not None and isinstance(
+            ticket.answer, Selection | PairSelection
+        )
+        if ticket.holders == 0 and booked:
+            self._free(ticket.reservation_id or "")
+
+    def _wake_at(self, at: float) -> None:
+        """Wake up when the first of the waiting has waited too long; one timer for all.
+
+        Deadlines that come by another policy are seen by housekeeping.
+        """
+        if self._deadline is not None:
+            if self._deadline[0] <= at and not self._is_closed:
+                return
+            self._deadline[1].cancel()
+            self._deadline = None
+        if at != math.inf:
+            delay = max(0.0, at - self._clock())
+            loop = asyncio.get_running_loop()
+            self._deadline = (at, loop.call_later(delay, self._refuse_late))
+
+    def _refuse_late(self) -> None:
+        self._deadline = None
+        self._carry_out(self._core.refuse_late(self._clock()))
+        self._wake_at(self._core.next_deadline())
+
+
+def _resolve(future: asyncio.Future[Answer], answer: Answer | ServiceError | None) -> None:
+    if future.done():
+        return
+    if answer is None or isinstance(answer, ServiceError):
+        future.set_exception(answer or ShuttingDown())
+    else:
+        future.set_result(answer)

@@ -1,0 +1,87 @@
+"""What reads the bodies of requests: one decoder for each type, all for bodies in one form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from select_service.admission_types import AdmissionChange, BusyThresholdChange, WorkerMetrics
+from select_service.drain_types import DrainRequest
+from select_service.edge.codec.forms import Form
+from select_service.edge.codec.json_codec import RequestDecoder
+from select_service.edge.reloading import ConfigChange
+from select_service.edge.waves import WaveBody
+from select_service.types import (
+    BatchRequest,
+    LeaseRenewal,
+    LeaseRequest,
+    OutputBlockRequest,
+    OverlapScoresRequest,
+    PotentialLoadsRequest,
+    PrefillCompleteRequest,
+    ReservationRequest,
+    SelectAndReserveRequest,
+    SelectPairRequest,
+    SelectRequest,
+    WorkerPatch,
+    WorkerSpec,
+)
+from select_service.wave_types import WaveItem
+
+if TYPE_CHECKING:
+    from select_service.config import FieldValidation
+    from select_service.edge.codec.bulk import BodyGuard
+    from select_service.edge.codec.msgpack_codec import MsgpackDecoder
+
+__all__ = ["Bodies", "PeerRequest"]
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class PeerRequest(msgspec.Struct):
+    """Body of /replica_sync/register_peer and deregister_peer."""
+
+    endpoint: str
+
+
+class Bodies:
+    """The decoders of the API, by what they read."""
+
+    def __init__(self, form: Form, validation: FieldValidation, guard: BodyGuard) -> None:
+        """Read one form.
+
+        Args:
+            form: what bodies are written in.
+            validation: what happens to unknown fields.
+            guard: what bodies are held to.
+        """
+
+        def read(kind: type[R]) -> RequestDecoder[R] | MsgpackDecoder[R]:
+            if form is Form.JSON:
+                return RequestDecoder(kind, validation, guard)
+            from select_service.edge.codec.msgpack_codec import MsgpackDecoder  # noqa: PLC0415 - see `late`
+
+            return MsgpackDecoder(kind, validation, guard)
+
+        self.worker = read(WorkerSpec)
+        self.worker_patch = read(WorkerPatch)
+        self.worker_metrics = read(WorkerMetrics)
+        self.drain = read(DrainRequest)
+        self.select = read(SelectRequest)
+        self.select_and_reserve = read(SelectAndReserveRequest)
+        self.select_pair = read(SelectPairRequest)
+        self.wave = read(WaveBody)
+        self.wave_item = read(WaveItem)
+        self.reservation = read(ReservationRequest)
+        self.prefill_complete = read(PrefillCompleteRequest)
+        self.output_block = read(OutputBlockRequest)
+        self.batch = read(BatchRequest)
+        self.lease = read(LeaseRequest)
+        self.lease_renewal = read(LeaseRenewal)
+        self.admission = read(AdmissionChange)
+        self.threshold = read(BusyThresholdChange)
+        self.config = read(ConfigChange)
+        self.potential_loads = read(PotentialLoadsRequest)
+        self.overlap_scores = read(OverlapScoresRequest)
+        self.peer = read(PeerRequest)

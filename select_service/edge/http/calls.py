@@ -1,0 +1,84 @@
+"""Which call a plain request line makes, and what matters of the lines of its head.
+
+The door hands the tables to the lanes, which know most request lines by heart: a dict lookup, or
+one comparison around an id. Every other line is found by `edge/routing.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from select_service.edge.http.api import Api, Handler
+    from select_service.edge.routing import Route
+    from select_service.edge.security.authority import Grant
+
+__all__ = ["Call", "Head", "OpenLines", "plain_lines"]
+
+_ONE_OPEN: Final = re.compile(rb"([A-Z]+ /[a-z_]+/)([\w.~:@-]+)((?:/[a-z_]+)? HTTP/1\.1)")
+"""A request line with one open segment, the second, in which nothing has to be decoded."""
+_SECOND: Final = 2
+_VERSION: Final = len(" HTTP/1.1")
+
+
+class Call(Struct, frozen=True):
+    """A request whose route is known and whose body may follow."""
+
+    route: Route[Handler]
+    params: tuple[str, ...]
+    query: bytes
+    path: bytes
+
+
+class Head(Struct, frozen=True):
+    """What matters of the header lines of a request."""
+
+    api: Api  # that reads bodies and writes answers in the forms the client speaks
+    length: int  # of the body, as announced; 0 when it is not
+    is_readable: bool  # a body is announced, in a form that can be read
+    has_type: bool
+    grant: Grant | None = None  # what its token allows; None: nobody asks for tokens
+
+
+def plain_lines(routes: Sequence[Route[Handler]]) -> dict[bytes, Call]:
+    """Return the calls of all request lines without parameters and queries."""
+    return {
+        b"%b %b HTTP/1.1" % (route.method.encode(), path := route.pattern.encode()): Call(
+            route, (), b"", path
+        )
+        for route in routes
+        if "{" not in route.pattern
+    }
+
+
+class OpenLines:
+    """The routes whose second segment alone is open: the calls of a reservation's life.
+
+    Attributes:
+        routes: by what stands before and behind that segment on the request line.
+    """
+
+    def __init__(self, routes: Sequence[Route[Handler]]) -> None:
+        self.routes: dict[tuple[bytes, bytes], Route[Handler]] = {}
+        for route in routes:
+            before, _, rest = route.pattern.partition("{")
+            behind = rest.partition("}")[2]
+            if rest and "{" not in behind and before.count("/") == _SECOND:
+                line = f"{route.method} {before}".encode(), f"{behind} HTTP/1.1".encode()
+                self.routes[line] = route
+
+    def find(self, line: bytes) -> Call | None:
+        """Return the call of a line that has one parameter, an id as they are."""
+        found = _ONE_OPEN.fullmatch(line)
+        if found is None:
+            return None
+        before, name, behind = found.groups()
+        route = self.routes.get((before, behind))
+        if route is None:
+            return None
+        return Call(route, (name.decode("ascii"),), b"", line[len(route.method) + 1 : -_VERSION])

@@ -1,0 +1,103 @@
+"""Looks at the state: loads, overlap, decisions, trust, shadow, the index."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from select_service.edge.codec.answers import ALWAYS_JSON, Response
+from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in
+from select_service.edge.routing import read_count, read_id, read_query, read_switch
+from select_service.edge.telling import LISTED, LISTED_MAX, Wanted
+from select_service.edge.verbs.inspecting import SHADOW_SCOPES_LISTED
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from select_service.core.decisions.record import Record
+    from select_service.core.trust.trusting import TrustSeat
+    from select_service.edge.http.api import Answer, Api, Request
+    from select_service.types import RankTrustRow
+
+DECISION_QUERY: Final = ("worker_id", *SCOPE_QUERY, "limit", "candidates")
+SHADOW_QUERY: Final = (*SCOPE_QUERY, "limit")
+SHADOW_SCOPES_MAX: Final = 200
+"""Written in one go: a few µs each."""
+_TRUST_SLICE: Final = 16
+"""Rows of GET /trust sent in one go: a few µs each."""
+
+
+def loads(api: Api, request: Request) -> Response:
+    """Return the load of every rank, by scope."""
+    return api.writer.reply(api.service.loads(*read_scope(request.query)))
+
+
+def potential_loads(api: Api, request: Request) -> Answer:
+    """Return what every rank would carry with this prompt."""
+    decoded = api.bodies.potential_loads.decode(request.body)
+    return api.answer(decoded, lambda prompt, _: api.service.potential_loads(prompt))
+
+
+def overlap_scores(api: Api, request: Request) -> Answer:
+    """Return what every rank holds of this prompt."""
+    decoded = api.bodies.overlap_scores.decode(request.body)
+    return api.answer(decoded, lambda prompt, _: api.service.overlap_scores(prompt))
+
+
+def decision(api: Api, request: Request) -> Answer:
+    """Return one decision with every rank and every term of its cost, by whichever id."""
+    return _decision(api, api.service.teller.find(request.params[0]))
+
+
+async def _decision(api: Api, record: Record) -> Response:
+    return api.writer.reply(await api.service.teller.tell(record))
+
+
+def decisions(api: Api, request: Request) -> Answer:
+    """List the last decisions, newest first: `limit` (50) of those asked for."""
+    values = read_query(request.query, DECISION_QUERY)
+    model_name, tenant_id = scope_in(values)
+    wanted = Wanted(
+        worker_id=read_id("worker_id", values.get("worker_id")),
+        model_name=model_name,
+        tenant_id=tenant_id,
+        limit=read_count("limit", values.get("limit"), LISTED, LISTED_MAX),
+        candidates=read_switch("candidates", values.get("candidates")),
+    )
+    return _decisions(api, wanted)
+
+
+async def _decisions(api: Api, wanted: Wanted) -> Response:
+    teller = api.service.teller
+    records = await teller.matching(wanted)
+    each = teller.each(records, candidates=wanted.candidates)
+    return api.writer.reply_listing("decisions", each, len(records))
+
+
+def trust(api: Api, request: Request) -> Response:
+    """Return how far every rank's index is believed, and why."""
+    seats = api.service.trust_seats(*read_scope(request.query))
+    return api.writer.reply_listing("ranks", _trust(api, seats), len(seats))
+
+
+async def _trust(api: Api, seats: list[TrustSeat]) -> AsyncIterator[RankTrustRow]:
+    for number, seat in enumerate(seats, 1):
+        yield api.service.trust_row(seat)
+        if not number % _TRUST_SLICE:
+            await asyncio.sleep(0)
+
+
+def shadow(api: Api, request: Request) -> Answer:
+    """Tell what the shadow weights would have done, in all and for `limit` (100) scopes."""
+    values = read_query(request.query, SHADOW_QUERY)
+    limit = read_count("limit", values.get("limit"), SHADOW_SCOPES_LISTED, SHADOW_SCOPES_MAX)
+    return _shadow(api, *scope_in(values), limit)
+
+
+async def _shadow(api: Api, model_name: str | None, tenant_id: str | None, limit: int) -> Response:
+    return api.writer.reply(await api.service.shadow(model_name, tenant_id, limit))
+
+
+def dump(api: Api, _: Request) -> Response:
+    """Return the whole index, one key `model:tenant` per scope."""
+    return Response(200, b"", ALWAYS_JSON, stream=api.service.dump())

@@ -1,0 +1,60 @@
+"""What those who run the service set: admission, busy thresholds, settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from select_service.edge.routing import read_query
+from select_service.errors import InvalidQuery
+
+if TYPE_CHECKING:
+    from select_service.edge.codec.answers import Response
+    from select_service.edge.http.api import Answer, Api, Request
+
+THRESHOLD_QUERY: Final = ("model", "tenant_id")
+
+
+def admission(api: Api, _: Request) -> Response:
+    """Say which policy is in force, and what became of every class."""
+    return api.writer.reply(api.service.admission())
+
+
+def change_admission(api: Api, request: Request) -> Answer:
+    """Put another policy in force at once; who waits is judged again."""
+    decoded = api.bodies.admission.decode(request.body)
+    return api.answer(decoded, lambda change, _: api.service.change_admission(change))
+
+
+def busy_thresholds(api: Api, _: Request) -> Response:
+    """List the busy thresholds of every model."""
+    return api.writer.reply(api.service.busy_thresholds())
+
+
+def change_threshold(api: Api, request: Request) -> Answer:
+    """Set or clear busy thresholds of a model; with none given, read them."""
+    decoded = api.bodies.threshold.decode(request.body)
+    return api.answer(decoded, lambda change, _: api.service.change_threshold(change))
+
+
+def forget_threshold(api: Api, request: Request) -> Response:
+    """Drop what was set for a model or one tenant of it. Repeatable."""
+    values = read_query(request.query, THRESHOLD_QUERY)
+    model = values.get("model")
+    if model is None:
+        raise InvalidQuery("`model` must be given", field="model")
+    return api.writer.reply(api.service.forget_threshold(model, values.get("tenant_id")))
+
+
+def config(api: Api, _: Request) -> Response:
+    """Say what every setting is, who said so, and whether it may change without a restart."""
+    assert api.reloading is not None
+    return api.writer.reply(api.reloading.describe())
+
+
+def change_config(api: Api, request: Request) -> Answer:
+    """Put settings in force at once, all or none."""
+    reloading = api.reloading
+    assert reloading is not None
+    return api.answer(
+        api.bodies.config.decode(request.body), lambda change, _: reloading.put(change)
+    )

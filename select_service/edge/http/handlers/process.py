@@ -1,0 +1,54 @@
+"""State of the process: whether it is up, whether it is ready, its counters, its description."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from select_service.edge.codec.answers import ALWAYS_JSON, Response, retry_after_line
+from select_service.edge.routing import read_query
+from select_service.types import BriefReady
+
+if TYPE_CHECKING:
+    from select_service.edge.http.api import Answer, Api, Request
+    from select_service.types import Ready
+
+VERBOSE_QUERY: Final = ("verbose",)
+
+
+def health(api: Api, _: Request) -> Response:
+    """Say that the process is up, and nothing else."""
+    return api.writer.done()
+
+
+def ready(api: Api, request: Request) -> Answer:
+    """Say whether any worker is schedulable: 200 or 503. `verbose=true` adds what is wrong."""
+    is_verbose = read_query(request.query, VERBOSE_QUERY).get("verbose") in {"true", "1"}
+    if api.brief is not None:
+        if is_verbose:
+            raise api.brief()
+        return _say_ready(api, BriefReady(api.service.is_ready()))
+    if is_verbose:
+        return _ready_verbose(api)
+    return _say_ready(api, api.service.ready())
+
+
+async def _ready_verbose(api: Api) -> Response:
+    return _say_ready(api, await api.service.ready_verbose())
+
+
+def _say_ready(api: Api, ready: Ready | BriefReady) -> Response:
+    response = api.writer.reply(ready, 200 if ready.ready else 503)
+    if not ready.ready:
+        response.headers += (retry_after_line(0.0),)
+    return response
+
+
+def metrics(api: Api, _: Request) -> Response:
+    """Return counters for Prometheus."""
+    body, media_type = api.render_metrics()
+    return Response(200, body, ((b"content-type", media_type.encode()),))
+
+
+def openapi(api: Api, _: Request) -> Response:
+    """Return this description."""
+    return Response(200, api.describe(), ALWAYS_JSON)

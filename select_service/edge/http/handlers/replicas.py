@@ -1,0 +1,46 @@
+"""Replicas: who is listened to, and everything another one has to know of this process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from indexer.errors import IndexerError
+from select_service.edge.codec.answers import Response, Status
+from select_service.errors import ServiceError
+
+if TYPE_CHECKING:
+    from select_service.edge.http.api import Answer, Api, Request
+    from select_service.edge.http.bodies import PeerRequest
+
+BYTES: Final = ((b"content-type", b"application/octet-stream"),)
+
+
+def peers(api: Api, _: Request) -> Response:
+    """List the peers this process listens to."""
+    plane = api.service.replicas
+    return api.writer.reply([] if plane is None else plane.peers())
+
+
+def register_peer(api: Api, request: Request) -> Answer:
+    """Listen to a replica: 201, or 200 if that is so already."""
+    decoded = api.bodies.peer.decode(request.body)
+    try:
+        is_new = api.service.register_peer(decoded.request.endpoint)
+    except (ServiceError, IndexerError) as error:
+        return api.refusal(error, decoded.warning)
+    return api.writer.reply(Status(), 201 if is_new else 200, decoded.warning)
+
+
+def deregister_peer(api: Api, request: Request) -> Answer:
+    """Stop listening to a replica."""
+
+    def verb(peer: PeerRequest, _: bytes) -> Status:
+        api.service.deregister_peer(peer.endpoint)
+        return Status()
+
+    return api.answer(api.bodies.peer.decode(request.body), verb)
+
+
+def replica_snapshot(api: Api, _: Request) -> Response:
+    """Give a replica everything it has to know of this process, as length-prefixed frames."""
+    return Response(200, b"", BYTES, stream=api.service.replica_plane().snapshot())

@@ -1,0 +1,108 @@
+"""Reservations, from the booking to the end, and the leases above them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from select_service.edge.codec.answers import Status
+from select_service.edge.routing import read_count, read_query
+from select_service.errors import ServiceError
+from select_service.types import BatchAnswer
+
+if TYPE_CHECKING:
+    from select_service.core.books.leases import Lease
+    from select_service.edge.codec.answers import Response
+    from select_service.edge.http.api import Answer, Api, Request
+    from select_service.types import OutputBlockRequest, PrefillCompleteRequest
+
+LEASE_QUERY: Final = ("owner", "limit")
+LEASES_LISTED: Final = 100
+_CACHED_TOKENS: Final = b"cached_tokens"
+
+
+def reserve(api: Api, request: Request) -> Answer:
+    """Book a rank of the caller's choice."""
+    return api.answer(api.bodies.reservation.decode(request.body), api.service.reserve, 201)
+
+
+def prefill_complete(api: Api, request: Request) -> Response:
+    """Take a reservation's prefill tokens out of the load: its prompt is computed."""
+    if not request.body or _CACHED_TOKENS not in request.body:  # others are ignored
+        api.service.prefill_complete(request.params[0])
+        return api.writer.done()
+    decoded = api.bodies.prefill_complete.decode(request.body)
+    name = request.params[0]
+
+    def verb(done: PrefillCompleteRequest, _: bytes) -> Status:
+        api.service.prefill_complete(name, done.cached_tokens)
+        return Status()
+
+    return api.answer(decoded, verb)
+
+
+def output_block(api: Api, request: Request) -> Answer:
+    """Add one more KV block to a reservation."""
+    decoded = api.bodies.output_block.decode(request.body)
+    name = request.params[0]
+
+    def verb(block: OutputBlockRequest, _: bytes) -> Status:
+        api.service.output_block(name, block.decay_fraction)
+        return Status()
+
+    return api.answer(decoded, verb)
+
+
+def free(api: Api, request: Request) -> Response:
+    """End a reservation. Repeatable."""
+    api.service.free(request.params[0])
+    return api.writer.done()
+
+
+def batch(api: Api, request: Request) -> Answer:
+    """Carry out many lifecycle calls in order, each for itself."""
+    decoded = api.bodies.batch.decode(request.body)
+    try:
+        answer = api.service.batch_now(decoded.request)
+    except ServiceError as error:
+        return api.refusal(error, decoded.warning)
+    if isinstance(answer, BatchAnswer):
+        return api.writer.reply(answer, 200, decoded.warning)
+    return _finish_batch(api, answer, decoded.warning)
+
+
+async def _finish_batch(
+    api: Api, answer: asyncio.Task[BatchAnswer], warning: str | None
+) -> Response:
+    return api.writer.reply(await asyncio.shield(answer), 200, warning)
+
+
+def open_lease(api: Api, request: Request) -> Answer:
+    """Open a lease, or renew one's own under the same id."""
+    decoded = api.bodies.lease.decode(request.body)
+    return api.answer(decoded, lambda lease, _: api.service.open_lease(lease), 201)
+
+
+def renew_lease(api: Api, request: Request) -> Answer:
+    """Renew everything that lives under a lease. The body may be empty."""
+    lease_id = request.params[0]
+    decoded = api.bodies.lease_renewal.decode(request.body or api.bodies.lease_renewal.nothing)
+    return api.answer(decoded, lambda ask, _: api.service.renew_lease(lease_id, ask))
+
+
+def close_lease(api: Api, request: Request) -> Answer:
+    """End a lease and every reservation under it. Repeatable."""
+    lease = api.service.close_lease_now(request.params[0])
+    return api.writer.done() if lease is None else _clear_lease(api, lease)
+
+
+async def _clear_lease(api: Api, lease: Lease) -> Response:
+    await api.service.clear_lease(lease)
+    return api.writer.done()
+
+
+def leases(api: Api, request: Request) -> Response:
+    """List open leases, oldest first: the first `limit` (100), and how many there are."""
+    values = read_query(request.query, LEASE_QUERY)
+    limit = read_count("limit", values.get("limit"), LEASES_LISTED)
+    return api.writer.reply(api.service.leases(values.get("owner"), limit))

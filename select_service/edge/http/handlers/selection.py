@@ -1,0 +1,110 @@
+"""Selections: of one worker, of a pair, of a wave; answered at once, or when one is free.
+
+What can be answered at once costs no task: a handler gives an awaitable only where somebody waits,
+or where a decision is to be told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from select_service.core.admission.queue import Ticket
+from select_service.edge.waves import explained
+from select_service.errors import ServiceError
+from select_service.types import SelectRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from select_service.core.waves.steps import Item
+    from select_service.edge.codec.answers import Response
+    from select_service.edge.codec.json_codec import Decoded
+    from select_service.edge.http.api import Answer, Api, Request
+    from select_service.edge.waves import WaveBody
+    from select_service.types import Answer as Decided
+
+S = TypeVar("S", bound=SelectRequest)
+
+_WAVE_ITEMS: Final = 8  # decoded in one go, some 10 µs each at 2,048 tokens
+
+
+def select(api: Api, request: Request) -> Answer:
+    """Choose the worker for a prompt; waits while every eligible rank is busy."""
+    decoded = api.bodies.select.decode(request.body)
+    return _selection(api, decoded, api.service.select_now)
+
+
+def select_and_reserve(api: Api, request: Request) -> Answer:
+    """Choose a worker and book it in one step; waits likewise."""
+    decoded = api.bodies.select_and_reserve.decode(request.body)
+    return _selection(api, decoded, api.service.select_and_reserve_now)
+
+
+def select_pair(api: Api, request: Request) -> Answer:
+    """Book a prefill and a decode worker in one step, or one worker if that costs less."""
+    decoded = api.bodies.select_pair.decode(request.body)
+    return _selection(api, decoded, api.service.select_pair_now)
+
+
+def _selection(
+    api: Api, decoded: Decoded[S], verb: Callable[[S, bytes], Decided | Ticket]
+) -> Answer:
+    try:
+        answer = verb(decoded.request, decoded.unknown)
+    except ServiceError as error:
+        if error.decision is not None:
+            return _refuse(api, error, decoded.warning)
+        return api.refusal(error, decoded.warning)
+    if isinstance(answer, Ticket):
+        return _wait(api, answer, decoded.request, decoded.warning)
+    if decoded.request.explain:
+        return _explain(api, answer, decoded.request, decoded.warning)
+    return api.writer.reply(answer, 200, decoded.warning)
+
+
+async def _wait(api: Api, ticket: Ticket, request: SelectRequest, warning: str | None) -> Response:
+    try:
+        answer = await api.service.wait(ticket)
+    except ServiceError as error:
+        return await _refuse(api, error, warning)
+    return await _explain(api, answer, request, warning)
+
+
+async def _explain(
+    api: Api, answer: Decided, request: SelectRequest, warning: str | None
+) -> Response:
+    told = await api.service.teller.finish(answer, request)
+    return api.writer.reply(told, 200, warning)
+
+
+async def _refuse(api: Api, error: ServiceError, warning: str | None) -> Response:
+    await api.service.teller.finish_refusal(error)
+    return api.refusal(error, warning)
+
+
+def select_batch(api: Api, request: Request) -> Answer:
+    """Choose workers for a wave of prompts together, and book them if that is wanted."""
+    return _select_batch(api, api.bodies.wave.decode(request.body))
+
+
+async def _select_batch(api: Api, decoded: Decoded[WaveBody]) -> Response:
+    wants, warning = decoded.request, decoded.warning
+    items: list[Item] = []
+    for at, raw in enumerate(wants.requests):
+        try:
+            one = api.bodies.wave_item.decode(bytes(raw))
+        except ServiceError as refusal:  # of a body that is wrong nothing is done
+            inside = "" if refusal.field is None else f".{refusal.field}"
+            refusal.field = f"requests[{at}]{inside}"
+            raise
+        items.append((one.request, one.unknown))
+        warning = warning or one.warning
+        if not (at + 1) % _WAVE_ITEMS:
+            await asyncio.sleep(0)
+    try:
+        answer = await api.service.select_batch(wants, items)
+        answer = await explained(answer, api.service.teller)
+    except ServiceError as refusal:
+        return api.refusal(refusal, warning)
+    return api.writer.reply(answer, 200, warning)

@@ -1,0 +1,78 @@
+"""The catalog: workers come, change, drain, go, and say what load they see themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from select_service.drain_types import ScaleDownCandidates
+from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in
+from select_service.edge.routing import read_count, read_query, read_u64
+
+if TYPE_CHECKING:
+    from select_service.edge.codec.answers import Response
+    from select_service.edge.http.api import Answer, Api, Request
+
+CANDIDATE_QUERY: Final = ("count", *SCOPE_QUERY)
+CANDIDATES_MAX: Final = 64
+"""Each costs a walk over the index; more are no answer to "whom first?" but a fleet that ends."""
+
+
+def upsert_worker(api: Api, request: Request) -> Answer:
+    """Register a worker, or replace its whole record."""
+    decoded = api.bodies.worker.decode(request.body)
+    return api.answer(decoded, lambda spec, _: api.service.upsert_worker(spec), 201)
+
+
+def patch_worker(api: Api, request: Request) -> Answer:
+    """Merge into a worker's record; null and absent change nothing."""
+    worker_id = read_u64(request.params[0])
+    decoded = api.bodies.worker_patch.decode(request.body)
+    return api.answer(decoded, lambda patch, _: api.service.patch_worker(worker_id, patch))
+
+
+def delete_worker(api: Api, request: Request) -> Response:
+    """Remove a worker with its reservations and its index."""
+    return api.writer.reply(api.service.delete_worker(read_u64(request.params[0])))
+
+
+def drain_worker(api: Api, request: Request) -> Answer:
+    """Give a worker no more work; what it has goes on. Repeatable. The body may be empty."""
+    worker_id = read_u64(request.params[0])
+    decoded = api.bodies.drain.decode(request.body or api.bodies.drain.nothing)
+    return api.answer(decoded, lambda ask, _: api.service.drain_worker(worker_id, ask))
+
+
+def undrain_worker(api: Api, request: Request) -> Response:
+    """Let a worker be chosen again. Repeatable."""
+    return api.writer.reply(api.service.undrain_worker(read_u64(request.params[0])))
+
+
+def drain_status(api: Api, request: Request) -> Response:
+    """Tell how far a worker is from being idle, whether it drains or not."""
+    return api.writer.reply(api.service.drain_status(read_u64(request.params[0])))
+
+
+def scale_down_candidates(api: Api, request: Request) -> Answer:
+    """Name the workers that are cheapest to lose, `count` (1) of those asked for."""
+    values = read_query(request.query, CANDIDATE_QUERY)
+    count = read_count("count", values.get("count"), 1, CANDIDATES_MAX)
+    return _candidates(api, count, *scope_in(values))
+
+
+async def _candidates(
+    api: Api, count: int, model_name: str | None, tenant_id: str | None
+) -> Response:
+    found = await api.service.scale_down_candidates(count, model_name, tenant_id)
+    return api.writer.reply(ScaleDownCandidates(candidates=found))
+
+
+def workers(api: Api, request: Request) -> Response:
+    """List workers by ascending id."""
+    return api.writer.reply(api.service.workers(*read_scope(request.query)))
+
+
+def report(api: Api, request: Request) -> Answer:
+    """Take in what a worker says of its own load."""
+    worker_id = read_u64(request.params[0])
+    decoded = api.bodies.worker_metrics.decode(request.body)
+    return api.answer(decoded, lambda metrics, _: api.service.report(worker_id, metrics))

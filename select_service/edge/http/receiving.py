@@ -1,0 +1,93 @@
+"""The body of a request as ASGI hands it over: whole, plain, and no longer than it may be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from select_service.errors import BodyTooLarge, UnsupportedMediaType
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope
+
+    from select_service.edge.http.api import Handler
+    from select_service.edge.http.calls import Head
+    from select_service.edge.routing import Route
+
+__all__ = ["ClientGoneError", "has_no_body", "read_body", "refuse_encoding", "until_gone"]
+
+
+class ClientGoneError(Exception):
+    """The client left; there is nobody to answer."""
+
+
+def has_no_body(head: Head, scope: Scope) -> bool:
+    """Whether nothing says that a body will follow."""
+    chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
+    return not head.has_type and not head.length and not chunked
+
+
+def refuse_encoding(scope: Scope) -> None:
+    """Refuse a body that is compressed: it would be read as what it is not.
+
+    Raises:
+        UnsupportedMediaType: it says that it is.
+    """
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() not in {b"identity", b""}:
+            raise UnsupportedMediaType("a body with Content-Encoding is not understood")
+
+
+async def read_body(route: Route[Handler], head: Head, receive: Receive, limit: int) -> bytes:
+    """Read a whole body.
+
+    Args:
+        route: says what it takes.
+        head: says what is announced.
+        receive: of ASGI.
+        limit: bytes; longer ones are refused before they are read.
+
+    Raises:
+        UnsupportedMediaType: it is in a form nobody reads here.
+        BodyTooLarge: it is longer.
+        ClientGoneError: it will not come.
+    """
+    if not (head.is_readable or route.body_lenient):
+        raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
+    if head.length > limit:
+        return _refuse_length(route, limit)
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if message.get("more_body"):
+        pieces = bytearray(body)
+        while message.get("more_body"):
+            if len(pieces) > limit:
+                return _refuse_length(route, limit)
+            message = await receive()
+            pieces += message.get("body", b"")
+        body = bytes(pieces)
+    if message["type"] != "http.request":
+        raise ClientGoneError
+    if len(body) > limit:
+        return _refuse_length(route, limit)
+    return body
+
+
+async def until_gone(receive: Receive) -> None:
+    """Wait until the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _refuse_length(route: Route[Handler], limit: int) -> bytes:
+    """Say what becomes of a body that is too long: where a body may be anything, it is nothing.
+
+    Raises:
+        BodyTooLarge: the route takes one.
+    """
+    if route.body_lenient:
+        return b""  # a prompt that is computed must not stay booked for what else was said
+    raise _too_large(limit)
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body is longer than {limit} bytes", limit="max_body_bytes")

@@ -1,0 +1,136 @@
+"""What /metrics says of the index and of the event streams that feed it, read at scrape time."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from indexer.types import Tier
+from select_service.edge.metrics.families import RANK, SCOPE, counter, gauge
+from select_service.edge.metrics.scope_series import groups_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from prometheus_client.metrics_core import Metric
+
+    from indexer.core.stream import EventStream
+    from indexer.core.tallies import Tallies
+    from select_service.config import Settings
+    from select_service.edge.driver import Driver
+    from select_service.edge.metrics.scope_series import ScopeGroup
+
+__all__ = ["IndexMetrics"]
+
+_STREAM_STATES: Final = ("silent", "current", "uncertain", "replaying")
+
+_STREAM_COUNTERS: Final = (
+    ("messages", "KV-event messages received live, good or bad."),
+    ("batches", "KV-event batches applied, live or replayed."),
+    ("blocks_stored", "Blocks in store events that were applied."),
+    ("blocks_removed", "Blocks in removals that were applied."),
+    ("stale_batches", "Batches that had been applied before."),
+    ("gaps", "Times sequence numbers were missing."),
+    ("lost_batches", "Batches that were never recovered."),
+    ("restarts", "Engine restarts seen by the sequence number."),
+    ("hidden_restarts", "Engine restarts seen only through a replay."),
+    ("foreign_ranks", "Batches that named a rank the worker does not have."),
+    ("replays_asked", "Replays asked for."),
+    ("replayed_batches", "Batches applied from replays."),
+)
+
+
+class IndexMetrics(Collector):
+    """Index and event streams."""
+
+    def __init__(self, service: Driver, settings: Settings) -> None:
+        self._service = service
+        self._rank_series_max = settings.metrics_rank_series_max
+        self._scope_series_max = settings.metrics_scope_series_max
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        groups = groups_of(self._service.core, self._scope_series_max)
+        yield from self._indexes(groups)
+        yield from self._streams()
+        yield from self._events(groups)
+
+    def _indexes(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+        nodes = gauge("index_nodes", "Nodes of the radix tree.", SCOPE)
+        blocks = gauge("index_blocks", "Distinct blocks in the index.", SCOPE)
+        holdings = gauge("index_holdings", "(rank, block) pairs held.", (*SCOPE, "tier"))
+        size = gauge("index_bytes", "Memory of the index, estimated.", SCOPE)
+        unswept = gauge("index_unswept", "Removals put off and not done yet.", SCOPE)
+        orphans = gauge("index_orphan_blocks", "Blocks that wait for their parent.", SCOPE)
+        dropped = counter("index_orphan_blocks_dropped", "Orphans that gave way.", SCOPE)
+        refused = counter("index_events_refused", "Stores that contradict themselves.", SCOPE)
+        for scope, partitions, _ in groups:
+            stats = [one.index.stats for one in partitions]
+            nodes.add_metric(scope, sum(one.nodes for one in stats))
+            blocks.add_metric(scope, sum(one.blocks for one in stats))
+            size.add_metric(scope, sum(one.bytes for one in stats))
+            unswept.add_metric(scope, sum(one.unswept for one in stats))
+            orphans.add_metric(scope, sum(one.orphan_blocks for one in stats))
+            dropped.add_metric(scope, sum(one.orphan_blocks_dropped for one in stats))
+            refused.add_metric(scope, sum(one.events_refused for one in stats))
+            for tier in Tier:
+                held = sum(one.holdings[tier] for one in stats)
+                holdings.add_metric([*scope, tier.wire_name], held)
+        yield from (nodes, blocks, holdings, size, unswept, orphans, dropped, refused)
+
+    def _streams(self) -> Iterator[Metric]:
+        by_state = gauge("kv_listeners", "KV-event listeners.", ("state",))
+        streams = self._service.core.registry.streams()
+        states = [_state(stream) for stream in streams]
+        for state in _STREAM_STATES:
+            by_state.add_metric([state], states.count(state))
+        yield by_state
+        listener = gauge("kv_listener_state", "1 for the state it is in.", (*RANK, "state"))
+        lag = gauge(
+            "kv_listener_lag_seconds", "Age of the last KV event, by the engine's clock.", RANK
+        )
+        wall_now = time.time()  # noqa: TID251 - compared with the engines' wall clocks
+        for stream, state in islice(zip(streams, states, strict=True), self._rank_series_max):
+            labels = (str(stream.rank.worker_id), str(stream.rank.dp_rank), *stream.scope)
+            listener.add_metric([*labels, state], 1)
+            seconds = stream.lag(wall_now)
+            if seconds is not None:
+                lag.add_metric(labels, seconds)
+        yield listener
+        yield lag
+
+    def _events(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+        tallies = [(one.scope, one.tallies) for one in groups]
+        for name, text in _STREAM_COUNTERS:
+            family = counter(f"kv_{name}", text, SCOPE)
+            for scope, tally in tallies:
+                family.add_metric(scope, getattr(tally, name))
+            yield family
+        yield _labelled("kv_events", "KV events.", ("kind", "dialect", "outcome"), tallies)
+        yield _labelled("kv_bad_messages", "Messages that are no batch.", ("reason",), tallies)
+        yield _labelled("kv_replays", "Replays that have ended.", ("outcome",), tallies)
+
+
+def _state(stream: EventStream) -> str:
+    if stream.is_replaying:
+        return "replaying"
+    if stream.kv_state == "uncertain":
+        return "uncertain"
+    return "silent" if stream.last_event_at is None else "current"
+
+
+def _labelled(
+    name: str, text: str, labels: Sequence[str], tallies: Iterable[tuple[Sequence[str], Tallies]]
+) -> Metric:
+    """Turn one dict of every tally into a family; its keys are label values."""
+    family = counter(name, text, (*SCOPE, *labels))
+    for scope, tally in tallies:
+        counts: dict[str | tuple[str, ...], int] = getattr(tally, name.removeprefix("kv_"))
+        for key, count in sorted(counts.items(), key=str):
+            values = (key,) if isinstance(key, str) else key
+            family.add_metric([*scope, *values], count)
+    return family

@@ -1,0 +1,215 @@
+"""Uvicorn's server with our entrances, our deadlines on connections and our way of leaving.
+
+`app.py` makes one and lets it run; protocols (`http/fast_lane.py`) are made here, one for each
+connection, with the door they all lead to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final, cast
+
+import uvicorn
+from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from select_service.edge.http.asgi import Door
+from select_service.edge.http.connections import ConnectionLimits, cut_unread
+from select_service.edge.http.fast_lane import FastLane, fast_lane, status_line
+from select_service.edge.http.listening import NOT_AT_THE_SIDE, SIDE_PATHS
+from select_service.edge.late import load_in_turns
+from select_service.edge.leaving import CLOSE
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+    from collections.abc import Generator
+
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    from select_service.config import Settings
+    from select_service.edge.http.listening import Entrances
+    from select_service.edge.http.protocol import GuardedProtocol
+    from select_service.edge.http.traffic import Traffic
+    from select_service.edge.security.security import Security
+
+__all__ = ["TICK_MIN_S", "TICK_S", "Server"]
+
+TICK_S: Final = 0.5
+"""How often the time in answers and the deadlines of connections are looked at; an idle process is
+woken by little else."""
+
+TICK_MIN_S: Final = 0.1
+_SHARE_OF_DEADLINE: Final = 0.25
+"""So much later than said may a connection with a short deadline be closed."""
+
+
+class Server(uvicorn.Server):
+    """Uvicorn with our deadlines on connections and our way of leaving."""
+
+    _exit: asyncio.Event
+
+    def __init__(
+        self,
+        settings: Settings,
+        door: Door,
+        traffic: Traffic,
+        entrances: Entrances,
+        security: Security | None = None,
+    ) -> None:
+        limits = ConnectionLimits(
+            header_timeout_s=settings.header_timeout_s,
+            body_timeout_s=settings.body_timeout_s,
+            connections_max=settings.connections_max,
+            head_bytes_max=settings.head_bytes_max,
+            header_lines_max=settings.header_lines_max,
+            connections_per_address_max=settings.connections_per_address_max,
+            tls_handshakes_max=settings.tls_handshakes_max,
+            unread_bytes_max=settings.unread_bytes_max,
+        )
+        overload = settings.overload_status_code  # may be one that uvicorn has no line for
+        STATUS_LINE.setdefault(overload, status_line(overload))
+        super().__init__(
+            uvicorn.Config(
+                door,
+                http=fast_lane(door, limits, traffic.connections, _lane(door)),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=settings.listen_backlog,
+                timeout_keep_alive=settings.keep_alive_timeout_s,
+                timeout_graceful_shutdown=settings.shutdown_timeout_s,
+            )
+        )
+        door.reloading.followers.append(self._follow)
+        self._limits = limits
+        self._door = door
+        self._security = security
+        self._entrances = entrances
+        self._counts = traffic.connections
+        self._side: type[FastLane] | None = None
+        if entrances.side is not None:
+            aside = door.narrowed(SIDE_PATHS, NOT_AT_THE_SIDE)
+            self._side = fast_lane(aside, limits, traffic.connections, _lane(aside))
+
+    def _follow(self, settings: Settings) -> None:
+        """Hold connections to other limits, those that are open too."""
+        limits = self._limits
+        for name in limits.__struct_fields__:
+            setattr(limits, name, getattr(settings, name))
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        security = self._security
+        if security is None or security.certificates is None:
+            await super().startup(sockets)
+            await self._start_side()
+        else:
+            await self._start_with_tls(security.certificates.context)
+        self._entrances.appear()
+        self._door.enter(asyncio.get_running_loop())
+        self._loading = asyncio.get_running_loop().create_task(load_in_turns())
+
+    async def _start_side(self) -> None:
+        side = self._entrances.side
+        if side is not None:
+            loop, backlog = asyncio.get_running_loop(), self.config.backlog
+            server = await loop.create_server(self._aside, sock=side, backlog=backlog)
+            self.servers.append(server)
+
+    async def _start_with_tls(self, context: ssl.SSLContext) -> None:
+        """Speak TLS to whoever comes by TCP; a Unix socket's file says who may come."""
+        unix = self._entrances.unix
+        await super().startup([] if unix is None else [unix.socket])
+        makers = {self._entrances.tcp: self._connection, self._entrances.side: self._aside}
+        by_tcp = {one: make for one, make in makers.items() if one is not None}
+        if by_tcp:
+            from select_service.edge.http.handshakes import Handshakes  # noqa: PLC0415 - for who has TLS
+
+            server = Handshakes(by_tcp, self._limits, self._counts)
+            server.start(context, self.config.backlog)
+            self.servers.append(cast("asyncio.Server", server))
+
+    def _connection(self) -> asyncio.Protocol:
+        """Make a protocol, as uvicorn does."""
+        make = cast("type[HttpToolsProtocol]", self.config.http_protocol_class)
+        return make(self.config, self.server_state, self.lifespan.state)
+
+    def _aside(self) -> asyncio.Protocol:
+        """Make one for who has come by the side entrance."""
+        assert self._side is not None
+        lane = self._side(self.config, self.server_state, self.lifespan.state)
+        lane.app = lane.door  # uvicorn has set the main one
+        return lane
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether it is time to go; setting it is heard at once."""
+        return self._exit.is_set()
+
+    @should_exit.setter
+    def should_exit(self, is_time: bool) -> None:
+        if is_time:
+            self._exit.set()
+        else:  # uvicorn says so before anything else happens
+            self._exit = asyncio.Event()
+
+    @override
+    async def main_loop(self) -> None:
+        """Tick until it is time to go; uvicorn's own looks ten times a second whether it is."""
+        while not await self.on_tick(0):
+            deadline_s = min(self._limits.header_timeout_s, self._limits.body_timeout_s)
+            pause_s = max(TICK_MIN_S, min(TICK_S, deadline_s * _SHARE_OF_DEADLINE))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._exit.wait()
+
+    @override
+    async def on_tick(self, counter: int) -> bool:
+        connections = cast("list[GuardedProtocol]", list(self.server_state.connections))
+        self._counts.open = len(connections)
+        now = asyncio.get_running_loop().time()
+        for connection in connections:
+            connection.sweep(now)
+        self._counts.unread_bytes = cut_unread(connections, self._limits.unread_bytes_max)
+        if self._security is not None:
+            self._security.tick(now)
+        return await super().on_tick(counter)
+
+    def close_answers(self) -> None:
+        """Have every answer end its connection."""
+        self.config.encoded_headers.append(CLOSE)  # what uvicorn begins all of its answers with
+        self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
+        for lane in (self.config.http_protocol_class, self._side):
+            if lane is not None:
+                cast("type[FastLane]", lane).part_with_answers()
+
+    def go(self) -> None:
+        """End; heard at once."""
+        self.should_exit = True
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._door.leave()
+        self._entrances.vanish()
+        await super().shutdown(sockets)
+
+    @override
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        # `app.py` listens for signals from before the service starts until after it has closed;
+        # uvicorn would raise them again at the end, and a clean end would not be exit code 0.
+        yield
+
+
+def _lane(door: Door) -> type[FastLane]:
+    """Return the protocol that goes with a door."""
+    if type(door) is Door:
+        return FastLane
+    from select_service.edge.tracing.traced_door import TracedLane  # noqa: PLC0415 - for who traces
+
+    return TracedLane

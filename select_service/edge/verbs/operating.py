@@ -1,0 +1,84 @@
+"""The verbs of who runs the service: admission, thresholds, what workers say of their load."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from select_service.errors import WorkerNotFound
+
+if TYPE_CHECKING:
+    from select_service.admission_types import (
+        AdmissionChange,
+        AdmissionStatus,
+        BusyThreshold,
+        BusyThresholdChange,
+        BusyThresholds,
+        WorkerMetrics,
+        WorkerMetricsAnswer,
+    )
+    from select_service.core.watching.witness import Witness
+    from select_service.edge.driving.turn import Turn
+
+__all__ = ["Operating"]
+
+
+class Operating:
+    """What is changed while the service runs."""
+
+    def __init__(self, turn: Turn, witness: Witness | None) -> None:
+        """Operate one driver.
+
+        Args:
+            turn: whose core it is.
+            witness: notes changes for a recording.
+        """
+        self._core, self._clock, self._carry_out = turn
+        self._witness = witness
+
+    def admission(self) -> AdmissionStatus:
+        """GET /admission."""
+        return self._core.admission()
+
+    def change_admission(self, change: AdmissionChange) -> AdmissionStatus:
+        """PUT /admission; housekeeping goes on with who waits."""
+        status, effects = self._core.change_admission(change, self._clock())
+        self._carry_out(effects)
+        self.note_change("admission", msgspec.to_builtins(change))
+        return status
+
+    def busy_thresholds(self) -> BusyThresholds:
+        """GET /busy_threshold."""
+        return self._core.busy_thresholds()
+
+    def change_threshold(self, change: BusyThresholdChange) -> BusyThreshold:
+        """POST /busy_threshold."""
+        answer, effects = self._core.change_threshold(change, self._clock())
+        self._carry_out(effects)
+        self.note_change("busy_threshold", msgspec.to_builtins(change))
+        return answer
+
+    def forget_threshold(self, model: str, tenant_id: str | None) -> BusyThreshold:
+        """DELETE /busy_threshold."""
+        answer, effects = self._core.forget_threshold(model, tenant_id, self._clock())
+        self._carry_out(effects)
+        self.note_change("busy_threshold_forgotten", {"model": model, "tenant_id": tenant_id})
+        return answer
+
+    def report(self, worker_id: int, metrics: WorkerMetrics) -> WorkerMetricsAnswer:
+        """POST /workers/{id}/metrics."""
+        answer, effects = self._core.report(worker_id, metrics, self._clock())
+        self._carry_out(effects)
+        return answer
+
+    def hear_load(self, worker_id: int, metrics: WorkerMetrics) -> None:
+        """Take in what a worker publishes of its load beside its events."""
+        with contextlib.suppress(WorkerNotFound):  # it has gone meanwhile
+            self.report(worker_id, metrics)
+
+    def note_change(self, what: str, values: dict[str, object]) -> None:
+        """Have a recording say what was changed, if there is one."""
+        if self._witness is not None:
+            self._witness.change(self._clock(), what, values)

@@ -1,0 +1,141 @@
+"""The verbs that choose workers, and their callers' wait while all of them are busy.
+
+Each comes twice: `…_now` goes as far as it can without waiting and gives a `Ticket` for `wait`
+(doors use these: most requests need no task of their own), and the awaitable one is for callers in
+this process.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from msgspec import UNSET
+
+from select_service.core.admission.queue import Ticket
+from select_service.edge.telling import Teller
+from select_service.edge.waves import WaveRunner
+from select_service.errors import ServiceError
+from select_service.types import Selection
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from indexer.types import PackedHashes
+    from select_service.core.waves.steps import Item
+    from select_service.edge.driving.turn import Turn
+    from select_service.types import (
+        Answer,
+        SelectAndReserveRequest,
+        SelectPairRequest,
+        SelectRequest,
+    )
+    from select_service.wave_types import SelectBatchRequest, WaveAnswer
+
+__all__ = ["Selecting"]
+
+S = TypeVar("S", bound="SelectRequest")
+
+
+class Selecting:
+    """What answers a prompt."""
+
+    def __init__(self, turn: Turn, wait: Callable[[Ticket], Awaitable[Answer]]) -> None:
+        """Choose for one driver.
+
+        Args:
+            turn: whose core decides.
+            wait: gives the answer of a ticket once there is one.
+        """
+        self._core, self._clock, self._carry_out = turn
+        self._wait = wait
+        self._waves = WaveRunner(turn.carry_out, turn.clock)
+
+    def select_now(self, request: SelectRequest, unknown: bytes = b"") -> Answer | Ticket:  # noqa: ARG002 - called as the others are
+        """POST /select as far as it goes without waiting; a Ticket goes to `wait`."""
+        answer, effects = self._core.select(request, self._clock())
+        self._carry_out(effects)
+        return answer
+
+    def select_and_reserve_now(
+        self, request: SelectAndReserveRequest, unknown: bytes = b""
+    ) -> Answer | Ticket:
+        """POST /select_and_reserve as far as it goes without waiting; a Ticket goes to `wait`."""
+        answer, effects = self._core.select_and_reserve(request, self._clock(), unknown=unknown)
+        self._carry_out(effects)
+        return answer
+
+    def select_pair_now(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer | Ticket:
+        """POST /select_pair as far as it goes without waiting; a Ticket goes to `wait`."""
+        answer, effects = self._core.select_pair(request, self._clock(), unknown=unknown)
+        self._carry_out(effects)
+        return answer
+
+    async def select_batch(self, request: SelectBatchRequest, items: Sequence[Item]) -> WaveAnswer:
+        """POST /select_batch; if the caller is cancelled, nothing stays booked.
+
+        Args:
+            request: what is wanted of the wave; its `requests` are not looked at.
+            items: what is, each with the canonical bytes of members nobody knows; or why it cannot
+                be read.
+
+        Raises:
+            ServiceError: as `Waves.begin`, and where all or none was asked for.
+        """
+        return await self._waves.run(self._core.select_batch(request, items))
+
+    async def select(self, request: SelectRequest) -> Answer:
+        """POST /select, waiting while every eligible rank is busy; cancelling withdraws."""
+        return await self._given(self.select_now, request)
+
+    async def select_and_reserve(
+        self, request: SelectAndReserveRequest, unknown: bytes = b""
+    ) -> Answer:
+        """POST /select_and_reserve, waiting likewise; cancelling withdraws, nothing is booked."""
+        verb = partial(self.select_and_reserve_now, unknown=unknown)
+        return _legible(await self._given(verb, request))
+
+    async def select_pair(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer:
+        """POST /select_pair, waiting likewise; cancelling withdraws, nothing is booked."""
+        return await self._given(partial(self.select_pair_now, unknown=unknown), request)
+
+    async def _given(self, verb: Callable[[S], Answer | Ticket], request: S) -> Answer:
+        """Wait if need be, and tell the decision if that was asked for."""
+        try:
+            answer = verb(request)
+            given = await self._wait(answer) if isinstance(answer, Ticket) else answer
+        except ServiceError as error:
+            await self.teller.finish_refusal(error)
+            raise
+        if not request.explain and given.decision is UNSET:
+            return given
+        return await self.teller.finish(given, request)
+
+    @cached_property
+    def teller(self) -> Teller:
+        """Who tells decisions."""
+        transfer_cost = self._core.reader.config.kv_transfer_cost_per_block
+        return Teller(self._core.decisions, self._clock, transfer_cost)
+
+    def answer_doors(self, show_hashes: Callable[[PackedHashes], list[int]]) -> None:
+        """A door will send answers: have the hashes in them shown its way.
+
+        That holds for the verbs whose name ends in `_now`, and for `wait`.
+        """
+        self._core.desk.show_hashes = show_hashes
+
+    async def close(self) -> None:
+        """Undo the waves that broke off."""
+        await self._waves.close()
+
+
+def _legible(answer: Answer) -> Answer:
+    """Return an answer to a caller in this process, who wants numbers."""
+    if not isinstance(answer, Selection):
+        return answer
+    shown: object = answer.sequence_hashes
+    if not isinstance(shown, msgspec.Raw):
+        return answer
+    hashes = msgspec.json.decode(shown, type=list[int])
+    return msgspec.structs.replace(answer, sequence_hashes=hashes)

@@ -1,0 +1,112 @@
+"""Whose turn it is among the classes of a policy (contract 3.6), and when a rank is busy."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from select_service.core.admission.class_queues import ClassQueues
+from select_service.core.admission.drainage import Drainage
+from select_service.core.admission.queue import Ticket
+from select_service.core.books.ledger import Ledger
+from select_service.core.fleet.catalog import Worker
+from select_service.core.fleet.seating import Seating
+from select_service.core.pricing.policy import PolicyClass, RoutingPolicy
+from select_service.core.pricing.prompt import Prompt
+from select_service.errors import QueueFull
+from select_service.types import SelectRequest, WorkerSpec
+from tests.effort import examples
+
+
+def ticket() -> Ticket:
+    return Ticket(Mock(), SelectRequest(), Prompt(b"", b"", 100), Mock(), None, b"")
+
+
+def queues(*classes: PolicyClass, batched: tuple[int | None, ...] = (None,)) -> ClassQueues:
+    """The queues of a scope with one rank for each capacity."""
+    seating, ledger = Seating(), Ledger()
+    for slot, most in enumerate(batched):
+        worker = Worker(WorkerSpec(worker_id=slot, max_num_batched_tokens=most))
+        worker.slots[0] = slot
+        seating.take(worker)
+    seating.arrange(len(batched))
+    ledger.ensure(len(batched))
+    drainage = Drainage(ledger.work, prior_tokens_per_s=100.0)
+    made = ClassQueues(RoutingPolicy(classes), seating, ledger, drainage)
+    made.follow(len(batched))
+    return made
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    st.lists(st.sets(st.integers(0, 3)), min_size=1, max_size=40),
+)
+def test_classes_take_turns_of_their_quantum_and_a_blocked_head_blocks_its_class_only(
+    quanta: list[int], blocked: list[set[int]]
+) -> None:
+    line = queues(*(PolicyClass(name=str(at), quantum=one) for at, one in enumerate(quanta)))
+    waiting = {at: [ticket() for _ in blocked] for at in range(len(quanta))}
+    for at, those in waiting.items():
+        for now, one in enumerate(those):
+            line.enter(at, one, float(now), is_known=False)
+    last, streak = -1, 0
+    for closed in blocked:
+        free = {at for at, those in waiting.items() if those and at not in closed}
+
+        def may_go(number: int, head: Ticket, free: set[int] = free) -> bool:
+            assert head is waiting[number][0]
+            return number in free
+
+        taken = line.take_next(may_go)
+        line.check()
+        if taken is None:
+            assert not free
+            continue
+        (number,) = (at for at, those in waiting.items() if those and those[0] is taken)
+        assert waiting[number].pop(0) is taken
+        streak = streak + 1 if number == last and free != {number} else 1
+        last = number
+        assert number in free
+        assert streak <= quanta[number], "others had their turn"
+    assert line.pending == sum(map(len, waiting.values()))
+    assert line.tickets() == [one for those in waiting.values() for one in those]
+
+
+@pytest.mark.parametrize(
+    ("one", "most", "busy_above"),
+    [
+        (PolicyClass(), 1000, None),
+        (PolicyClass(prefill_busy_threshold=300.0), None, 300),
+        (PolicyClass(prefill_busy_threshold_frac=0.5), 1000, 500),
+        (PolicyClass(prefill_busy_threshold_frac=0.5), None, None),
+        (PolicyClass(prefill_busy_threshold_frac=np.inf), 0, None),
+        (PolicyClass(prefill_busy_threshold=300.0, prefill_busy_threshold_frac=0.5), 1000, 300),
+    ],
+)
+def test_a_rank_is_busy_above_its_threshold(
+    one: PolicyClass, most: int | None, busy_above: int | None
+) -> None:
+    line = queues(one, batched=(most, most))
+    line._ledger.prefill[:2] = 0 if busy_above is None else busy_above
+    assert not line.all_busy(0, slice(0, 2)), "at the threshold it is not"
+    line._ledger.prefill[:2] += 1e9 if busy_above is None else 1
+    assert line.all_busy(0, slice(0, 2)) == (busy_above is not None)
+    line._ledger.prefill[1] = 0
+    assert not line.all_busy(0, slice(0, 2)), "one is free"
+    assert not line.all_busy(0, np.array([1]))
+
+
+def test_a_full_class_refuses_but_who_waited_before() -> None:
+    line = queues(PolicyClass(request_queue_limit_per_worker=1), batched=(None, None))
+    for _ in range(2):
+        line.enter(0, ticket(), 0.0, is_known=False)
+    with pytest.raises(QueueFull) as full:
+        line.enter(0, ticket(), 0.0, is_known=False)
+    assert full.value.retry_after_s == 0.5, "100 tokens at 100 a second on either rank"
+    line.enter(0, ticket(), 0.0, is_known=True)
+    assert (line.pending, line.pending_isl_tokens) == (3, 300)

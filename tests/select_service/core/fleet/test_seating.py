@@ -1,0 +1,57 @@
+"""Who sits where, against a list of who has come and not gone."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexer.types import WorkerRank
+from select_service.core.fleet.catalog import Worker
+from select_service.core.fleet.seating import Seating
+from select_service.types import SelectRequest, WorkerSpec
+from tests.effort import examples
+
+SLOTS = 24
+
+coming = st.tuples(st.integers(0, 5), st.integers(1, 3), st.booleans())
+steps = st.lists(st.one_of(coming, st.integers(0, 5)), max_size=25)
+
+
+def seated(worker_id: int, size: int, free: list[int], *, drains: bool) -> Worker:
+    worker = Worker(WorkerSpec(worker_id=worker_id, data_parallel_size=size, taints=["t"]))
+    worker.slots = {rank: free.pop(0) for rank in range(size)}
+    worker.lifecycle, worker.drain = ("draining", "tired") if drains else ("schedulable", None)
+    return worker
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(steps)
+def test_it_knows_who_has_come_and_not_gone(life: list[tuple[int, int, bool] | int]) -> None:
+    seating, here = Seating(), dict[int, Worker]()
+    for step in life:
+        worker_id = step if isinstance(step, int) else step[0]
+        gone = here.pop(worker_id, None)
+        if gone is not None:
+            seating.let_go(gone)
+        if not isinstance(step, int):
+            taken = {slot for one in here.values() for slot in one.slots.values()}
+            free = [slot for slot in range(SLOTS) if slot not in taken]
+            here[worker_id] = seated(worker_id, step[1], free, drains=step[2])
+            seating.take(here[worker_id])
+        seating.arrange(SLOTS)
+        seating.check()
+        owners = {slot: (one, rank) for one in here.values() for rank, slot in one.slots.items()}
+        for slot in range(SLOTS):
+            assert seating.taints_at(slot) == ({"t"} if slot in owners else set())
+            assert slot not in owners or seating.rank_at(slot) == owners[slot]
+        is_open = {slot for slot, (one, _) in owners.items() if one.drain is None}
+        assert set(np.arange(SLOTS)[seating.everyone].tolist()) == is_open
+        assert seating.ranks == len(is_open)
+        assert {slot for _, slot in seating.open_seats()} == is_open
+        assert set(seating.leaving()) == owners.keys() - is_open
+        ranks = [(WorkerRank(one.worker_id, rank), slot) for slot, (one, rank) in owners.items()]
+        assert seating.seats() == sorted(ranks)
+        told = seating.only_draining(SelectRequest())
+        drain = [one for one in here.values() if one.drain is not None]
+        assert (told is None) == (not drain)
