@@ -224,16 +224,18 @@ class RequestDecoder(Generic[T]):
         return Decoded(request, warning, _canonical(body, unknown, as_written))
 
 
-def judge_unknown(unknown: list[str], validation: FieldValidation) -> str | None:
+def judge_unknown(
+    unknown: list[str], validation: FieldValidation, kind: str = "field"
+) -> str | None:
     """Return the Warning header that names nobody knows get.
 
     Raises:
         UnknownField: under `FieldValidation.STRICT`.
     """
     if validation is FieldValidation.STRICT:
-        raise UnknownField(f"unknown field: {_printable(unknown)}", field=unknown[0])
+        raise UnknownField(f"unknown {kind}: {_printable(unknown)}", field=unknown[0])
     warn = validation is FieldValidation.WARN
-    return f'299 - "unknown field: {_printable(unknown)}"' if warn else None
+    return f'299 - "unknown {kind}: {_printable(unknown)}"' if warn else None
 
 
 def _scan_for(
