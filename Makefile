@@ -255,15 +255,18 @@ $(VENV)/.installed: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@$(BIN)/python $(PIP_INSTALL) --editable .
 	@touch $@
 
-$(VENV)/.installed-demo: pyproject.toml $(KERNELS) | $(VENV)/bin/python
-	@echo "installing the service and its demo into $(VENV)"
-	@$(BIN)/python $(PIP_INSTALL) --editable '.[demo]'
-	@touch $@ $(VENV)/.installed
+# Beside the service: installing it once more with an extra would compile all of it once more.
+$(VENV)/.installed-demo: $(VENV)/.installed
+	@echo "installing what the demo shows itself with into $(VENV)"
+	@$(BIN)/python .ci/listed.py pyproject.toml project.optional-dependencies.demo > $(VENV)/demo.in
+	@$(BIN)/python $(PIP_INSTALL) --requirement $(VENV)/demo.in
+	@touch $@
 
-$(VENV)/.installed-test: pyproject.toml $(KERNELS) | $(VENV)/bin/python
-	@echo "installing the service and its test tools into $(VENV)"
-	@$(BIN)/python $(PIP_INSTALL) --editable '.[demo,test]'
-	@touch $@ $(VENV)/.installed $(VENV)/.installed-demo
+$(VENV)/.installed-test: $(VENV)/.installed-demo
+	@echo "installing test tools into $(VENV)"
+	@$(BIN)/python .ci/listed.py pyproject.toml project.optional-dependencies.test > $(VENV)/test.in
+	@$(BIN)/python $(PIP_INSTALL) --requirement $(VENV)/test.in
+	@touch $@
 
 $(VENV)/.installed-browser: $(VENV)/.installed-test
 	@echo "installing what drives a browser into $(VENV)"

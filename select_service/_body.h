@@ -144,17 +144,23 @@ static inline Text step_over(Text at, uint8_t separator) {
 /* Both read `count` numbers and the bracket that ends them. The caller has seen that bracket: no
  * blank and no digit leads past it, so its place need not be compared with `end` each time. */
 
-/* Hashes: integers in [-2^63, 2^64), modulo 2^64. */
-static inline Text read_hashes(Text at, Text end, size_t count, uint8_t *out) {
+/* Hashes: integers in [-2^63, 2^64), modulo 2^64. `*others` is set where `print_signed` would write
+ * anything otherwise than it stands here: a hash without its sign, -0, a blank. */
+static inline Text read_hashes(Text at, Text end, size_t count, uint8_t *out, int *others) {
     for (size_t i = 1; at && i <= count; i++) {
         uint64_t value;
         int negative;
-        while (is_blank(*at)) at++;
+        while (is_blank(*at)) {
+            *others = 1;
+            at++;
+        }
         negative = *at == '-';
         at = read_integer(at + negative, end, &value);
         if (!at || (negative && value > 1ULL << 63)) return NULL;
+        *others |= negative ? !value : value >> 63 != 0;
         write64(out, negative ? -value : value);
         out += 8;
+        *others |= is_blank(*at);
         at = step_over(at, i < count ? ',' : ']');
     }
     return at;

@@ -16,10 +16,10 @@ cdef extern from "_body.h" nogil:
     Text skip_value(Text at, Text end, int *objects)
     char *print_signed(const uint8_t *hashes, size_t count, char *out)
     size_t count_numbers(Text at, Text closing)
-    Text read_hashes(Text at, Text end, size_t count, uint8_t *out)
+    Text read_hashes(Text at, Text end, size_t count, uint8_t *out, int *others)
     Text read_tokens(Text at, Text end, size_t count, uint8_t *out)
 
-ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     NAMES_MAX = 64  # bits of `seen`
@@ -28,6 +28,7 @@ cdef enum:
     HASH = 8  # bytes
     DIGITS_MAX = 19  # and a sign, and a comma
     TOKEN = 4
+    SHOWN_MAX = 65536  # bytes: longer ones are not kept for an answer
 
 
 cdef struct Name:
@@ -50,16 +51,19 @@ cdef class Scanner:
     cdef Name _table[SLOTS]
     cdef object _names  # keeps the texts alive
     cdef list _attributes
+    cdef int _shown  # number of the one whose text is wanted, -1: none's
 
-    def __init__(self, names, hashes, tokens):
+    def __init__(self, names, hashes, tokens, shown=None):
         """Prepare the table.
 
         Args:
             names: of the members that are known, at most 64, as bytes.
             hashes: of those, which hold 64-bit hashes.
             tokens: of those, which hold 32-bit tokens.
+            shown: of the hashes, those whose text is wanted, too.
         """
         self._names = tuple(names)
+        self._shown = self._names.index(shown) if shown is not None else -1
         if len(self._names) > NAMES_MAX:
             raise ValueError(f"more than {NAMES_MAX} names")
         self._attributes = [name.decode() for name in self._names]
@@ -93,9 +97,10 @@ cdef class Scanner:
         """Take the long arrays out of a body.
 
         Returns:
-            None when the body is unusual or wrong, else (skeleton, plain, arrays): the same JSON
-            with `[]` in place of the arrays; whether all its names are known, none comes twice and
-            there are no other objects inside; (name, packed little-endian numbers) of the arrays.
+            None when the body is unusual or wrong, else (skeleton, plain, arrays, text): the same
+            JSON with `[]` in place of the arrays; whether all its names are known, none comes twice
+            and there are no other objects inside; (name, packed little-endian numbers) of the
+            arrays; the one that is `shown` if `signed_json` would write it just so, else None.
         """
         cdef Text start = <Text>PyBytes_AS_STRING(body)
         cdef Text end = start + PyBytes_GET_SIZE(body)
@@ -103,9 +108,9 @@ cdef class Scanner:
         cdef Text text
         cdef Text cuts[2 * ARRAYS_MAX]  # first byte behind `[`, and the `]`
         cdef uint64_t seen = 0
-        cdef int objects = 0, plain = 1, cut = 0
+        cdef int objects = 0, plain = 1, cut = 0, others
         cdef Name *name
-        cdef bytes packed
+        cdef bytes packed, shown = None
         cdef list arrays = []
         if at >= end or at[0] != c"{":
             return None
@@ -132,10 +137,15 @@ cdef class Scanner:
                 if cut == 2 * ARRAYS_MAX:
                     return None
                 cuts[cut] = at + 1
-                packed = _read_array(&at, end, name.width)
+                others = 0
+                packed = _read_array(&at, end, name.width, &others)
                 if packed is None:
                     return None
                 cuts[cut + 1] = at - 1
+                if name.number == self._shown:
+                    shown = None
+                    if not others and at - cuts[cut] < SHOWN_MAX:
+                        shown = (<const char *>cuts[cut])[-1 : at - cuts[cut]]
                 cut += 2
                 arrays.append((self._attributes[name.number], packed))
             else:
@@ -152,16 +162,17 @@ cdef class Scanner:
             at = skip_blanks(at + 1, end)
         if skip_blanks(at + 1, end) != end:
             return None
-        return _without(body, cuts, cut), plain and not objects, arrays
+        return _without(body, cuts, cut), plain and not objects, arrays, shown
 
 
-cdef bytes _read_array(Text *at, Text end, int width):
+cdef bytes _read_array(Text *at, Text end, int width, int *others):
     """Pack the array that opens here and step behind it; None when that cannot be done."""
     cdef Text first = skip_blanks(at[0] + 1, end)
     cdef Text closing = <Text>memchr(first, c"]", end - first)
     if closing == NULL:
         return None
     if closing == first:
+        others[0] = 1
         at[0] = closing + 1
         return b""
     cdef size_t count = count_numbers(first, closing)
@@ -171,7 +182,8 @@ cdef bytes _read_array(Text *at, Text end, int width):
     cdef uint8_t *out = <uint8_t *>PyBytes_AS_STRING(packed)
     cdef Text behind
     if width == HASH:
-        behind = read_hashes(first, end, count, out)
+        others[0] = first != at[0] + 1  # a blank
+        behind = read_hashes(first, end, count, out, others)
     else:
         behind = read_tokens(first, end, count, out)
     if behind == NULL:

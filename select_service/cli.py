@@ -95,7 +95,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, Layers]:
     """The same, with who said what."""
     parser = _parser()
-    given = vars(parser.parse_args(argv))
+    known, strange = parser.parse_known_args(argv)
+    if strange:
+        parser.error(_what_is(strange[0]))
+    given = vars(known)
     warnings: list[str] = []
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         given["tracing"] = "none"
@@ -115,6 +118,23 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, Lay
         layers.router = replace(router, warnings=(*router.warnings, *warnings))
         settings = replace(settings, router=layers.router)
     return settings, layers
+
+
+def _what_is(strange: str) -> str:
+    """Say that nobody knows an argument, and what may have been meant."""
+    from difflib import get_close_matches  # noqa: PLC0415 - a service that starts needs none
+
+    name = strange.partition("=")[0]
+    known = [flag.name for flag in FLAGS] + [
+        "demo",
+        "doctor",
+        "leave",
+        "token",
+        "keys",
+        *_CLIENT_COMMANDS,
+    ]
+    near = get_close_matches(name, known, n=1)
+    return f"unknown argument: {strange}" + (f" (is {near[0]} meant?)" if near else "")
 
 
 def _said_by(environ: Mapping[str, str], warnings: list[str]) -> dict[str, object]:
@@ -154,10 +174,12 @@ def _check_entrances(parser: argparse.ArgumentParser, layers: Layers, settings: 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="select-service",
+        # with two hundred flags the generated one would bury the error that follows it
+        usage="%(prog)s [--FLAG VALUE ...], %(prog)s COMMAND ... (--help: all of them)",
         description="Decides which LLM inference worker serves a request. "
         "Weights and switches come from DYN_* environment variables (README).",
         epilog="subcommands: demo (simulated engines and traffic), doctor (what is wired wrong "
-        "with a running service), token new, keys new (credentials), "
+        "with a running service), leave (say that it will go), token new, keys new (credentials), "
         "call, workers, loads, drain, explain (questions to a running service); see "
         "select-service demo --help and so on",
         allow_abbrev=False,

@@ -9,11 +9,8 @@ same bursts when the hours before were learnt (`--load-predictor-warmup-trace`).
 from __future__ import annotations
 
 import argparse
-import math
 import os
-import random
 import statistics
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -22,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bench.output import progress
+from bench.planner.shapes import HOUR_S, SHAPES, traffic
 from bench.provenance import provenance
 from select_service.planner.core.demand import Interval, intervals_of
 from select_service.planner.core.warming import TracedRequest
@@ -31,41 +29,10 @@ from select_service.planner.edge.replaying import Replay, ReplaySettings
 from select_service.planner.edge.rivals import POLICIES, make_policy
 
 PROFILE: Final = Path(__file__).parents[2] / "tests" / "golden" / "planner" / "profile_a"
-HOUR_S: Final = 3600.0
 GPUS_MAX: Final = 64
 LEARNT: Final = (("recurring bursts", 2), ("odd bursts", 2), ("odd bursts", 3))
 GOALS: Final = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 SETTINGS: Final = ReplaySettings(ttft_ms=600.0, itl_ms=20.0, start=(1, 1))
-
-
-Rate = Callable[[float], float]
-"""Requests a second at a time."""
-
-
-def _chance_bursts(seed: int) -> Rate:
-    """Bursts of 36 requests/s on 10, 100 to 200 seconds long, when nobody expects them."""
-    rng, now = random.Random(f"{seed}/bursts"), -3 * HOUR_S
-    found: list[tuple[float, float]] = []
-    while now < HOUR_S:
-        found.append((now, now + rng.uniform(100.0, 200.0)))
-        now += rng.uniform(400.0, 1100.0)
-    return lambda now: 36.0 if any(begin <= now < end for begin, end in found) else 10.0
-
-
-def _odd_bursts(_: int) -> Rate:
-    """80 seconds every 11 minutes and 20, to 30 requests/s and to 42 in turns: no whole minutes."""
-    return lambda now: (10.0, 30.0, 10.0, 42.0)[
-        2 * int(now % 1_360.0 >= 680.0) + int(230.0 <= now % 680.0 < 310.0)
-    ]
-
-
-SHAPES: Final[dict[str, Callable[[int], Rate]]] = {
-    "diurnal": lambda _: lambda now: 22 - 16 * math.cos(2 * math.pi * now / HOUR_S),
-    "ramp": lambda _: lambda now: 4 + 36 * min(1.0, now / HOUR_S),
-    "bursts": _chance_bursts,
-    "recurring bursts": lambda _: lambda now: 36.0 if now % 900.0 >= 750.0 else 10.0,
-    "odd bursts": _odd_bursts,
-}
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,22 +72,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     turns: float
 
 
-def traffic(shape: str, seconds: float, seed: int, begin: float = 0.0) -> list[TracedRequest]:
-    """Draw the requests that come from `begin` on, at 0 the first of them."""
-    rng = random.Random(seed + 1000) if begin else random.Random(seed)
-    now, rate = 0.0, SHAPES[shape](seed)
-    found: list[TracedRequest] = []
-    while True:
-        now += rng.expovariate(rate(begin + now))
-        if now >= seconds:
-            return found
-        isl = min(12_000.0, rng.lognormvariate(7.3, 0.6))
-        found.append(TracedRequest(now, isl, max(20.0, rng.lognormvariate(5.0, 0.5))))
-
-
 def run(task: Task) -> Done:
     profile = read_profile(PROFILE)
-    requests = traffic(task.shape, HOUR_S, task.seed)
+    requests = traffic(SHAPES[task.shape](task.seed), HOUR_S, task.seed)
     settings = replace_settings(task)
     compatible = task.policy == "compatible"
     tuning = PredictorSettings(
@@ -141,7 +95,7 @@ def replace_settings(task: Task) -> ReplaySettings:
     past: tuple[Interval, ...] = ()
     if task.learnt_hours:
         end = task.learnt_hours * HOUR_S
-        before = traffic(task.shape, end, task.seed, -end)
+        before = traffic(SHAPES[task.shape](task.seed), end, task.seed, -end)
         # `whole_bins` leaves the last interval out, which may be a part: add one that is
         past = tuple(intervals_of([*before, TracedRequest(end + 1.0, 1.0, 1.0)], 60.0))
     return ReplaySettings(

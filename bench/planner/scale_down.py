@@ -2,8 +2,10 @@
 
 The service routes Mooncake's conversation trace over simulated engines. Halfway some of them
 are taken away: those it advises (`/scale_down_candidates`), the newest ones, or none. What counts
-is the hit rate of the next quarter of the trace. `--every` tries every set of so many, too: the
-best of them bounds what any advice could do. Leaves a JSON file.
+is the hit rate of the next quarter of the trace. Beside them stands a fleet that was as small from
+the beginning: what it misses is for want of room, and no choice of who goes brings it back.
+`--every` tries every set of so many, too: the best of them bounds what any advice could do. Leaves
+a JSON file.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import itertools
 import os
 import random
 import statistics
+from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
@@ -23,6 +26,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from bench.output import progress
 from bench.provenance import provenance
 from select_service.drain_types import ScaleDownCandidate
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
@@ -34,22 +38,47 @@ from select_service.simulator.traces import READERS, TraceWorkload
 T = TypeVar("T")
 BLOCK: Final = 512
 TRACE_S: Final = 3_600.0
-CHOICES: Final = ("none", "advised", "newest")
+STAGES_S: Final = (60.0, 180.0, 300.0, 900.0)
+"""After the removal, in seconds of the trace: ends of the stretches that are told."""
 TRACE: Final = (
     Path(__file__).parents[3] / "shared" / "golden" / "traces" / "mooncake_conversation_trace.jsonl"
 )
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """Engines, and how fast the trace is played to them: twice as many take it twice as fast."""
 
-    trace: str
-    removed: str
     workers: int = 8
-    gone: int = 2
     speed: float = 1.0
     kv_tokens: int = 400_000
     seed: int = 1
+    trace: str = str(TRACE)
+
+
+FLEETS: Final = {
+    Fleet(workers=8): (1, 2),
+    Fleet(workers=16, speed=2.0): (1, 2, 4),
+    Fleet(workers=64, speed=8.0): (1, 4, 8),
+    Fleet(workers=64, speed=4.0): (1, 4, 8),  # half the load: when fleets are made smaller
+}
+"""Fleets, and how many of each are taken away."""
+
+
+class After(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a fleet that lost some."""
+
+    hit_rate: float  # share of prompt tokens that were cached
+    stages: tuple[float, ...]  # of it, by `STAGES_S`
+    busy: float  # share of the engines' time
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One removal."""
+
+    fleet: Fleet
+    gone: int
+    choice: str
+    after: After
 
 
 def told(asked: Generator[None, None, T]) -> T:
@@ -62,109 +91,121 @@ def told(asked: Generator[None, None, T]) -> T:
             return found
 
 
-def hit_rate_after(task: Task) -> float:
-    """Return the share of prompt tokens that were cached, after workers were taken away."""
-    with _half_done(task) as (router, cluster):
-        return _went_on(cluster, task, _leaving(router, cluster, task))
+class Halfway:
+    """A fleet in the middle of the trace.
 
-
-def every_hit_rate(task: Task) -> dict[tuple[int, ...], float]:
-    """Return that of every set of workers that could be taken away, by their places in order.
-
-    The first half of the trace is the same for all: it is gone through once, and a process is
-    forked off for each set.
+    The first half is gone through once, and a process is forked off for each way to go on.
     """
-    found: dict[tuple[int, ...], float] = {}
-    with _half_done(task) as (_, cluster):
-        ids = cluster.worker_ids("workers")
-        for places in itertools.combinations(range(len(ids)), task.gone):
-            leaving = [ids[place] for place in places]
-            found[places] = _forked(cluster, task, leaving)
-    return found
 
+    def __init__(self, fleet: Fleet, router: CoreRouter, cluster: Cluster) -> None:
+        self._fleet = fleet
+        self._router = router
+        self._cluster = cluster
+        self.ids = cluster.worker_ids("workers")
 
-def advised_places(task: Task) -> tuple[int, ...]:
-    """Return whom the service advises to take away, by their places in order."""
-    with _half_done(task) as (router, cluster):
-        ids = cluster.worker_ids("workers")
-        leaving = _leaving(router, cluster, replace(task, removed="advised"))
-        return tuple(sorted(ids.index(one) for one in leaving))
+    def advised(self, gone: int) -> list[int]:
+        """Return whom the service advises to take away."""
+        core = self._router.replicas[0].core
+        asked: list[ScaleDownCandidate] = told(core.scale_down_candidates(gone, None, None))
+        return [one.worker_id for one in asked]
+
+    def newest(self, gone: int) -> list[int]:
+        """Return who came last."""
+        return self.ids[-gone:]
+
+    def without(self, leaving: Sequence[int]) -> After:
+        """Go on without some, in a copy of this process: what it changes is gone with it."""
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                os.write(writing, msgspec.json.encode(self._went_on(leaving)))
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            answer = pipe.read()
+        os.waitpid(child, 0)
+        return msgspec.json.decode(answer, type=After)
+
+    def _went_on(self, leaving: Sequence[int]) -> After:
+        cluster, begin = self._cluster, self._cluster.now
+        for worker_id in leaving:
+            cluster.remove_worker(worker_id, begin)
+        stages, cached, prompts, busy = [], 0.0, 0.0, 0.0
+        for end in STAGES_S:
+            cluster.advance(begin + end / self._fleet.speed)
+            seen = cluster.observe()
+            assert seen.hit_rate is not None, "there was traffic"
+            stages.append(seen.hit_rate)
+            cached += seen.hit_rate * seen.prompt_tokens
+            prompts += seen.prompt_tokens
+            busy = seen.pools["workers"].busy
+        return After(hit_rate=cached / prompts, stages=tuple(stages), busy=busy)
 
 
 @contextmanager
-def _half_done(task: Task) -> Iterator[tuple[CoreRouter, Cluster]]:
-    router = CoreRouter(CoreSettings(), [random.Random(task.seed)])
+def halfway(fleet: Fleet) -> Iterator[Halfway]:
+    """Play the first half of the trace."""
+    router = CoreRouter(CoreSettings(), [random.Random(fleet.seed)])
     # in memory: a file that forks read on would be one file for all of them
-    lines = io.BytesIO(Path(task.trace).read_bytes())
+    lines = io.BytesIO(Path(fleet.trace).read_bytes())
     workload = TraceWorkload(
         READERS["mooncake"](lines, BLOCK),
         BLOCK,
-        random.Random(f"{task.seed}/trace"),
-        speed=task.speed,
+        random.Random(f"{fleet.seed}/trace"),
+        speed=fleet.speed,
         jitter_s=3.0,
     )
-    pool = PoolSettings("aggregated", EngineSettings(kv_tokens=task.kv_tokens))
-    settings = ClusterSettings({"workers": pool}, block_size=BLOCK)
-    cluster = Cluster(settings, router, workload)
-    for _ in range(task.workers):
+    pool = PoolSettings("aggregated", EngineSettings(kv_tokens=fleet.kv_tokens))
+    cluster = Cluster(ClusterSettings({"workers": pool}, block_size=BLOCK), router, workload)
+    for _ in range(fleet.workers):
         cluster.add_worker("workers", 0.0)
-    cluster.advance(TRACE_S / task.speed / 2)
+    cluster.advance(TRACE_S / fleet.speed / 2)
     cluster.observe()
-    yield router, cluster
+    yield Halfway(fleet, router, cluster)
 
 
-def _went_on(cluster: Cluster, task: Task, leaving: Sequence[int]) -> float:
-    for worker_id in leaving:
-        cluster.remove_worker(worker_id, cluster.now)
-    cluster.advance(1.5 * TRACE_S / task.speed / 2)
-    rate = cluster.observe().hit_rate
-    assert rate is not None, "there was traffic"
-    return rate
+def removals(fleet: Fleet, gone: Sequence[int]) -> list[Run]:
+    """Take so many away, or so many, by each choice there is; 0 is none."""
+    with halfway(fleet) as there:
+        found = [Run(fleet=fleet, gone=0, choice="none", after=there.without([]))]
+        for count in gone:
+            for choice, leaving in (
+                ("advised", there.advised(count)),
+                ("newest", there.newest(count)),
+            ):
+                after = there.without(leaving)
+                found.append(Run(fleet=fleet, gone=count, choice=choice, after=after))
+    return found
 
 
-def _forked(cluster: Cluster, task: Task, leaving: Sequence[int]) -> float:
-    """Go on in a copy of this process: whatever it changes is gone with it."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.write(writing, repr(_went_on(cluster, task, leaving)).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as told:
-        answer = told.read()
-    os.waitpid(child, 0)
-    return float(answer)
+def never_there(fleet: Fleet, gone: int) -> Run:
+    """Let the fleet be smaller by so many from the beginning."""
+    with halfway(replace(fleet, workers=fleet.workers - gone)) as there:
+        return Run(fleet=fleet, gone=gone, choice="never there", after=there.without([]))
 
 
-def _leaving(router: CoreRouter, cluster: Cluster, task: Task) -> list[int]:
-    if task.removed == "none":
-        return []
-    if task.removed == "newest":
-        return cluster.worker_ids("workers")[-task.gone :]
-    core = router.replicas[0].core
-    asked: list[ScaleDownCandidate] = told(core.scale_down_candidates(task.gone, None, None))
-    return [one.worker_id for one in asked]
+def every_hit_rate(fleet: Fleet, gone: int) -> dict[tuple[int, ...], float]:
+    """Return that of every set of workers that could be taken away, by their places in order."""
+    with halfway(fleet) as there:
+        return {
+            places: there.without([there.ids[place] for place in places]).hit_rate
+            for places in itertools.combinations(range(fleet.workers), gone)
+        }
 
 
-def rates(like: Task, seeds: int, jobs: int) -> dict[str, list[float]]:
-    """Return hit rates by whom was taken away, one per seed."""
-    tasks = [
-        replace(like, removed=one, seed=seed) for one in CHOICES for seed in range(1, seeds + 1)
-    ]
-    with ProcessPoolExecutor(jobs) as pool:
-        found = list(pool.map(hit_rate_after, tasks))
-    return {
-        choice: [rate for task, rate in zip(tasks, found, strict=True) if task.removed == choice]
-        for choice in CHOICES
-    }
+def advised_places(fleet: Fleet, gone: int) -> tuple[int, ...]:
+    """Return whom the service advises to take away, by their places in order."""
+    with halfway(fleet) as there:
+        return tuple(sorted(there.ids.index(one) for one in there.advised(gone)))
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of all the sets of workers there are, of one seed."""
+    """What became of all the sets of workers there are, of one fleet."""
 
-    seed: int
+    fleet: Fleet
+    gone: int
     sets: int
     best: float
     mean: float
@@ -174,25 +215,84 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     newest_rank: int
 
 
-def _bounds(like: Task, seeds: int, jobs: int) -> list[Bound]:
-    with ProcessPoolExecutor(jobs) as pool:
-        return list(pool.map(bound_of, [replace(like, seed=one + 1) for one in range(seeds)]))
-
-
-def bound_of(task: Task) -> Bound:
+def bound_of(fleet: Fleet, gone: int) -> Bound:
     """Try every set of so many workers."""
-    found = every_hit_rate(task)
+    found = every_hit_rate(fleet, gone)
     ordered = sorted(found.values(), reverse=True)
-    newest = tuple(range(task.workers - task.gone, task.workers))
+    newest = tuple(range(fleet.workers - gone, fleet.workers))
     return Bound(
-        seed=task.seed,
+        fleet=fleet,
+        gone=gone,
         sets=len(found),
         best=ordered[0],
         mean=statistics.mean(ordered),
         deviation=statistics.pstdev(ordered),
         worst=ordered[-1],
-        advised_rank=1 + ordered.index(found[advised_places(task)]),
+        advised_rank=1 + ordered.index(found[advised_places(fleet, gone)]),
         newest_rank=1 + ordered.index(found[newest]),
+    )
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over the seeds; losses are in points, of the same seed's fleet that lost none."""
+
+    workers: int
+    gone: int
+    speed: float
+    kv_tokens: int
+    choice: str
+    seeds: int
+    hit_rate: float
+    lost: float
+    lost_error: float  # standard error of that mean
+    lost_by_stage: tuple[float, ...]
+    busy: float
+
+
+def rows_of(runs: Sequence[Run]) -> list[Row]:
+    """Compare each removal with the same fleet without one."""
+    whole = {run.fleet: run.after for run in runs if not run.gone}
+    groups: dict[tuple[Fleet, int, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.fleet in whole:
+            groups[replace(run.fleet, seed=0), run.gone, run.choice].append(run)
+    rows = []
+    for (fleet, gone, choice), found in groups.items():
+        lost = [100 * (whole[run.fleet].hit_rate - run.after.hit_rate) for run in found]
+        stages = zip(
+            *(
+                [
+                    100 * (before - after)
+                    for before, after in zip(whole[run.fleet].stages, run.after.stages, strict=True)
+                ]
+                for run in found
+            ),
+            strict=True,
+        )
+        rows.append(
+            Row(
+                workers=fleet.workers,
+                gone=gone,
+                speed=fleet.speed,
+                kv_tokens=fleet.kv_tokens,
+                choice=choice,
+                seeds=len(found),
+                hit_rate=statistics.mean(run.after.hit_rate for run in found),
+                lost=statistics.mean(lost),
+                lost_error=statistics.stdev(lost) / len(lost) ** 0.5 if len(lost) > 1 else 0.0,
+                lost_by_stage=tuple(statistics.mean(one) for one in stages),
+                busy=statistics.mean(run.after.busy for run in found),
+            )
+        )
+    return rows
+
+
+def _said(row: Row) -> str:
+    stages = " ".join(f"{one:5.2f}" for one in row.lost_by_stage)
+    return (
+        f"{row.gone} of {row.workers}, speed {row.speed:g}, {row.choice:11} "
+        f"{100 * row.hit_rate:6.2f} % hits, {row.lost:5.2f} +- {row.lost_error:.2f} points lost "
+        f"(by stage {stages}), {row.busy:.2f} busy, {row.seeds} seeds"
     )
 
 
@@ -200,43 +300,62 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path, default=TRACE)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--gone", type=int, default=2)
+    parser.add_argument("--workers", type=int, help="only this fleet, of so many engines")
+    parser.add_argument("--gone", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--kv-tokens", type=int, default=400_000, help="of one engine's cache")
     parser.add_argument("--speed", type=float, default=1.0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--every", action="store_true", help="try every set of so many, too")
     parser.add_argument("--out", type=Path, default=Path("build/bench-scale-down.json"))
     args = parser.parse_args()
-    like = Task(
-        trace=str(args.trace),
-        removed="none",
-        workers=args.workers,
-        gone=args.gone,
-        speed=args.speed,
-        kv_tokens=args.kv_tokens,
-    )
-    found = rates(like, args.seeds, args.jobs)
-    for choice, values in found.items():
-        each = " ".join(f"{100 * one:.2f}" for one in values)
-        print(f"{choice:8} {100 * statistics.mean(values):6.2f} % hits ({each})")
-    bounds = _bounds(like, args.seeds, args.jobs) if args.every else []
-    for bound in bounds:
-        print(
-            f"seed {bound.seed}: of {bound.sets} sets the best leaves {100 * bound.best:.2f} %, on "
-            f"average {100 * bound.mean:.2f} +- {100 * bound.deviation:.2f}, the worst "
-            f"{100 * bound.worst:.2f}; advised is no. {bound.advised_rank}, newest no. "
-            f"{bound.newest_rank}"
-        )
+    fleets = FLEETS
+    if args.workers is not None:
+        one = Fleet(workers=args.workers, speed=args.speed, kv_tokens=args.kv_tokens)
+        fleets = {one: tuple(args.gone)}
+    tasks = [
+        (replace(fleet, seed=seed, trace=str(args.trace)), gone)
+        for seed in range(1, 1 + args.seeds)
+        for fleet, gone in fleets.items()
+    ]
+    runs: list[Run] = []
+    bounds: list[Bound] = []
+    with ProcessPoolExecutor(args.jobs) as pool:
+        asked = [pool.submit(removals, fleet, gone) for fleet, gone in tasks]
+        smaller = [
+            pool.submit(never_there, fleet, count) for fleet, gone in tasks for count in gone
+        ]
+        every = [
+            pool.submit(bound_of, fleet, count)
+            for fleet, gone in tasks
+            for count in gone
+            if args.every
+        ]
+        for done in as_completed(asked):
+            runs += done.result()
+            progress(f"{len(runs)} runs")
+            _write(args.out, runs, bounds)  # what there is: it may take half an hour
+        for one_smaller in as_completed(smaller):
+            runs.append(one_smaller.result())
+            _write(args.out, runs, bounds)
+        for bound in as_completed(every):
+            bounds.append(bound.result())
+            progress(str(bounds[-1]))
+    for row in rows_of(runs):
+        print(_said(row))
+    _write(args.out, runs, bounds)
+
+
+def _write(out: Path, runs: Sequence[Run], bounds: Sequence[Bound]) -> None:
     result = {
         "what": "hit rate after workers were taken away, on a recorded trace",
         "provenance": provenance(),
-        "settings": replace(like, trace=args.trace.name),
-        "hit_rate": found,
+        "trace": TRACE.name,
+        "stages_s": STAGES_S,
+        "rows": rows_of(runs),
         "every_set": bounds,
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
 
 
 if __name__ == "__main__":

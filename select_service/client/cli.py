@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 import msgspec
 
+from indexer.core.packing import unpack_i64
 from select_service.client import showing
 from select_service.client.core.options import Options
 from select_service.client.core.problems import ClientError, MissingPackage
@@ -44,7 +46,7 @@ _ROUTES: Final = {
 
 def main(argv: Sequence[str]) -> int:
     """Ask, print, and return the exit code."""
-    chosen = _parser().parse_args(argv)
+    chosen = _read(argv)
     try:
         with _client(chosen) as client:
             verb: Callable[[Client, argparse.Namespace], None] = chosen.verb
@@ -55,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
     except (ClientError, OSError, ValueError) as error:
         print(f"select-service {argv[0]}: {error}", file=sys.stderr)
         return _NO_ANSWER
-    except KeyboardInterrupt:
-        pass
+    except KeyboardInterrupt:  # somebody has waited long enough
+        return _NO_ANSWER
     return _ANSWERED
 
 
@@ -84,13 +86,17 @@ def _call(client: Client, chosen: argparse.Namespace) -> None:
         text = sys.stdin.read() if chosen.body == "-" else chosen.body
         body = msgspec.json.decode(text, type=dict[str, Any])
     if chosen.tokens is not None:
-        body["token_ids"] = _numbers(chosen.tokens)
+        body["token_ids"] = chosen.tokens
     for name in ("model_name", "tenant_id"):
         if getattr(chosen, name) is not None:
             body[name] = getattr(chosen, name)
     if chosen.route.startswith("/"):
-        method = chosen.method or ("POST" if chosen.body is not None else "GET")
-        answer: object = client.call(method, chosen.route, body or None)
+        says = chosen.body is not None or chosen.tokens is not None
+        method, route = chosen.method or ("POST" if says else "GET"), chosen.route
+        if method == "GET" and body:  # where a body would go unread
+            route += f"{'&' if '?' in route else '?'}{urlencode(body)}"
+            body = {}
+        answer: object = client.call(method, route, body or None)
     else:
         answer = client.call("POST", _ROUTES[chosen.route], body)
     _print(answer)
@@ -118,10 +124,17 @@ def _watch(ask: Callable[[], list[ScopeLoads]], every_s: float) -> None:
         from rich.live import Live  # noqa: PLC0415 - an extra, for who watches
     except ImportError as error:
         raise MissingPackage("--watch needs rich: pip install 'select-service[demo]'") from error
-    with Live(showing.table(ask()), auto_refresh=False, screen=sys.stdout.isatty()) as live:
+    shown = showing.table(ask())
+    screen = sys.stdout.isatty()
+    with suppress(KeyboardInterrupt), Live(shown, auto_refresh=False, screen=screen) as live:
         while True:
             time.sleep(every_s)
-            live.update(showing.table(ask()), refresh=True)
+            try:
+                shown, trouble = showing.table(ask()), None
+            except ClientError as error:  # who watches sees it come back, too
+                trouble = f"what is shown may be old: {error}"
+            shown.caption = trouble
+            live.update(shown, refresh=True)
 
 
 def _drain(client: Client, chosen: argparse.Namespace) -> None:
@@ -145,8 +158,30 @@ def _explain(client: Client, chosen: argparse.Namespace) -> None:
 
 
 def _print(answer: object) -> None:
-    text = msgspec.json.encode(answer)
+    text = msgspec.json.encode(_unpacked(answer))
     print(msgspec.json.format(text, indent=2).decode())
+
+
+def _unpacked(answer: object) -> object:
+    """Write hashes that came packed as the numbers they are."""
+    if isinstance(answer, dict):
+        return {name: _unpacked(value) for name, value in answer.items()}
+    if isinstance(answer, list):
+        return [_unpacked(value) for value in answer]
+    if isinstance(answer, bytes):
+        return unpack_i64(answer)
+    return answer
+
+
+def _read(argv: Sequence[str]) -> argparse.Namespace:
+    """Read what was typed; argparse itself takes no body behind flags."""
+    parser = _parser()
+    chosen, rest = parser.parse_known_args(argv)
+    if len(rest) == 1 and getattr(chosen, "body", "-") is None and not rest[0].startswith("--"):
+        chosen.body = rest.pop()
+    if rest:
+        parser.error(f"unknown argument: {rest[0]}")
+    return chosen
 
 
 # -- usage -------------------------------------------------------------------------------------
@@ -158,7 +193,9 @@ def _parser() -> argparse.ArgumentParser:
     call = _verb(verbs, "call", _call, "one request to any route, and its answer as JSON")
     call.add_argument("route", type=_route, help=f"a path, or one of {', '.join(_ROUTES)}")
     call.add_argument("body", nargs="?", help="JSON; - reads it from standard input")
-    call.add_argument("--tokens", metavar="N,N-N", help="the prompt: numbers and ranges of them")
+    call.add_argument(
+        "--tokens", type=_numbers, metavar="N,N-N", help="the prompt: numbers and ranges of them"
+    )
     call.add_argument("--method", help="for a path (default: POST with a body, GET without)")
     workers = _verb(verbs, "workers", _workers, "the catalog")
     loads = _verb(verbs, "loads", _loads, "the load of every rank")
@@ -213,12 +250,15 @@ def _numbers(text: str) -> list[int]:
     """Read `1,2,5-8`.
 
     Raises:
-        ValueError: it is something else.
+        argparse.ArgumentTypeError: it is something else.
     """
     numbers: list[int] = []
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        numbers += range(int(first), int(last or first) + 1)
+        first, dash, last = part.partition("-")
+        ends = first, last if dash else first
+        if not all(end.isdecimal() for end in ends) or int(ends[0]) > int(ends[1]):
+            raise argparse.ArgumentTypeError(f"{part!r} is no number and no range such as 0-511")
+        numbers += range(int(ends[0]), int(ends[1]) + 1)
     return numbers
 
 

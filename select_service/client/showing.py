@@ -18,7 +18,8 @@ __all__ = ["decision", "decisions", "loads", "table", "workers"]
 _LOADS: Final = ("model", "tenant", "worker", "rank", "requests", "prefill", "blocks")
 _WORKERS: Final = ("worker", "model", "tenant", "state", "endpoint", "ranks", "role", "lacks")
 _DECISIONS: Final = ("decision", "route", "outcome", "worker", "rank", "tokens", "cached")
-_CANDIDATES: Final = ("worker", "rank", "cost", "prefill", "decode", "cached", "left out")
+_TERMS: Final = ("prefill", "credit", "delay", "eviction", "decode", "context")
+_CANDIDATES: Final = ("worker", "rank", "cost", *_TERMS, "taint", "cached", "trust", "left out")
 
 
 def workers(found: Sequence[WorkerRecord]) -> str:
@@ -93,21 +94,40 @@ def decisions(found: Sequence[dict[str, Any]]) -> str:
 
 
 def decision(one: dict[str, Any]) -> str:
-    """One decision with every rank it was between, the cheapest first."""
+    """One decision with every rank it was between, the cheapest first, and every term of each.
+
+    Costs are in blocks, as in the answer: the README's formula makes the cost of the terms.
+    """
     rows = [
         (
             rank["worker_id"],
             rank["dp_rank"],
             _number(rank.get("cost")),
-            _number(rank.get("prefill_cost")),
-            _number(rank.get("decode_cost")),
+            *(_number(rank.get(f"{term}_cost", rank.get(term))) for term in _TERMS),
+            _number(rank.get("taint_factor")),
             rank.get("cached_tokens", "-"),
+            _number(rank.get("trust")),
             rank.get("excluded") or "-",
         )
         for rank in sorted(one.get("candidates") or [], key=_price)
     ]
-    head = f"{_text(one['decision_id'])}: {one['outcome']} on {one['route']}"
-    return f"{head}\n{_columns(_CANDIDATES, rows)}"
+    head = f"{_text(one['decision_id'])}: {one['outcome']} on {one['route']}{_how(one)}"
+    weights = one.get("weights") or {}
+    in_force = ", ".join(f"{name} {_text(value)}" for name, value in weights.items())
+    return f"{head}\n{_columns(_CANDIDATES, rows)}\nweights: {in_force or '-'}"
+
+
+def _how(one: dict[str, Any]) -> str:
+    """Tell why it was this rank and no other, or why none."""
+    chosen, refusal = one.get("chosen") or {}, one.get("refusal") or {}
+    if not chosen:
+        return f" ({_text(refusal.get('error', refusal.get('code')))})" if refusal else ""
+    told = f", worker {chosen['worker_id']} rank {chosen['dp_rank']} by {chosen['picked_by']}"
+    if (chosen.get("ties") or 1) > 1:
+        told += f" among {chosen['ties']} of equal cost"
+    if chosen.get("margin") is not None:
+        told += f", {_number(chosen['margin'])} cheaper than the next"
+    return told
 
 
 def _price(rank: dict[str, Any]) -> tuple[bool, float]:

@@ -361,7 +361,7 @@ FLAGS: Final = (
         "--field-validation",
         _member(FieldValidation),
         "strict|warn|ignore",
-        "unknown top-level fields: refuse with 422, answer with a Warning header, say nothing",
+        "unknown top-level fields and query parameters: refuse (422), warn in a header, or ignore",
     ),
     Flag(
         "--on-event-loss",

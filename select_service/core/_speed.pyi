@@ -31,6 +31,22 @@ class Fill:
     ) -> None: ...
     def total(self, room: float) -> float: ...
 
+class LoadRows:
+    def __init__(
+        self,
+        prefill: Floats,
+        decode: Floats,
+        churn: Floats,
+        context: Floats,
+        requests: Slots,
+        computing: Slots,
+    ) -> None: ...
+    def book(
+        self, slot: int, left: int, tokens: int, requests: int, decode: int, blocks: int
+    ) -> None: ...
+    def complete(self, slot: int, left: int) -> None: ...
+    def free(self, slot: int, requests: int, decode: int, blocks: int) -> None: ...
+
 class RecordRing:
     bytes: int
     next: int

@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
-"""Compiled twins of what costs most in the core: pricing a fleet, records, a set of 64-bit values.
+"""Compiled twins of what costs most in the core: pricing a fleet, records, a set of 64-bit values,
+the rows of the ledger.
 
 Optional: built when there is a C compiler, left out when not (`indexer/compiled.py`). The twins are
-in `plain_pricer.py`, `plain_record_ring.py` and `plain_value_set.py`, and give the same to the last
-bit.
+in `plain_pricer.py`, `plain_record_ring.py`, `plain_value_set.py` and `plain_load_rows.py`, and
+give the same to the last bit.
 """
 
 cimport cython
@@ -17,7 +18,7 @@ from libc.string cimport memcpy, memset
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 10  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 11  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -654,6 +655,73 @@ cdef tuple _tuple_of(const Entry *entry, long long number, bytes hashes):
         <object>entry.of[SELECTION_ID], <object>entry.of[RESERVATION_ID], <object>entry.of[ODDS],
         <object>entry.of[ASK], <object>entry.of[SAID], <object>entry.of[CACHE_HIT], entry.size,
     )
+
+
+@cython.final
+cdef class LoadRows:
+    """The rows of the load columns that a step of a reservation's life changes, all in one go."""
+
+    cdef double[::1] _prefill
+    cdef double[::1] _decode
+    cdef double[::1] _churn
+    cdef double[::1] _context
+    cdef int64_t[::1] _requests
+    cdef int64_t[::1] _computing
+
+    def __cinit__(
+        self,
+        double[::1] prefill not None,
+        double[::1] decode not None,
+        double[::1] churn not None,
+        double[::1] context not None,
+        int64_t[::1] requests not None,
+        int64_t[::1] computing not None,
+    ):
+        cdef Py_ssize_t rows = prefill.shape[0]
+        if (
+            decode.shape[0] != rows
+            or churn.shape[0] != rows
+            or context.shape[0] != rows
+            or requests.shape[0] != rows
+            or computing.shape[0] != rows
+        ):
+            raise ValueError("columns of one length")
+        self._prefill, self._decode, self._churn, self._context = prefill, decode, churn, context
+        self._requests, self._computing = requests, computing
+
+    def book(
+        self,
+        Py_ssize_t slot,
+        double left,
+        double tokens,
+        int64_t requests,
+        double decode,
+        double blocks,
+    ):
+        """A request came; the twin says what is what."""
+        if not 0 <= slot < self._prefill.shape[0]:
+            raise IndexError(slot)
+        self._prefill[slot] = left
+        self._churn[slot] += tokens
+        self._requests[slot] = requests
+        self._computing[slot] += 1
+        self._decode[slot] = decode
+        self._context[slot] += blocks
+
+    def complete(self, Py_ssize_t slot, double left):
+        """A prompt is computed; so many tokens are left."""
+        if not 0 <= slot < self._prefill.shape[0]:
+            raise IndexError(slot)
+        self._prefill[slot] = left
+        self._computing[slot] -= 1
+
+    def free(self, Py_ssize_t slot, int64_t requests, double decode, double blocks):
+        """A request whose prompt is computed went."""
+        if not 0 <= slot < self._prefill.shape[0]:
+            raise IndexError(slot)
+        self._requests[slot] = requests
+        self._decode[slot] = decode
+        self._context[slot] -= blocks
 
 
 cdef struct Table:

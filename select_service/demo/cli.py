@@ -24,7 +24,13 @@ _RESTART_EVERY = 200
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 0 when loads went back to zero and the predictions were true."""
-    parser = argparse.ArgumentParser(prog="select-service demo", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="select-service demo",
+        description="Simulated engines publish KV events and multi-turn chats are sent to them, in "
+        "front of a service of its own or of one that runs (--url). Ends with an audit; exit "
+        "codes: 0 it passed, 1 it did not.",
+        allow_abbrev=False,
+    )
     _arguments(parser)
     args = parser.parse_args(argv)
     try:

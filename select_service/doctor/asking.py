@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Final
 from urllib.parse import urlsplit
@@ -13,7 +14,7 @@ from typing_extensions import override
 
 from select_service.doctor_types import Finding
 
-__all__ = ["Answer", "CannotAskError", "Worker", "ask"]
+__all__ = ["Answer", "CannotAskError", "Worker", "ask", "context"]
 
 ANSWER_BYTES_MAX: Final = 256 << 20
 """Longest answer read: ten thousand workers take some ten megabytes."""
@@ -51,7 +52,36 @@ class Answer(Struct, frozen=True):
     findings_left_out: int = 0
 
 
-def ask(url: str, uds: str | None, timeout_s: float, token: str | None = None) -> Answer:
+def context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext | None:
+    """Return what https is asked with; None, the system's own, where nothing is given.
+
+    Args:
+        ca: file of certificates to trust instead of the system's.
+        cert: file of a client certificate.
+        key: file of its key, unless it is in the same one.
+
+    Raises:
+        CannotAskError: a file cannot be read, or is none of the kind.
+    """
+    if ca is None and cert is None:
+        return None
+    try:
+        made = ssl.create_default_context(cafile=ca)
+        if cert is not None:
+            made.load_cert_chain(cert, key)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        names = ", ".join(name for name in (ca, cert, key) if name is not None)
+        raise CannotAskError(f"cannot use {names}: {error}") from error
+    return made
+
+
+def ask(
+    url: str,
+    uds: str | None,
+    timeout_s: float,
+    token: str | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Answer:
     """Ask a service what it finds.
 
     Args:
@@ -59,11 +89,12 @@ def ask(url: str, uds: str | None, timeout_s: float, token: str | None = None) -
         uds: a Unix domain socket to connect to instead of the URL's host.
         timeout_s: longest wait for the connection, and for each piece of the answer.
         token: that allows to read, where the service asks for one.
+        tls: what https is asked with; None: the system's certificates are trusted.
 
     Raises:
         CannotAskError: nobody answers, or something else than such a service does.
     """
-    connection, prefix = _connection(url, uds, timeout_s)
+    connection, prefix = _connection(url, uds, timeout_s, tls)
     try:
         headers = {"accept": "application/json"}
         if token is not None:
@@ -88,7 +119,9 @@ def ask(url: str, uds: str | None, timeout_s: float, token: str | None = None) -
     return answer
 
 
-def _connection(url: str, uds: str | None, timeout_s: float) -> tuple[HTTPConnection, str]:
+def _connection(
+    url: str, uds: str | None, timeout_s: float, tls: ssl.SSLContext | None
+) -> tuple[HTTPConnection, str]:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -99,8 +132,9 @@ def _connection(url: str, uds: str | None, timeout_s: float) -> tuple[HTTPConnec
         return _UnixConnection(uds, timeout_s), prefix
     if parts.scheme not in {"http", "https"} or not host:
         raise CannotAskError(f"{url}: not an http or https URL")
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    return kind(host, port, timeout=timeout_s), prefix
+    if parts.scheme == "https":
+        return HTTPSConnection(host, port, timeout=timeout_s, context=tls), prefix
+    return HTTPConnection(host, port, timeout=timeout_s), prefix
 
 
 class _UnixConnection(HTTPConnection):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from select_service.doctor.asking import CannotAskError, ask
+from select_service.doctor.asking import CannotAskError, ask, context
 from select_service.doctor.telling import tell
 
 if TYPE_CHECKING:
@@ -30,11 +30,18 @@ _WIDEST: Final = 100
 
 def main(argv: Sequence[str]) -> int:
     """Ask, print, and return the exit code."""
-    arguments = _parser().parse_args(argv)
+    try:
+        return _examine(_parser().parse_args(argv))
+    except KeyboardInterrupt:  # somebody has waited long enough
+        return _NO_ANSWER
+
+
+def _examine(arguments: argparse.Namespace) -> int:
     who = arguments.url if arguments.uds is None else arguments.uds
     try:
         token = None if arguments.token_file is None else _token_in(arguments.token_file)
-        answer = ask(arguments.url, arguments.uds, arguments.timeout_s, token)
+        tls = context(arguments.ca, arguments.cert, arguments.key)
+        answer = ask(arguments.url, arguments.uds, arguments.timeout_s, token, tls)
     except CannotAskError as error:
         print(f"{who}: {error}", file=sys.stderr)
         return _NO_ANSWER
@@ -79,6 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--url", default=URL, help="of the service (default: %(default)s)")
     parser.add_argument("--uds", metavar="PATH", help="its Unix domain socket, instead of TCP")
     parser.add_argument("--token-file", metavar="FILE", help="has a token with the scope read")
+    parser.add_argument("--ca", metavar="FILE", help="certificates to trust with https")
+    parser.add_argument("--cert", metavar="FILE", help="a client certificate")
+    parser.add_argument("--key", metavar="FILE", help="its key, unless it is in the same file")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument(
         "--probe",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import UNSET
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from select_service.doctor.asking import Answer
     from select_service.doctor_types import Finding, Subject
@@ -39,26 +39,48 @@ def _lines(who: str, answer: Answer, findings: Sequence[Finding], width: int) ->
     yield f"{who}: {state}; {workers}"
     if not findings:
         yield "nothing found"
-    for finding in findings:
+    for alike in _kinds(findings):
         yield ""
-        head = f"{finding.severity.upper():<8}{finding.code}  {_about(finding.subject)}"
-        yield _visible(head.rstrip())
-        since = f" (for {_span(finding.since_s)})" if finding.since_s else ""
-        for name, text in (
-            ("what", finding.what + since),
-            ("why", finding.why),
-            ("remedy", finding.remedy),
-        ):
-            yield textwrap.fill(
-                _visible(text),
-                max(width, 40),
-                initial_indent=f"  {name:<8}",
-                subsequent_indent=_INDENT,
-                break_on_hyphens=False,
-                break_long_words=False,
-            )
+        yield from _kind(alike, max(width, 40))
     if answer.findings_left_out:
         yield f"\nand {answer.findings_left_out} more (--doctor-findings-max)"
+
+
+def _kinds(findings: Sequence[Finding]) -> Iterable[list[Finding]]:
+    """Put together what has one cause and one remedy: of a thousand workers they are read once."""
+    kinds: dict[tuple[str, ...], list[Finding]] = {}
+    for one in findings:
+        kinds.setdefault((one.severity, one.code, one.why, one.remedy), []).append(one)
+    return kinds.values()
+
+
+def _kind(alike: list[Finding], width: int) -> Iterator[str]:
+    first = alike[0]
+    about = _about(first.subject) if len(alike) == 1 else f"{len(alike)} findings"
+    yield _visible(f"{first.severity.upper():<8}{first.code}  {about}".rstrip())
+    if len(alike) == 1:
+        yield _paragraph("what", first.what + _since(first), width)
+    else:
+        for one in alike:
+            text = f"{_about(one.subject)}: {one.what}{_since(one)}"
+            yield _paragraph("what" if one is first else "", text, width)
+    yield _paragraph("why", first.why, width)
+    yield _paragraph("remedy", first.remedy, width)
+
+
+def _paragraph(name: str, text: str, width: int) -> str:
+    return textwrap.fill(
+        _visible(text),
+        width,
+        initial_indent=f"  {name:<8}",
+        subsequent_indent=_INDENT,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _since(finding: Finding) -> str:
+    return f" (for {_span(finding.since_s)})" if finding.since_s else ""
 
 
 def _visible(text: str) -> str:

@@ -197,7 +197,8 @@ class Driver:
         self.drain_status = registering.drain_status
         self.scale_down_candidates = registering.scale_down_candidates
         self.workers = registering.workers
-        reserving = self._reserving = Reserving(turn, is_kept=self.keeper is not None)
+        is_kept = self.keeper is not None
+        reserving = self._reserving = Reserving(turn, is_kept=is_kept)
         self.reserve = reserving.reserve
         self.prefill_complete = reserving.prefill_complete
         self.output_block = reserving.output_block
@@ -210,7 +211,7 @@ class Driver:
         self.leases = reserving.leases
         waiting = self._waiting = self._carrier.waiting = Waiting(turn, reserving.free)
         self.wait = waiting.wait
-        selecting = self._selecting = Selecting(turn, waiting.wait)
+        selecting = self._selecting = Selecting(turn, waiting.wait, is_kept=is_kept)
         self.select = selecting.select
         self.select_now = selecting.select_now
         self.select_and_reserve = selecting.select_and_reserve

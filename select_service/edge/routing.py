@@ -28,6 +28,7 @@ __all__ = [
     "read_query",
     "read_switch",
     "read_u64",
+    "unknown_in_query",
 ]
 
 H = TypeVar("H")
@@ -246,6 +247,12 @@ def read_query(raw: bytes, known: tuple[str, ...]) -> dict[str, str]:
             raise InvalidQuery(f"duplicate field `{key}`", field=key)
         values[key] = _decode_form(raw_value)
     return values
+
+
+def unknown_in_query(raw: bytes, known: tuple[str, ...]) -> list[str]:
+    """Return the keys of a query string that a route does not know, each once, as they come."""
+    keys = (_decode_form(pair.partition(b"=")[0]) for pair in raw.split(b"&") if pair)
+    return list(dict.fromkeys(key for key in keys if key not in known))
 
 
 def _decode_form(text: bytes) -> str:

@@ -314,6 +314,29 @@ def test_findings_of_the_doctor(serve: Serve, tab: Tabs) -> None:
     )
 
 
+def test_many_alike_are_one_finding_with_long_names(serve: Serve, tab: Tabs) -> None:
+    """Of many engines that are down cause and remedy are read once; names may be of any length."""
+    server = serve("--doctor-interval-s", "0.2")
+    lacking = {"model_name": "m" * 200, "tenant_id": "t" * 200, "endpoint": "http://w"}
+    for at in range(12):
+        call(server, "POST", "/workers", lacking | {"worker_id": BIG - at})
+    page = tab(server)
+    page.open("doctor")
+    page.page.wait_for_function("() => document.querySelectorAll('[data-code]').length === 12")
+    assert page.find("article").count() == 1
+    width = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    found, there = page.page.evaluate(width)
+    assert found == there
+    assert str(BIG) not in page.text("#content")
+    page.find("summary").press("Enter")
+    page.page.wait_for_function("id => document.body.innerText.includes(id)", arg=str(BIG))
+    first = page.find("article").element_handle()
+    server.request("DELETE", f"/workers/{BIG - 11}")
+    page.page.wait_for_function("() => document.querySelectorAll('[data-code]').length === 11")
+    assert not first.is_visible()  # it was made anew, and stays unfolded
+    assert str(BIG) in page.text("#content")
+
+
 def test_traffic_is_what_metrics_say(serve: Serve, tab: Tabs) -> None:
     server = serve()
     register(server, 1)

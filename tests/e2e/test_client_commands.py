@@ -12,9 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from indexer import block_hashes, sequence_hashes, unpack_i64
 from select_service.cli import _CLIENT_COMMANDS, main
 from select_service.client import Client
 from select_service.client.cli import COMMANDS
@@ -74,9 +77,11 @@ def test_a_session(server: Server, ask: Terminal) -> None:
     assert "incomplete" in lines[2]
     assert "kv_events endpoint is required for dp_rank 1" in lines[2]
 
-    code, out, _ = ask("call", "reserve", '{"reservation_id": "r"}', "--tokens", "0-31,7", *at)
+    code, out, _ = ask("call", "reserve", "--tokens", "0-31,7", *at, '{"reservation_id": "r"}')
     booked = json.loads(out)
     assert (code, booked["worker_id"], booked["isl_tokens"]) == (0, 1, 33)
+    hashes = unpack_i64(sequence_hashes(block_hashes([*range(32), 7], 16)))
+    assert booked["sequence_hashes"] == hashes  # numbers, whatever they came as
 
     code, out, _ = ask("loads", *at)
     assert (code, out.splitlines()[1].split()) == (
@@ -86,8 +91,14 @@ def test_a_session(server: Server, ask: Terminal) -> None:
     assert (code, json.loads(out)[0]["loads"][0]["active_requests"]) == (0, 1)
 
     code, out, _ = ask("explain", "r", *at)
-    assert (code, out.splitlines()[0]) == (0, "r: placed on select_and_reserve")
-    assert out.splitlines()[2].split()[:2] == ["1", "0"]
+    head, names, row, *_, weights = out.splitlines()
+    assert (code, head) == (0, "r: placed on select_and_reserve, worker 1 rank 0 by only")
+    told = dict(zip(names.replace("LEFT OUT", "OUT").split(), row.split(), strict=True))
+    terms = {name: float(told[name]) for name in ("PREFILL", "DELAY", "EVICTION", "CREDIT")}
+    assert float(told["COST"]) == pytest.approx(
+        sum(terms.values()) - 2 * terms["CREDIT"] + float(told["DECODE"]), abs=0.011
+    )
+    assert "prefill_load_scale 1.0" in weights
     code, out, _ = ask("explain", *at)
     assert out.splitlines()[1].split()[0] == "r"
 
@@ -95,6 +106,14 @@ def test_a_session(server: Server, ask: Terminal) -> None:
     assert (code, json.loads(err)["code"]) == (1, "no_schedulable_worker")
     code, out, _ = ask("call", "/leases", *at)
     assert (code, json.loads(out)["total"]) == (0, 0)
+    code, out, _ = ask("call", "/workers", "--model-name", "nobody's", *at)
+    assert (code, json.loads(out)) == (0, [])
+    assert ask("call", "select", *at, "{}", "{}")[0] == 2
+    assert ask("call", "select", *at, "--nonsense")[0] == 2
+    for wrong in ("a", "5-1", "1,", "1-", "-1"):
+        code, _, err = ask("call", "select", f"--tokens={wrong}", *at)
+        assert code == 2
+        assert "--tokens" in err
     code, out, _ = ask("call", "/reservations/r", "--method", "DELETE", *at)
     assert (code, json.loads(out)) == (0, {"status": "ok"})
 
@@ -111,8 +130,9 @@ def test_a_worker_is_drained(server: Server, ask: Terminal) -> None:
     assert (code, json.loads(err)["code"]) == (1, "worker_not_found")
 
 
-def test_loads_are_watched_in_a_terminal(server: Server) -> None:
-    """A real pseudo-terminal: the table comes, changes in place, and Ctrl-C gives it back."""
+@contextmanager
+def watched(server: Server) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """`loads --watch` in a real pseudo-terminal, and our end of it."""
     ours, theirs = pty.openpty()
     words = [sys.executable, "-m", "select_service", "loads", "--watch", "--every-s", "0.05"]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
@@ -123,11 +143,7 @@ def test_loads_are_watched_in_a_terminal(server: Server) -> None:
     )  # fmt: skip
     os.close(theirs)
     try:
-        shown = seen(ours, lambda text: "prefill" in text and "│ 1 " in text)
-        assert ALTERNATE_SCREEN in shown
-        assert "│ 48 " not in shown
-        with Client(url(server)) as client, client.reserve(token_ids=range(48)):
-            seen(ours, lambda text: "│ 48 " in text)
+        yield watching, ours
         watching.send_signal(signal.SIGINT)
         assert LEFT_SCREEN in seen(ours, lambda text: LEFT_SCREEN in text)
         assert watching.wait(10) == 0
@@ -137,6 +153,24 @@ def test_loads_are_watched_in_a_terminal(server: Server) -> None:
         watching.kill()
         watching.communicate()
         os.close(ours)
+
+
+def test_loads_are_watched_in_a_terminal(server: Server) -> None:
+    """The table comes, changes in place, and Ctrl-C gives the terminal back."""
+    with watched(server) as (_, ours):
+        shown = seen(ours, lambda text: "prefill" in text and "│ 1 " in text)
+        assert ALTERNATE_SCREEN in shown
+        assert "│ 48 " not in shown
+        with Client(url(server)) as client, client.reserve(token_ids=range(48)):
+            seen(ours, lambda text: "│ 48 " in text)
+
+
+def test_who_watches_sees_the_service_go(tmp_path: Path) -> None:
+    with Server(tmp_path / "log") as server, watched(server) as (watching, ours):
+        seen(ours, lambda text: "prefill" in text)
+        server.stop()
+        seen(ours, lambda text: "may be old" in text)
+        assert watching.poll() is None
 
 
 def with_ctrl_c() -> None:

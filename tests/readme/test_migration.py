@@ -46,6 +46,15 @@ def test_calls_and_types_exist() -> None:
     assert issubclass(errors.ReservationNotFound, errors.ServiceError)
 
 
+def test_fields_that_are_said_to_be_unknown_are() -> None:
+    (row,) = re.findall(r"^\| (.*?) \| unknown: accepted and named", TEXT, re.MULTILINE)
+    names = set(re.findall(r"`(\w+)`", row))
+    assert names
+    assert not names & {*types.SelectAndReserveRequest.__struct_fields__}
+    said = set(re.findall(r"^\| `(\w+)` \(1.6\) \| the same", TEXT, re.MULTILINE))
+    assert said <= {*types.SelectAndReserveRequest.__struct_fields__}
+
+
 def test_routes_named_are_here() -> None:
     (section,) = re.findall(r"^## Routes\n(.*?)^## ", TEXT, re.DOTALL | re.MULTILINE)
     named = set(re.findall(r"`(?:[A-Z]+ )?(/[\w/{}]+)`", section))

@@ -72,7 +72,20 @@ def test_wrong_usage(args: list[str], capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit) as ended:
         cli.parse(args, {})
     assert ended.value.code == 2
-    assert "usage: select-service" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith("usage: select-service")
+    assert len(told.splitlines()) <= 3  # the error is not buried under two hundred flags
+
+
+def test_what_may_have_been_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    meant = {"--decision-rin=5": "--decision-ring", "doctr": "doctor", "--prt": "--port"}
+    for wrong, right in meant.items():
+        with pytest.raises(SystemExit):
+            cli.parse([wrong], {})
+        assert f"unknown argument: {wrong} (is {right} meant?)" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.parse(["--zzz"], {})
+    assert capsys.readouterr().err.endswith("unknown argument: --zzz\n")
 
 
 @pytest.fixture

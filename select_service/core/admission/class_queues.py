@@ -66,7 +66,7 @@ class ClassQueues:
             return False
         prefill, busy_above = self._ledger.prefill, self._busy_above[number]
         first = 0 if isinstance(rows, slice) else rows[0]
-        if prefill[first] <= busy_above[first]:
+        if prefill.item(first) <= busy_above.item(first):
             return False  # nearly always, at a tenth of the price of looking at everyone
         return bool((prefill[rows] > busy_above[rows]).all())
 

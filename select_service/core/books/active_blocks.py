@@ -80,10 +80,11 @@ class ActiveBlocks:
         """Count one more user of `chain` on `slot`; returns its handle. O(k), plus O(f) in C."""
         node, position = self.root, 0
         while position < len(chain):
-            child = node.children.get(chain[position : position + HASH_BYTES])
+            first = chain[position : position + HASH_BYTES]
+            child = node.children.get(first)
             if child is None:
-                child = self._grow(node, chain[position:])
-            elif not chain.startswith(child.edge, position):
+                return self._grow(node, first, chain[position:], slot)
+            if not chain.startswith(child.edge, position):
                 child = self._split(child, _common_blocks(child.edge, chain, position))
             self._hold(child, slot)
             position += len(child.edge)
@@ -94,11 +95,15 @@ class ActiveBlocks:
         """Undo one `acquire`. O(k), plus what nobody uses any more in C."""
         node = end
         while (parent := node.parent) is not None:
-            self._let_go(node, slot)
-            if not node.total:
+            if node.total == 1 and not node.faded and not node.repeats:  # as nearly all of them end
+                self._weights.whole[slot] -= node.plain
                 self._cut(node)
             else:
-                self._join(node)
+                self._let_go(node, slot)
+                if not node.total:
+                    self._cut(node)
+                else:
+                    self._join(node)
             node = parent
 
     def chain(self, end: ChainNode) -> PackedHashes:
@@ -188,12 +193,20 @@ class ActiveBlocks:
 
     # -- the shape of the trie -----------------------------------------------------------------
 
-    def _grow(self, parent: ChainNode, edge: PackedHashes) -> ChainNode:
+    def _grow(self, parent: ChainNode, first: bytes, edge: PackedHashes, slot: int) -> ChainNode:
+        """Add a node that a slot holds."""
         node = ChainNode(parent, edge)
+        blocks = node.plain
         self._places.enter(node)
-        parent.children[edge[:HASH_BYTES]] = node
+        parent.children[first] = node
         self.nodes += 1
-        self.blocks += len(edge) // HASH_BYTES
+        self.blocks += blocks
+        if node.repeats:
+            self._hold(node, slot)
+            return node
+        node.refs[slot] = node.total = 1
+        node.mask = 1 << slot
+        self._weights.whole[slot] += blocks
         return node
 
     def _cut(self, node: ChainNode) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from indexer.compiled import usable
 from indexer.types import HASH_BYTES
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 10):
+if not TYPE_CHECKING and usable("select_service.core._speed", 11):
     from select_service.core._speed import ValueSet
 else:
     from select_service.core.books.plain_value_set import ValueSet
@@ -63,10 +63,14 @@ class BlockPlaces:
         fresh = self._values.enter(node.edge)
         if fresh != blocks:
             self._enter_repeats(node, fresh)
-        self._rehome(node)
+        if self._home is not None:
+            self._rehome(node)
 
     def leave(self, node: ChainNode) -> None:
         """Forget a node that no slot holds any more."""
+        if self._home is None and not node.repeats:
+            self._values.leave(node.edge)  # as nearly all of them go
+            return
         if self._home is not None:
             deque(map(self._home.__delitem__, self._plain_values(node)), 0)
         if not node.repeats:

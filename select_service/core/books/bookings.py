@@ -140,6 +140,10 @@ class Bookings:
             raise ReservationNotFound(name)
         return booking
 
+    def is_unknown(self, reservation_id: str) -> bool:
+        """Whether it is plain that nobody has an id; if not, `repeated` and others tell."""
+        return reservation_id not in self._live and not self._waiting and not self.pairs
+
     def repeated(self, reservation_id: str, fingerprint: bytes, prefix: str = "") -> Booking | None:
         """Return the live booking when this is the same request again, None when the id is unused.
 
@@ -191,7 +195,8 @@ class Bookings:
             if booking.older is not None:
                 booking.older.younger = booking
             self._second_names[second] = booking
-            self._recall(second)
+            if second != reservation.reservation_id:
+                self._recall(second)
 
     def _recall(self, name: str) -> None:
         """An id is in use again."""
@@ -208,7 +213,8 @@ class Bookings:
             self.changes.ended(name)
         if second is not None:
             self._part_from_namesakes(booking, second)
-            self._remember_freed(second, now)
+            if second != name:
+                self._remember_freed(second, now)
         self._remember_freed(name, now)
         if reservation.pair is not None:
             self._part_from_pair(booking, reservation.pair, now)
@@ -249,10 +255,11 @@ class Bookings:
         if name in self._live or name in self._second_names or name in self.pairs:
             return  # somebody else's by now
         key = key_of(name)
-        self._freed.put(key, now)
+        freed = self._freed
+        freed.put(key, now)
         if self.changes is not None:
             self._changed(key)
-        if len(self._freed) > self._freed_ids_max:
+        if len(freed) > self._freed_ids_max:
             lost = self._freed.pop_oldest(inf)
             assert lost is not None, "there is one more than there may be"
             self._changed(lost[0])

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from indexer.compiled import usable
 from indexer.types import HASH_BYTES
 from select_service.core.books.active_blocks import ActiveBlocks
 from select_service.core.books.deadlines import Deadlines
@@ -26,6 +27,11 @@ from select_service.core.books.loads import TOTALS
 from select_service.core.books.reservation import Lane, Reservation
 from select_service.core.books.work_done import WorkDone
 from select_service.core.columns import slots_of_mask
+
+if not TYPE_CHECKING and usable("select_service.core._speed", 11):
+    from select_service.core._speed import LoadRows
+else:
+    from select_service.core.books.plain_load_rows import LoadRows
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sized
@@ -113,11 +119,12 @@ class Ledger:
         """The columns once more, for one element at a time: numpy takes half as long again."""
         self._prefill = self.prefill.data
         self._decode = self.decode.data
-        self._requests = self.requests.data
         self._computing = self.computing.data
         self._churn = self.churn.data
         self._context = self.context.data
         self._loads = self._prefill, self._decode, self._churn, self._context
+        columns = self.prefill, self.decode, self.churn, self.context
+        self._rows = LoadRows(*columns, self.requests, self.computing)
         self.packed = b""
         """What `columns` returns, b"" when it has to be made anew: any load has changed."""
 
@@ -170,31 +177,35 @@ class Ledger:
         reservation = Reservation(reservation_id, slot, lane, chain, prefill_tokens, now)
         reservation.isl_tokens = isl_tokens
         reservation.fairness_id = fairness_id
-        lane.reservations[reservation_id] = reservation
-        self._computing[slot] += 1
+        booked = lane.reservations
+        booked[reservation_id] = reservation
         self.live += 1
         self.prefilling += 1
-        requests = self._requests[slot] = len(lane.reservations)
-        decode = self._decode[slot] = self._weights.count(lane.number)
+        decode = self._weights.count(lane.number)
         blocks = len(sequence_hashes) // HASH_BYTES or 1  # a prompt shorter than one is no nothing
         reservation.prompt_blocks = reservation.context_blocks = blocks
-        self._context[slot] += blocks
         self.packed = b""
         work = self.work
         if now > work.at:  # noqa: PLR1730 - time does not go back; max() is slow
             work.at = now
-        self._add_prefill(slot, prefill_tokens)
         if now - self._churn_faded > CHURN_STEP_S:
             self._fade_churn(now)
-        self._churn[slot] += prefill_tokens
-        self.churned += prefill_tokens
+        left = self._prefill_tokens[slot]
+        if prefill_tokens:
+            if not left:
+                work.starts()
+            left += prefill_tokens
+            self._prefill_tokens[slot] = left
+            self.prefill_backlog += prefill_tokens
+            self.churned += prefill_tokens
+        self._rows.book(slot, left, prefill_tokens, len(booked), decode, blocks)
         if ttl_s:
             self._deadlines.add(reservation, ttl_s, now)
         changes = self.changes
         if changes is not None:
             if (
-                requests >= changes.requests_alarm
-                or self._prefill_tokens[slot] > changes.prefill_alarm
+                len(booked) >= changes.requests_alarm
+                or left > changes.prefill_alarm
                 or decode > changes.decode_alarm
             ):
                 changes.note(slot)
@@ -211,13 +222,19 @@ class Ledger:
         if not reservation.prefill_done:
             reservation.prefill_done = True
             slot, tokens = reservation.slot, reservation.prefill_tokens
-            self._computing[slot] -= 1
             self.prefilling -= 1
             work = self.work
             if now > work.at:  # noqa: PLR1730 - as above
                 work.at = now
-            work.computed += tokens
-            self._add_prefill(slot, -tokens)
+            left = self._prefill_tokens[slot]
+            if tokens:
+                work.computed += tokens
+                left -= tokens
+                self._prefill_tokens[slot] = left
+                self.prefill_backlog -= tokens
+                if not left:
+                    work.stops()
+            self._rows.complete(slot, left)
             self.packed = b""
             changes = self.changes
             if (
@@ -314,9 +331,8 @@ class Ledger:
         assert lane.is_open
         self._take_out(reservation)
         self.live -= 1
-        self._requests[slot] = len(lane.reservations)
-        self._decode[slot] = self._weights.count(lane.number)
-        self._context[slot] -= reservation.context_blocks
+        decode = self._weights.count(lane.number)
+        self._rows.free(slot, len(lane.reservations), decode, reservation.context_blocks)
         self.packed = b""
         if not reservation.prefill_done:
             self._computing[slot] -= 1

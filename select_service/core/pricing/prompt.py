@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 BLOCKS_MAX: Final = (1 << 63) - 1
 """No bound: callers in this process have their own."""
 
+_AS_THEY_ARE: Final = frozenset({bytes, type(None)})
+
 
 class Prompt:
     """What selection and ledger need to know of a prompt."""
@@ -77,9 +79,10 @@ def read_prompt(
         InvalidField: a hash outside 64 bits.
         TooManyBlocks: the prompt is longer than may be.
     """
-    tokens = _read_tokens(request, block_size, blocks_max, is_eagle=is_eagle)
-    if tokens is not None:
-        return tokens
+    if request.token_ids is not None or request.mm_routing_info is not None:
+        tokens = _read_tokens(request, block_size, blocks_max, is_eagle=is_eagle)
+        if tokens is not None:
+            return tokens
     if request.block_hashes is None:
         raise _missing("block_hashes")
     if request.sequence_hashes is None:
@@ -137,10 +140,11 @@ def packed(request: P) -> P:
 
     The lists must have been found right, as `read_prompt` does.
     """
-    for value in (request.block_hashes, request.sequence_hashes, request.token_ids):
-        if value is not None and not isinstance(value, bytes):
-            break
-    else:
+    if (  # as all come from the door
+        type(request.sequence_hashes) in _AS_THEY_ARE
+        and type(request.block_hashes) in _AS_THEY_ARE
+        and type(request.token_ids) in _AS_THEY_ARE
+    ):
         return request
     return msgspec.structs.replace(
         request,

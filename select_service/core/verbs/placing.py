@@ -80,7 +80,7 @@ class Placing:
 
         What the index finds for the prompt is looked up unless somebody just did.
         """
-        if isinstance(ticket.request, SelectPairRequest):
+        if type(ticket.request) is SelectPairRequest:
             return self._place_pair(ticket, rows, now, effects)
         return self._place_one(ticket, rows, now, effects, matches)
 
@@ -137,7 +137,10 @@ class Placing:
             if record is not None:
                 _explain(answer, record)
                 self.decisions.note_explained(ticket, record)
-        return answer, self._decided(ticket, placement, effects)
+        if self._trace_decisions:
+            effects = Effects() if effects is NOTHING else effects
+            effects.decided.append((placement, ticket))
+        return answer, effects
 
     def _seated(self, ticket: Ticket, session_id: str, rows: Rows, now: float) -> Rows:
         """Return the rank of the request's session alone, if it stays there; else all rows.
@@ -247,13 +250,6 @@ class Placing:
             overlap=placement.overlap,
             effective_prefill_tokens=placement.effective_prefill_tokens,
         )
-
-    def _decided(self, ticket: Ticket, placement: Placement, effects: Effects) -> Effects:
-        if not self._trace_decisions:
-            return effects
-        effects = Effects() if effects is NOTHING else effects
-        effects.decided.append((placement, ticket))
-        return effects
 
     def refuse(self, ticket: Ticket | None, refusal: ServiceError, now: float) -> None:
         """Count a selection that was refused; without a ticket it did not come to a partition."""

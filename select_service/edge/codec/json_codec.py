@@ -16,7 +16,7 @@ import msgspec
 
 from indexer.compiled import usable
 from indexer.core.hashing import pack_tokens, pack_u64, unpack_i64
-from indexer.types import U64_MASK
+from indexer.types import HASH_BYTES, U64_MASK
 from select_service.config import FieldValidation
 from select_service.edge.codec.bulk import BodyGuard
 from select_service.edge.codec.forms import Form
@@ -34,21 +34,24 @@ from select_service.errors import (
     ServiceError,
     UnknownField,
 )
-from select_service.types import PromptFields, SelectRequest, WorkerPatch, WorkerSpec
+from select_service.types import (
+    PromptFields,
+    SelectAndReserveRequest,
+    SelectRequest,
+    WorkerPatch,
+    WorkerSpec,
+)
 
-if usable("select_service._speed", 2):
+if usable("select_service._speed", 3):
     from select_service._speed import Scanner as _Scanner
     from select_service._speed import signed_json
 
     Scanner: type[_Scanner] | None = _Scanner
 
-    def _in_json(shown: object) -> object:
-        return msgspec.Raw(signed_json(_packed_in(shown)))
+    def _printed(packed: PackedHashes) -> object:
+        return msgspec.Raw(signed_json(packed))
 else:
-    Scanner = None
-
-    def _in_json(shown: object) -> object:
-        return unpack_i64(_packed_in(shown))
+    Scanner, _printed = None, unpack_i64
 
 
 if TYPE_CHECKING:
@@ -57,7 +60,7 @@ if TYPE_CHECKING:
 
     from indexer.types import PackedHashes
 
-    _Scanned: TypeAlias = tuple[bytes, bool, list[tuple[str, bytes]]]
+    _Scanned: TypeAlias = tuple[bytes, bool, list[tuple[str, bytes]], bytes | None]
 
 __all__ = [
     "Decoded",
@@ -85,9 +88,31 @@ class ShownHashes:
         self.packed = packed
 
 
-def show_hashes(packed: PackedHashes) -> list[int]:
-    """Return hashes as an answer carries them: signed numbers in JSON, packed in MessagePack."""
-    return cast("list[int]", ShownHashes(packed))
+show_hashes = cast("Callable[[PackedHashes], list[int]]", ShownHashes)
+"""Returns hashes as an answer carries them: signed numbers in JSON, packed in MessagePack."""
+
+
+class _Echo:
+    """The hashes that were read last, as they stood there if an answer would print them just so.
+
+    A booking is answered with the hashes it came with: as a rule before anything else is read, and
+    then nothing needs to be printed. Known by the very object: what is equal may be another's.
+    """
+
+    __slots__ = ("last",)
+
+    def __init__(self) -> None:
+        self.last: tuple[PackedHashes, msgspec.Raw] = b"", msgspec.Raw(b"[]")
+
+
+_echo: Final = _Echo()
+
+
+def _in_json(shown: object) -> object:
+    if type(shown) is not ShownHashes:
+        return _packed_in(shown)
+    packed, text = _echo.last
+    return text if shown.packed is packed else _printed(shown.packed)
 
 
 def _packed_in(shown: object) -> PackedHashes:
@@ -105,8 +130,13 @@ _WARNING_BYTES_MAX: Final = 512  # proxies commonly refuse heads above 8 KiB
 _RANK_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _U32_MAX: Final = (1 << 32) - 1
-HASHES: Final = ("block_hashes", "sequence_hashes")
+_ECHOED: Final = "sequence_hashes"
+HASHES: Final = ("block_hashes", _ECHOED)
 TOKENS: Final = "token_ids"
+_ECHOED_OPENS: Final = f'"{_ECHOED}":['.encode()
+_ECHOED_MAX: Final = 1 << 16  # bytes of it kept until the next is read
+_ZERO: Final = bytes(HASH_BYTES)
+_POSITIVE: Final = bytes(range(128))  # as the highest byte of a number with a sign
 _BOUNDS: Final[Sequence[tuple[str, int, int | None]]] = (
     *((TOKENS, 0, _U32_MAX), *((name, -(1 << 63), None) for name in HASHES)),
 )
@@ -126,7 +156,10 @@ class RequestDecoder(Generic[T]):
 
     nothing: Final = b"{}"
 
-    __slots__ = ("_decode", "_guard", "_known", "_known_bytes", "_scan", "_type", "_validation")
+    __slots__ = (
+        *("_decode", "_echoes", "_guard", "_known", "_known_bytes", "_scan", "_type"),
+        "_validation",
+    )
 
     def __init__(
         self, kind: type[T], validation: FieldValidation, guard: BodyGuard | None = None
@@ -138,7 +171,8 @@ class RequestDecoder(Generic[T]):
         names = kind.__struct_encode_fields__
         self._known = frozenset(names)
         self._known_bytes = frozenset(name.encode() for name in names)
-        self._scan = _scan_for(kind, self._known_bytes)
+        self._echoes = issubclass(kind, SelectAndReserveRequest)
+        self._scan = _scan_for(kind, self._known_bytes, echoes=self._echoes)
 
     def decode(self, body: bytes) -> Decoded[T]:
         """Decode and check one body; linear in its length.
@@ -168,27 +202,36 @@ class RequestDecoder(Generic[T]):
         if not body.isascii():
             _check_utf8(body)
         check_values(request)
+        is_flat = self._is_flat(body)
+        decoded = Decoded(request, None, b"") if is_flat else self._look_closer(body, request)
+        if isinstance(request, PromptFields):
+            pack(request)
+            if is_flat and self._echoes:
+                _note_echo(body, request.sequence_hashes)
+        return decoded
+
+    def _is_flat(self, body: bytes) -> bool:
+        """Tell whether it is certain that no object is in it, and that all names are known ones."""
         names = flat_names(body)
-        if (
+        return (
             names is not None
             and self._known_bytes.issuperset(names)
             and len(frozenset(names)) == len(names)
-        ):
-            decoded = Decoded(request, None, b"")
-        else:
-            decoded = self._look_closer(body, request)
-        if isinstance(request, PromptFields):
-            pack(request)
-        return decoded
+        )
 
     def _fill_in(self, scanned: _Scanned) -> Decoded[T]:
         """Decode what the kernel has left of a body, and put in what it has taken out."""
-        skeleton, plain, arrays = scanned
-        self._weigh(skeleton)
+        skeleton, plain, arrays, text = scanned
+        if len(skeleton) > self._guard.small_bytes:
+            self._weigh(skeleton)
         request = self._decode(skeleton)
-        _check(request, skeleton)
+        if not skeleton.isascii():
+            _check_utf8(skeleton)
+        check_values(request)
         for name, packed in arrays:
             setattr(request, name, packed)
+            if text is not None and name == _ECHOED:
+                _echo.last = packed, msgspec.Raw(text)
         return Decoded(request, None, b"") if plain else self._look_closer(skeleton, request)
 
     def _weigh(self, text: bytes) -> None:
@@ -224,31 +267,49 @@ class RequestDecoder(Generic[T]):
         return Decoded(request, warning, _canonical(body, unknown, as_written))
 
 
-def judge_unknown(unknown: list[str], validation: FieldValidation) -> str | None:
+def judge_unknown(
+    unknown: list[str], validation: FieldValidation, kind: str = "field"
+) -> str | None:
     """Return the Warning header that names nobody knows get.
 
     Raises:
         UnknownField: under `FieldValidation.STRICT`.
     """
     if validation is FieldValidation.STRICT:
-        raise UnknownField(f"unknown field: {_printable(unknown)}", field=unknown[0])
+        raise UnknownField(f"unknown {kind}: {_printable(unknown)}", field=unknown[0])
     warn = validation is FieldValidation.WARN
-    return f'299 - "unknown field: {_printable(unknown)}"' if warn else None
+    return f'299 - "unknown {kind}: {_printable(unknown)}"' if warn else None
 
 
 def _scan_for(
-    kind: type[msgspec.Struct], names: frozenset[bytes]
+    kind: type[msgspec.Struct], names: frozenset[bytes], *, echoes: bool
 ) -> Callable[[bytes], _Scanned | None] | None:
     """Return the kernel's half of decoding, where there is a kernel and something for it to do."""
     if Scanner is None or not issubclass(kind, PromptFields):
         return None
-    return Scanner(names, {name.encode() for name in HASHES}, {TOKENS.encode()}).scan
+    shown = _ECHOED.encode() if echoes else None
+    return Scanner(names, {name.encode() for name in HASHES}, {TOKENS.encode()}, shown).scan
 
 
-def _check(request: msgspec.Struct, text: bytes) -> None:
-    if not text.isascii():
-        _check_utf8(text)
-    check_values(request)
+def _note_echo(body: bytes, packed: object) -> None:
+    """Note the sequence hashes as they stand in a flat body, if an answer would print them so.
+
+    In such a body nothing else can look like that member: strings have no quotes in them. Half of
+    what printing them costs.
+    """
+    opening = body.find(_ECHOED_OPENS) + len(_ECHOED_OPENS) - 1
+    if not isinstance(packed, bytes) or opening < len(_ECHOED_OPENS):
+        return
+    text = body[opening : body.find(b"]", opening) + 1]
+    find = text.find
+    if len(text) > _ECHOED_MAX or find(b" ") >= 0 or find(b"\n") >= 0:
+        return
+    if find(b"\r") >= 0 or find(b"\t") >= 0 or packed.find(_ZERO) >= 0:  # it may stand there as -0
+        return
+    minuses = len(text) - len(text.replace(b"-", b""))  # half of what counting them takes
+    negative = len(packed[HASH_BYTES - 1 :: HASH_BYTES].translate(None, _POSITIVE))
+    if minuses == negative:
+        _echo.last = packed, msgspec.Raw(text)
 
 
 def check_values(request: msgspec.Struct) -> None:

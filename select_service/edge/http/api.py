@@ -16,7 +16,9 @@ from indexer.errors import IndexerError
 from select_service.edge.codec.answers import JSON_WRITER, Response, Settling, Writer
 from select_service.edge.codec.bulk import BodyGuard
 from select_service.edge.codec.forms import Form
+from select_service.edge.codec.json_codec import judge_unknown
 from select_service.edge.http.bodies import Bodies
+from select_service.edge.routing import unknown_in_query
 from select_service.errors import ServiceError
 
 if TYPE_CHECKING:
@@ -144,6 +146,20 @@ class Api:
         if isinstance(answer, Response):
             return _settling(answer, keeper)
         return _settle_later(answer, keeper)
+
+    def judge_query(self, route: Route[Handler], query: bytes) -> str | None:
+        """Return the Warning header for what a query string names and the route does not know.
+
+        A misspelt scope would otherwise be answered with all of them. The console's own routes
+        are no part of the API: their page is of the same version.
+
+        Raises:
+            UnknownField: under `FieldValidation.STRICT`.
+        """
+        if route.answers is None:
+            return None
+        unknown = unknown_in_query(query, route.query)
+        return judge_unknown(unknown, self._validation, "parameter") if unknown else None
 
     def answer(
         self, decoded: Decoded[R], verb: Callable[[R, bytes], object], status: int = 200

@@ -259,7 +259,10 @@ class Door:
         route = call.route
         try:
             request = Request(call.params, call.query, b"" if route.takes is None else body)
+            warning = head.api.judge_query(route, call.query) if call.query else None
             answer = head.api.do(route, request)
+            if warning is not None:
+                answer = _warned(answer, warning)
         except Exception as error:  # noqa: BLE001 - one bad request must not end the process
             answer = self.fault(error, head.api, route.method, call.path)
         if type(answer) is Response and answer.stream is None:
@@ -364,7 +367,9 @@ class Door:
     ) -> Response | Awaitable[Response]:
         """Do what a request asks for, whose body is whole. Never raises."""
         try:
-            return head.api.do(call.route, Request(call.params, call.query, body))
+            warning = head.api.judge_query(call.route, call.query) if call.query else None
+            answer = head.api.do(call.route, Request(call.params, call.query, body))
+            return answer if warning is None else _warned(answer, warning)
         except Exception as error:  # noqa: BLE001 - one bad request must not end the process
             return self.fault(error, head.api, call.route.method, call.path)
 
@@ -425,6 +430,26 @@ def _body_is_unwelcome(scope: Scope, status: int) -> bool:
     It will not send it now, so what follows on the connection could not be told from the body.
     """
     return status >= _BAD_REQUEST and any(name == b"expect" for name, _ in scope["headers"])
+
+
+def _warned(answer: Response | Awaitable[Response], warning: str) -> Response | Awaitable[Response]:
+    """Add a Warning header to an answer, whenever it comes."""
+    if isinstance(answer, Settling):
+        answer.response = _with_warning(answer.response, warning)
+    elif isinstance(answer, Response):
+        answer = _with_warning(answer, warning)
+    else:
+        return _warned_later(answer, warning)
+    return answer
+
+
+async def _warned_later(answer: Awaitable[Response], warning: str) -> Response:
+    return _with_warning(await answer, warning)
+
+
+def _with_warning(response: Response, warning: str) -> Response:
+    response.headers += ((b"warning", warning.encode()),)
+    return response
 
 
 async def _settle(answer: Awaitable[Response]) -> Response | Exception:

@@ -269,8 +269,10 @@ def _responses(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
 def _done(route: Route[Handler], content: dict[str, object]) -> dict[str, object]:
     """Describe the answers to who got what was asked for."""
     done: dict[str, object] = {"description": "Done.", "content": content}
-    if route.takes is not None:
-        text = '`299 - "unknown field: ..."` when the body has fields nobody knows.'
+    if route.answers is not None:
+        text = '`299 - "unknown parameter: ..."` when the query names what the route does not know.'
+        if route.takes is not None:
+            text = '`299 - "unknown field: ..."` when the body has fields nobody knows; ' + text
         done["headers"] = {"Warning": {"description": text, "schema": {"type": "string"}}}
     if route.status_again is None:
         return {str(route.status): done}

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_DAYS_MAX = 36_500
+"""A century: dates end in the year 9999."""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run one of the two; returns the exit code."""
@@ -27,6 +30,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _new_token(chosen: argparse.Namespace) -> int:
     """Print a token on stderr for whoever asked, and its line for the file on stdout."""
+    unknown = [scope for scope in chosen.scopes.split(",") if scope not in SCOPES]
+    if unknown:
+        text = f"--scopes: {unknown[0]!r} is none of {', '.join(SCOPES)}"
+        sys.stderr.write(f"select-service token new: {text}\n")
+        return 2
     token, digest = new_token()
     expires = None
     if chosen.days is not None:
@@ -73,10 +81,17 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument(
         "--tenant", action="append", help="bind it to this tenant; may be given several times"
     )
-    make.add_argument("--days", type=float, help="how long it is good for")
+    make.add_argument("--days", type=_days, help="how long it is good for")
     keys = kinds.add_parser("keys", help="key pairs for CURVE")
     pair = keys.add_subparsers(dest="verb", required=True).add_parser(
         "new", help="write a new key pair to FILE (0600) and print the public key"
     )
     pair.add_argument("file", metavar="FILE")
     return parser
+
+
+def _days(text: str) -> float:
+    days = float(text)
+    if not 0 < days <= _DAYS_MAX:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most {_DAYS_MAX}")
+    return days

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET
 
 from select_service.core.admission.queue import Ticket
+from select_service.core.effects import NOTHING
 from select_service.edge.telling import Teller
 from select_service.edge.waves import WaveRunner
 from select_service.errors import ServiceError
@@ -41,15 +42,19 @@ S = TypeVar("S", bound="SelectRequest")
 class Selecting:
     """What answers a prompt."""
 
-    def __init__(self, turn: Turn, wait: Callable[[Ticket], Awaitable[Answer]]) -> None:
+    def __init__(
+        self, turn: Turn, wait: Callable[[Ticket], Awaitable[Answer]], *, is_kept: bool
+    ) -> None:
         """Choose for one driver.
 
         Args:
             turn: whose core decides.
             wait: gives the answer of a ticket once there is one.
+            is_kept: on disk, so that what changes nothing outside must be told as well.
         """
         self._core, self._clock, self._carry_out = turn
         self._wait = wait
+        self._is_kept = is_kept
         self._waves = WaveRunner(turn.carry_out, turn.clock)
 
     def select_now(self, request: SelectRequest, unknown: bytes = b"") -> Answer | Ticket:  # noqa: ARG002 - called as the others are
@@ -63,7 +68,8 @@ class Selecting:
     ) -> Answer | Ticket:
         """POST /select_and_reserve as far as it goes without waiting; a Ticket goes to `wait`."""
         answer, effects = self._core.select_and_reserve(request, self._clock(), unknown=unknown)
-        self._carry_out(effects)
+        if effects is not NOTHING or self._is_kept:  # else there is nothing to do
+            self._carry_out(effects)
         return answer
 
     def select_pair_now(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer | Ticket:

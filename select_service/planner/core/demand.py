@@ -11,6 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from select_service.planner.core.catching import PARTS_BEFORE, caught
 from select_service.planner.core.lengths import Lengths
 from select_service.planner.core.parts import NEIGHBOURS, PARTS, Looks, runs
 from select_service.planner.core.recurring import RECURRING
@@ -100,10 +101,14 @@ class Demand:
         self._parts: deque[Parts] = deque(maxlen=HISTORY_MAX)  # of what the predictor was shown
         self.history: list[Interval] = []
         self.computed = 1.0
+        self.is_watched = True
+        """A fast loop counts arrivals, and orders engines for what was not forecast."""
         self.missed = 0
         """Intervals in a row of which nothing is known."""
         self._surprises: dict[str, Surprises] = {}  # by model: each has its own errors
         self._ahead = 1  # intervals, that forecasts are judged at
+        self._lead: tuple[float, float] | None = None  # of the fast loop, and a part's, in seconds
+        self._before: deque[float] = deque(maxlen=PARTS_BEFORE)  # requests of parts, oldest first
         self._learnt = 0  # intervals
         self._period = 0  # after which the traffic comes again
         self._expected: dict[int, dict[str, float]] = {}  # by interval: requests, by model
@@ -172,9 +177,15 @@ class Demand:
         """The traffic repeats itself, and the forecast is what was there one period before."""
         return self._predictors.requests.speaker == RECURRING
 
-    def look_ahead(self, intervals: int) -> None:
-        """Judge forecasts so many intervals ahead from now on: engines take that long to start."""
-        self._ahead = intervals
+    def look_ahead(self, intervals: int, lead_s: float, interval_s: float) -> None:
+        """Judge forecasts so many intervals ahead from now on: engines take that long to start.
+
+        Args:
+            intervals: from a forecast until what it orders has started, and the next one's has.
+            lead_s: the same of what the fast loop orders.
+            interval_s: of forecasts.
+        """
+        self._ahead, self._lead = intervals, (lead_s, interval_s / PARTS)
 
     def forecast(self, interval_s: float, steps: int = 1) -> Forecast | None:
         """Return what an interval to come brings, 1: the next; None before the first traffic."""
@@ -246,11 +257,24 @@ class Demand:
         for forecast, actual in self._predictors.requests.hindcast():
             found.add(forecast, actual)
 
+    def _caught(self, name: str, forecast: float, one: Interval) -> float:
+        """Add what the fast loop would have ordered in time to a forecast of requests."""
+        if not self.is_watched or self._lead is None or not one.parts:
+            return forecast
+        if name == RECURRING:
+            return forecast  # it lies in parts, and is ordered part by part
+        return caught(forecast, self._before, one.parts, *self._lead)
+
     def _learn(self, one: Interval) -> None:
         predictor = self._predictors.requests
         self._learnt += 1
         for name, forecast in self._expected.pop(self._learnt, {}).items():
-            self._surprises.setdefault(name, Surprises()).add(forecast, one.requests)
+            surprises = self._surprises.setdefault(name, Surprises())
+            surprises.add(self._caught(name, forecast, one), one.requests)
+        if one.parts:
+            self._before.extend(one.parts)
+        else:
+            self._before.clear()
         known = predictor.points
         predictor.add(one.requests)
         if predictor.points > known:

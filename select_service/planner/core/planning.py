@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from select_service.planner.core.demand import Forecast, Interval, Predictors, Stretch
     from select_service.planner.core.surface import Surface
+    from select_service.planner.core.surprises import Spread
 
 __all__ = ["Fleet", "Model", "PoolSettings"]
 
@@ -82,14 +83,14 @@ class Model:
         self._rates: list[tuple[float, float, float]] = []  # planned: from, to, requests a second
         self._planned = 0.0  # of them, at most, at the last look
         self._back_s = 0.0  # the last look counted the arrivals of so many seconds
+        self._interval_s = 0.0  # of forecasts
 
     def observe(
         self, window: Window, interval_s: float, now: float, look_s: float, *, correct: bool
     ) -> _Told:
         """Run the slow loop for this model; in `look_s` seconds somebody looks again."""
         told = _Told(str(self.key))
-        steps = max(pool.steps(interval_s) for pool in self.pools)
-        self.demand.look_ahead(steps)
+        steps = self._look_ahead(interval_s, look_s)
         told.reasons += [f"{self.key}: {text}" for text in self.demand.observe(window, interval_s)]
         if self.demand.missed:
             self._hold(told)
@@ -147,8 +148,16 @@ class Model:
 
     def warm_up(self, history: Sequence[Interval], interval_s: float) -> None:
         """Learn a past; how far off forecasts of it would have been is learnt, too."""
-        self.demand.look_ahead(max(pool.steps(interval_s) for pool in self.pools))
+        self._look_ahead(interval_s, 0.0)
         self.demand.warm_up(history)
+
+    def _look_ahead(self, interval_s: float, look_s: float) -> int:
+        """Let forecasts be judged by when engines can have started; returns intervals."""
+        self._interval_s = interval_s
+        steps = max(pool.steps(interval_s) for pool in self.pools)
+        start_s = max(pool.start_time.seconds for pool in self.pools)
+        self.demand.look_ahead(steps, start_s + look_s, interval_s)
+        return steps
 
     def recall(
         self,
@@ -226,7 +235,7 @@ class Model:
         itl_ms = self.goals.itl_ms / self.d_correction.factor
         if not isinstance(load.context_tokens, Value):
             load = replace(load, context_tokens=Value(forecast.lengths.mean + forecast.osl / 2))
-        surges = [counted]
+        surges = [None if counted is None else self._going_on(counted)]
         if role != "decode":
             target_ms, isl = self.goals.ttft_ms, forecast.lengths.mean * forecast.computed
             surges.append(
@@ -240,7 +249,10 @@ class Model:
                 pool.decodes.decode(self.surface, load, now, itl_ms=itl_ms, osl=osl, ready=ready)
             )
         found = [
-            (max(self._engines_at(pool, forecast, one.rate), one.engines_least), one.why)
+            (
+                max(self._engines_at(pool, forecast, one.rate, one.spread), one.engines_least),
+                one.why,
+            )
             for one in surges
             if one is not None
         ]
@@ -251,8 +263,18 @@ class Model:
             return self._blind(pool, load, forecast, itl_ms)
         return None, ""
 
-    def _engines_at(self, pool: Pool, forecast: Forecast, rate: float) -> float:
-        return self._need(pool, forecast._replace(rate=rate, spread=EXACT)).engines
+    def _engines_at(
+        self, pool: Pool, forecast: Forecast, rate: float, spread: Spread = EXACT
+    ) -> float:
+        return self._need(pool, forecast._replace(rate=rate, spread=spread)).engines
+
+    def _going_on(self, counted: Surge) -> Surge:
+        """What was counted goes on as it has surprised us, until its engines have started."""
+        if self.demand.recurs:
+            return counted  # its course is known
+        return counted._replace(
+            spread=self.demand.surprises.spread(counted.rate * self._interval_s)
+        )
 
     def _blind(
         self, pool: Pool, load: Load, forecast: Forecast, itl_ms: float
@@ -344,6 +366,13 @@ class _Told:
 class Fleet:
     """Every model under one budget.
 
+    Args:
+        models: see there.
+        gpus_max: they may have together.
+        interval_s: between two calls of `slow`.
+        correct: learn how far engines are from their profile.
+        is_watched: `fast` is called, too.
+
     Raises:
         InfeasiblePlan: the minima cost more GPUs than there are.
     """
@@ -355,8 +384,11 @@ class Fleet:
         interval_s: float,
         *,
         correct: bool = True,
+        is_watched: bool = True,
     ) -> None:
         self.models = list(models)
+        for one in self.models:
+            one.demand.is_watched = is_watched
         self.gpus_max = gpus_max
         self.interval_s = interval_s
         self._correct = correct

@@ -13,23 +13,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from select_service.planner.core.catching import COUNT_S, deviations, is_surge
+from select_service.planner.core.surprises import EXACT
 from select_service.planner.types import Idle, Value
 
 if TYPE_CHECKING:
     from select_service.planner.core.surface import Surface
+    from select_service.planner.core.surprises import Spread
     from select_service.planner.types import Load, Reading
 
 __all__ = ["ArrivalRate", "Backlog", "Growth", "Surge"]
 
 RECOVERY_S: Final = 60.0
 """A queue is to be worked off within that time."""
-DEVIATIONS: Final = 4.0
-"""So far above what is expected is no chance of Poisson arrivals any more."""
-COUNTED_MIN: Final = 20
-"""Requests; fewer have no rate."""
 _MEMORY: Final = 0.6  # of the growth seen before, per look
 _SPARE_TIMES: Final = 2.0  # so much more than fits before the target is a queue, less is chance
-_SPAN_S: Final = 30.0  # arrivals are counted over that time, or less after a jump
 
 
 class Surge(NamedTuple):
@@ -38,6 +36,7 @@ class Surge(NamedTuple):
     rate: float  # requests per second
     engines_least: float = 0.0  # to compute what arrives and to work the queue off meanwhile
     why: str = ""
+    spread: Spread = EXACT  # what may come instead
 
 
 class ArrivalRate:
@@ -66,7 +65,7 @@ class ArrivalRate:
         else:
             self._counts.clear()
             return None
-        while sum(seconds for _, seconds in self._counts[1:]) >= _SPAN_S:
+        while sum(seconds for _, seconds in self._counts[1:]) >= COUNT_S:
             del self._counts[0]
         return self._surge(planned)
 
@@ -74,12 +73,12 @@ class ArrivalRate:
         """The span that lies farthest above the plan, of those that end now."""
         count = seconds = 0.0
         found: Surge | None = None
-        most = DEVIATIONS
+        most = 0.0
         for one, span in reversed(self._counts):
             count, seconds = count + one, seconds + span
             expected = planned * seconds
-            above = (count - expected) / math.sqrt(max(expected, 1.0))
-            if count >= COUNTED_MIN and above >= most:
+            above = deviations(count, expected)
+            if is_surge(count, expected) and above > most:
                 most = above
                 why = f"{count:.0f} requests came in {seconds:.0f} s, {expected:.0f} were planned"
                 found = Surge(count / seconds, 0.0, why)

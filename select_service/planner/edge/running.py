@@ -91,7 +91,11 @@ def run(settings: RunSettings) -> int:
 
 async def _run(settings: RunSettings) -> None:
     models = _models(settings)
-    fleet = build_fleet(models, settings.tuning, settings.gpus_max, correct=settings.correct)
+    fleet = build_fleet(
+        *(models, settings.tuning, settings.gpus_max),
+        correct=settings.correct,
+        is_watched=settings.fast_s is not None,
+    )
     _warm_up(fleet, settings)
     state, memory = _state(fleet, settings)
     kube = _kube(settings)

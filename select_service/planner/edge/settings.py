@@ -90,6 +90,7 @@ def build_fleet(
     gpus_max: int,
     *,
     correct: bool = True,
+    is_watched: bool = True,
 ) -> Fleet:
     """Make the core out of settings; reads the profiles.
 
@@ -106,6 +107,7 @@ def build_fleet(
         gpus_max,
         tuning.interval_s,
         correct=correct,
+        is_watched=is_watched,
     )
 
 

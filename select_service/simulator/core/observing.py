@@ -52,7 +52,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: float | None  # of first tokens in the interval
     itl_s: float | None  # of those finished: mean over tokens
     request_duration_s: float | None  # of those finished
-    hit_rate: float | None  # share of prompt tokens found, of first tokens in the interval
+    prompt_tokens: int  # of first tokens in the interval
+    hit_rate: float | None  # share of them that was found
     concurrency: float  # requests that arrived and are not over, mean over the interval
     pools: dict[str, PoolState]
 
@@ -131,6 +132,7 @@ class Tally:
             ttft_s=_mean(self.ttft, self.firsts),
             itl_s=_mean(self.gap_s, self.gaps),
             request_duration_s=_mean(self.durations, self.finished),
+            prompt_tokens=self.prompted,
             hit_rate=_mean(self.cached, self.prompted),
             concurrency=concurrency,
             pools=pools,

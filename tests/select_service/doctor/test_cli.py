@@ -197,6 +197,37 @@ def test_names_that_a_terminal_would_obey() -> None:
     assert "m\\x1b]0;owned" in told
 
 
+def test_findings_of_one_kind_are_told_together() -> None:
+    """Of a thousand engines that are down cause and remedy are read once."""
+    answer = Answer(ready=True, schedulable_workers=1, workers=[])
+    found = [
+        Finding("down", "error", Subject(worker_id=n), f"no {n}", "why", "remedy", 70.0)
+        for n in range(200)
+    ]
+    other = Finding("odd", "warning", Subject(worker_id=7), "what", "why", "remedy", 0.0)
+    told = tell("s", answer, [*found[:100], other, *found[100:]], 80)
+    assert told.count("remedy  remedy") == 2
+    assert "ERROR   down  200 findings\n  what    worker 0: no 0 (for 1 min)\n" in told
+    assert "          worker 199: no 199 (for 1 min)\n  why     why\n" in told
+    assert "WARNING odd  worker 7\n  what    what\n" in told
+
+
+def test_tls_files_that_are_none(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "ca").write_text("nothing")
+    for flags in (("--ca", str(tmp_path / "ca")), ("--cert", str(tmp_path / "none"))):
+        assert cli.main(["doctor", "--url", "https://localhost:1", *flags]) == 2
+        assert flags[1] in capsys.readouterr().err
+
+
+def test_who_has_waited_long_enough(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def ask(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("select_service.doctor.cli.ask", ask)
+    assert cli.main(["doctor"]) == 2
+    assert capsys.readouterr().err == ""
+
+
 def test_what_was_left_out_is_said() -> None:
     told = tell(
         "s", Answer(ready=True, schedulable_workers=1, workers=[], findings_left_out=7), [], 80

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -55,6 +56,31 @@ def test_one_by_either_of_its_ids() -> None:
         schema = {"$ref": "#/components/schemas/Decision", "components": schemas}
         jsonschema.validate(told, schema)
         problem(await client.get("/decisions/other"), 404, "decision_not_found")
+
+    in_process(use)
+
+
+def test_a_decision_told_twice_was_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two readings of two clocks are never equally far apart; a wall clock that was set is."""
+    apart = [1.75e9]
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        monkeypatch.setattr(
+            "select_service.edge.telling.time",
+            SimpleNamespace(time=lambda: service._clock() + apart[0]),
+        )
+        seat(service, 1)
+        await client.post("/select", json=PROMPT | {"selection_id": "s"})
+
+        async def told() -> dict[str, Any]:
+            decision: dict[str, Any] = (await client.get("/decisions/s")).json()
+            return decision
+
+        first = await told()
+        apart[0] += 0.001
+        assert await told() == first
+        apart[0] += 3600.0
+        assert (await told())["at_ms"] - first["at_ms"] == pytest.approx(3600e3, abs=2.0)
 
     in_process(use)
 

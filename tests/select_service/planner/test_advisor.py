@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import random
-import statistics
-from collections.abc import Generator
-from typing import TypeVar
 
 import pytest
-from msgspec.structs import replace
 
 from bench.planner.scale_down import (
+    STAGES_S,
     TRACE,
-    Task,
+    Fleet,
     advised_places,
     every_hit_rate,
-    hit_rate_after,
-    rates,
+    never_there,
+    removals,
+    rows_of,
+    told,
 )
 from select_service.drain_types import ScaleDownCandidate
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
@@ -25,17 +24,7 @@ from select_service.simulator.core.settings import PoolSettings
 from select_service.simulator.core.worker import EngineSettings
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
 
-T = TypeVar("T")
 WORKERS, GONE, HALF_S = 6, 2, 150.0
-
-
-def told(asked: Generator[None, None, T]) -> T:
-    while True:
-        try:
-            next(asked)
-        except StopIteration as ended:
-            found: T = ended.value
-            return found
 
 
 def hit_rate_of_chats(removed: str, seed: int) -> float:
@@ -76,23 +65,40 @@ def test_advised_workers_are_missed_less_than_the_newest() -> None:
     assert rates["advised"] > rates["newest"]
 
 
+needs_trace = pytest.mark.skipif(not TRACE.exists(), reason=f"no recorded trace here: {TRACE}")
+
+
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.skipif(not TRACE.exists(), reason=f"no recorded trace here: {TRACE}")
+@needs_trace
 def test_on_a_recorded_trace_the_hit_rate_stays_within_two_points() -> None:
     """Caches are full all the time there: an eighth of the fleet is an eighth of all blocks."""
-    like = Task(trace=str(TRACE), removed="none", workers=8, gone=1)
-    found = {one: statistics.mean(values) for one, values in rates(like, 2, 2).items()}
-    assert found["advised"] >= found["none"] - 0.02
-    assert found["advised"] >= found["newest"]
+    runs = [run for seed in (1, 2) for run in removals(Fleet(workers=8, seed=seed), [1])]
+    lost = {row.choice: row.lost for row in rows_of(runs)}
+    assert lost["advised"] <= 2.0
+    assert lost["advised"] <= lost["newest"]
 
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.skipif(not TRACE.exists(), reason=f"no recorded trace here: {TRACE}")
+@needs_trace
+def test_of_a_fleet_with_half_the_load_those_may_go_whom_nobody_misses() -> None:
+    runs = removals(Fleet(workers=64, speed=4.0), [8])
+    lost = {row.choice: row.lost for row in rows_of(runs)}
+    assert lost["advised"] <= 0.5
+    assert lost["advised"] < lost["newest"]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@needs_trace
 def test_trying_every_worker_finds_what_the_advised_one_and_the_newest_cost() -> None:
-    like = Task(trace=str(TRACE), removed="none", workers=4, gone=1, speed=4.0)
-    found = every_hit_rate(like)
+    like = Fleet(workers=4, speed=4.0)
+    found = every_hit_rate(like, 1)
     assert len(found) == 4
-    assert found[advised_places(like)] == hit_rate_after(replace(like, removed="advised"))
-    assert found[(3,)] == hit_rate_after(replace(like, removed="newest"))
+    runs = {run.choice: run.after.hit_rate for run in removals(like, [1])}
+    assert found[advised_places(like, 1)] == runs["advised"]
+    assert found[(3,)] == runs["newest"]
+    smaller = never_there(like, 1).after
+    assert runs["none"] > smaller.hit_rate
+    assert len(smaller.stages) == len(STAGES_S)

@@ -124,7 +124,7 @@ async function showFindings() {
     const told = link.state === "live" && !document.hidden ? await get("console/api/findings") : null;
     if (told) {
       const grave = told.findings.filter((one) => one.severity !== "info");
-      badge.textContent = grave.length ? String(grave.length) : "";
+      badge.textContent = grave.length ? `${grave.length}${told.left_out ? "+" : ""}` : "";
       badge.dataset.tone = grave.some((one) => one.severity === "error") ? "bad" : "warn";
     }
   } catch {

@@ -94,8 +94,8 @@ export class Decisions {
       h(
         "button",
         { type: "button", "data-decision": one.decision_id, "aria-current": one.decision_id === this.chosen ? "true" : null, onclick: () => this.pick(one.decision_id) },
-        h("span", { class: "choice-top" }, h("time", {}, clock(one.at_ms)), h("b", {}, what), h("span", { class: "muted", title: "Margin to the runner-up, in blocks" }, margin), one.outcome !== "placed" && pill(one.outcome.replaceAll("_", " "), OUTCOMES[one.outcome])),
-        h("span", { class: "choice-bottom mono" }, one.decision_id),
+        h("span", { class: "choice-top" }, h("time", {}, clock(one.at_ms)), h("b", {}, what), one.outcome !== "placed" && pill(one.outcome.replaceAll("_", " "), OUTCOMES[one.outcome])),
+        h("span", { class: "choice-bottom" }, h("span", { class: "mono" }, one.decision_id), h("span", { title: "Margin to the runner-up, in blocks" }, margin)),
       ),
     );
   }

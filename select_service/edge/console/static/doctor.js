@@ -1,43 +1,69 @@
 // What the doctor finds: cause and remedy, the worst first.
 
 import { get } from "./api.js";
-import { duration, emptiness, h, pill, plural } from "./dom.js";
+import { count, duration, emptiness, h, pill, plural } from "./dom.js";
 import { Poll } from "./poll.js";
 
 const ORDER = { error: 0, warning: 1, info: 2 };
+const SHOWN_AT_ONCE = 5; // of one kind; the others unfold
 const TONES = { error: "bad", warning: "warn", info: "plain" };
+
+function about(one) {
+  const subject = Object.entries(one.subject ?? {}).filter(([, value]) => value !== null && value !== undefined);
+  const since = one.since_s !== undefined && one.since_s !== null && ` · for ${duration(one.since_s)}`;
+  return [subject.map(([name, value]) => [" · ", `${name.replaceAll("_", " ")} `, h("span", { class: "mono" }, String(value))]), since];
+}
 
 export class Doctor {
   constructor() {
     this.list = h("div", { class: "findings", role: "list", "aria-label": "Findings" });
     this.trouble = h("p", { class: "problem", role: "status", hidden: true });
+    this.unfolded = new Set();
     this.node = h("div", {}, this.trouble, this.list);
     this.poll = new Poll(3000, () => this.look(), this.trouble);
   }
 
   async look() {
     const told = await get("console/api/findings");
-    const sign = JSON.stringify(told, (key, value) => (key === "since_s" ? Math.floor(value / 10) : value));
-    if (sign === this.sign) return;
-    this.sign = sign;
+    const sign = JSON.stringify(told, (key, value) => (key === "since_s" ? undefined : value));
+    const age = Math.floor((told.findings?.[0]?.since_s ?? 0) / 10);
+    // while somebody has the focus in it, being older by ten seconds is no reason to make it anew
+    if (sign === this.sign && (age === this.age || this.list.contains(document.activeElement))) return;
+    [this.sign, this.age] = [sign, age];
     const found = [...told.findings].sort((a, b) => (ORDER[a.severity] ?? 3) - (ORDER[b.severity] ?? 3));
     if (!told.available) this.list.replaceChildren(emptiness("The doctor is not available", told.why, "no-doctor"));
     else if (!found.length) this.list.replaceChildren(emptiness("No findings", "None of the known miswirings is to be seen.", "no-findings"));
     else {
       const more = told.left_out ? [h("p", { class: "note" }, `${plural(told.left_out, "more finding")} beyond --doctor-findings-max.`)] : [];
-      this.list.replaceChildren(...found.map((one) => this.card(one)), ...more);
+      const kinds = new Map(); // of a thousand workers cause and remedy are read once
+      for (const one of found) {
+        const kind = JSON.stringify([one.severity, one.code, one.why, one.remedy]);
+        kinds.set(kind, [...(kinds.get(kind) ?? []), one]);
+      }
+      this.list.replaceChildren(...[...kinds.values()].map((alike) => this.card(alike)), ...more);
     }
   }
 
-  card(one) {
-    const subject = Object.entries(one.subject ?? {}).filter(([, value]) => value !== null && value !== undefined);
+  card(alike) {
+    const [one] = alike;
+    const single = alike.length === 1;
     return h(
       "article",
-      { class: "panel finding", role: "listitem", "data-code": one.code, "data-severity": one.severity },
-      h("h2", {}, pill(one.severity, TONES[one.severity]), ` ${one.what}`),
-      h("p", { class: "muted" }, h("code", {}, one.code), subject.map(([name, value]) => [" · ", `${name.replaceAll("_", " ")} `, h("span", { class: "mono" }, String(value))]), one.since_s !== undefined && one.since_s !== null && ` · for ${duration(one.since_s)}`),
+      { class: "panel finding", role: "listitem", "data-severity": one.severity, "data-code": single ? one.code : null },
+      h("h2", {}, pill(one.severity, TONES[one.severity]), single ? ` ${one.what}` : ` ${plural(alike.length, "finding")}`),
+      h("p", { class: "muted" }, h("code", {}, one.code), single && about(one)),
+      !single && this.members(alike),
       h("dl", { class: "facts" }, h("dt", {}, "Why"), h("dd", {}, one.why), h("dt", {}, "Remedy"), h("dd", {}, one.remedy)),
     );
+  }
+
+  members(alike) {
+    const lines = alike.map((one) => h("li", { "data-code": one.code }, one.what, h("span", { class: "muted" }, about(one))));
+    const [first, rest] = [lines.slice(0, SHOWN_AT_ONCE), lines.slice(SHOWN_AT_ONCE)];
+    if (!rest.length) return h("ul", {}, first);
+    const { code } = alike[0];
+    const toggled = ({ target }) => (target.open ? this.unfolded.add(code) : this.unfolded.delete(code));
+    return [h("ul", {}, first), h("details", { open: this.unfolded.has(code), ontoggle: toggled }, h("summary", {}, `${count(rest.length)} more`), h("ul", {}, rest))];
   }
 
   update() {}

@@ -146,7 +146,7 @@ export class Fleet {
       card("prefill", "Prefill booked", count(sum("prefill_tokens")), "tokens to compute"),
       card("kv", "KV blocks in use", total ? percent(used / total) : count(sum("decode_blocks")), total ? `${count(used)} of ${count(total)}` : "capacity not told", total && used / total > 0.9 ? "warn" : null),
       card("cached", "Blocks in the index", count(sum("cached_blocks")), "on all ranks and tiers"),
-      card("events", "Event streams", troubled ? `${count(troubled)} in trouble` : "in order", silent ? `${count(silent)} silent so far` : "none silent", troubled ? "bad" : null),
+      card("events", "Event streams", !seated.length ? NONE : troubled ? `${count(troubled)} in trouble` : "in order", silent ? `${count(silent)} silent so far` : seated.length ? "none silent" : "none", troubled ? "bad" : null),
     );
   }
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from select_service.edge.codec.answers import ALWAYS_JSON, Response, retry_after_line
 from select_service.edge.routing import read_query
+from select_service.errors import InvalidQuery
 from select_service.types import BriefReady
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from select_service.types import Ready
 
 VERBOSE_QUERY: Final = ("verbose",)
+_VERBOSE: Final = {"true": True, "1": True, "false": False, "0": False, "": False}
 
 
 def health(api: Api, _: Request) -> Response:
@@ -22,7 +24,10 @@ def health(api: Api, _: Request) -> Response:
 
 def ready(api: Api, request: Request) -> Answer:
     """Say whether any worker is schedulable: 200 or 503. `verbose=true` adds what is wrong."""
-    is_verbose = read_query(request.query, VERBOSE_QUERY).get("verbose") in {"true", "1"}
+    wanted = read_query(request.query, VERBOSE_QUERY).get("verbose", "")
+    if wanted not in _VERBOSE:
+        raise InvalidQuery("`verbose` must be true or false", field="verbose")
+    is_verbose = _VERBOSE[wanted]
     if api.brief is not None:
         if is_verbose:
             raise api.brief()

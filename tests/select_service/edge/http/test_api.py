@@ -321,6 +321,37 @@ def test_a_worker_is_drained_and_put_back() -> None:
     in_process(use)
 
 
+def test_unknown_parameters_of_a_query() -> None:
+    """A misspelt scope is answered with all of them: that has to be said."""
+
+    async def warns(client: httpx.AsyncClient, service: Driver) -> None:
+        answer = await client.get("/loads?model=llama&tenant_id=acme&x")
+        assert answer.status_code == 200
+        assert answer.headers["warning"] == '299 - "unknown parameter: model, x"'
+        answer = await client.get("/decisions?limit=a&lim%22it=1")
+        problem(answer, 400, "invalid_query", "limit")
+        answer = await client.get("/decisions?lim%22it=1")  # a stream
+        assert answer.headers["warning"] == '299 - "unknown parameter: lim\\"it"'
+        answer = await client.get("/ready?verbose=true&verbos=1")  # waits for the doctor
+        assert answer.headers["warning"] == '299 - "unknown parameter: verbos"'
+        answer = await client.delete("/workers/9?tenant_id=acme")
+        assert answer.status_code == 404
+        for url in ("/loads?model_name=llama", "/loads?", "/metrics?x=1", "/console?x=1"):
+            assert "warning" not in (await client.get(url)).headers, url
+
+    async def refuses(client: httpx.AsyncClient, service: Driver) -> None:
+        problem(await client.get("/loads?model=llama"), 422, "unknown_field", "model")
+        assert (await client.get("/loads?model_name=llama")).status_code == 200
+        assert (await client.get("/console/api/decisions?limit=5")).status_code == 200
+
+    async def ignores(client: httpx.AsyncClient, service: Driver) -> None:
+        assert "warning" not in (await client.get("/loads?model=llama")).headers
+
+    in_process(warns)
+    in_process(refuses, field_validation=FieldValidation.STRICT)
+    in_process(ignores, field_validation=FieldValidation.IGNORE)
+
+
 def test_unknown_fields() -> None:
     async def warns(client: httpx.AsyncClient, service: Driver) -> None:
         answer = await client.post("/select", json={**PROMPT, "pined_worker": 1})

@@ -192,7 +192,16 @@ def test_a_new_token_is_shown_once_and_works(
 
 def test_a_scope_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["token", "new", "--name", "gw", "--scopes", "root"]) == 2
-    assert capsys.readouterr().out == ""
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "--scopes: 'root' is none of catalog, " in told.err
+
+
+@pytest.mark.parametrize("days", ["0", "-1", "nan", "1e99", "x"])
+def test_days_there_are_not(days: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["token", "new", "--name", "gw", "--scopes", "select", f"--days={days}"])
+    assert "--days" in capsys.readouterr().err
 
 
 def test_new_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,9 +140,9 @@ def test_another_period_is_judged_by_the_whole_past() -> None:
 def test_forecasts_are_judged_by_the_interval_they_were_made_for() -> None:
     """The time engines take to start is measured, and so the distance of forecasts changes."""
     demand = recurring()
-    demand.look_ahead(2)
+    demand.look_ahead(2, 60.0, 60.0)
     for step, one in enumerate(bursts(9 * PERIOD)):
-        demand.look_ahead(3 if step % 7 > 3 else 2)
+        demand.look_ahead(3 if step % 7 > 3 else 2, 60.0, 60.0)
         demand._learn(one)
     wrong = [
         abs(difference) for difference, _ in list(demand._surprises[RECURRING]._seen)[4 * PERIOD :]

@@ -1,0 +1,64 @@
+"""The rows of the load columns that a step of a reservation's life changes, all in one go.
+
+The plain twin of the one in `_speed.pyx`: same names, same answers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from select_service.core.columns import Floats, Slots
+
+__all__ = ["LoadRows"]
+
+
+class LoadRows:
+    """The columns of one ledger, which must be of one length; `ledger.py` says what they hold."""
+
+    __slots__ = ("_churn", "_computing", "_context", "_decode", "_prefill", "_requests")
+
+    def __init__(
+        self,
+        prefill: Floats,
+        decode: Floats,
+        churn: Floats,
+        context: Floats,
+        requests: Slots,
+        computing: Slots,
+    ) -> None:
+        # one element at a time: numpy takes half as long again
+        self._prefill, self._decode = prefill.data, decode.data
+        self._churn, self._context = churn.data, context.data
+        self._requests, self._computing = requests.data, computing.data
+
+    def book(
+        self, slot: int, left: int, tokens: int, requests: int, decode: int, blocks: int
+    ) -> None:
+        """A request came.
+
+        Args:
+            slot: whose row.
+            left: tokens to compute there now.
+            tokens: of those, its own.
+            requests: there now.
+            decode: blocks there now.
+            blocks: it attends to.
+        """
+        self._prefill[slot] = left
+        self._churn[slot] += tokens
+        self._requests[slot] = requests
+        self._computing[slot] += 1
+        self._decode[slot] = decode
+        self._context[slot] += blocks
+
+    def complete(self, slot: int, left: int) -> None:
+        """A prompt is computed; so many tokens are left."""
+        self._prefill[slot] = left
+        self._computing[slot] -= 1
+
+    def free(self, slot: int, requests: int, decode: int, blocks: int) -> None:
+        """A request whose prompt is computed went; arguments as above."""
+        self._requests[slot] = requests
+        self._decode[slot] = decode
+        self._context[slot] -= blocks
