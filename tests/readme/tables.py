@@ -10,7 +10,8 @@ import importlib
 import re
 from collections.abc import Callable, Iterable
 
-from select_service.config import ENVIRONMENT, FLAGS, Settings
+from select_service.config import ENVIRONMENT, Settings
+from select_service.config.flags import ROOMS
 from select_service.core.doctor.causes import CAUSES, UNREACHABLE_FROM_HERE
 from select_service.edge.app import create_driver
 from select_service.edge.http.traffic import Traffic
@@ -182,12 +183,15 @@ def flags() -> Iterable[str]:
     """Every flag; limits with the metric that tells how near they are, or how often reached."""
     yield "| flag | default | | watch |"
     yield "|---|---|---|---|"
-    for flag in FLAGS:
-        watch = f"`{flag.watch}`" if flag.watch else ""
-        text = f"{flag.help} (`{flag.env}`)" if flag.env else flag.help
-        if flag.reloads:
-            text += " ↻"
-        yield f"| `{flag.name}` | {flag.default_text} | {_cell(text)} | {_cell(watch)} |"
+    for room, flags_in_it in ROOMS.items():
+        heading = importlib.import_module(f"select_service.config.flags.{room}").__doc__
+        yield f"| **{room}** | | **{heading}** | |"
+        for flag in flags_in_it:
+            watch = f"`{flag.watch}`" if flag.watch else ""
+            text = f"{flag.help} (`{flag.env}`)" if flag.env else flag.help
+            if flag.reloads:
+                text += " ↻"
+            yield f"| `{flag.name}` | {flag.default_text} | {_cell(text)} | {_cell(watch)} |"
 
 
 def environment() -> Iterable[str]:

@@ -1,0 +1,65 @@
+"""One flag of the command line: its name, how it is read, and the field of Settings it sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
+
+from msgspec import Struct
+
+from select_service.config.settings import Settings
+
+_NO_LIMITS: Final = frozenset(
+    {
+        "port",
+        "threads",
+        "kv_transfer_cost_per_block",
+        "overload_status_code",
+        "global_cache_hit_threshold",
+        "slo_target_ttft_s",
+        "prefill_tokens_per_s",
+        "shadow_sample",
+        "trace_sample_ratio",
+    }
+)
+_DEFAULTS: Final = Settings()
+
+
+class Flag(Struct, frozen=True):
+    """One command-line flag; its default is that of the field of Settings with its name."""
+
+    name: str  # as typed, "--port"
+    parse: Callable[[str], object] | None  # None: a switch
+    metavar: str
+    help: str
+    watch: str = ""  # the metric that tells how near it is, or how often it was reached
+    env: str = ""  # the variable that sets it where the flag does not
+    reloads: bool = False  # whether it may change while the process runs: see `edge/reloading.py`
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether it bounds something: a number, and /metrics shows it as select_service_limit."""
+        return self.field not in _NO_LIMITS and type(self.default) in {int, float}
+
+    @property
+    def field(self) -> str:
+        """The field of Settings it sets."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+    @property
+    def default(self) -> object:
+        """What holds without the flag."""
+        return getattr(_DEFAULTS, self.field)
+
+    @property
+    def default_text(self) -> str:
+        """The same as one would type it."""
+        value = self.default
+        if isinstance(value, Enum):
+            return str(value.value)
+        if value is None or value is False or value in ((), {}):
+            return "off"
+        if isinstance(value, tuple):
+            return ",".join(value)
+        return f"{value:g}" if isinstance(value, float) else str(value)
