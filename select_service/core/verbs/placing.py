@@ -80,7 +80,7 @@ class Placing:
 
         What the index finds for the prompt is looked up unless somebody just did.
         """
-        if type(ticket.request) is SelectPairRequest:
+        if isinstance(ticket.request, SelectPairRequest):
             return self._place_pair(ticket, rows, now, effects)
         return self._place_one(ticket, rows, now, effects, matches)
 

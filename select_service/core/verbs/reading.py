@@ -52,7 +52,7 @@ class Reader:
         read = self.prompt(request)
         if request.pinned_worker is not None:
             check_wishes(request)
-        if type(request) is SelectPairRequest:  # its legs are compared in the contract's blocks
+        if isinstance(request, SelectPairRequest):  # its legs are compared in the contract's blocks
             return *read[:2], read[2].kv_cost()
         return read
 
