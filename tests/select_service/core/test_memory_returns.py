@@ -22,9 +22,10 @@ REMEMBERED_BYTES = 150
 """Of each id, while ended ones are remembered: 62 of the table's, and what the load has left behind
 by then; 108 were measured. Without kernels they lie among all that goes, and keep it from going."""
 
-PARTITIONS_BACK = 1.33
-"""A thousand partitions take half as much again; 1.25 were measured. What they leave is in Python's
-arenas, for the next thousand; their names and block sizes are not."""
+PARTITIONS_BACK = {False: 1.33, True: 1.6}
+"""A thousand partitions take half as much again; 1.22 were measured, and 1.45 without kernels, by
+`pure`. What they leave is in Python's arenas, for the next thousand; their names and block sizes
+are not."""
 
 
 def run(what: str, count: int, pure: bool) -> dict[str, float]:
@@ -57,4 +58,4 @@ def test_memory_of_reservations_returns(pure: bool) -> None:
 @pytest.mark.parametrize("pure", [False, True])
 def test_memory_of_partitions_returns(pure: bool) -> None:
     told = run("partitions", 1_000, pure)
-    assert told["after"] < PARTITIONS_BACK * told["before"], told
+    assert told["after"] < PARTITIONS_BACK[pure] * told["before"], told
