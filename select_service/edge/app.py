@@ -19,7 +19,7 @@ from indexer.errors import IndexerError
 from select_service.config import Layers
 from select_service.edge import logs
 from select_service.edge.codec.bulk import BodyGuard
-from select_service.edge.codec.json_codec import show_hashes
+from select_service.edge.codec.writing import show_hashes
 from select_service.edge.console.routes import Booth
 from select_service.edge.construction import create_driver, create_security
 from select_service.edge.descriptors import raise_limit

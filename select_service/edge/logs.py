@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from select_service.edge.codec.json_codec import encode
+from select_service.edge.codec.writing import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

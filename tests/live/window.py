@@ -16,7 +16,7 @@ from msgspec import Struct
 from indexer.types import HASH_BYTES
 from select_service import cli
 from select_service.edge.codec.answers import Response
-from select_service.edge.codec.json_codec import encode
+from select_service.edge.codec.writing import encode
 from select_service.edge.http import asgi
 from select_service.edge.http.api import Api, Request
 from select_service.edge.http.routes import ROUTES

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from select_service.edge.codec.forms import Form
-from select_service.edge.codec.json_codec import encode, encode_capped, encode_msgpack
+from select_service.edge.codec.writing import encode, encode_capped, encode_msgpack
 from select_service.errors import ServiceError, problem, retry_after, retry_after_header
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Bytes to requests and answers to bytes: the door, where everything malformed is refused.
+"""Bytes to requests: the door, where everything malformed is refused.
 
 msgspec decodes and checks types and ranges; added here is what it leaves open: duplicate and
 unknown members, u64, the path of the field at fault. `edge/http/api.py` stands before it, the typed
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 
 from indexer.compiled import usable
-from indexer.core.hashing import pack_tokens, pack_u64, unpack_i64
-from indexer.types import HASH_BYTES, U64_MASK
+from indexer.core.hashing import pack_tokens, pack_u64
+from indexer.types import U64_MASK
 from select_service.config import FieldValidation
 from select_service.edge.codec.bulk import BodyGuard
 from select_service.edge.codec.forms import Form
@@ -27,6 +27,7 @@ from select_service.edge.codec.members import (
     top_level_names,
     without_items,
 )
+from select_service.edge.codec.writing import ECHOED, echo
 from select_service.errors import (
     InvalidField,
     InvalidJson,
@@ -44,99 +45,36 @@ from select_service.types import (
 
 if usable("select_service._speed", 3):
     from select_service._speed import Scanner as _Scanner
-    from select_service._speed import signed_json
 
     Scanner: type[_Scanner] | None = _Scanner
-
-    def _printed(packed: PackedHashes) -> object:
-        return msgspec.Raw(signed_json(packed))
 else:
-    Scanner, _printed = None, unpack_i64
-
+    Scanner = None
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
-
-    from indexer.types import PackedHashes
 
     _Scanned: TypeAlias = tuple[bytes, bool, list[tuple[str, bytes]], bytes | None]
 
 __all__ = [
     "Decoded",
     "RequestDecoder",
-    "ShownHashes",
     "check_values",
-    "encode",
-    "encode_capped",
-    "encode_msgpack",
     "judge_unknown",
     "pack",
     "refusal_of",
-    "show_hashes",
 ]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-
-class ShownHashes:
-    """Hashes in an answer whose form is not known yet."""
-
-    __slots__ = ("packed",)
-
-    def __init__(self, packed: PackedHashes) -> None:
-        self.packed = packed
-
-
-show_hashes = cast("Callable[[PackedHashes], list[int]]", ShownHashes)
-"""Returns hashes as an answer carries them: signed numbers in JSON, packed in MessagePack."""
-
-
-class _Echo:
-    """The hashes that were read last, as they stood there if an answer would print them just so.
-
-    A booking is answered with the hashes it came with: as a rule before anything else is read, and
-    then nothing needs to be printed. Known by the very object: what is equal may be another's.
-    """
-
-    __slots__ = ("last",)
-
-    def __init__(self) -> None:
-        self.last: tuple[PackedHashes, msgspec.Raw] = b"", msgspec.Raw(b"[]")
-
-
-_echo: Final = _Echo()
-
-
-def _in_json(shown: object) -> object:
-    if type(shown) is not ShownHashes:
-        return _packed_in(shown)
-    packed, text = _echo.last
-    return text if shown.packed is packed else _printed(shown.packed)
-
-
-def _packed_in(shown: object) -> PackedHashes:
-    """Return what the encoders cannot know; anything else is a bug, or odd news for the log."""
-    if isinstance(shown, ShownHashes):
-        return shown.packed
-    raise TypeError(f"no form for {type(shown).__name__}")
-
-
-encode: Final = msgspec.json.Encoder(enc_hook=_in_json).encode
-encode_msgpack: Final = msgspec.msgpack.Encoder(enc_hook=_packed_in).encode
 
 _DEPTH_BYTES: Final = 1 << 16  # of a body that is refused: where it is looked at for its depth
 _WARNING_BYTES_MAX: Final = 512  # proxies commonly refuse heads above 8 KiB
 _RANK_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _U32_MAX: Final = (1 << 32) - 1
-_ECHOED: Final = "sequence_hashes"
-HASHES: Final = ("block_hashes", _ECHOED)
+HASHES: Final = ("block_hashes", ECHOED)
 TOKENS: Final = "token_ids"
-_ECHOED_OPENS: Final = f'"{_ECHOED}":['.encode()
-_ECHOED_MAX: Final = 1 << 16  # bytes of it kept until the next is read
-_ZERO: Final = bytes(HASH_BYTES)
-_POSITIVE: Final = bytes(range(128))  # as the highest byte of a number with a sign
 _BOUNDS: Final[Sequence[tuple[str, int, int | None]]] = (
     *((TOKENS, 0, _U32_MAX), *((name, -(1 << 63), None) for name in HASHES)),
 )
@@ -207,7 +145,7 @@ class RequestDecoder(Generic[T]):
         if isinstance(request, PromptFields):
             pack(request)
             if is_flat and self._echoes:
-                _note_echo(body, request.sequence_hashes)
+                echo.note_in(body, request.sequence_hashes)
         return decoded
 
     def _is_flat(self, body: bytes) -> bool:
@@ -230,8 +168,8 @@ class RequestDecoder(Generic[T]):
         check_values(request)
         for name, packed in arrays:
             setattr(request, name, packed)
-            if text is not None and name == _ECHOED:
-                _echo.last = packed, msgspec.Raw(text)
+            if text is not None and name == ECHOED:
+                echo.note(packed, text)
         return Decoded(request, None, b"") if plain else self._look_closer(skeleton, request)
 
     def _weigh(self, text: bytes) -> None:
@@ -287,29 +225,8 @@ def _scan_for(
     """Return the kernel's half of decoding, where there is a kernel and something for it to do."""
     if Scanner is None or not issubclass(kind, PromptFields):
         return None
-    shown = _ECHOED.encode() if echoes else None
+    shown = ECHOED.encode() if echoes else None
     return Scanner(names, {name.encode() for name in HASHES}, {TOKENS.encode()}, shown).scan
-
-
-def _note_echo(body: bytes, packed: object) -> None:
-    """Note the sequence hashes as they stand in a flat body, if an answer would print them so.
-
-    In such a body nothing else can look like that member: strings have no quotes in them. Half of
-    what printing them costs.
-    """
-    opening = body.find(_ECHOED_OPENS) + len(_ECHOED_OPENS) - 1
-    if not isinstance(packed, bytes) or opening < len(_ECHOED_OPENS):
-        return
-    text = body[opening : body.find(b"]", opening) + 1]
-    find = text.find
-    if len(text) > _ECHOED_MAX or find(b" ") >= 0 or find(b"\n") >= 0:
-        return
-    if find(b"\r") >= 0 or find(b"\t") >= 0 or packed.find(_ZERO) >= 0:  # it may stand there as -0
-        return
-    minuses = len(text) - len(text.replace(b"-", b""))  # half of what counting them takes
-    negative = len(packed[HASH_BYTES - 1 :: HASH_BYTES].translate(None, _POSITIVE))
-    if minuses == negative:
-        _echo.last = packed, msgspec.Raw(text)
 
 
 def check_values(request: msgspec.Struct) -> None:
@@ -484,23 +401,3 @@ def _read_later(kind: type[msgspec.Struct]) -> tuple[str, ...]:
         if isinstance(field.type, msgspec.inspect.ListType)
         and isinstance(field.type.item_type, msgspec.inspect.RawType)
     )
-
-
-# -- answers -------------------------------------------------------------------------------------
-
-
-def encode_capped(answer: object) -> bytes:
-    """Write in MessagePack what has numbers it cannot say: as the nearest it can.
-
-    Only sums are like that (two prompts of 2^64-1 tokens each), so this need not be quick.
-    """
-    plain = msgspec.to_builtins(answer, enc_hook=_packed_in, builtin_types=(bytes,))
-    return encode_msgpack(_capped(plain))
-
-
-def _capped(value: object) -> object:
-    if isinstance(value, dict):
-        return {name: _capped(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_capped(one) for one in value]
-    return min(max(value, -(1 << 63)), U64_MASK) if isinstance(value, int) else value

@@ -9,7 +9,7 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from select_service.edge.codec.answers import Feed, Response
-from select_service.edge.codec.json_codec import encode
+from select_service.edge.codec.writing import encode
 from select_service.edge.console import sources
 from select_service.edge.console.assets import PAGE, SAFE, Assets
 from select_service.edge.console.browser import for_browser

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.types import WorkerRank
-from select_service.edge.codec.json_codec import encode
+from select_service.edge.codec.writing import encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from select_service.core.admission.status import status_in_steps
-from select_service.edge.codec.json_codec import encode
+from select_service.edge.codec.writing import encode
 from select_service.edge.console.browser import for_browser
 from select_service.edge.http.routes import ROUTES
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from select_service.edge.codec.json_codec import encode
+from select_service.edge.codec.writing import encode
 from select_service.edge.console.browser import for_browser
 from select_service.edge.console.slices import Slices
 from select_service.edge.telling import Wanted

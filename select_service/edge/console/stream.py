@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from select_service.edge.codec.json_codec import encode
+from select_service.edge.codec.writing import encode
 from select_service.edge.console.fleet import Fleet, News, joined
 from select_service.edge.console.sections import sections
 from select_service.edge.console.slices import Slices

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from select_service.edge.codec.json_codec import encode
+from select_service.edge.codec.writing import encode
 from select_service.edge.http.connections import probe_when_silent
 from select_service.edge.http.framing import UNTIL_CLOSED, as_plain, judge_framing
 from select_service.edge.http.pieces import Flow, pieces_of

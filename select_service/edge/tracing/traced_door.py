@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from select_service.edge.codec.answers import Feed, Response, Settling
-from select_service.edge.codec.json_codec import encode
+from select_service.edge.codec.writing import encode
 from select_service.edge.http.access_log import TRACE_IDS
 from select_service.edge.http.asgi import Door
 from select_service.edge.http.fast_lane import FastLane
