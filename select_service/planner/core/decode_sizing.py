@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from select_service.planner.core.surprises import EXACT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from select_service.planner.core.lengths import Lengths
     from select_service.planner.core.surface import DecodeSurface
     from select_service.planner.core.surprises import Spread
 
-__all__ = ["DecodeNeed", "decode_need"]
+__all__ = ["DecodeNeed", "decode_late", "decode_need"]
 
 
 _SWING: Final = 0.69
@@ -58,23 +60,56 @@ def decode_need(  # noqa: PLR0913 - one formula
         attainment: share of requests that must be in time; None: on average.
         spread: factors of the rate that may come, where a share must be in time.
     """
+    work = _work(surface, rate, lengths, osl, itl_ms, gpus)
+    if isinstance(work, str):
+        return DecodeNeed(math.inf, math.inf, work)
+    engines = work.engines
+    if attainment is not None and engines:
+        engines = _for_share(engines, work.deviation, 1.0 - attainment, spread)
+    return DecodeNeed(engines, work.concurrency)
+
+
+def decode_late(
+    surface: DecodeSurface, *, lengths: Lengths, osl: float, itl_ms: float, gpus: int
+) -> Callable[[float, int], float]:
+    """Return the share of requests that are slower than the target, by rate and engines."""
+    work = _work(surface, 1.0, lengths, osl, itl_ms, gpus)
+
+    def late(rate: float, engines: int) -> float:
+        if isinstance(work, str):
+            return 1.0
+        deviation = work.deviation * math.sqrt(rate)
+        return _above((engines - work.engines * rate) / deviation) if deviation else 0.0
+
+    return late
+
+
+class _Work(NamedTuple):
+    """What requests take at the target."""
+
+    engines: float
+    concurrency: float
+    deviation: float  # of the engines
+
+
+def _work(
+    surface: DecodeSurface, rate: float, lengths: Lengths, osl: float, itl_ms: float, gpus: int
+) -> _Work | str:
+    """Return it, or why no engine keeps the target, in words."""
     engines = concurrency = variance = 0.0
     for isl, share in lengths.points:
         context = isl + osl / 2
         best = surface.best(itl_ms, context)
         if best is None:
-            why = (
+            return (
                 f"an engine with a single request of {context:.0f} tokens is slower than the ITL "
                 f"target ({itl_ms:.1f} ms as profiled)"
             )
-            return DecodeNeed(math.inf, math.inf, why)
         live = rate * share * osl * best.itl_ms / 1e3
         concurrency += live
         engines += rate * share * osl / (best.thpt_per_gpu * gpus)
         variance += live * (1 / best.concurrency) ** 2
-    if attainment is not None and engines:
-        engines = _for_share(engines, _SWING * math.sqrt(variance), 1.0 - attainment, spread)
-    return DecodeNeed(engines, concurrency)
+    return _Work(engines, concurrency, _SWING * math.sqrt(variance))
 
 
 def _for_share(mean: float, deviation: float, late_most: float, spread: Spread) -> float:

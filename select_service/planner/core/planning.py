@@ -2,365 +2,32 @@
 
 One `Fleet` has several models, each with a pool of engines per role; all of them share one number
 of GPUs. The slow loop (`slow`) forecasts and sizes, the fast one (`fast`) looks at the load of this
-moment and may only add; both end in the same constraints. Nothing here waits or asks anybody.
+moment; both end in the same constraints. Nothing here waits or asks anybody.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from select_service.planner.core.budget import PoolNeed, check_minima, share_out
-from select_service.planner.core.correcting import Correction
-from select_service.planner.core.demand import Demand
-from select_service.planner.core.lengths import Lengths
-from select_service.planner.core.pool import SAME, Course, Pool, PoolSettings
-from select_service.planner.core.prefill_sizing import PrefillQueue
-from select_service.planner.core.reacting import ArrivalRate, Surge
-from select_service.planner.core.sizing import Goals, Need, size_decode, size_prefill
-from select_service.planner.core.surprises import EXACT
+from select_service.planner.core.model import Model
+from select_service.planner.core.pool import Pool, PoolSettings
 from select_service.planner.types import (
     Decision,
-    Idle,
     Load,
     ModelKey,
     PoolKey,
     PoolState,
-    Role,
     Target,
-    Value,
     Window,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from select_service.planner.core.demand import Forecast, Interval, Predictors, Stretch
-    from select_service.planner.core.surface import Surface
-    from select_service.planner.core.surprises import Spread
+    from select_service.planner.core.model import Told
 
 __all__ = ["Fleet", "Model", "PoolSettings"]
-
-MISSED_MAX: Final = 3
-"""Intervals without data after which the pool follows its load alone."""
-_CHANCE_MOST: Final = 0.05  # of a forecast that may be its chance: few requests are no excuse
-_BUSY_MOST: Final = 0.9  # a queue that is fuller says nothing about the profile
-
-
-class Model:
-    """One model's traffic, targets and pools.
-
-    Args:
-        key: whose.
-        pools: settings by role: prefill and decode, or aggregated.
-        surface: its engines' profile.
-        predictors: of its traffic.
-        goals: its targets.
-        weight: its share of a budget that is short, against other models.
-    """
-
-    def __init__(
-        self,
-        key: ModelKey,
-        pools: Mapping[Role, PoolSettings],
-        surface: Surface,
-        predictors: Predictors,
-        goals: Goals,
-        weight: float = 1.0,
-    ) -> None:
-        self.key = key
-        self.pools = [Pool(PoolKey(key, role), settings) for role, settings in pools.items()]
-        self.surface = surface
-        self.demand = Demand(predictors)
-        self.goals = goals
-        self.weight = weight
-        self.p_correction = Correction()
-        self.d_correction = Correction()
-        self.forecast: Forecast | None = None
-        """For the next interval."""
-        self._arrivals = ArrivalRate()
-        self._rates: list[tuple[float, float, float]] = []  # planned: from, to, requests a second
-        self._planned = 0.0  # of them, at most, at the last look
-        self._back_s = 0.0  # the last look counted the arrivals of so many seconds
-        self._interval_s = 0.0  # of forecasts
-
-    def observe(
-        self, window: Window, interval_s: float, now: float, look_s: float, *, correct: bool
-    ) -> _Told:
-        """Run the slow loop for this model; in `look_s` seconds somebody looks again."""
-        told = _Told(str(self.key))
-        steps = self._look_ahead(interval_s, look_s)
-        told.reasons += [f"{self.key}: {text}" for text in self.demand.observe(window, interval_s)]
-        if self.demand.missed:
-            self._hold(told)
-            return told
-        if correct:
-            self._correct(window)
-        # one more than a decision of now is about: the fast loop goes on with the plan
-        known = self.demand.stretches(interval_s, steps + 1)
-        told.reasons += [f"{self.key}: {text}" for text in self.demand.doubts]
-        self.forecast = known[0].forecast if known else None
-        self._rates = [(now + one.begin_s, now + one.end_s, one.forecast.rate) for one in known]
-        self._arrivals.forget()
-        for pool in self.pools:
-            if not known:
-                pool.hold(0)
-                continue
-            needs = [self._need(pool, one.forecast) for one in known]
-            sure = self._sure(pool, known, needs, window)
-            courses = [
-                Course(
-                    *(now + one.begin_s, now + one.end_s, need.engines),
-                    *(self._least(pool, one.forecast, interval_s), engines),
-                )
-                for one, need, engines in zip(known, needs, sure, strict=True)
-            ]
-            pool.plan(courses, now if self.demand.recurs else None)
-            pool.follow(now, self._back_s, look_s)
-            greatest = max(needs, key=lambda one: one.engines)
-            told.take(pool, next((one for one in needs if one.engines >= pool.engines), greatest))
-        return told
-
-    def _least(self, pool: Pool, forecast: Forecast, interval_s: float) -> float:
-        """Return the engines for a rate that is lower by one deviation of an interval's count."""
-        chance = min(1 / math.sqrt(max(forecast.rate * interval_s, 1.0)), _CHANCE_MOST)
-        return self._need(pool, forecast._replace(rate=forecast.rate * (1 - chance))).engines
-
-    def _sure(
-        self, pool: Pool, known: Sequence[Stretch], needs: Sequence[Need], window: Window
-    ) -> list[float | None]:
-        """Return for each stretch the engines that do in any case; None: who knows."""
-        usual = self.demand.surprises.usual
-        if usual is None:
-            return [None] * len(known)
-        if self.demand.recurs and self.goals.attainment is not None:
-            return [one.engines for one in needs]  # what forecasts miss is in them already
-        rates = [_as_wrong_as_usual(one.forecast.rate, usual, window.seconds) for one in known]
-        if not self.demand.recurs:
-            if isinstance(window.requests, Value):
-                rates.append(window.requests.value / window.seconds)
-            rates = [max(rates)] * len(known)
-        return [
-            self._need(pool, one.forecast._replace(rate=rate)).engines
-            for one, rate in zip(known, rates, strict=False)
-        ]
-
-    def warm_up(self, history: Sequence[Interval], interval_s: float) -> None:
-        """Learn a past; how far off forecasts of it would have been is learnt, too."""
-        self._look_ahead(interval_s, 0.0)
-        self.demand.warm_up(history)
-
-    def _look_ahead(self, interval_s: float, look_s: float) -> int:
-        """Let forecasts be judged by when engines can have started; returns intervals."""
-        self._interval_s = interval_s
-        steps = max(pool.steps(interval_s) for pool in self.pools)
-        start_s = max(pool.start_time.seconds for pool in self.pools)
-        self.demand.look_ahead(steps, start_s + look_s, interval_s)
-        return steps
-
-    def recall(
-        self,
-        history: Sequence[Interval],
-        computed: float,
-        p_correction: float,
-        d_correction: float,
-        interval_s: float,
-    ) -> None:
-        """Go on where a planner before us has stopped."""
-        self.warm_up(history, interval_s)
-        self.demand.computed = computed
-        self.p_correction = Correction(p_correction)
-        self.d_correction = Correction(d_correction)
-
-    def react(self, load: Load, now: float, look_s: float) -> _Told:
-        """Run the fast loop for this model."""
-        told = _Told(str(self.key))
-        self.demand.look(load)
-        self._back_s = load.seconds if isinstance(load.arrived, Value | Idle) else 0.0
-        planned = self._rate_planned(now, look_s)
-        if planned < self._planned:
-            self._arrivals.forget()  # what came while more was planned says nothing against less
-        self._planned = planned
-        counted = self._arrivals.hear(load, planned)
-        for pool in self.pools:
-            pool.follow(now, self._back_s, look_s)
-            pool.fast = None
-            wanted, why = self._reaction(pool, load, now, counted)
-            if wanted is None:
-                continue
-            pool.fast = wanted
-            if pool.slow is None:
-                continue
-            pool.surge()
-            if wanted > max(pool.slow, pool.state.desired):
-                told.reasons.append(f"{pool.key}: {wanted} at once: {why}")
-        return told
-
-    def _hold(self, told: _Told) -> None:
-        for pool in self.pools:
-            pool.hold(None if self.demand.missed > MISSED_MAX else pool.state.desired)
-        is_reactive = self.demand.missed > MISSED_MAX
-        what = "the load alone decides" if is_reactive else "replicas are held"
-        told.reasons.append(f"{self.key}: {self.demand.missed} intervals missing: {what}")
-
-    def _rate_planned(self, now: float, look_s: float) -> float:
-        """Requests a second, at most, of what was counted last and until engines can start."""
-        until = now + look_s + max(pool.start_time.seconds for pool in self.pools)
-        since = now - self._back_s
-        rates = [rate for begin, end, rate in self._rates if end > since and begin < until]
-        return max(rates or [rate for _, _, rate in self._rates[-1:]], default=0.0)
-
-    def _need(self, pool: Pool, forecast: Forecast) -> Need:
-        role, gpus = pool.key.role, pool.settings.gpus
-        prefill = size_prefill(self.surface, forecast, self.goals, self.p_correction.factor)
-        if role == "prefill":
-            return prefill
-        decode = size_decode(
-            self.surface, forecast, self.goals, self.d_correction.factor, gpus=gpus
-        )
-        if role == "decode":
-            return decode
-        infeasible = "; ".join(one for one in (prefill.infeasible, decode.infeasible) if one)
-        # an engine that does both gives each the time the other leaves
-        return Need(prefill.engines + decode.engines, prefill.terms | decode.terms, infeasible)
-
-    def _reaction(
-        self, pool: Pool, load: Load, now: float, counted: Surge | None
-    ) -> tuple[int | None, str]:
-        forecast = self.forecast
-        if forecast is None:
-            return None, ""
-        ready, role = pool.state.ready, pool.key.role
-        itl_ms = self.goals.itl_ms / self.d_correction.factor
-        if not isinstance(load.context_tokens, Value):
-            load = replace(load, context_tokens=Value(forecast.lengths.mean + forecast.osl / 2))
-        surges = [None if counted is None else self._going_on(counted)]
-        if role != "decode":
-            target_ms, isl = self.goals.ttft_ms, forecast.lengths.mean * forecast.computed
-            surges.append(
-                pool.prefills.prefill(
-                    self.surface, load, now, target_ms=target_ms, isl=isl, ready=ready
-                )
-            )
-        if role != "prefill":
-            osl = forecast.osl
-            surges.append(
-                pool.decodes.decode(self.surface, load, now, itl_ms=itl_ms, osl=osl, ready=ready)
-            )
-        found = [
-            (
-                max(self._engines_at(pool, forecast, one.rate, one.spread), one.engines_least),
-                one.why,
-            )
-            for one in surges
-            if one is not None
-        ]
-        if found:
-            engines, why = max(found)
-            return math.ceil(engines - SAME), why
-        if pool.slow is None:
-            return self._blind(pool, load, forecast, itl_ms)
-        return None, ""
-
-    def _engines_at(
-        self, pool: Pool, forecast: Forecast, rate: float, spread: Spread = EXACT
-    ) -> float:
-        return self._need(pool, forecast._replace(rate=rate, spread=spread)).engines
-
-    def _going_on(self, counted: Surge) -> Surge:
-        """What was counted goes on as it has surprised us, until its engines have started."""
-        if self.demand.recurs:
-            return counted  # its course is known
-        return counted._replace(
-            spread=self.demand.surprises.spread(counted.rate * self._interval_s)
-        )
-
-    def _blind(
-        self, pool: Pool, load: Load, forecast: Forecast, itl_ms: float
-    ) -> tuple[int | None, str]:
-        """Nothing surges, and nobody forecasts: what does the load of this moment take?"""
-        rate = self._arrivals.rate
-        if rate is not None:
-            engines = self._engines_at(pool, forecast, rate)
-            return math.ceil(engines - SAME), f"{rate:.2f} requests/s come"
-        answers: list[tuple[int, str]] = []
-        if pool.key.role != "decode" and isinstance(load.prefill_backlog_tokens, Value):
-            tokens = load.prefill_backlog_tokens.value
-            answers.append((math.ceil(tokens / self._in_time(forecast)), "the queue is short"))
-        live, context = load.concurrency, load.context_tokens
-        if pool.key.role != "prefill" and isinstance(live, Value) and isinstance(context, Value):
-            best = self.surface.decode.best(itl_ms, context.value)
-            if best is not None:
-                engines = math.ceil(live.value / best.concurrency)
-                answers.append((engines, f"{live.value:.0f} requests are live"))
-        return max(answers) if answers else (None, "")
-
-    def _in_time(self, forecast: Forecast) -> float:
-        """Return the tokens that one engine computes within the TTFT."""
-        isl = max(1.0, forecast.lengths.mean * forecast.computed)
-        return max(isl, isl * self.goals.ttft_ms / self.surface.prefill.ttft_ms(isl))
-
-    def _correct(self, window: Window) -> None:
-        samples = window.requests.value if isinstance(window.requests, Value) else 0.0
-        for pool in self.pools:
-            steady, engines = pool.was_steady, pool.state.ready
-            if not engines:
-                continue
-            if pool.key.role != "decode":
-                expected = self._expected_ttft(window, engines)
-                self.p_correction.hear(window.ttft_ms, expected, samples, steady=steady)
-            if pool.key.role != "prefill":
-                expected = self._expected_itl(window, engines)
-                self.d_correction.hear(window.itl_ms, expected, samples, steady=steady)
-
-    def _expected_ttft(self, window: Window, engines: int) -> float:
-        """In ms, the wait included; 0 where the queue is too full to compare.
-
-        Between what the best placement would make of the wait and what queues of their own would,
-        whatever was measured says nothing about the engines: it is as expected.
-        """
-        if not isinstance(window.requests, Value) or not isinstance(window.isl, Value):
-            return 0.0
-        lengths = Lengths.of(window.isl_mix, window.isl.value) or Lengths.single(window.isl.value)
-        queue = PrefillQueue(self.surface.prefill, lengths.scaled(self.demand.computed))
-        rho = window.requests.value / window.seconds * queue.mean_s / engines
-        if rho > _BUSY_MOST:
-            return 0.0
-        longest = 1e3 * (queue.mean_s + queue.wait_s(rho))
-        if not self.goals.pooled or not isinstance(window.ttft_ms, Value):
-            return longest
-        shortest = 1e3 * (queue.mean_s + queue.wait_s(rho, engines, rho**engines))
-        return min(max(window.ttft_ms.value, shortest), longest)
-
-    def _expected_itl(self, window: Window, engines: int) -> float:
-        """In ms, at the concurrency there was; 0 where that is not known."""
-        live, isl, osl = window.concurrency, window.isl, window.osl
-        if not (isinstance(live, Value) and isinstance(isl, Value) and isinstance(osl, Value)):
-            return 0.0
-        return self.surface.decode.itl_ms(live.value / engines, isl.value + osl.value / 2)
-
-
-class _Told:
-    """What one model's part of a decision says."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.reasons: list[str] = []
-        self.infeasible: list[str] = []
-        self.terms: dict[str, float] = {}
-
-    def take(self, pool: Pool, need: Need) -> None:
-        """Note what a pool needs."""
-        rate = need.terms["rate"]
-        self.reasons.append(
-            f"{pool.key}: {rate:.2f} requests/s are expected, {need.engines:.2f} engines serve them"
-        )
-        if need.infeasible:
-            self.infeasible.append(f"{pool.key}: {need.infeasible}")
-        for name, value in need.terms.items():
-            self.terms[f"{pool.key}:{name}"] = value
-        self.terms[f"{pool.key}:engines"] = need.engines
 
 
 class Fleet:
@@ -372,6 +39,7 @@ class Fleet:
         interval_s: between two calls of `slow`.
         correct: learn how far engines are from their profile.
         is_watched: `fast` is called, too.
+        likens: times like this one in the past may decide.
 
     Raises:
         InfeasiblePlan: the minima cost more GPUs than there are.
@@ -385,10 +53,12 @@ class Fleet:
         *,
         correct: bool = True,
         is_watched: bool = True,
+        likens: bool = True,
     ) -> None:
         self.models = list(models)
         for one in self.models:
             one.demand.is_watched = is_watched
+            one.likeness.is_asked = is_watched and likens
         self.gpus_max = gpus_max
         self.interval_s = interval_s
         self._correct = correct
@@ -434,7 +104,7 @@ class Fleet:
         return min(max(look_s, 0.0), self.interval_s)
 
     def _decided(
-        self, told: Sequence[_Told], states: Mapping[PoolKey, PoolState], now: float
+        self, told: Sequence[Told], states: Mapping[PoolKey, PoolState], now: float
     ) -> Decision:
         reasons = [text for one in told for text in one.reasons]
         needs = []
@@ -466,10 +136,6 @@ class Fleet:
             gpus=sum(counts[one.pool] * one.gpus for one in needs),
             terms={name: value for one in told for name, value in one.terms.items()},
         )
-
-
-def _as_wrong_as_usual(rate: float, usual: float, seconds: float) -> float:
-    return (math.sqrt(rate * seconds) + usual) ** 2 / seconds
 
 
 def _need(model: Model, pool: Pool, wanted: int) -> PoolNeed:

@@ -124,6 +124,12 @@ class PrefillQueue:
             for seconds, share in self._times
         )
 
+    def late_on(self, rate: float, target_s: float, engines: int, *, pooled: bool) -> float:
+        """Return the share of requests that are late on so many engines, at a rate."""
+        work = rate * self.mean_s
+        chance = (_erlang_c if pooled else _always_own)(work, engines)
+        return self.late(work / engines, target_s, engines, chance)
+
     def _late_allowed(self, target_s: float, late_most: float) -> tuple[float, str]:
         too_long = self.late(0.0, target_s, 1, 0.0)
         if too_long <= _LATE_EXTRA * late_most:

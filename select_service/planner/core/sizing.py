@@ -10,14 +10,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.planner.core.decode_sizing import decode_need
+from select_service.planner.core.decode_sizing import decode_late, decode_need
 from select_service.planner.core.prefill_sizing import PrefillQueue
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from select_service.planner.core.demand import Forecast
     from select_service.planner.core.surface import Surface
 
-__all__ = ["Goals", "Need", "size_decode", "size_prefill"]
+__all__ = ["Goals", "Need", "late_decode", "late_prefill", "size_decode", "size_prefill"]
 
 KEEP_UP: Final = 0.85
 """How busy engines are let be where their target cannot be met anyway."""
@@ -87,3 +89,30 @@ def size_decode(
         gpus=gpus,
     )
     return Need(most.engines / KEEP_UP, terms, need.why)
+
+
+def late_prefill(
+    surface: Surface, forecast: Forecast, goals: Goals, slowness: float
+) -> Callable[[float, int], float]:
+    """Return the share of prompts that are late, by rate and engines."""
+    queue = PrefillQueue(surface.prefill, forecast.lengths.scaled(forecast.computed), slowness)
+
+    def late(rate: float, engines: int) -> float:
+        if not engines:
+            return 1.0
+        return queue.late_on(rate, goals.ttft_ms / 1e3, engines, pooled=goals.pooled)
+
+    return late
+
+
+def late_decode(
+    surface: Surface, forecast: Forecast, goals: Goals, slowness: float, *, gpus: int
+) -> Callable[[float, int], float]:
+    """Return the share of answers that are slower than they may be, by rate and engines."""
+    return decode_late(
+        surface.decode,
+        lengths=forecast.lengths,
+        osl=forecast.osl,
+        itl_ms=goals.itl_ms / slowness,
+        gpus=gpus,
+    )

@@ -1,0 +1,165 @@
+"""How many engines, by what came in the past after times like this one.
+
+The slow loop forecasts intervals, the fast one sees that more comes than was forecast; neither
+knows how a begun rise goes on. Where enough of the past was counted part by part, and the past
+itself says that the promise can be kept that way, this decides instead of both, at every look:
+`resembling.py` tells what may come until engines have started, `worth.py` what they are worth. It
+says nothing while traffic recurs (its course is known then), is unlike all that was learnt, or is
+not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from select_service.planner.core.catching import COUNT_S, DEVIATIONS
+from select_service.planner.core.parts import PARTS
+from select_service.planner.core.resembling import Past, Place, tried
+from select_service.planner.core.worth import price_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from select_service.planner.core.demand import Interval
+    from select_service.planner.core.profile import Floats
+    from select_service.planner.core.resembling import Trial
+    from select_service.planner.core.worth import Table
+    from select_service.planner.types import PoolKey
+
+__all__ = ["Likeness"]
+
+LEARNT_MIN: Final = 60
+"""Intervals that have to be known, part by part: an hour of those of a minute."""
+LEARNT_MOST: Final = 500
+"""Intervals that are remembered: a day of those of three minutes."""
+TRIED_EVERY: Final = 10
+"""Intervals after which it is tried on the past again."""
+UNLIKE: Final = 0.2
+"""So far from the rate it should be traffic is like nothing that was learnt, if not by chance."""
+
+
+class Likeness:
+    """Of one model's traffic.
+
+    Args:
+        late_most: share of requests that may be late; None: nothing is promised, and nothing told.
+    """
+
+    def __init__(self, late_most: float | None) -> None:
+        self.is_asked = True
+        """A fast loop counts arrivals, and nobody has forbidden it."""
+        self.price: float | None = None
+        """Late requests a second that one GPU may be spared for; None: nothing is told."""
+        self._late_most = late_most
+        self._counts: list[float] = []  # of parts
+        self._dropped = 0  # parts that were forgotten, since the place was moved
+        self._place: Place | None = None
+        self._trial: Trial | None = None
+        self._untried = 0  # intervals
+        self._tables: dict[PoolKey, Table] = {}
+        self._heard_at: float | None = None
+        self._since = (0.0, 0.0)  # (requests, seconds) that were heard since the last interval
+        self._lately: deque[tuple[float, float, float]] = deque()  # (came, expected, seconds)
+
+    def learn(self, one: Interval) -> None:
+        """Take in an interval that is over."""
+        if one.parts:
+            self._counts += one.parts
+        else:
+            self._counts += [0.0 if not one.requests else math.nan] * PARTS
+        over = len(self._counts) - LEARNT_MOST * PARTS
+        if over > 0:
+            del self._counts[:over]
+            self._dropped += over
+        self._untried += 1
+
+    def end(self, requests: float, seconds: float, now: float) -> None:
+        """An interval is over: what nobody has heard of it came after the last look."""
+        heard, heard_s = self._since
+        if seconds > heard_s:
+            self.hear(max(0.0, requests - heard), seconds - heard_s, now)
+        self._since = (0.0, 0.0)
+
+    def hear(self, requests: float, seconds: float, now: float) -> None:
+        """Take in what came in the last seconds."""
+        self._since = (self._since[0] + requests, self._since[1] + seconds)
+        place, before = self._place, self._heard_at
+        self._heard_at = now
+        if place is None or seconds <= 0:
+            return
+        place.hear(requests, seconds, seconds if before is None else max(0.0, now - before))
+        self._lately.append((requests, place.rate * seconds, seconds))
+        while sum(span for _, _, span in self._lately) - self._lately[0][2] >= COUNT_S:
+            self._lately.popleft()
+
+    def lose(self) -> None:
+        """Nobody counts arrivals at this moment."""
+        self._lately.clear()
+
+    def plan(
+        self,
+        part_s: float,
+        lead_s: float,
+        *,
+        is_known: bool,
+        tables_of: Callable[[Floats], Mapping[PoolKey, Table]],
+    ) -> None:
+        """Compute for the next interval what does not change within it.
+
+        Args:
+            part_s: how long a part of an interval is.
+            lead_s: from a look until engines that it orders have started, and the next look.
+            is_known: the course of traffic is known, there is nothing to tell.
+            tables_of: what counts of engines leave late, for a grid of rates.
+        """
+        counted = sum(1 for one in self._counts if math.isfinite(one))
+        is_told = self.is_asked and self._late_most is not None and not is_known
+        if not is_told or counted < LEARNT_MIN * PARTS:
+            self._place, self._trial, self.price = None, None, None
+            return
+        past = Past(self._counts, part_s, lead_s)
+        if self._place is None:
+            self._place = Place(past)
+            for count in self._counts[-PARTS:]:
+                if math.isfinite(count):
+                    self._place.hear(count, part_s, part_s)
+        else:
+            self._place.move_to(past, self._dropped)
+        self._dropped = 0
+        if self._trial is None or self._untried >= TRIED_EVERY:
+            self._trial, self._untried = tried(past), 0
+        self._tables = dict(tables_of(self._trial.grid))
+        self.price = price_of(self._trial, list(self._tables.values()), self._late_most or 0.0)
+
+    def engines(self, pool: PoolKey, current: int) -> int | None:
+        """Return how many there should be, where so many are there; None: nothing is told."""
+        if self.price is None or self._place is None or self._trial is None or self._is_unlike:
+            return None
+        told = self._place.most(self._trial.grid)
+        return self._tables[pool].next(told, self.price, current)
+
+    @property
+    def why(self) -> str:
+        """What is expected now, in words."""
+        place, trial = self._place, self._trial
+        if place is None or trial is None:
+            return ""
+        told = place.most(trial.grid)
+        high = float(trial.grid[min(int(told.cumsum().searchsorted(0.9)), len(trial.grid) - 1)])
+        return (
+            f"{place.rate:.1f} requests/s come, and after times like this {told @ trial.grid:.1f} "
+            f"at the most until engines start, {high:.1f} one time in ten"
+        )
+
+    @property
+    def _is_unlike(self) -> bool:
+        """What came lately is far from what comes at any place it may be."""
+        seconds = sum(span for _, _, span in self._lately)
+        if not self._lately:
+            return True  # nobody counts
+        came = sum(count for count, _, _ in self._lately)
+        expected = sum(count for _, count, _ in self._lately)
+        chance = max(DEVIATIONS * math.sqrt(max(expected, 1.0)), UNLIKE * expected)
+        return seconds >= COUNT_S and abs(came - expected) > chance

@@ -1,0 +1,210 @@
+"""Where in its past traffic is at this moment, and what came there: a begun rise told by past ones.
+
+The past is a row of parts, each with its rate. Every look moves a belief about the place in that
+row on by the time that has passed, and weighs each place by how likely what was counted is at its
+rate (a Bayesian filter; a place in the past stands for all that was learnt there: how fast traffic
+rose from it, how high, how long it stayed). Little of the belief begins anew anywhere, so that
+traffic may leave one part of its past for another. What came within the time engines take to start
+is then known of every place: the belief is a distribution of what will be needed.
+
+How well that works is tried on the past itself: every part of it is told from all others but those
+around it, which the event it belongs to has touched.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from select_service.planner.core.profile import Floats
+
+__all__ = ["RATES", "Past", "Place", "Trial", "tried"]
+
+RATES: Final = 64
+"""Rates that are told apart: nothing, and steps of as many per cent from the least to the most."""
+SMOOTHED: Final = 3.0
+"""Parts, the deviation of the bell by which a rate is the mean of counts around it."""
+REACH: Final = 12
+"""Parts on each side that this mean knows."""
+ANEW: Final = 0.01
+"""Of the belief that begins anew at any place, per part."""
+LEFT_OUT: Final = 10
+"""Times an engine takes to start, on each side of a part that is told from the others."""
+_ALIKE: Final = 0.05
+"""Two times are never alike to better than that share: more requests are no better ruler."""
+_SPAN_MOST: Final = 100.0  # the highest rate over the least that are told apart
+
+
+class Past:
+    """Rates of equal parts of time, and the highest of each part and those that come soon after.
+
+    Args:
+        counts: requests of each part, oldest first; not a number: nobody counted.
+        part_s: how long one is.
+        lead_s: from a look until engines that it orders have started, and the next look.
+    """
+
+    def __init__(self, counts: Sequence[float], part_s: float, lead_s: float) -> None:
+        self.part_s = part_s
+        self.lead = max(1, math.ceil(lead_s / part_s - 1e-9))
+        self.counts = np.asarray(counts, dtype=np.float64)
+        known = np.isfinite(self.counts)
+        self.rates = _smoothed(self.counts, known) / part_s
+        self.most = self.rates.copy()
+        for ahead in range(1, self.lead + 1):
+            np.maximum(self.most[:-ahead], self.rates[ahead:], out=self.most[:-ahead])
+        self.usable = _all_known(known, self.lead)
+        """Places whose rate is known, and what came after it."""
+        self._ease = max(1.0, self._dispersion(known))
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def likelihood(self, requests: float, seconds: float) -> Floats:
+        """Return of each place the logarithm of how likely a count is there; O(parts)."""
+        expected = np.maximum(self.rates * seconds, 1e-3)
+        told = requests * np.log(expected) - expected
+        # a count is as sharp as its chance allows, what chance there was beside that, and _ALIKE
+        told /= self._ease + _ALIKE**2 * requests
+        return np.asarray(np.where(self.usable, told, -np.inf))
+
+    def grid(self) -> Floats:
+        """Return rates that are told apart, rising from 0 to the highest."""
+        most = float(self.most.max(initial=0.0))
+        positive = self.most[self.most > 0]
+        least = max(float(positive.min()), most / _SPAN_MOST) if len(positive) else 0.0
+        if not most:
+            return np.zeros(1)
+        return np.concatenate(([0.0], np.geomspace(least, most, RATES - 1)))
+
+    def _dispersion(self, known: np.ndarray) -> float:
+        """Return the variance of counts around their rates, 1: chance of Poisson arrivals."""
+        expected = np.maximum(self.rates * self.part_s, 1e-3)
+        squares = ((self.counts - expected) ** 2 / expected)[known]
+        own = 1.0 / float(_bell().sum())  # of a rate that is its own count
+        return float(squares.mean()) / (1.0 - own) if len(squares) else 1.0
+
+
+class Place:
+    """A belief about where in a past traffic is; begins as nothing but ignorance."""
+
+    def __init__(self, past: Past) -> None:
+        self.past = past
+        self.belief = _even(past.usable)
+        self._gone = 0.0  # of a part, since it moved on last
+
+    def move_to(self, past: Past, first: int) -> None:
+        """Go on in a past that has grown; its place 0 was `first` in the one before."""
+        belief = self.belief[first:]
+        belief = np.concatenate((belief, np.zeros(max(0, len(past) - len(belief)))))
+        self.past = past
+        self.belief = _one(np.where(past.usable, belief, 0.0), past.usable)
+
+    def hear(
+        self, requests: float, seconds: float, passed_s: float, left_out: slice | None = None
+    ) -> None:
+        """Take in what was counted in the last seconds. O(parts).
+
+        Args:
+            requests: that came.
+            seconds: in which they did.
+            passed_s: since this was told last.
+            left_out: places it cannot be at.
+        """
+        past = self.past
+        passed = passed_s / past.part_s
+        self._gone += passed
+        steps = min(int(self._gone + 1e-9), len(past))
+        self._gone = max(0.0, self._gone - int(self._gone + 1e-9))
+        moved = self.belief
+        if steps:
+            moved = np.concatenate((np.zeros(steps), moved[:-steps]))
+        moved = _one(moved, past.usable)
+        anew = 1.0 - (1.0 - ANEW) ** passed
+        mixed = (1.0 - anew) * moved + anew * _even(past.usable)
+        told = past.likelihood(requests, seconds)
+        if left_out is not None:
+            told[left_out] = -np.inf
+        best = float(told.max(initial=-math.inf))
+        if not math.isfinite(best):
+            self.belief = mixed  # nothing may be compared
+            return
+        self.belief = _one(mixed * np.exp(told - best), past.usable)
+
+    @property
+    def rate(self) -> float:
+        """Requests a second that come now, by this belief."""
+        return float(self.belief @ np.where(self.past.usable, self.past.rates, 0.0))
+
+    def most(self, grid: Floats) -> Floats:
+        """Return how likely each rate of a grid is the highest until engines have started."""
+        where = np.minimum(np.searchsorted(grid, self.past.most), len(grid) - 1)
+        return np.bincount(where, self.belief, len(grid))
+
+
+class Trial(NamedTuple):
+    """What would have been told of the past, part by part, and what came."""
+
+    grid: Floats
+    told: Floats
+    """Of each part (rows) how likely each rate of the grid is the highest until engines start."""
+    came: Floats
+    """The rate when engines that were ordered in the part would have started."""
+
+
+def tried(past: Past) -> Trial:
+    """Tell every part of a past from those far from it. O(parts²)."""
+    grid, place = past.grid(), Place(past)
+    around = LEFT_OUT * past.lead
+    told = np.zeros((len(past), len(grid)))
+    for index, count in enumerate(past.counts):
+        if not math.isfinite(count):
+            place = Place(past)
+            continue
+        left_out = slice(max(0, index - around), index + around)
+        place.hear(float(count), past.part_s, past.part_s, left_out)
+        told[index] = place.most(grid)
+    judged = past.usable & (told.sum(axis=1) > 0)
+    came = np.append(past.rates[past.lead :], np.zeros(past.lead))
+    return Trial(grid, told[judged], came[judged])
+
+
+def _bell() -> Floats:
+    return np.exp(-0.5 * (np.arange(-REACH, REACH + 1) / SMOOTHED) ** 2)
+
+
+def _smoothed(counts: Floats, known: np.ndarray) -> Floats:
+    """Return the mean around each, of those that are known."""
+    bell = _bell()
+    width = len(counts)
+
+    def around(values: Floats) -> Floats:
+        return np.asarray(np.convolve(values, bell)[REACH : REACH + width])
+
+    weights = around(known.astype(np.float64))
+    sums = around(np.where(known, counts, 0.0))
+    return np.asarray(np.divide(sums, weights, out=np.zeros(width), where=weights > 0))
+
+
+def _all_known(known: np.ndarray, lead: int) -> np.ndarray:
+    """Return where a part is known, and the `lead` after it."""
+    total = np.concatenate(([0], np.cumsum(known)))
+    found = np.zeros(len(known), dtype=bool)
+    if len(known) > lead:
+        found[: len(known) - lead] = total[lead + 1 :] - total[: -lead - 1] == lead + 1
+    return found
+
+
+def _even(usable: np.ndarray) -> Floats:
+    return np.asarray(usable / max(1, int(usable.sum())), dtype=np.float64)
+
+
+def _one(belief: Floats, usable: np.ndarray) -> Floats:
+    """Return a belief that adds up to 1; where nothing is left of it, ignorance."""
+    total = float(belief.sum())
+    return belief / total if total > 0 else _even(usable)

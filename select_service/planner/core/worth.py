@@ -1,0 +1,107 @@
+"""What an engine is worth: requests in time, against GPUs that are paid for.
+
+A promise to serve 99 % in time is a promise about all requests together: an engine that stands
+ready all day for the first minute of a rise is dear, one ordered on the first signs of it cheap.
+So one price holds at every moment: as many engines as save more requests a second than their GPUs
+cost. The price is the highest by which the past would have kept the promise (a Lagrange
+multiplier, tried on the past): where rises are slow beside the time engines take to start it is
+high, and nobody stands ready for them; where they are not it is low. Where no price keeps the
+promise, this way of deciding says nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from select_service.planner.core.profile import Floats
+    from select_service.planner.core.resembling import Trial
+
+__all__ = ["COUNTS_MOST", "KEPT", "PRICES", "Table", "price_of", "table_of"]
+
+COUNTS_MOST: Final = 24
+"""Counts of engines that are compared, evenly from the fewest to the most that rates need."""
+PRICES: Final = tuple(2.0 ** (-step / 2) for step in range(-6, 22))
+"""Late requests a second that one GPU may be spared for, dearest first: 8 down to 0.0007."""
+KEPT: Final = 0.3
+"""An engine that is there stays while it is worth so much of the price: starting costs, too."""
+
+
+class Table(NamedTuple):
+    """What each count of engines of one pool leaves late, at each rate."""
+
+    counts: tuple[int, ...]
+    late: Floats
+    """Requests a second that are late: a row per count, a column per rate of the grid."""
+    gpus: int
+
+    def best(self, told: Floats, price: float) -> int:
+        """Return the engines for what may come, as a distribution over the grid."""
+        return self.counts[int(self._best(told[np.newaxis, :], price)[0])]
+
+    def _best(self, told: Floats, price: float) -> np.ndarray:
+        """Return the row that is cheapest, for every row of distributions."""
+        costs = told @ self.late.T + price * self.gpus * np.asarray(self.counts)
+        return np.asarray(costs.argmin(axis=1))
+
+    def next(self, told: Floats, price: float, current: int) -> int:
+        """Return the engines to have, where so many are there: who has started stays a while."""
+        wanted = self.best(told, price)
+        return wanted if wanted > current else min(current, self.best(told, KEPT * price))
+
+    def late_of(self, trial: Trial, price: float) -> Floats:
+        """Return requests a second that would have been late, of every part of a trial."""
+        row, rows = 0, []
+        wanted = zip(
+            self._best(trial.told, price).tolist(),
+            self._best(trial.told, KEPT * price).tolist(),
+            strict=True,
+        )
+        for up, kept in wanted:  # as `next`: rows rise with counts
+            row = up if up > row else min(row, kept)
+            rows.append(row)
+        columns = np.minimum(np.searchsorted(trial.grid, trial.came), len(trial.grid) - 1)
+        return np.asarray(self.late[rows, columns])
+
+
+def table_of(
+    grid: Floats, needed: Callable[[float], int], late: Callable[[float, int], float], gpus: int
+) -> Table:
+    """Return the table of one pool.
+
+    Args:
+        grid: rates, rising.
+        needed: engines for a rate that is sure to come.
+        late: share of requests that are late at a rate, with so many engines.
+        gpus: of one engine.
+    """
+    fewest, most = needed(float(grid[0])), needed(float(grid[-1]))
+    spread = np.linspace(fewest, most, min(most - fewest + 1, COUNTS_MOST))
+    counts = tuple(sorted({round(float(count)) for count in spread}))
+    told = np.array([[rate * late(float(rate), count) for rate in grid] for count in counts])
+    # what is late however many there are is no engine's fault
+    return Table(counts, told - told.min(axis=0), gpus)
+
+
+def price_of(trial: Trial, tables: Sequence[Table], late_most: float) -> float | None:
+    """Return the highest price by which a share of requests is late at most; None: there is none.
+
+    A request may be late in any pool; the worst of them counts.
+    """
+    allowed = late_most * float(trial.came.sum())
+
+    def keeps(price: float) -> bool:
+        late = np.max([table.late_of(trial, price) for table in tables], axis=0)
+        return float(late.sum()) <= allowed
+
+    dear, cheap = 0, len(PRICES) - 1  # of the indices; late requests fall with the price
+    if not len(trial.came) or not keeps(PRICES[cheap]):
+        return None
+    while dear < cheap:
+        middle = (dear + cheap) // 2
+        dear, cheap = (dear, middle) if keeps(PRICES[middle]) else (middle + 1, cheap)
+    return PRICES[cheap]
