@@ -177,6 +177,10 @@ class Demand:
         """The traffic repeats itself, and the forecast is what was there one period before."""
         return self._predictors.requests.speaker == RECURRING
 
+    def is_foreseen(self, late_most: float) -> bool:
+        """Say whether it recurs, and so well that no more than a share of it is not forecast."""
+        return self.recurs and self.surprises.unforeseen <= late_most
+
     def look_ahead(self, intervals: int, lead_s: float, interval_s: float) -> None:
         """Judge forecasts so many intervals ahead from now on: engines take that long to start.
 

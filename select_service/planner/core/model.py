@@ -224,12 +224,11 @@ class Model:
         if forecast is None:
             return
         exact = forecast._replace(spread=EXACT)
-        is_known = self.demand.recurs or any(
-            self._need(pool, exact).infeasible for pool in self.pools
-        )
+        late_most = 1.0 - (self.goals.attainment or 1.0)
         self.likeness.plan(
             *(interval_s / PARTS, lead_s),
-            is_known=is_known,
+            is_known=self.demand.is_foreseen(late_most)
+            or any(self._need(pool, exact).infeasible for pool in self.pools),
             tables_of=lambda grid: {
                 pool.key: self._table(pool, exact, grid) for pool in self.pools
             },

@@ -32,6 +32,7 @@ _ALIKE: Final = 1.03
 """Factors so close count as one point, their mean."""
 _SMALL: Final = 0.9  # what is below costs nothing and is one point
 _CHANCE: Final = 0.25  # the variance of the root of a Poisson count, at any load
+_CHANCE_MOST: Final = 1.5  # three deviations of such a root
 _FACTOR_MOST: Final = 20.0  # of a forecast of nearly nothing
 
 
@@ -58,6 +59,17 @@ class Surprises:
         if len(self._seen) < POINTS_MIN:
             return None
         return 2 * 1.4826 * median(abs(difference) for difference, _ in self._seen)
+
+    @property
+    def unforeseen(self) -> float:
+        """Return the share of requests that came above their forecasts, and not by chance."""
+        total = sum(weight for _, weight in self._seen)
+        above = sum(
+            weight - max(0.0, math.sqrt(weight) - difference) ** 2
+            for difference, weight in self._seen
+            if difference > _CHANCE_MOST
+        )
+        return above / total if total else 0.0
 
     def spread(self, forecast: float) -> Spread:
         """Return what may come instead of a forecast, as some dozen points. O(n log n).
