@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 MODES = ("compatible", "slo")
+NO_LIKENESS = "what came in the past after times like this one decides nothing"
 
 
 def add_goals(parser: argparse.ArgumentParser) -> None:
@@ -187,6 +188,7 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
     )
     add("--adjustment-interval", type=_positive, default=60.0, metavar="S", help=told)
     add("--load-interval", type=_positive, default=5.0, metavar="S", help=told)
+    add("--no-likeness", action="store_true", help=f"slo: {NO_LIKENESS}")
     add("--startup", type=_positive, default=60.0, metavar="S", help=f"of an engine {told}")
     add("--max-gpu-budget", type=int, default=64, metavar="GPUS", help=told)
     add("--prefill-engine-num-gpu", type=_natural, default=1, metavar="GPUS", help=told)
@@ -214,6 +216,7 @@ def replay_of(arguments: argparse.Namespace) -> ReplayQuestion:
         start=(arguments.start_prefill, arguments.start_decode),
         seed=arguments.seed,
         attainment=arguments.attainment,
+        likens=not arguments.no_likeness,
         warmup=_past(arguments.load_predictor_warmup_trace, arguments.adjustment_interval),
     )
     return ReplayQuestion(
@@ -268,6 +271,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help=f"of a replica, until it was measured {told}",
     )
     add("--no-load-loop", action="store_true", help="forecasts alone decide")
+    add("--no-likeness", action="store_true", help=NO_LIKENESS)
     connectors = ("dry-run", "kubernetes", "virtual", "ray")
     add("--connector", choices=connectors, default="dry-run", help=told)
     add("--kubernetes-api", metavar="URL", help="(default: that of the pod)")
@@ -309,6 +313,7 @@ def settings_of(arguments: argparse.Namespace) -> RunSettings:
         decision_timeout_s=arguments.decision_timeout,
         fast_s=None if arguments.no_load_loop else arguments.load_interval,
         correct=not arguments.no_correction,
+        likens=not arguments.no_likeness,
         **plain,
     )
 

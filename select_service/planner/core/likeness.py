@@ -37,7 +37,7 @@ LEARNT_MOST: Final = 500
 TRIED_EVERY: Final = 10
 """Intervals after which it is tried on the past again."""
 UNLIKE: Final = 0.2
-"""So far from the rate it should be traffic is like nothing that was learnt, if not by chance."""
+"""So far above the rate it should be traffic is like nothing that was learnt, if not by chance."""
 
 
 class Likeness:
@@ -155,11 +155,11 @@ class Likeness:
 
     @property
     def _is_unlike(self) -> bool:
-        """What came lately is far from what comes at any place it may be."""
+        """More came lately than comes at any place it may be; of fewer the next minutes learn."""
         seconds = sum(span for _, _, span in self._lately)
         if not self._lately:
             return True  # nobody counts
         came = sum(count for count, _, _ in self._lately)
         expected = sum(count for _, count, _ in self._lately)
         chance = max(DEVIATIONS * math.sqrt(max(expected, 1.0)), UNLIKE * expected)
-        return seconds >= COUNT_S and abs(came - expected) > chance
+        return seconds >= COUNT_S and came - expected > chance

@@ -77,9 +77,9 @@ class Past:
         """Return rates that are told apart, rising from 0 to the highest."""
         most = float(self.most.max(initial=0.0))
         positive = self.most[self.most > 0]
-        least = max(float(positive.min()), most / _SPAN_MOST) if len(positive) else 0.0
         if not most:
             return np.zeros(1)
+        least = min(max(float(positive.min()), most / _SPAN_MOST), most / 2)
         return np.concatenate(([0.0], np.geomspace(least, most, RATES - 1)))
 
     def _dispersion(self, known: np.ndarray) -> float:
@@ -124,7 +124,7 @@ class Place:
         moved = self.belief
         if steps:
             moved = np.concatenate((np.zeros(steps), moved[:-steps]))
-        moved = _one(moved, past.usable)
+        moved = _one(np.where(past.usable, moved, 0.0), past.usable)
         anew = 1.0 - (1.0 - ANEW) ** passed
         mixed = (1.0 - anew) * moved + anew * _even(past.usable)
         told = past.likelihood(requests, seconds)
@@ -170,7 +170,7 @@ def tried(past: Past) -> Trial:
         place.hear(float(count), past.part_s, past.part_s, left_out)
         told[index] = place.most(grid)
     judged = past.usable & (told.sum(axis=1) > 0)
-    came = np.append(past.rates[past.lead :], np.zeros(past.lead))
+    came = np.append(past.rates[past.lead :], np.zeros(min(past.lead, len(past))))
     return Trial(grid, told[judged], came[judged])
 
 

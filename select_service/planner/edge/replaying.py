@@ -71,6 +71,8 @@ class ReplaySettings:
     decode_gpus: int = 1
     start: tuple[int, int] = (1, 1)
     seed: int = 1
+    likens: bool = True
+    """Times like this one in the past may decide, in ours."""
     warmup: tuple[Interval, ...] = ()
     """What predictors have learnt before."""
 

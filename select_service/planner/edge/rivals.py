@@ -57,7 +57,7 @@ class Ours:
         predictors = Predictors(*(make_predictor(tuning) for _ in range(3)))
         goals = _goals(settings)
         model = Model(KEY, pools, Surface(profile), predictors, goals)  # type: ignore[arg-type] # roles
-        self._fleet = Fleet([model], gpus_max, settings.interval_s)
+        self._fleet = Fleet([model], gpus_max, settings.interval_s, likens=settings.likens)
         model.warm_up(settings.warmup, settings.interval_s)
 
     def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:

@@ -73,6 +73,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: Path | None = None
     fast_s: float | None = 5.0
     correct: bool = True
+    likens: bool = True
     host: str = "127.0.0.1"
     port: int = 9085
 
@@ -95,6 +96,7 @@ async def _run(settings: RunSettings) -> None:
         *(models, settings.tuning, settings.gpus_max),
         correct=settings.correct,
         is_watched=settings.fast_s is not None,
+        likens=settings.likens,
     )
     _warm_up(fleet, settings)
     state, memory = _state(fleet, settings)

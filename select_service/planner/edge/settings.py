@@ -91,6 +91,7 @@ def build_fleet(
     *,
     correct: bool = True,
     is_watched: bool = True,
+    likens: bool = True,
 ) -> Fleet:
     """Make the core out of settings; reads the profiles.
 
@@ -108,6 +109,7 @@ def build_fleet(
         tuning.interval_s,
         correct=correct,
         is_watched=is_watched,
+        likens=likens,
     )
 
 

@@ -1,0 +1,135 @@
+"""Where in its past traffic is, told by a filter, and by adding up every path there is."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.planner.core import resembling
+from select_service.planner.core.resembling import ANEW, Past, Place, tried
+
+PART_S = 10.0
+
+
+def naive(past: Past, heard: list[float]) -> list[float]:
+    """Every place by every place before it, in plain loops."""
+    places = [place for place in range(len(past)) if past.usable[place]]
+    belief = {place: 1.0 / len(places) for place in places}
+    for requests in heard:
+        moved = {place + 1: share for place, share in belief.items() if past.usable[place + 1]}
+        total = sum(moved.values())
+        ease = past._ease + resembling._ALIKE**2 * requests
+        weighed = {}
+        for place in places:
+            before = moved.get(place, 0.0) / total if total else 1.0 / len(places)
+            prior = (1 - ANEW) * before + ANEW / len(places)
+            expected = max(past.rates[place] * PART_S, 1e-3)
+            poisson = requests * math.log(expected) - expected - math.lgamma(requests + 1)
+            weighed[place] = prior * math.exp(poisson / ease)
+        whole = sum(weighed.values())
+        belief = {place: share / whole for place, share in weighed.items()}
+    return [belief.get(place, 0.0) for place in range(len(past))]
+
+
+@given(
+    st.lists(st.integers(50, 150), min_size=20, max_size=40),
+    st.lists(st.integers(50, 150), min_size=1, max_size=8),
+)
+def test_the_filter_is_bayes_rule(counts: list[int], heard: list[int]) -> None:
+    past = Past([float(one) for one in counts], PART_S, 25.0)
+    place = Place(past)
+    for requests in heard:
+        place.hear(float(requests), PART_S, PART_S)
+    assert place.belief == pytest.approx(naive(past, [float(one) for one in heard]), abs=1e-9)
+    assert place.belief.sum() == pytest.approx(1.0)
+
+
+def rising(bursts: int = 6, *, rise: int = 30, rng: random.Random | None = None) -> list[float]:
+    """Counts of parts: quiet at 10 a second, a rise to 36, as many parts down again."""
+    rng = rng or random.Random(3)
+    counts: list[float] = []
+    for _ in range(bursts):
+        quiet = [10.0] * rng.randint(40, 110)
+        up = [10.0 + 26.0 * step / rise for step in range(rise)]
+        rates = [*quiet, *up, *[36.0] * rng.randint(10, 20), *reversed(up)]
+        counts += [max(0.0, rng.gauss(one, math.sqrt(one / PART_S))) * PART_S for one in rates]
+    return counts
+
+
+def test_a_begun_rise_goes_on_as_past_ones_did() -> None:
+    past = Past(rising(), PART_S, 65.0)
+    place = Place(past)
+    for _ in range(30):
+        place.hear(100.0, PART_S, PART_S)
+    grid = past.grid()
+    quiet = float(place.most(grid) @ grid)
+    assert 10.0 < quiet < 13.0
+    assert place.rate == pytest.approx(10.0, rel=0.05)
+    for step in range(8):  # to 16 a second
+        place.hear(PART_S * (10.0 + 26.0 * step / 30), PART_S, PART_S)
+    risen = float(place.most(grid) @ grid)
+    assert place.rate == pytest.approx(16.0, rel=0.1)
+    assert risen == pytest.approx(16.0 + 26.0 * 7 / 30, rel=0.1), "seven parts more"
+
+
+def test_two_looks_of_half_a_part_are_one_part() -> None:
+    past = Past(rising(), PART_S, 65.0)
+    one, two = Place(past), Place(past)
+    for requests in (100.0, 108.0, 121.0, 130.0, 150.0, 171.0):
+        one.hear(requests, PART_S, PART_S)
+        two.hear(requests / 2, PART_S / 2, PART_S / 2)
+        two.hear(requests / 2, PART_S / 2, PART_S / 2)
+    assert two.rate == pytest.approx(one.rate, rel=0.1)
+
+
+def test_a_past_that_grows_keeps_the_belief() -> None:
+    counts = rising()
+    place = Place(Past(counts, PART_S, 65.0))
+    for requests in counts[100:140]:
+        place.hear(requests, PART_S, PART_S)
+    before = place.rate
+    place.move_to(Past([*counts[6:], *[100.0] * 12], PART_S, 65.0), 6)
+    assert place.rate == pytest.approx(before, rel=0.02)
+    assert place.belief.sum() == pytest.approx(1.0)
+
+
+def test_what_nobody_counted_is_no_place_to_be() -> None:
+    counts = rising()
+    counts[50:56] = [math.nan] * 6
+    past = Past(counts, PART_S, 65.0)
+    assert not past.usable[50 - past.lead : 56].any()
+    assert past.usable[50 - past.lead - 1]
+    assert past.usable[56]
+    assert not past.usable[-past.lead :].any(), "what came after is not known yet"
+    place = Place(past)
+    place.hear(100.0, PART_S, 1e9)  # longer than all that is known
+    assert place.belief.sum() == pytest.approx(1.0)
+    assert np.isfinite(tried(past).told).all()
+
+
+def test_a_past_is_told_from_its_other_bursts() -> None:
+    trial = tried(Past(rising(8), PART_S, 65.0))
+    assert trial.told.sum(axis=1) == pytest.approx(1.0)
+    told = trial.told @ trial.grid
+    assert np.corrcoef(told, trial.came)[0, 1] > 0.9
+    chance = Past([100.0 + 10.0 * random.Random(at).gauss(0, 1) for at in range(600)], PART_S, 65.0)
+    assert (tried(chance).told @ tried(chance).grid).std() < 0.3, "there is nothing to tell"
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=60), st.floats(0, 1e9))
+def test_whatever_came_a_belief_is_one(counts: list[float], requests: float) -> None:
+    past = Past(counts, PART_S, 30.0)
+    place = Place(past)
+    place.hear(requests, 5.0, 5.0)
+    place.hear(0.0, 5.0, 1e6)
+    grid = past.grid()
+    assert all(low < high for low, high in pairwise(grid))
+    usable = bool(past.usable.any())
+    assert place.most(grid).sum() == pytest.approx(1.0 if usable else 0.0)
+    assert np.isfinite(tried(past).told).all()
