@@ -146,6 +146,9 @@ class PlannerMetrics(Collector):
         seen = _gauge("observed", "Of the last interval, where known.", (*_MODEL, "what"))
         expected = _gauge("predicted", "For the next interval.", (*_MODEL, "what"))
         factors = _gauge("correction_factor", "Measured over profiled.", (*_MODEL, "phase"))
+        price = _gauge(
+            "likeness_price", "Late requests/s a GPU is spared for, where the past decides.", _MODEL
+        )
         missed = _gauge("missing_intervals", "In a row, of which nothing is known.", _MODEL)
         fits = CounterMetricFamily(
             PREFIX + "fit_failures", "Fits of predictors that failed or were late.", labels=_MODEL
@@ -165,9 +168,11 @@ class PlannerMetrics(Collector):
                 expected.add_metric([*labels, "osl"], forecast.osl)
             factors.add_metric([*labels, "prefill"], model.p_correction.factor)
             factors.add_metric([*labels, "decode"], model.d_correction.factor)
+            if model.likeness.price is not None:
+                price.add_metric(labels, model.likeness.price)
             missed.add_metric(labels, model.demand.missed)
             fits.add_metric(labels, model.demand.fit_failures)
-        yield from (seen, expected, factors, missed, fits)
+        yield from (seen, expected, factors, price, missed, fits)
 
     def _loops(self) -> Iterator[Metric]:
         counts = self._loop.counts

@@ -1,0 +1,119 @@
+"""When the past decides, and when it says nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from select_service.planner.core.demand import Interval
+from select_service.planner.core.likeness import LEARNT_MIN, Likeness
+from select_service.planner.core.parts import PARTS
+from select_service.planner.core.profile import Floats
+from select_service.planner.core.worth import Table, table_of
+from select_service.planner.types import ModelKey, PoolKey
+from tests.select_service.planner.core.test_resembling import rising
+from tests.select_service.planner.core.test_worth import late, needed
+
+POOL = PoolKey(ModelKey("m"), "decode")
+PART_S, LOOK_S = 10.0, 5.0
+
+
+def tables_of(grid: Floats) -> dict[PoolKey, Table]:
+    return {POOL: table_of(grid, needed, late, 1)}
+
+
+def plan(likeness: Likeness, *, is_known: bool = False) -> Likeness:
+    likeness.plan(PART_S, 65.0, is_known=is_known, tables_of=tables_of)
+    return likeness
+
+
+def learnt(intervals: int = 200, late_most: float | None = 0.03) -> Likeness:
+    likeness = Likeness(late_most)
+    counts = rising(12, rise=60)
+    for at in range(0, min(intervals * PARTS, len(counts)), PARTS):
+        parts = tuple(counts[at : at + PARTS])
+        likeness.learn(Interval(sum(parts), 1000.0, 100.0, parts))
+    return likeness
+
+
+class Live:
+    """Traffic that is counted every five seconds."""
+
+    def __init__(self, likeness: Likeness) -> None:
+        self.likeness, self.now = likeness, 0.0
+        self._rng = np.random.default_rng(4)
+
+    def come(self, rate: float, seconds: float = LOOK_S) -> None:
+        for _ in range(int(seconds / LOOK_S)):
+            self.now += LOOK_S
+            self.likeness.hear(float(self._rng.poisson(rate * LOOK_S)), LOOK_S, self.now)
+
+
+def test_engines_follow_a_rise_and_its_end() -> None:
+    live = Live(plan(learnt()))
+    assert live.likeness.engines(POOL, 1) is None, "nobody has counted yet"
+    live.come(10.0, 300.0)
+    assert live.likeness.engines(POOL, 1) == 1
+    for step in range(60):
+        live.come(10.0 + 26.0 * step / 60, 10.0)
+    assert live.likeness.engines(POOL, 1) == 3
+    assert "after times like this" in live.likeness.why
+    live.come(36.0, 100.0)
+    for step in range(60):
+        live.come(36.0 - 26.0 * step / 60, 10.0)
+    live.come(10.0, 120.0)
+    assert live.likeness.engines(POOL, 3) == 1
+
+
+def test_it_says_nothing_where_it_knows_nothing() -> None:
+    few = Live(plan(learnt(LEARNT_MIN - 1)))
+    few.come(10.0, 60.0)
+    assert few.likeness.engines(POOL, 1) is None
+    foreseen = Live(plan(learnt(), is_known=True))
+    foreseen.come(10.0, 60.0)
+    assert foreseen.likeness.engines(POOL, 1) is None
+    on_average = Live(plan(learnt(late_most=None)))
+    on_average.come(10.0, 60.0)
+    assert on_average.likeness.engines(POOL, 1) is None
+    forbidden = learnt()
+    forbidden.is_asked = False
+    assert plan(forbidden).price is None
+
+
+def test_where_no_price_keeps_the_promise_it_says_nothing() -> None:
+    likeness = Likeness(0.01)
+    for index in range(100):  # of a burst that came once no other tells
+        rate = 400.0 if 50 <= index < 60 else 100.0
+        likeness.learn(Interval(6 * rate, 1000.0, 100.0, (rate,) * PARTS))
+    assert plan(likeness).price is None
+
+
+def test_more_than_ever_came_is_unlike_everything_and_less_is_not() -> None:
+    live = Live(plan(learnt()))
+    live.come(36.0, 120.0)
+    assert live.likeness.engines(POOL, 3) == 3
+    live.come(80.0, 60.0)
+    assert live.likeness.engines(POOL, 3) is None
+    live.come(36.0, 60.0)
+    assert live.likeness.engines(POOL, 3) is not None
+    live.come(2.0, 120.0)
+    assert live.likeness.engines(POOL, 3) == 1
+
+
+def test_who_is_not_counted_is_not_told() -> None:
+    live = Live(plan(learnt()))
+    live.come(10.0, 60.0)
+    live.likeness.lose()
+    assert live.likeness.engines(POOL, 1) is None
+    live.come(10.0, 60.0)
+    assert live.likeness.engines(POOL, 1) == 1
+
+
+def test_what_nobody_heard_of_an_interval_came_after_the_last_look() -> None:
+    one, other = Live(plan(learnt())), Live(plan(learnt()))
+    for live, looks in ((one, 12), (other, 11)):
+        for _ in range(looks):
+            live.now += LOOK_S
+            live.likeness.hear(50.0, LOOK_S, live.now)
+        live.now = 60.0
+        live.likeness.end(600.0, 60.0, live.now)
+    assert one.likeness.why == other.likeness.why
