@@ -20,17 +20,22 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TypeAlias
+
+    from numpy.typing import NDArray
 
     from select_service.planner.core.profile import Floats
+
+    Truths: TypeAlias = NDArray[np.bool_]
 
 __all__ = ["RATES", "Past", "Place", "Trial", "tried"]
 
 RATES: Final = 64
 """Rates that are told apart: nothing, and steps of as many per cent from the least to the most."""
-SMOOTHED: Final = 3.0
-"""Parts, the deviation of the bell by which a rate is the mean of counts around it."""
-REACH: Final = 12
-"""Parts on each side that this mean knows."""
+SMOOTHED: Final = 0.6
+"""Of the time an engine takes to start, the deviation of the bell a rate is the mean under."""
+REACH: Final = 3.0
+"""Such deviations on each side, that this mean knows."""
 ANEW: Final = 0.01
 """Of the belief that begins anew at any place, per part."""
 LEFT_OUT: Final = 10
@@ -54,13 +59,14 @@ class Past:
         self.lead = max(1, math.ceil(lead_s / part_s - 1e-9))
         self.counts = np.asarray(counts, dtype=np.float64)
         known = np.isfinite(self.counts)
-        self.rates = _smoothed(self.counts, known) / part_s
+        bell = _bell(SMOOTHED * lead_s / part_s)
+        self.rates = _smoothed(self.counts, known, bell) / part_s
         self.most = self.rates.copy()
         for ahead in range(1, self.lead + 1):
             np.maximum(self.most[:-ahead], self.rates[ahead:], out=self.most[:-ahead])
         self.usable = _all_known(known, self.lead)
         """Places whose rate is known, and what came after it."""
-        self._ease = max(1.0, self._dispersion(known))
+        self._ease = max(1.0, self._dispersion(known, float(bell.sum())))
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -82,12 +88,12 @@ class Past:
         least = min(max(float(positive.min()), most / _SPAN_MOST), most / 2)
         return np.concatenate(([0.0], np.geomspace(least, most, RATES - 1)))
 
-    def _dispersion(self, known: np.ndarray) -> float:
+    def _dispersion(self, known: Truths, weight: float) -> float:
         """Return the variance of counts around their rates, 1: chance of Poisson arrivals."""
         expected = np.maximum(self.rates * self.part_s, 1e-3)
         squares = ((self.counts - expected) ** 2 / expected)[known]
-        own = 1.0 / float(_bell().sum())  # of a rate that is its own count
-        return float(squares.mean()) / (1.0 - own) if len(squares) else 1.0
+        own = 1.0 / weight  # of a rate that is its own count
+        return float(squares.mean()) / (1.0 - own) if len(squares) and own < 1.0 else 1.0
 
 
 class Place:
@@ -144,7 +150,7 @@ class Place:
     def most(self, grid: Floats) -> Floats:
         """Return how likely each rate of a grid is the highest until engines have started."""
         where = np.minimum(np.searchsorted(grid, self.past.most), len(grid) - 1)
-        return np.bincount(where, self.belief, len(grid))
+        return np.asarray(np.bincount(where, self.belief, len(grid)), dtype=np.float64)
 
 
 class Trial(NamedTuple):
@@ -174,24 +180,27 @@ def tried(past: Past) -> Trial:
     return Trial(grid, told[judged], came[judged])
 
 
-def _bell() -> Floats:
-    return np.exp(-0.5 * (np.arange(-REACH, REACH + 1) / SMOOTHED) ** 2)
+def _bell(deviation: float) -> Floats:
+    """Return weights of parts around one, its own is 1."""
+    reach = math.ceil(REACH * deviation)
+    if not reach:
+        return np.ones(1)
+    return np.asarray(np.exp(-0.5 * (np.arange(-reach, reach + 1) / deviation) ** 2))
 
 
-def _smoothed(counts: Floats, known: np.ndarray) -> Floats:
+def _smoothed(counts: Floats, known: Truths, bell: Floats) -> Floats:
     """Return the mean around each, of those that are known."""
-    bell = _bell()
-    width = len(counts)
+    reach, width = len(bell) // 2, len(counts)
 
     def around(values: Floats) -> Floats:
-        return np.asarray(np.convolve(values, bell)[REACH : REACH + width])
+        return np.asarray(np.convolve(values, bell)[reach : reach + width])
 
     weights = around(known.astype(np.float64))
     sums = around(np.where(known, counts, 0.0))
     return np.asarray(np.divide(sums, weights, out=np.zeros(width), where=weights > 0))
 
 
-def _all_known(known: np.ndarray, lead: int) -> np.ndarray:
+def _all_known(known: Truths, lead: int) -> Truths:
     """Return where a part is known, and the `lead` after it."""
     total = np.concatenate(([0], np.cumsum(known)))
     found = np.zeros(len(known), dtype=bool)
@@ -200,11 +209,11 @@ def _all_known(known: np.ndarray, lead: int) -> np.ndarray:
     return found
 
 
-def _even(usable: np.ndarray) -> Floats:
+def _even(usable: Truths) -> Floats:
     return np.asarray(usable / max(1, int(usable.sum())), dtype=np.float64)
 
 
-def _one(belief: Floats, usable: np.ndarray) -> Floats:
+def _one(belief: Floats, usable: Truths) -> Floats:
     """Return a belief that adds up to 1; where nothing is left of it, ignorance."""
     total = float(belief.sum())
     return belief / total if total > 0 else _even(usable)

@@ -18,10 +18,12 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
+
     from select_service.planner.core.profile import Floats
     from select_service.planner.core.resembling import Trial
 
-__all__ = ["COUNTS_MOST", "KEPT", "PRICES", "Table", "price_of", "table_of"]
+__all__ = ["COUNTS_MOST", "KEPT", "PRICES", "TRIED_LATE", "Table", "price_of", "table_of"]
 
 COUNTS_MOST: Final = 24
 """Counts of engines that are compared, evenly from the fewest to the most that rates need."""
@@ -29,6 +31,10 @@ PRICES: Final = tuple(2.0 ** (-step / 2) for step in range(-6, 22))
 """Late requests a second that one GPU may be spared for, dearest first: 8 down to 0.0007."""
 KEPT: Final = 0.3
 """An engine that is there stays while it is worth so much of the price: starting costs, too."""
+
+
+TRIED_LATE: Final = 1.5
+"""Times what is promised may be late in a trial: each event is told from fewer than there are."""
 
 
 class Table(NamedTuple):
@@ -43,7 +49,7 @@ class Table(NamedTuple):
         """Return the engines for what may come, as a distribution over the grid."""
         return self.counts[int(self._best(told[np.newaxis, :], price)[0])]
 
-    def _best(self, told: Floats, price: float) -> np.ndarray:
+    def _best(self, told: Floats, price: float) -> NDArray[np.intp]:
         """Return the row that is cheapest, for every row of distributions."""
         costs = told @ self.late.T + price * self.gpus * np.asarray(self.counts)
         return np.asarray(costs.argmin(axis=1))
@@ -92,11 +98,11 @@ def price_of(trial: Trial, tables: Sequence[Table], late_most: float) -> float |
 
     A request may be late in any pool; the worst of them counts.
     """
-    allowed = late_most * float(trial.came.sum())
+    allowed = TRIED_LATE * late_most * float(trial.came.sum())
 
     def keeps(price: float) -> bool:
         late = np.max([table.late_of(trial, price) for table in tables], axis=0)
-        return float(late.sum()) <= allowed
+        return bool(late.sum() <= allowed)
 
     dear, cheap = 0, len(PRICES) - 1  # of the indices; late requests fall with the price
     if not len(trial.came) or not keeps(PRICES[cheap]):

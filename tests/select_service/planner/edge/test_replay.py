@@ -209,9 +209,7 @@ def test_a_begun_rise_goes_on_as_those_before_it() -> None:
         warmup=tuple(intervals_of([one for one in requests if one.at_s < learnt + 1], 30.0)),
     )
     live = [
-        TracedRequest(one.at_s - learnt, one.isl, one.osl)
-        for one in requests
-        if one.at_s >= learnt
+        TracedRequest(one.at_s - learnt, one.isl, one.osl) for one in requests if one.at_s >= learnt
     ]
     ours = replayed("slo", live, settings)
     before = replayed("slo", live, dataclasses.replace(settings, likens=False))
