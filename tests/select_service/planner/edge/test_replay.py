@@ -184,34 +184,3 @@ def test_headroom_for_bursts_nobody_foresees_is_the_user_s_choice() -> None:
     ]
     assert results[1].attainment > results[0].attainment + 0.02
     assert results[1].gpu_hours > results[0].gpu_hours
-
-
-@pytest.mark.slow
-def test_a_begun_rise_goes_on_as_those_before_it() -> None:
-    """Nobody foresees it, but what it will be was seen: engines need not stand ready for it."""
-    law = random.Random(5)
-    begins = [0.0]
-    while begins[-1] < 4_200.0:
-        begins.append(begins[-1] + 380.0 + law.uniform(150.0, 400.0))
-
-    def rate(now: float) -> float:
-        age = now - max(one for one in begins if one <= now)
-        return 10.0 + 26.0 * max(0.0, min(1.0, age / 160.0, (380.0 - age) / 160.0))
-
-    requests = traffic(rate, 4_200.0)
-    learnt = 3_000.0
-    settings = ReplaySettings(
-        interval_s=30.0,
-        startup_s=25.0,
-        ttft_ms=600.0,
-        itl_ms=20.0,
-        start=(2, 2),
-        warmup=tuple(intervals_of([one for one in requests if one.at_s < learnt + 1], 30.0)),
-    )
-    live = [
-        TracedRequest(one.at_s - learnt, one.isl, one.osl) for one in requests if one.at_s >= learnt
-    ]
-    ours = replayed("slo", live, settings)
-    before = replayed("slo", live, dataclasses.replace(settings, likens=False))
-    assert ours.attainment > 0.985
-    assert ours.gpu_hours < 0.95 * before.gpu_hours
