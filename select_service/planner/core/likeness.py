@@ -4,8 +4,8 @@ The slow loop forecasts intervals, the fast one sees that more comes than was fo
 knows how a begun rise goes on. Where enough of the past was counted part by part, and the past
 itself says that the promise can be kept that way, this decides instead of both, at every look:
 `resembling.py` tells what may come until engines have started, `worth.py` what they are worth. It
-says nothing while traffic recurs (its course is known then), is unlike all that was learnt, or is
-not counted.
+says nothing while traffic recurs (its course is known then), jumps as quickly as engines start,
+is unlike all that was learnt, or is not counted.
 """
 
 from __future__ import annotations
@@ -120,6 +120,9 @@ class Likeness:
             self._place, self._trial, self.price = None, None, None
             return
         past = Past(self._counts, part_s, lead_s)
+        if not past.is_smooth:
+            self._place, self._trial, self.price = None, None, None
+            return
         if self._place is None:
             self._place = Place(past)
             for count in self._counts[-PARTS:]:

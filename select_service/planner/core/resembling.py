@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Truths: TypeAlias = NDArray[np.bool_]
 
-__all__ = ["RATES", "Past", "Place", "Trial", "tried"]
+__all__ = ["RATES", "ROUGH_MOST", "Past", "Place", "Trial", "tried"]
 
 RATES: Final = 64
 """Rates that are told apart: nothing, and steps of as many per cent from the least to the most."""
@@ -42,6 +42,8 @@ LEFT_OUT: Final = 10
 """Times an engine takes to start, on each side of a part that is told from the others."""
 _ALIKE: Final = 0.05
 """Two times are never alike to better than that share: more requests are no better ruler."""
+ROUGH_MOST: Final = 1.2
+"""Times chance and _ALIKE, that counts of a past may vary around its course."""
 _SPAN_MOST: Final = 100.0  # the highest rate over the least that are told apart
 
 
@@ -66,7 +68,9 @@ class Past:
             np.maximum(self.most[:-ahead], self.rates[ahead:], out=self.most[:-ahead])
         self.usable = _all_known(known, self.lead)
         """Places whose rate is known, and what came after it."""
-        self._ease = max(1.0, self._dispersion(known, float(bell.sum())))
+        self._ease = max(1.0, self._dispersion(known, float(bell.sum()), 0.0))
+        self.is_smooth = self._dispersion(known, float(bell.sum()), _ALIKE) <= ROUGH_MOST
+        """It has a course: what jumps within the time an engine takes to start has none."""
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -88,10 +92,16 @@ class Past:
         least = min(max(float(positive.min()), most / _SPAN_MOST), most / 2)
         return np.concatenate(([0.0], np.geomspace(least, most, RATES - 1)))
 
-    def _dispersion(self, known: Truths, weight: float) -> float:
-        """Return the variance of counts around their rates, 1: chance of Poisson arrivals."""
+    def _dispersion(self, known: Truths, weight: float, blur: float) -> float:
+        """Return the variance of counts around their rates, 1: chance of Poisson arrivals.
+
+        Args:
+            known: parts that were counted.
+            weight: of all under the bell; the middle one has 1.
+            blur: share of a rate, that counts may differ by besides.
+        """
         expected = np.maximum(self.rates * self.part_s, 1e-3)
-        squares = ((self.counts - expected) ** 2 / expected)[known]
+        squares = ((self.counts - expected) ** 2 / (expected + (blur * expected) ** 2))[known]
         own = 1.0 / weight  # of a rate that is its own count
         return float(squares.mean()) / (1.0 - own) if len(squares) and own < 1.0 else 1.0
 
@@ -112,7 +122,11 @@ class Place:
         self.belief = _one(np.where(past.usable, belief, 0.0), past.usable)
 
     def hear(
-        self, requests: float, seconds: float, passed_s: float, left_out: slice | None = None
+        self,
+        requests: float,
+        seconds: float,
+        passed_s: float,
+        left_out: tuple[int, int] | None = None,
     ) -> None:
         """Take in what was counted in the last seconds. O(parts).
 
@@ -120,7 +134,7 @@ class Place:
             requests: that came.
             seconds: in which they did.
             passed_s: since this was told last.
-            left_out: places it cannot be at.
+            left_out: from and to: places it cannot be at.
         """
         past = self.past
         passed = passed_s / past.part_s
@@ -135,7 +149,7 @@ class Place:
         mixed = (1.0 - anew) * moved + anew * _even(past.usable)
         told = past.likelihood(requests, seconds)
         if left_out is not None:
-            told[left_out] = -np.inf
+            told[slice(*left_out)] = -np.inf
         best = float(told.max(initial=-math.inf))
         if not math.isfinite(best):
             self.belief = mixed  # nothing may be compared
@@ -172,7 +186,7 @@ def tried(past: Past) -> Trial:
         if not math.isfinite(count):
             place = Place(past)
             continue
-        left_out = slice(max(0, index - around), index + around)
+        left_out = max(0, index - around), index + around
         place.hear(float(count), past.part_s, past.part_s, left_out)
         told[index] = place.most(grid)
     judged = past.usable & (told.sum(axis=1) > 0)

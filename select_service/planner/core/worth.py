@@ -11,6 +11,7 @@ promise, this way of deciding says nothing.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ __all__ = ["COUNTS_MOST", "KEPT", "PRICES", "TRIED_LATE", "Table", "price_of", "
 
 COUNTS_MOST: Final = 24
 """Counts of engines that are compared, evenly from the fewest to the most that rates need."""
-PRICES: Final = tuple(2.0 ** (-step / 2) for step in range(-6, 22))
+PRICES: Final = tuple(math.pow(2.0, -step / 2) for step in range(-6, 22))
 """Late requests a second that one GPU may be spared for, dearest first: 8 down to 0.0007."""
 KEPT: Final = 0.3
 """An engine that is there stays while it is worth so much of the price: starting costs, too."""
@@ -110,4 +111,4 @@ def price_of(trial: Trial, tables: Sequence[Table], late_most: float) -> float |
     while dear < cheap:
         middle = (dear + cheap) // 2
         dear, cheap = (dear, middle) if keeps(PRICES[middle]) else (middle + 1, cheap)
-    return PRICES[cheap]
+    return float(PRICES[cheap])

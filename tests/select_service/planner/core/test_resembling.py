@@ -133,3 +133,9 @@ def test_whatever_came_a_belief_is_one(counts: list[float], requests: float) -> 
     usable = bool(past.usable.any())
     assert place.most(grid).sum() == pytest.approx(1.0 if usable else 0.0)
     assert np.isfinite(tried(past).told).all()
+
+
+def test_what_rises_has_a_course_and_what_jumps_has_none() -> None:
+    assert Past(rising(rise=18), PART_S, 65.0).is_smooth
+    assert Past([100.0] * 50, PART_S, 65.0).is_smooth
+    assert not Past(rising(rise=1), PART_S, 65.0).is_smooth
