@@ -92,11 +92,13 @@ def test_a_rank_is_busy_above_its_threshold(
     one: PolicyClass, most: int | None, busy_above: int | None
 ) -> None:
     line = queues(one, batched=(most, most))
-    line._ledger.prefill[:2] = 0 if busy_above is None else busy_above
+    for slot in range(2):
+        line._ledger._add_prefill(slot, 0 if busy_above is None else busy_above)
     assert not line.all_busy(0, slice(0, 2)), "at the threshold it is not"
-    line._ledger.prefill[:2] += 1e9 if busy_above is None else 1
+    for slot in range(2):
+        line._ledger._add_prefill(slot, 10**9 if busy_above is None else 1)
     assert line.all_busy(0, slice(0, 2)) == (busy_above is not None)
-    line._ledger.prefill[1] = 0
+    line._ledger._add_prefill(1, -line._ledger.prefill_tokens(1))
     assert not line.all_busy(0, slice(0, 2)), "one is free"
     assert not line.all_busy(0, np.array([1]))
 
