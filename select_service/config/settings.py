@@ -297,6 +297,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     expects_booked: bool | None = None
     context_load_scale: float | None = None
     overtaking_s: float | None = None
+    overtaking_share: float | None = None
     kv_transfer_cost_per_block: float = _UNSET.config.kv_transfer_cost_per_block
     router: RouterSettings = _UNSET
 
@@ -321,6 +322,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             expects_booked=self.expects_booked,
             context_load_scale=self.context_load_scale,
             overtaking_s=self.overtaking_s,
+            overtaking_share=self.overtaking_share,
             kv_transfer_cost_per_block=self.kv_transfer_cost_per_block,
         )
 
