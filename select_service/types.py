@@ -365,7 +365,7 @@ class PromptFields(Struct, kw_only=True):
 class SelectRequest(PromptFields, kw_only=True):
     """POST /select: which worker should take this prompt?"""
 
-    is_pair: ClassVar[bool] = False  # one attribute: `isinstance` costs a struct's type ten times it
+    is_pair: ClassVar[bool] = False  # `isinstance` costs ten times that
 
     selection_id: str | None = None
     reservation_id: str | None = None  # ignored and not echoed on /select

@@ -141,8 +141,7 @@ class RequestDecoder(Generic[T]):
             raise refusal_of(error) from None
         if not body.isascii():
             _check_utf8(body)
-        if self._check is not None:
-            self._check(request)
+        self._check(request)
         is_flat = self._is_flat(body)
         decoded = Decoded(request, None, b"") if is_flat else self._look_closer(body, request)
         if isinstance(request, PromptFields):
@@ -168,8 +167,7 @@ class RequestDecoder(Generic[T]):
         request = self._decode(skeleton)
         if not skeleton.isascii():
             _check_utf8(skeleton)
-        if self._check is not None:
-            self._check(request)
+        self._check(request)
         for name, packed in arrays:
             setattr(request, name, packed)
             if text is not None and name == ECHOED:
@@ -240,16 +238,19 @@ def check_values(request: msgspec.Struct) -> None:
         InvalidField: beyond 64 bits, or no dp_rank.
         InvalidJson: a key that is no number at all where a dp_rank has to be.
     """
-    check = _check_for(type(request))
-    if check is not None:
-        check(request)
+    _check_for(type(request))(request)
 
 
 @functools.cache
-def _check_for(kind: type[msgspec.Struct]) -> Callable[[msgspec.Struct], None] | None:
+def _check_for(kind: type[msgspec.Struct]) -> Callable[[msgspec.Struct], None]:
+    """Return what checks requests of a type: looked up once, not with every request."""
     if issubclass(kind, SelectRequest):
         return _check_allowed
-    return _check_ranks if issubclass(kind, WorkerSpec | WorkerPatch) else None
+    return _check_ranks if issubclass(kind, WorkerSpec | WorkerPatch) else _check_nothing
+
+
+def _check_nothing(_: msgspec.Struct) -> None:
+    """The types say all."""
 
 
 def _check_allowed(request: msgspec.Struct) -> None:
