@@ -184,7 +184,7 @@ def serve(settings: Settings, layers: Layers | None = None) -> int:
 def _configure_logs(settings: Settings) -> None:
     ids = None
     if settings.tracing != "none":
-        from select_service.edge.tracing.tracing import HERE  # noqa: PLC0415 - for who traces
+        from select_service.edge.tracing.spans import HERE  # noqa: PLC0415 - for who traces
 
         sys.setswitchinterval(TRACED_SWITCH_S)
         ids = HERE.get

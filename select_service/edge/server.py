@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from select_service.edge.http.listening import Entrances
     from select_service.edge.http.protocol import GuardedProtocol
     from select_service.edge.http.traffic import Traffic
-    from select_service.edge.security.security import Security
+    from select_service.edge.security.guards import Guards
 
 __all__ = ["TICK_MIN_S", "TICK_S", "Server"]
 
@@ -58,7 +58,7 @@ class Server(uvicorn.Server):
         door: Door,
         traffic: Traffic,
         entrances: Entrances,
-        security: Security | None = None,
+        security: Guards | None = None,
     ) -> None:
         limits = ConnectionLimits(
             header_timeout_s=settings.header_timeout_s,

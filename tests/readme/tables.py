@@ -93,7 +93,7 @@ FIXED = (
     ("select_service.edge.console.stream", "BEHIND_MAX", "messages a page may leave unread"),
     ("select_service.edge.console.history", "HISTORY_POINTS", "points of the last minutes kept"),
     ("select_service.edge.console.history", "HISTORY_STEP_S", "seconds between two of them"),
-    ("select_service.edge.console.console", "LISTED_MAX", "rows of a list of the console"),
+    ("select_service.edge.console.answering", "LISTED_MAX", "rows of a list of the console"),
     ("select_service.edge.console.prefix", "HOLDERS_MAX", "ranks the prefix browser shows"),
     ("select_service.edge.late", "PAUSE_S", "seconds before each module loaded after the start"),
     ("select_service.edge.dumping", "SLICE_S", "seconds of /dump between other requests"),

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from select_service.edge.driver import Driver
     from select_service.edge.reloading import Reloading
     from select_service.edge.security.authority import Authority, Grant
-    from select_service.edge.tenancy.tenancy import TenantView
+    from select_service.edge.tenancy.views import TenantView
 
 __all__ = ["CERTIFICATE", "HANDED_OVER", "Door"]
 
@@ -191,7 +191,7 @@ class Door:
         writer = JSON_WRITER if name is None else msgpack_writer(name)
         if grant is None or self.authority is None:
             return self._api.speaking(reads, writer)
-        from select_service.edge.tenancy.tenancy import Outside, TenantView  # noqa: PLC0415 - see `late`
+        from select_service.edge.tenancy.views import Outside, TenantView  # noqa: PLC0415 - see `late`
 
         note, tenants = self.authority.note_foreign, grant.tenants
         seen: Callable[[Driver], object] | None = None

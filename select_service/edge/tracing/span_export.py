@@ -2,7 +2,7 @@
 
 A request leaves its facts here, which costs it a microsecond; all else, from OpenTelemetry's
 objects to the network, happens in the thread. A collector that is slow, away or mad costs spans,
-which are counted, and never a request. `tracing.py` stands before, an exporter of OpenTelemetry's
+which are counted, and never a request. `spans.py` stands before, an exporter of OpenTelemetry's
 behind; only this file knows that SDK, and loads it when tracing is on.
 """
 
