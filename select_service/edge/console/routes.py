@@ -48,6 +48,8 @@ _GETS: Final = (
 class Booth:
     """The place of the console, and its history, whether anybody has ever opened it or not."""
 
+    path: Final = CONSOLE_PATH
+
     def __init__(self, service: Driver, traffic: Traffic, *, clients_max: int) -> None:
         self.history = History(service, traffic)
         self._service = service
