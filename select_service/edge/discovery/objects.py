@@ -1,6 +1,6 @@
 """Pods and EndpointSlices, and what their ports and annotations say of a worker or a replica.
 
-The conventions are written down in README ("Workers and replicas that are found"). Only the
+The conventions are written down in README ("Discovery"). Only the
 fields that are read are here; whatever else an API server sends is skipped by the decoder.
 """
 
