@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bench.compare.results import NotAResult, last, read
 from bench.compare.suite import label
 from bench.compare.targets import Verdict
-from bench.output import RESULTS, progress
+from bench.output import RESULTS, can_draw, progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,13 +69,8 @@ def length_lines(result: Result) -> list[Line]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw; 1 when the file is no result or matplotlib is missing."""
     args = _parser().parse_args(argv)
-    try:
-        import matplotlib as mpl  # noqa: PLC0415 - an extra, and seconds to import
-    except ImportError:
-        progress("bench: no matplotlib here: pip install '.[bench]'")
+    if not can_draw():
         return 1
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "bench"  # the same picture twice is the same file
     try:
         found = last() if args.file is None else (args.file, read(args.file))
     except NotAResult as error:

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.output import progress
+from bench.output import can_draw, progress
 from bench.scaling.model import read, scalings
 
 if TYPE_CHECKING:
@@ -26,13 +26,8 @@ _FORMATS = ("svg", "png")
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw; 1 when the file is no result or matplotlib is missing."""
     args = _parser().parse_args(argv)
-    try:
-        import matplotlib as mpl  # noqa: PLC0415 - an extra, and seconds to import
-    except ImportError:
-        progress("bench: no matplotlib here: pip install '.[bench]'")
+    if not can_draw():
         return 1
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "bench"  # the same picture twice is the same file
     try:
         document = read(args.file)
     except (OSError, ValueError) as error:
