@@ -32,7 +32,7 @@ def progress(line: str) -> None:
 def can_draw() -> bool:
     """Prepare matplotlib, whose files are then the same twice; False where it is missing."""
     try:
-        import matplotlib as mpl  # noqa: PLC0415 - an extra, and seconds to import
+        import matplotlib as mpl  # an extra, and seconds to import
     except ImportError:
         progress("bench: no matplotlib here: pip install '.[bench]'")
         return False

@@ -370,7 +370,7 @@ class BatchNotPlaced(ServiceError):
 class AdmissionRefused(ServiceError):
     """The gate says no, why, and when to come again."""
 
-    def __init__(  # noqa: PLR0913 - the facts of a refusal
+    def __init__(
         self,
         message: str,
         *,

@@ -89,8 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _draw_bars(result: Result, drawn: Sequence[Bar], pair: str, stem: Path) -> None:
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-    from matplotlib.patches import Patch  # noqa: PLC0415
+    from matplotlib import pyplot as plt
+    from matplotlib.patches import Patch
 
     figure, axes = plt.subplots(figsize=(9, 1.4 + _BAR_INCHES * len(drawn)), layout="constrained")
     for place, bar in enumerate(drawn):
@@ -118,7 +118,7 @@ def _draw_bars(result: Result, drawn: Sequence[Bar], pair: str, stem: Path) -> N
 
 
 def _draw_lines(result: Result, drawn: Sequence[Line], stem: Path) -> None:
-    from matplotlib import pyplot as plt  # noqa: PLC0415
+    from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     colours: dict[str, str] = {}
@@ -147,7 +147,7 @@ def _draw_lines(result: Result, drawn: Sequence[Line], stem: Path) -> None:
     _save(figure, stem)
 
 
-def _save(figure: Any, stem: Path) -> None:  # noqa: ANN401 - matplotlib may not be there
+def _save(figure: Any, stem: Path) -> None:
     for suffix in _FORMATS:
         path = stem.with_name(f"{stem.name}.{suffix}")
         figure.savefig(path, dpi=110, metadata={"Date": None} if suffix == "svg" else None)

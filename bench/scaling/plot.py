@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _draw(found: Sequence[Scaling], document: dict[str, Any], isl: int, stem: Path) -> None:
-    from matplotlib import pyplot as plt  # noqa: PLC0415
+    from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     for number, one in enumerate(found):

@@ -75,7 +75,7 @@ class Driver:
         sources: the workers' events.
     """
 
-    def __init__(  # noqa: PLR0913 - settings, keyword only
+    def __init__(
         self,
         config: RouterConfig | None = None,
         *,
@@ -409,8 +409,8 @@ def _registry(on_event_loss: EventLossPolicy, limits: StreamLimits | None) -> Re
 def _chance(seed: int | None, recording: Recording | None) -> tuple[random.Random, Witness | None]:
     """Return what ties are drawn from, and who notes it where everything is recorded."""
     if recording is None:
-        return random.Random(seed), None  # noqa: S311  # nosec B311 - ties, not secrets
-    from select_service.core.watching.witness import Witness  # noqa: PLC0415 - for who records
+        return random.Random(seed), None
+    from select_service.core.watching.witness import Witness  # for who records
 
     return recording.random(seed), Witness(recording)
 

@@ -84,7 +84,7 @@ class Gate(Generic[T]):
     change of load; the gate only reads them.
     """
 
-    def __init__(  # noqa: PLR0913 - what it looks at
+    def __init__(
         self,
         classes: SloClasses,
         policy: Policy,

@@ -76,7 +76,7 @@ class Booth:
             import_module(f"select_service.edge.console.{name}")
             await asyncio.sleep(0)
         if self._console is None:  # nobody was quicker
-            from select_service.edge.console.answering import Console  # noqa: PLC0415 - it is there
+            from select_service.edge.console.answering import Console  # it is there
 
             self.start(asyncio.get_running_loop())  # for who serves without a server of ours
             self._console = Console(

@@ -199,7 +199,7 @@ class Door:
         writer = JSON_WRITER if name is None else msgpack_writer(name)
         if grant is None or self.authority is None:
             return self._api.speaking(reads, writer)
-        from select_service.edge.tenancy.views import Outside, TenantView  # noqa: PLC0415 - see `late`
+        from select_service.edge.tenancy.views import Outside, TenantView  # see `late`
 
         note, tenants = self.authority.note_foreign, grant.tenants
         seen: Callable[[Driver], object] | None = None
@@ -371,7 +371,7 @@ class Door:
         call: Call,
         head: Head,
         body: bytes,
-        scope: Scope,  # noqa: ARG002 - for who traces
+        scope: Scope,
     ) -> Response | Awaitable[Response]:
         """Do what a request asks for, whose body is whole. Never raises."""
         try:

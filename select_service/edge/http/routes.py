@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 __all__ = ["ROUTES"]
 
 
-def _route(  # noqa: PLR0913 - the columns of one row
+def _route(
     method: str,
     pattern: str,
     handler: Handler,

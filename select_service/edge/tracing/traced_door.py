@@ -46,7 +46,7 @@ _REFUSED: Final = 400
 class TracedDoor(Door):
     """Answers as `Door` does, and traces some of it."""
 
-    def __init__(  # noqa: PLR0913 - keyword only
+    def __init__(
         self,
         api: Api,
         traffic: Traffic,

@@ -58,7 +58,7 @@ class OneByOne(ABC):
                 self.problems[pool] = str(error)
         return found
 
-    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:  # noqa: ARG002 - a Connector
+    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:
         """Set every pool."""
         outcome = Outcome()
         for target in targets:
@@ -90,7 +90,7 @@ class DryRun:
         """Tell what was asked for last; all of it is there at once."""
         return {pool: PoolState(self._counts[pool], self._counts[pool]) for pool in pools}
 
-    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:  # noqa: ARG002 - a Connector
+    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:
         """Remember them."""
         outcome = Outcome()
         for target in targets:

@@ -132,11 +132,11 @@ class RayConnector(OneByOne):
         except (httpx.HTTPError, msgspec.MsgspecError) as error:
             raise ConnectorError(f"{self._url}: {str(error) or type(error).__name__}") from error
 
-    async def _call(self, namespace: str, name: str, method: str, *arguments: int) -> Any:  # noqa: ANN401 - Ray's
+    async def _call(self, namespace: str, name: str, method: str, *arguments: int) -> Any:
         ray = self._ray
         assert ray is not None, "an actor is named"
 
-        def call() -> Any:  # noqa: ANN401 - Ray's
+        def call() -> Any:
             actor = ray.get_actor(name, namespace=namespace)
             return ray.get(getattr(actor, method).remote(*arguments), timeout=TIMEOUT_S)
 
@@ -156,7 +156,7 @@ def _parts(resource: str) -> tuple[str, str, str]:
     return kind, scope, name
 
 
-def _ray() -> Any:  # noqa: ANN401 - a module
+def _ray() -> Any:
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:

@@ -135,7 +135,7 @@ def test_the_server_lets_go_of_what_expires(brief: TokenFile) -> None:
         wire = await Wire.to(port)
         assert await selects(wire, brief.line("brief")) == 200
         now[0] += 2
-        while await selects(wire, brief.line("brief")) == 200:  # noqa: ASYNC110 - each asks
+        while await selects(wire, brief.line("brief")) == 200:
             await asyncio.sleep(0.01)
 
     on_a_port(use, token_file=str(brief.path))
