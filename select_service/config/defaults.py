@@ -297,5 +297,6 @@ class Defaults(Struct, frozen=True, kw_only=True):
     expects_booked: bool | None = None
     context_load_scale: float | None = None
     overtaking_s: float | None = None
+    overtaking_share: float | None = None
     kv_transfer_cost_per_block: float = _UNSET.config.kv_transfer_cost_per_block
     router: RouterSettings = _UNSET

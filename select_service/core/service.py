@@ -31,8 +31,8 @@ from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import Catalog
 from select_service.core.fleet.recovered import RecoveredRanks
 from select_service.core.membership import Membership
+from select_service.core.pricing.overtaking import overtaking
 from select_service.core.pricing.policy import default_policy
-from select_service.core.pricing.scoring import overtaking_s
 from select_service.core.replicas.plane import Replicas
 from select_service.core.shadow.onlooker import Shadowing
 from select_service.core.slimming import Slimming, all_tables
@@ -135,7 +135,7 @@ class SelectionCore:
         self.desk = kinds.desk(self.limits, self.counters, router_id, epoch)
         self.membership = Membership(
             registry,
-            policies or default_policy(config.queue_threshold, overtaking_s(config)),
+            policies or default_policy(config.queue_threshold, overtaking(config)),
             limits=self.limits,
             use_kv_events=config.use_kv_events,
             cache_hit_threshold=settings.cache_hit_threshold,
