@@ -85,7 +85,7 @@ SCOPES_EVERY_S: Final = 10.0
 class SelectionCore:
     """The whole state of one process, and the verbs that change it."""
 
-    def __init__(  # noqa: PLR0913 - settings, keyword only
+    def __init__(
         self,
         registry: Registry,
         config: RouterConfig,
@@ -412,11 +412,11 @@ class _Kinds(NamedTuple):
 def _kinds(recorder: Recorder | None, witness: Witness | None) -> _Kinds:
     kinds = _Kinds()
     if recorder is not None:
-        from select_service.core.watching import recording  # noqa: PLC0415 - for who traces
+        from select_service.core.watching import recording  # for who traces
 
         kinds = _Kinds(*recording.rooms_for(recorder))
     if witness is not None:
-        from select_service.core.watching.witness import rooms_for  # noqa: PLC0415 - for who records
+        from select_service.core.watching.witness import rooms_for  # for who records
 
         rooms = rooms_for(witness, kinds.desk, kinds.placing)
         kinds = _Kinds(rooms.desk, rooms.placing, kinds.selecting, rooms.decisions, rooms.plan)
