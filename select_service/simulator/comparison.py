@@ -32,7 +32,12 @@ METRICS: Final[dict[str, tuple[str, Callable[[Measures], float], float, int]]] =
     "hit_share": ("of ceiling, %", lambda one: one.hit_share, 1e2, 1),
     "load_cov": ("load CoV", lambda one: one.load_cov, 1.0, 3),
     "goodput": ("goodput, 1/s", lambda one: one.goodput_per_s, 1.0, 2),
-    "not_ok": ("not answered, %", lambda one: 1.0 - one.ok / max(1, one.requests), 1e2, 2),
+    "not_ok": (
+        "not answered, %",
+        lambda one: (one.requests - one.ok) / max(1, one.requests),
+        1e2,
+        2,
+    ),
 }
 """Name → what people read, where it is, its scale and digits."""
 
