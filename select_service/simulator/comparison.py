@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from multiprocessing import active_children
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -75,9 +76,15 @@ def perform(
     results: dict[int, Measures] = {}
     with ProcessPoolExecutor(min(jobs, len(tasks))) as pool:
         places = {pool.submit(run, task): at for at, task in enumerate(tasks)}
-        for done in as_completed(places):
-            results[places[done]] = done.result()
-            progress(len(results))
+        try:
+            for done in as_completed(places):
+                results[places[done]] = done.result()
+                progress(len(results))
+        except BaseException:  # also Ctrl-C: nobody waits for runs whose results nobody sees
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():
+                process.terminate()
+            raise
     return [results[at] for at in range(len(tasks))]
 
 
