@@ -55,15 +55,11 @@ class _Axis:
         """Powers of ten, those between where there are few, and the ends where there is nothing."""
         powers = range(math.floor(self._low), math.ceil(self._high) + 1)
         each = -(-len(powers) // 9)
-        for digits in ((1,), (1, 2, 5)):
-            marks = [
-                mark
-                for power in powers[::each]
-                for digit in digits
-                if self._low - 1e-9 <= math.log10(mark := digit * 10.0**power) <= self._high + 1e-9
-            ]
-            if len(marks) >= 3:  # noqa: PLR2004 - two say where they are, three how it grows
-                return marks
+        many = [digit * 10.0**power for power in powers[::each] for digit in (1, 2, 5)]
+        marks = [mark for mark in many if self._low - 1e-9 <= math.log10(mark) <= self._high + 1e-9]
+        few = [mark for mark in marks if mark in many[::3]]
+        if len(few) >= 3:  # noqa: PLR2004 - two say where they are, three how it grows
+            return few
         return marks if len(marks) > 1 else [10.0**self._low, 10.0**self._high]
 
 

@@ -341,8 +341,10 @@ class RecordedFleet:
         partition = self.core.partitions.get(self.draw.choice(SCOPES))
         if partition is not None:
             for slot in range(partition.index.capacity):
-                late = self.draw.choice([True, False])
-                partition.trust.note_freshness(slot, 0.5 if late else 1.0, ("lag",) * late)
+                if self.draw.choice([True, False]):
+                    partition.trust.note_freshness(slot, 0.5, ("lag",))
+                else:
+                    partition.trust.note_freshness(slot, 1.0, ())
 
     # -- what was answered ---------------------------------------------------------------------
 
