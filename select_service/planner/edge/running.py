@@ -197,6 +197,10 @@ def _lease(settings: RunSettings, kube: Kube | None) -> Lease:
         return KubeLease(kube, settings.lease_name, identity, time.monotonic)
     if settings.state_dir is not None:
         return FileLease(settings.state_dir / "planner.lock")
+    if settings.connector != "dry-run":
+        logging.getLogger("select_planner").warning(
+            "without --state-dir nothing keeps a second planner from acting, and a restart forgets"
+        )
     return NoLease()
 
 
