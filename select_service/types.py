@@ -791,6 +791,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     expects_booked: bool | None = None
     context_load_scale: float | None = None
     overtaking_s: float | None = None  # of the queue, where no policy file orders it
+    overtaking_share: float | None = None
 
 
 class CoreLimits(Struct, kw_only=True):

@@ -203,8 +203,8 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
 
 def replay_of(arguments: argparse.Namespace) -> ReplayQuestion:
     """Return what `replay` is asked."""
-    from select_service.planner.edge.replayed import ReplayQuestion  # noqa: PLC0415 - the simulator
-    from select_service.planner.edge.replaying import ReplaySettings  # noqa: PLC0415 - as above
+    from select_service.planner.edge.replayed import ReplayQuestion  # the simulator
+    from select_service.planner.edge.replaying import ReplaySettings
 
     settings = ReplaySettings(
         interval_s=arguments.adjustment_interval,
@@ -230,8 +230,8 @@ def replay_of(arguments: argparse.Namespace) -> ReplayQuestion:
 
 
 def _past(trace: Path | None, interval_s: float) -> tuple[Interval, ...]:
-    from select_service.planner.core.demand import intervals_of  # noqa: PLC0415 - as above
-    from select_service.planner.edge.sources.trace import read_trace  # noqa: PLC0415 - as above
+    from select_service.planner.core.demand import intervals_of
+    from select_service.planner.edge.sources.trace import read_trace
 
     return () if trace is None else tuple(intervals_of(read_trace(trace), interval_s))
 
@@ -291,7 +291,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(arguments: argparse.Namespace) -> RunSettings:
     """Return what `run` is told."""
-    from select_service.planner.edge.running import RunSettings  # noqa: PLC0415 - a server
+    from select_service.planner.edge.running import RunSettings  # a server
 
     _expect_used(arguments)
     plain = {
@@ -345,7 +345,7 @@ def _expect_used(arguments: argparse.Namespace) -> None:
 
 
 def _single(arguments: argparse.Namespace) -> ModelSettings | None:
-    from select_service.planner.edge.running import single_model  # noqa: PLC0415 - as above
+    from select_service.planner.edge.running import single_model
 
     if arguments.model_name is None or arguments.profile_results_dir is None:
         return None

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from select_service.planner import arguments as flags  # noqa: PLC0415 - needs numpy
+    from select_service.planner import arguments as flags  # needs numpy
 
     parser = argparse.ArgumentParser(
         prog="select-planner",
@@ -77,20 +77,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _flags() -> ModuleType:
-    from select_service.planner import arguments  # noqa: PLC0415 - as above
+    from select_service.planner import arguments
 
     return arguments
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from select_service.planner.edge.running import run  # noqa: PLC0415 - a server, for who runs
+    from select_service.planner.edge.running import run  # a server, for who runs
 
     return run(_flags().settings_of(arguments))
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from select_service.planner.edge import what_if  # noqa: PLC0415 - numpy, for who asks
-    from select_service.planner.edge.profile_files import read_profile  # noqa: PLC0415
+    from select_service.planner.edge import what_if  # numpy, for who asks
+    from select_service.planner.edge.profile_files import read_profile
 
     profile = read_profile(arguments.profile_results_dir)
     question = _flags().question_of(arguments)
@@ -112,7 +112,7 @@ def _plain(answer: dict[str, object]) -> str:
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from select_service.planner.edge import what_if  # noqa: PLC0415 - as above
+    from select_service.planner.edge import what_if
 
     series = what_if.read_series(sys.stdin.read())
     _print(what_if.predict(_flags().tuning_of(arguments), series))
@@ -120,7 +120,7 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from select_service.planner.edge import replayed  # noqa: PLC0415 - the simulator
+    from select_service.planner.edge import replayed  # the simulator
 
     results = replayed.replay(_flags().replay_of(arguments), print_line=_tell)
     if arguments.json:
@@ -135,8 +135,8 @@ def _tell(line: str) -> None:
 
 
 def _profile(arguments: argparse.Namespace) -> int:
-    from select_service.planner.edge import inspecting  # noqa: PLC0415 - as above
-    from select_service.planner.edge.profile_files import read_profile  # noqa: PLC0415
+    from select_service.planner.edge import inspecting
+    from select_service.planner.edge.profile_files import read_profile
 
     profile = read_profile(arguments.directory)
     prefill, decode = profile.prefill, profile.decode

@@ -108,8 +108,8 @@ def shown_progress(total: int, *, quiet: bool) -> Iterator[Callable[[float], Non
         yield lambda _: None
         return
     try:
-        from rich.console import Console  # noqa: PLC0415 - the extra `demo`
-        from rich.progress import Progress  # noqa: PLC0415 - as above
+        from rich.console import Console  # the extra `demo`
+        from rich.progress import Progress
     except ImportError:
         yield _plain(total)
         sys.stderr.write("\n")

@@ -73,7 +73,7 @@ def _round_step(rough: float) -> float:
     return next(power * one for one in (1, 2, 5, 10) if power * one >= rough * 0.999)
 
 
-def lines(  # noqa: PLR0913 - what a plot has
+def lines(
     title: str,
     series: Sequence[Series],
     *,

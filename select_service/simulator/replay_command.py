@@ -25,7 +25,9 @@ __all__ = ["DIVERGED", "configure", "execute"]
 DIVERGED: Final = 3
 """Exit code: a decision is another one now."""
 
-_NO_WEIGHTS: Final = frozenset({"use_kv_events", "queue_threshold", "overtaking_s"})
+_NO_WEIGHTS: Final = frozenset(
+    {"use_kv_events", "queue_threshold", "overtaking_s", "overtaking_share"}
+)
 
 
 def configure(parser: ArgumentParser) -> None:

@@ -208,7 +208,7 @@ def _read_arrays(path: Path) -> dict[str, list[float]]:
 def _rng(settings: RunSettings, *names: object) -> random.Random:
     """Return a generator of its own for each purpose: none shares its luck with another."""
     text = "/".join(str(name) for name in (settings.seed, *names))
-    return random.Random(text)  # noqa: S311  # nosec B311 - simulated luck
+    return random.Random(text)
 
 
 def workload(settings: RunSettings) -> Workload:

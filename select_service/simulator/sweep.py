@@ -94,7 +94,7 @@ def execute(args: Namespace) -> int:
     settings, _ = loaded(replace(settings_of(args), policy=OURS), args.load)
     points = _points(args.vary, settings.weights)
     if args.draw is not None and args.draw < len(points):
-        rng = random.Random(f"{settings.seed}/sweep")  # noqa: S311  # nosec B311 - points
+        rng = random.Random(f"{settings.seed}/sweep")
         points = sorted(rng.sample(points, args.draw), key=points.index)
     variants = [replace(settings, weights=weights_with(settings.weights, one)) for one in points]
     variants.append(replace(settings, policy=PEER))

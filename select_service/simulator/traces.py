@@ -127,7 +127,7 @@ class TraceWorkload:
         request.arrival = at / self._speed
         return request
 
-    def after(self, outcome: Outcome) -> tuple[Request, ...]:  # noqa: ARG002 - a Workload
+    def after(self, outcome: Outcome) -> tuple[Request, ...]:
         """Nothing: a trace has its own times."""
         return ()
 

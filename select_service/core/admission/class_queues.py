@@ -94,7 +94,8 @@ class ClassQueues:
                 full = _queue_full(one.name, kind, current, per_worker * workers)
                 full.retry_after_s = self.return_s(now)
                 raise full
-        ticket.key = order_key(one.queue_policy, ticket, now, one.overtaking_s)
+        overtaking_s = one.overtaking.after(_waited_s(queue.head(), now))
+        ticket.key = order_key(one.queue_policy, ticket, now, overtaking_s)
         queue.push(ticket)
 
     def return_s(self, now: float) -> float:
@@ -165,6 +166,15 @@ class ClassQueues:
         """State every promise of the queues."""
         for queue in self.of_class:
             queue.check()
+
+
+def _waited_s(head: Ticket | None, now: float) -> float:
+    """Return how long the wait is now: that of the first in line, none if there is nobody.
+
+    Of who is long and lost some places it is what it would have been without, and of who was let
+    before others what it was, so that neither makes the next one's line longer than it is.
+    """
+    return 0.0 if head is None else max(0.0, min(now - head.since, now - head.key[1]))
 
 
 def _busy_above(one: PolicyClass, max_num_batched_tokens: int | None) -> float:

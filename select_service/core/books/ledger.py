@@ -154,7 +154,7 @@ class Ledger:
 
     # -- lifecycle -----------------------------------------------------------------------------
 
-    def book(  # noqa: PLR0913 - the facts of a booking, no more
+    def book(
         self,
         reservation_id: str,
         slot: int,

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 class Placing:
     """Places requests."""
 
-    def __init__(  # noqa: PLR0913 - whom it works with
+    def __init__(
         self,
         desk: Desk,
         cache_hits: CacheHits,

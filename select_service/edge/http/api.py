@@ -65,7 +65,7 @@ class Api:
         describe: renders /openapi.json.
     """
 
-    def __init__(  # noqa: PLR0913 - what it passes on, keyword only
+    def __init__(
         self,
         service: Driver,
         validation: FieldValidation,

@@ -252,7 +252,7 @@ class FastLane(GuardedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and self.door.authority is not None:
-            from select_service.edge.security.authority import certificate_names  # noqa: PLC0415 - with TLS
+            from select_service.edge.security.authority import certificate_names  # with TLS
 
             names = certificate_names(tls.getpeercert())
             if names and self.door.authority.book.by_certificate(names) is not None:

@@ -81,7 +81,7 @@ class Loop:
         state: where the past is kept, if anywhere.
     """
 
-    def __init__(  # noqa: PLR0913 - what a loop joins
+    def __init__(
         self,
         fleet: Fleet,
         source: Source,

@@ -245,11 +245,11 @@ def _connector(
             start, time.monotonic, _wall, settings.decision_timeout_s, memory.decision_id
         )
     if settings.connector == "ray":
-        from select_service.planner.edge.connectors.ray import RayConnector  # noqa: PLC0415
+        from select_service.planner.edge.connectors.ray import RayConnector
 
         token = _token(settings.ray_token_file) or os.environ.get("RAY_AUTH_TOKEN")
         return RayConnector(resources, settings.ray_dashboard, token)
-    from select_service.planner.edge.connectors.kubernetes import (  # noqa: PLC0415
+    from select_service.planner.edge.connectors.kubernetes import (
         KubernetesConnector,
     )
 
@@ -257,7 +257,7 @@ def _connector(
     return KubernetesConnector(kube, resources)
 
 
-def single_model(  # noqa: PLR0913 - one flag each
+def single_model(
     model_name: str,
     tenant_id: str,
     profile: str,
