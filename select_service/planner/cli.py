@@ -157,7 +157,7 @@ def _profile(arguments: argparse.Namespace) -> int:
 
 
 def _write(path: Path, text: str) -> None:
-    from select_service.simulator.results import NotWritten, write_whole  # noqa: PLC0415 - as above
+    from select_service.simulator.results import NotWritten, write_whole
 
     try:
         write_whole(path, text.encode())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from multiprocessing import active_children
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -81,8 +80,9 @@ def perform(
                 results[places[done]] = done.result()
                 progress(len(results))
         except BaseException:  # also Ctrl-C: nobody waits for runs whose results nobody sees
+            workers = list((pool._processes or {}).values())  # noqa: SLF001 - terminate_workers() is 3.14
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in active_children():
+            for process in workers:
                 process.terminate()
             raise
     return [results[at] for at in range(len(tasks))]
