@@ -5,14 +5,16 @@ Names are those of the reference planner where the meaning is the same.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from select_service.planner.edge.predictors import PREDICTORS, PredictorSettings
 from select_service.planner.edge.what_if import Question
+from select_service.planner.errors import SettingsError
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Callable
 
     from select_service.planner.core.demand import Interval
     from select_service.planner.edge.replayed import ReplayQuestion
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 MODES = ("compatible", "slo")
+N = TypeVar("N", int, float)
 
 
 def add_goals(parser: argparse.ArgumentParser) -> None:
@@ -290,6 +293,7 @@ def settings_of(arguments: argparse.Namespace) -> RunSettings:
     """Return what `run` is told."""
     from select_service.planner.edge.running import RunSettings  # a server
 
+    _expect_used(arguments)
     plain = {
         name: getattr(arguments, name)
         for name in (
@@ -313,6 +317,33 @@ def settings_of(arguments: argparse.Namespace) -> RunSettings:
     )
 
 
+def _expect_used(arguments: argparse.Namespace) -> None:
+    """Refuse flags that what is asked for would leave aside without a word.
+
+    Raises:
+        SettingsError: naming one.
+    """
+    source, connector = arguments.metrics_source, arguments.connector
+    for given, name, is_used in (
+        (arguments.selector, "--selector is of --metrics-source selector", source == "selector"),
+        (arguments.trace, "--trace is of --metrics-source trace", source == "trace"),
+        (arguments.model_name, "--model-name: --targets names them", arguments.targets is None),
+        (
+            arguments.profile_results_dir,
+            "--profile-results-dir: --targets names them",
+            arguments.targets is None,
+        ),
+        (
+            arguments.kubernetes_api,
+            "--kubernetes-api is of --connector kubernetes",
+            connector == "kubernetes",
+        ),
+        (arguments.ray_token_file, "--ray-token-file is of --connector ray", connector == "ray"),
+    ):
+        if given and not is_used:
+            raise SettingsError(name)
+
+
 def _single(arguments: argparse.Namespace) -> ModelSettings | None:
     from select_service.planner.edge.running import single_model
 
@@ -329,28 +360,26 @@ def _single(arguments: argparse.Namespace) -> ModelSettings | None:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError(text)
-    return value
+    return _within(text, float, "a number above 0", lambda value: 0 < value < float("inf"))
 
 
 def _share(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1:
-        raise ValueError(text)
-    return value
+    return _within(text, float, "a share between 0 and 1", lambda value: 0 < value < 1)
 
 
 def _natural(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
+    return _within(text, int, "a whole number, at least 1", lambda value: value >= 1)
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError(text)
+    return _within(text, int, "a whole number, at least 0", lambda value: value >= 0)
+
+
+def _within(text: str, kind: type[N], what: str, is_fit: Callable[[N], bool]) -> N:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or not is_fit(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
     return value

@@ -1,7 +1,7 @@
 """`select-planner`: how many workers there should be.
 
 `run` plans for a live fleet; `plan`, `predict`, `replay` and `profile inspect` answer questions.
-Exit codes: 0 done, 1 it could not be done (standard error says why), 2 wrong usage.
+Exit codes: 0 done, 1 it could not be done (standard error says why), 2 wrong usage, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _FAILED = 1
+_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _COMMANDS[arguments.command](arguments)
     except PlannerError as error:
         print(f"{command}: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"{command}: interrupted, nothing was written", file=sys.stderr)
+        return _INTERRUPTED
     return _FAILED
 
 
@@ -153,10 +157,12 @@ def _profile(arguments: argparse.Namespace) -> int:
 
 
 def _write(path: Path, text: str) -> None:
+    from select_service.simulator.results import NotWritten, write_whole
+
     try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise PlannerError(f"{path}: {error.strerror}") from error
+        write_whole(path, text.encode())
+    except NotWritten as error:
+        raise PlannerError(str(error)) from error
     print(f"charts: {path}", file=sys.stderr)
 
 

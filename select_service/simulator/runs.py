@@ -33,7 +33,7 @@ from select_service.simulator.core.settings import PoolSettings
 from select_service.simulator.core.worker import EngineSettings
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
 from select_service.simulator.recordings import requests_of
-from select_service.simulator.traces import READERS, RECORDING, TraceWorkload
+from select_service.simulator.traces import READERS, RECORDING, TraceWorkload, in_order
 from select_service.types import RouterConfig
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def _read(trace: Trace, block_size: int) -> Iterator[Request]:
         yield from requests_of(Path(trace.path), block_size)
         return
     with Path(trace.path).open("rb") as lines:
-        yield from READERS[trace.format](lines, block_size)
+        yield from in_order(READERS[trace.format](lines, block_size))
 
 
 def router(settings: RunSettings) -> Router:

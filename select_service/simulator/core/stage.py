@@ -261,9 +261,10 @@ class Stage:
             if shared is None
             else [(blocks, slots_of(one, self.capacity)) for blocks, one in shared]
         )
-        self._trust.column = None if trust is None else np.frombuffer(trust)
-        if trust is not None and len(trust) != self.capacity * 8:
-            raise BadRecording("trust in other ranks than there are")
+        # the column grows ahead of the ranks: what is behind the last of them is nobody's
+        self._trust.column = None if trust is None else np.frombuffer(trust)[: self.capacity]
+        if self._trust.column is not None and len(self._trust.column) < self.capacity:
+            raise BadRecording("trust in fewer ranks than there are")
 
     # -- one decision --------------------------------------------------------------------------
 
