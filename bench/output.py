@@ -12,7 +12,14 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RESULTS", "progress", "raise_descriptor_limit", "result_path", "write_json"]
+__all__ = [
+    "RESULTS",
+    "can_draw",
+    "progress",
+    "raise_descriptor_limit",
+    "result_path",
+    "write_json",
+]
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -20,6 +27,18 @@ RESULTS = Path(__file__).resolve().parent / "results"
 def progress(line: str) -> None:
     """Say something that is no result: on stderr, at once."""
     print(line, file=sys.stderr, flush=True)
+
+
+def can_draw() -> bool:
+    """Prepare matplotlib, whose files are then the same twice; False where it is missing."""
+    try:
+        import matplotlib as mpl  # an extra, and seconds to import
+    except ImportError:
+        progress("bench: no matplotlib here: pip install '.[bench]'")
+        return False
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "bench"
+    return True
 
 
 def raise_descriptor_limit() -> None:

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
-"""The compiled twin of `indexer.core.plain_hashing`: same names, same numbers.
+"""The compiled twin of `indexer.core.plain_hashing` and `plain_runs`: same names, same numbers.
 
 Optional: built when there is a C compiler, left out when not (`indexer/compiled.py`). Nothing here
 checks what its callers have checked: lengths come out of `bytes`, sizes are at least one token.
@@ -18,7 +18,7 @@ cdef extern from "_xxh3.h" nogil:
     uint64_t xxh3(const uint8_t *data, size_t len, uint64_t seed, const uint8_t *derived)
     uint64_t xxh3_16(uint64_t first, uint64_t last, uint64_t len, uint64_t seed)
 
-ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -66,3 +66,18 @@ def sequence_hashes(bytes local not None):
         previous = xxh3_16(previous, read64(block + i * HASH), 2 * HASH, BASE_SEED)
         write64(out + i * HASH, previous)
     return packed
+
+
+def common_blocks(bytes edge not None, Py_ssize_t at, bytes hashes not None, Py_ssize_t start):
+    """How many blocks agree from byte `at` of `edge` and byte `start` of `hashes` on."""
+    cdef Py_ssize_t here = PyBytes_GET_SIZE(edge) - at
+    cdef Py_ssize_t there = PyBytes_GET_SIZE(hashes) - start
+    cdef Py_ssize_t most = (here if here < there else there) // HASH
+    if at < 0 or start < 0:
+        raise ValueError("positions count from the beginning")
+    cdef const uint8_t *one = <const uint8_t *>PyBytes_AS_STRING(edge) + at
+    cdef const uint8_t *other = <const uint8_t *>PyBytes_AS_STRING(hashes) + start
+    cdef Py_ssize_t i = 0
+    while i < most and read64(one + i * HASH) == read64(other + i * HASH):
+        i += 1
+    return i

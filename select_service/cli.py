@@ -58,23 +58,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _chosen(arguments: list[str]) -> Callable[[], int]:
     """Load what is asked for, and return what runs it."""
     if arguments[:1] == ["demo"]:
-        from select_service.demo import cli as demo  # noqa: PLC0415 - the service needs none of it
+        from select_service.demo import cli as demo  # the service needs none of it
 
         return partial(demo.main, arguments[1:])
     if arguments[:1] in (["token"], ["keys"]):
-        from select_service.edge.security import credentials_cli  # noqa: PLC0415 - as above
+        from select_service.edge.security import credentials_cli
 
         return partial(credentials_cli.main, arguments)
     if arguments[:1] == ["leave"]:
-        from select_service.edge import departure  # noqa: PLC0415 - as above
+        from select_service.edge import departure
 
         return partial(departure.main, arguments[1:])
     if arguments[:1] == ["doctor"]:
-        from select_service.doctor import cli as doctor  # noqa: PLC0415 - as above
+        from select_service.doctor import cli as doctor
 
         return partial(doctor.main, arguments[1:])
     if arguments[:1] and arguments[0] in _CLIENT_COMMANDS:
-        from select_service.client import cli as client  # noqa: PLC0415 - as above
+        from select_service.client import cli as client
 
         return partial(client.main, arguments)
     gc.disable()  # modules are no garbage; `edge/garbage.py` decides when the service is up
@@ -82,7 +82,7 @@ def _chosen(arguments: list[str]) -> Callable[[], int]:
     # processor time beside our start, for products of matrices that nobody here asks for
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings, layers = read(arguments, os.environ)
-    from select_service.edge.app import serve  # noqa: PLC0415 - --help need not load a server
+    from select_service.edge.app import serve  # --help need not load a server
 
     return partial(serve, settings, layers)
 
@@ -103,7 +103,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, Lay
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         given["tracing"] = "none"
     env = _said_by(environ, warnings)
-    from select_service.edge.reloading import check_settings  # noqa: PLC0415 - numpy; see `main`
+    from select_service.edge.reloading import check_settings  # numpy; see `main`
 
     try:
         file = {} if given.get("config") is None else read_file(given["config"])
@@ -122,7 +122,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, Lay
 
 def _what_is(strange: str) -> str:
     """Say that nobody knows an argument, and what may have been meant."""
-    from difflib import get_close_matches  # noqa: PLC0415 - a service that starts needs none
+    from difflib import get_close_matches  # a service that starts needs none
 
     name = strange.partition("=")[0]
     known = [flag.name for flag in FLAGS] + [

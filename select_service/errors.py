@@ -31,7 +31,7 @@ _NAMED_MAX: Final = 8
 
 
 class ServiceError(Exception):
-    """A request that is refused; `str(error)` is the text for people."""
+    """An error of ours, where no kind below says otherwise; `str(error)` is the text for people."""
 
     status: int = 500
     code: str = "internal_error"
@@ -262,7 +262,7 @@ class PinnedNotAllowed(InvalidRequest):
 
 
 class NoSchedulableWorker(ServiceError):
-    """Nothing schedulable, in the process or in the scope: ask again after `RETRY_AFTER_S`."""
+    """Nothing schedulable, in the process or in the scope: ask again in a second."""
 
     status = 503
     code = "no_schedulable_worker"
@@ -370,7 +370,7 @@ class BatchNotPlaced(ServiceError):
 class AdmissionRefused(ServiceError):
     """The gate says no, why, and when to come again."""
 
-    def __init__(  # noqa: PLR0913 - the facts of a refusal
+    def __init__(
         self,
         message: str,
         *,
@@ -550,14 +550,14 @@ class LeaseExpired(LeaseNotFound):
 
 
 class LeaseClosed(LeaseNotFound):
-    """Its owner has closed it."""
+    """The lease's owner has closed it."""
 
     code = "lease_closed"
     what = "is closed"
 
 
 class LeaseReopened(ServiceError):
-    """Its owner has closed it a moment ago: this is a request that came late, or again."""
+    """The lease's owner has just closed it: this is a request that came late, or again."""
 
     status = 409
     code = "lease_reopened"

@@ -48,7 +48,7 @@ _RECORD_BYTES_MAX: Final = 2**20
 _REFUSED: Final = 300
 
 
-def app(args: dict[str, Any]) -> Any:  # noqa: ANN401 - Serve's Application
+def app(args: dict[str, Any]) -> Any:
     """Return the application: `serve.run(app({"replicas": 3}))`.
 
     Args:

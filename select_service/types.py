@@ -5,7 +5,7 @@ generates /openapi.json. Ranges that JSON cannot express (u64) are checked in `_
 Nothing here decides; `edge/codec/json_codec.py` stands before it, `core/service.py` after it.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -365,6 +365,8 @@ class PromptFields(Struct, kw_only=True):
 class SelectRequest(PromptFields, kw_only=True):
     """POST /select: which worker should take this prompt?"""
 
+    is_pair: ClassVar[bool] = False  # `isinstance` costs ten times that
+
     selection_id: str | None = None
     reservation_id: str | None = None  # ignored and not echoed on /select
     expected_output_tokens: U32 | None = None
@@ -396,6 +398,8 @@ class SelectAndReserveRequest(SelectRequest, kw_only=True):
 
 class SelectPairRequest(SelectAndReserveRequest, kw_only=True):
     """POST /select_pair: as /select_and_reserve; its `reservation_id` names the pair."""
+
+    is_pair: ClassVar[bool] = True
 
 
 class ReservationRequest(PromptFields, kw_only=True):
@@ -791,6 +795,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     expects_booked: bool | None = None
     context_load_scale: float | None = None
     overtaking_s: float | None = None  # of the queue, where no policy file orders it
+    overtaking_share: float | None = None
 
 
 class CoreLimits(Struct, kw_only=True):

@@ -27,7 +27,7 @@ from bench.provenance import provenance
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bench.admission.policies import Contender
+    from bench.admission.contender import Contender
 
 __all__ = ["main"]
 

@@ -6,52 +6,16 @@ the defaults of the field. Times are the service's own, hence scaled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
+from bench.admission.contender import Contender
 from bench.admission.workload import TARGETS_S
 
 if TYPE_CHECKING:
     from bench.admission.capacity import Capacity
     from bench.admission.play import Script
 
-__all__ = ["Contender", "contenders"]
-
-TARGET_TTFT_S = 1.0
-"""Prompt tokens booked on a rank should be computed within that: half of critical's target."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A line of the table."""
-
-    name: str
-    policy: str
-    config: dict[str, Any]
-
-    def in_model_time(self, time_scale: float) -> dict[str, Any]:
-        """Its configuration where a second of the play takes a second."""
-        config = dict(self.config)
-        if "refill_rate" in config:
-            config["refill_rate"] *= time_scale
-        if "targets_ms" in config:
-            config["targets_ms"] = {
-                name: ms / time_scale for name, ms in config["targets_ms"].items()
-            }
-        return config
-
-    def flags(self, time_scale: float) -> tuple[str, ...]:
-        """As the service is started."""
-        return (
-            "--admission-policy",
-            self.policy,
-            "--admission-config",
-            msgspec.json.encode(self.config).decode(),
-            "--slo-target-ttft-s",
-            str(TARGET_TTFT_S * time_scale),
-        )
+__all__ = ["contenders"]
 
 
 def contenders(script: Script, capacity: Capacity, time_scale: float = 1.0) -> list[Contender]:

@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bench.admission.contender import TARGET_TTFT_S
 from bench.admission.measures import Result, measure
 from bench.admission.play import Play, Script
-from bench.admission.policies import TARGET_TTFT_S
 from select_service.core.admission.asks import Ask
 from select_service.core.admission.gate import Decision, Gate
 from select_service.core.admission.policies import Built, build
@@ -21,7 +21,7 @@ from select_service.errors import retry_after_header
 from select_service.simulator.told_loads import RankLoad, ToldPool
 
 if TYPE_CHECKING:
-    from bench.admission.policies import Contender
+    from bench.admission.contender import Contender
     from bench.admission.worker import Happening
     from bench.admission.workload import Client
 

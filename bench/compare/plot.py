@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bench.compare.results import NotAResult, last, read
 from bench.compare.suite import label
 from bench.compare.targets import Verdict
-from bench.output import RESULTS, progress
+from bench.output import RESULTS, can_draw, progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,13 +69,8 @@ def length_lines(result: Result) -> list[Line]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw; 1 when the file is no result or matplotlib is missing."""
     args = _parser().parse_args(argv)
-    try:
-        import matplotlib as mpl  # noqa: PLC0415 - an extra, and seconds to import
-    except ImportError:
-        progress("bench: no matplotlib here: pip install '.[bench]'")
+    if not can_draw():
         return 1
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "bench"  # the same picture twice is the same file
     try:
         found = last() if args.file is None else (args.file, read(args.file))
     except NotAResult as error:
@@ -94,8 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _draw_bars(result: Result, drawn: Sequence[Bar], pair: str, stem: Path) -> None:
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-    from matplotlib.patches import Patch  # noqa: PLC0415
+    from matplotlib import pyplot as plt
+    from matplotlib.patches import Patch
 
     figure, axes = plt.subplots(figsize=(9, 1.4 + _BAR_INCHES * len(drawn)), layout="constrained")
     for place, bar in enumerate(drawn):
@@ -123,7 +118,7 @@ def _draw_bars(result: Result, drawn: Sequence[Bar], pair: str, stem: Path) -> N
 
 
 def _draw_lines(result: Result, drawn: Sequence[Line], stem: Path) -> None:
-    from matplotlib import pyplot as plt  # noqa: PLC0415
+    from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     colours: dict[str, str] = {}
@@ -152,7 +147,7 @@ def _draw_lines(result: Result, drawn: Sequence[Line], stem: Path) -> None:
     _save(figure, stem)
 
 
-def _save(figure: Any, stem: Path) -> None:  # noqa: ANN401 - matplotlib may not be there
+def _save(figure: Any, stem: Path) -> None:
     for suffix in _FORMATS:
         path = stem.with_name(f"{stem.name}.{suffix}")
         figure.savefig(path, dpi=110, metadata={"Date": None} if suffix == "svg" else None)

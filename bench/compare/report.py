@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from bench.compare.servers import is_ours
-from bench.compare.targets import TARGETS, verdict
+from bench.compare.targets import TARGETS, target_of, verdict
 from bench.load.paced import percentile
 
 if TYPE_CHECKING:
@@ -36,11 +36,14 @@ class Ratio:
     low: float  # a tenth of the rounds is below
     high: float  # and a tenth above
     rounds: list[float]
-    verdict: str | None  # None: the row has no target
+    verdict: str | None  # None: the row has no target for this variant of ours
+    target: float | None = None
 
-    def text(self) -> str:
-        """As the table shows it."""
+    def text(self, shown: float | None) -> str:
+        """As the table shows it, with a target that is not the one `shown` for the row."""
         judged = f" {self.verdict}" if self.verdict else ""
+        if self.target not in {None, shown}:
+            judged += f" (≤ {self.target:g})"
         return f"{self.of_medians:.2f} ({self.low:.2f} to {self.high:.2f}){judged}"
 
 
@@ -81,7 +84,10 @@ def table(found: Sequence[Row], contenders: Sequence[str]) -> str:
             row.unit,
             *(number(row.medians[name]) if name in row.medians else "-" for name in contenders),
             "-" if row.target is None else f"≤ {row.target:g}",
-            *(row.ratios[pair].text() if pair in row.ratios else "-" for pair in compared),
+            *(
+                row.ratios[pair].text(row.target) if pair in row.ratios else "-"
+                for pair in compared
+            ),
         ]
         for row in found
     ]
@@ -111,14 +117,13 @@ def document(
 
 
 def _row(row: str, unit: str, measured: dict[str, dict[int, float]]) -> Row:
-    target = TARGETS.get(row)
     return Row(
         row=row,
         unit=unit,
-        target=target,
+        target=TARGETS.get(row),
         medians={name: statistics.median(costs.values()) for name, costs in measured.items()},
         ratios={
-            f"{ours} / {peer}": _ratio(measured[ours], measured[peer], target)
+            f"{ours} / {peer}": _ratio(measured[ours], measured[peer], target_of(row, ours))
             for ours, peer in pairs(measured)
         },
     )
@@ -133,4 +138,5 @@ def _ratio(ours: dict[int, float], peer: dict[int, float], target: float | None)
         percentile(rounds, _HIGH),
         rounds,
         None if target is None else str(verdict(medians, target)),
+        target,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["NOISE", "TARGETS", "Verdict", "verdict"]
+__all__ = ["NOISE", "PURE_TARGETS", "TARGETS", "Verdict", "target_of", "verdict"]
 
 NOISE = 1.08
 """A ratio less than this far beyond its target may be the machine's doing."""
@@ -46,6 +46,19 @@ TARGETS = {
     "W11 in-process select, hashes, isl 2048, 16 at a time": 0.3,
     "W11 in-process lifecycle, isl 2048, 16 at a time": 0.3,
 }
+
+PURE_TARGETS = {
+    row: 1.0
+    for row in TARGETS
+    if row.startswith(("W1 select", "W2 select, 60-95% overlap, isl 2048", "W3", "W4", "W5"))
+    and row != "W1 select, hashes, isl 512"
+}
+"""Without kernels we are to cost no more than the peer, where a prompt is of some length."""
+
+
+def target_of(row: str, contender: str) -> float | None:
+    """Return the target of a row for one variant of this service; None if it has none."""
+    return (PURE_TARGETS if contender == "ours-pure" else TARGETS).get(row)
 
 
 class Verdict(StrEnum):

@@ -56,7 +56,7 @@ class Constant(asyncio.Protocol):
 
 def serve(port: int) -> None:
     """Be the server on uvloop, for ever."""
-    import uvloop  # noqa: PLC0415 - not everywhere
+    import uvloop  # not everywhere
 
     async def run() -> None:
         server = await asyncio.get_running_loop().create_server(Constant, "127.0.0.1", port)

@@ -77,11 +77,11 @@ def main() -> None:
     print(f"book + prefill_complete + free beside {STANDING} standing reservations, 16 slots")
     for blocks in (128, 1024, 8192):
         ledger, prefix = standing(blocks, 16)
-        alone = typical(lifecycle(ledger), lambda: chain(blocks))  # noqa: B023 - used at once
-        shared = typical(lifecycle(ledger), lambda: prefix + chain(OWN_BLOCKS))  # noqa: B023
+        alone = typical(lifecycle(ledger), lambda: chain(blocks))
+        shared = typical(lifecycle(ledger), lambda: prefix + chain(OWN_BLOCKS))
         fork = typical(
             lifecycle(ledger),
-            lambda: prefix[: -8 * _random.randrange(1, 64)] + chain(OWN_BLOCKS),  # noqa: B023
+            lambda: prefix[: -8 * _random.randrange(1, 64)] + chain(OWN_BLOCKS),
         )
         print(
             f"  {blocks:5} blocks: unshared {alone:.1f} µs, shared {shared:.1f}, forks {fork:.1f}"
@@ -92,7 +92,7 @@ def main() -> None:
         for blocks in (128, 8192):
             reservations = max(slots, STANDING) if blocks < 8192 else slots
             ledger, prefix = standing(blocks, slots, reservations=reservations)
-            cost = typical(ledger.shared_groups, lambda: prefix + chain(OWN_BLOCKS))  # noqa: B023
+            cost = typical(ledger.shared_groups, lambda: prefix + chain(OWN_BLOCKS))
             print(f"  {slots:5} slots {blocks:5} blocks {cost:6.1f} µs")
     ledger, _ = standing(128, 16)
     print(

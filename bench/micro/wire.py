@@ -122,19 +122,19 @@ def main() -> None:
         rows += [
             (
                 f"decode, {form}, 64 blocks an event: a block",
-                _best(lambda: [decoder.decode(p) for p in bulk], 300 * 64),  # noqa: B023
+                _best(lambda: [decoder.decode(p) for p in bulk], 300 * 64),
             ),
             (
                 f"decode, {form}, 1 block an event: an event",
-                _best(lambda: [decoder.decode(p) for p in single], 4_000),  # noqa: B023
+                _best(lambda: [decoder.decode(p) for p in single], 4_000),
             ),
             (
                 f"bytes to index, {form}, 64 blocks an event: a block",
-                _best(lambda: _feed(_messages(bulk)), 300 * 64),  # noqa: B023
+                _best(lambda: _feed(_messages(bulk)), 300 * 64),
             ),
             (
                 f"bytes to index, {form}, 1 block an event: an event",
-                _best(lambda: _feed(_messages(single)), 4_000),  # noqa: B023
+                _best(lambda: _feed(_messages(single)), 4_000),
             ),
             (
                 f"removals, {form}, 64 blocks an event: a block",

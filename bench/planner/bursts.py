@@ -56,11 +56,11 @@ class Lawful:
         self._prepared = prepared
         self._ahead_s = SETTINGS.startup_s + SETTINGS.fast_s
 
-    def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:  # noqa: ARG002 - a Policy
+    def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
         """See Policy."""
         return self._at(now)
 
-    def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:  # noqa: ARG002 - a Policy
+    def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:
         """See Policy."""
         return self._at(now)
 

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.output import progress
+from bench.output import can_draw, progress
 from bench.scaling.model import read, scalings
 
 if TYPE_CHECKING:
@@ -26,13 +26,8 @@ _FORMATS = ("svg", "png")
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw; 1 when the file is no result or matplotlib is missing."""
     args = _parser().parse_args(argv)
-    try:
-        import matplotlib as mpl  # noqa: PLC0415 - an extra, and seconds to import
-    except ImportError:
-        progress("bench: no matplotlib here: pip install '.[bench]'")
+    if not can_draw():
         return 1
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "bench"  # the same picture twice is the same file
     try:
         document = read(args.file)
     except (OSError, ValueError) as error:
@@ -47,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _draw(found: Sequence[Scaling], document: dict[str, Any], isl: int, stem: Path) -> None:
-    from matplotlib import pyplot as plt  # noqa: PLC0415
+    from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     for number, one in enumerate(found):

@@ -146,7 +146,7 @@ def holds(holder: Holder, tier: int, place: tuple[Node, int], name: int) -> bool
     return bool(node.held_on(holder.holder_id, tier) >> position & 1)
 
 
-def cover_new_branch(  # noqa: PLR0913, PLR0917 - the fields of the event
+def cover_new_branch(  # noqa: PLR0917 - the fields of the event
     tree: RadixTree,
     holder: Holder,
     tier: int,

@@ -194,7 +194,7 @@ class KvIndex:
 
     # ---- events
 
-    def store(  # noqa: PLR0913 - the fields of the event
+    def store(
         self,
         rank: WorkerRank,
         tier: Tier,

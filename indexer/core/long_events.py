@@ -97,10 +97,10 @@ def known_field(
 ) -> str | None:
     """The name at a place of a payload; empty if it is none of these, None if it is no text."""
     code = payload[at]
-    if not (0xA0 <= code < 0xC0 or 0xD9 <= code <= 0xDB):  # noqa: PLR2004 - MessagePack's numbers
+    if not (0xA0 <= code < 0xC0 or 0xD9 <= code <= 0xDB):
         return None
-    head = 1 if code < 0xC0 else 1 + (1 << (code - 0xD9))  # noqa: PLR2004
-    if end - at - head > 20:  # noqa: PLR2004 - longer than any of them
+    head = 1 if code < 0xC0 else 1 + (1 << (code - 0xD9))
+    if end - at - head > 20:
         return ""
     name = payload[at + head : end].decode("latin-1")
     return name if name in names else ""

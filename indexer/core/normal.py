@@ -75,9 +75,9 @@ UNREADABLE: Final = (ValueError, TypeError, RecursionError, OverflowError, Memor
 def form_of(data: bytes | Raw) -> str | None:
     """Array or map, by the first byte."""
     first = memoryview(data)[0]
-    if first & 0xF0 == 0x90 or first in (0xDC, 0xDD):  # noqa: PLR2004 - MessagePack's own numbers
+    if first & 0xF0 == 0x90 or first in (0xDC, 0xDD):
         return ARRAY
-    if first & 0xF0 == 0x80 or first in (0xDE, 0xDF):  # noqa: PLR2004
+    if first & 0xF0 == 0x80 or first in (0xDE, 0xDF):
         return MAP
     return None
 

@@ -158,13 +158,13 @@ class Pieces(Sequence[Event]):
     def _array_batch(self) -> Steps[tuple[bytes, bytes]]:
         """Read `[ts, events, rank, …]`; return time and rank as they are written."""
         parts, at = list_head(self._payload, 0)
-        if parts < 2:  # noqa: PLR2004 - time and events
+        if parts < 2:
             raise ValueError("a batch has a time and events")
         end = yield from self._skip(at, 1)
         ts = self._number(at, end)
         at = end = yield from self._read_events(end)
         rank = b""
-        if parts > 2:  # noqa: PLR2004
+        if parts > 2:
             end = yield from self._skip(at, 1)
             rank = self._number(at, end)
             end = yield from self._skip(end, parts - 3)

@@ -96,12 +96,12 @@ def container(payload: bytes, at: int) -> tuple[int, int, bool]:
         ValueError: It is neither.
     """
     code = payload[at] if at < len(payload) else 0xC1
-    if 0x80 <= code < 0xA0:  # noqa: PLR2004 - MessagePack's own numbers
-        return code & 0x0F, at + 1, code < 0x90  # noqa: PLR2004
-    if not 0xDC <= code <= 0xDF:  # noqa: PLR2004
+    if 0x80 <= code < 0xA0:
+        return code & 0x0F, at + 1, code < 0x90
+    if not 0xDC <= code <= 0xDF:
         msg = f"neither array nor map at byte {at}"
         raise ValueError(msg)
     width = 4 if code & 1 else 2
     if at + 1 + width > len(payload):
         raise ValueError(_TRUNCATED)
-    return int.from_bytes(payload[at + 1 : at + 1 + width], "big"), at + 1 + width, code >= 0xDE  # noqa: PLR2004
+    return int.from_bytes(payload[at + 1 : at + 1 + width], "big"), at + 1 + width, code >= 0xDE

@@ -21,6 +21,7 @@ from indexer.core.node import (
     bits,
     leading_run,
 )
+from indexer.core.runs import common_blocks
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace, PackedHashes
 
 ORPHANS_PER_DROP: Final = 64
@@ -31,24 +32,6 @@ Segment = tuple[Node, int, int]
 
 Group = tuple[int, int]
 """Matched blocks, mask of the holders that have them."""
-
-
-def common_blocks(edge: bytes, at: int, hashes: bytes, start: int) -> int:
-    """Return how many blocks agree from byte `at` of `edge` and byte `start` of `hashes` on.
-
-    One comparison when all agree, else a bisection: O(log n) comparisons of slices.
-    """
-    low, high = 0, min(len(edge) - at, len(hashes) - start) // HASH_BYTES
-    if hashes.startswith(edge[at : at + high * HASH_BYTES], start):
-        return high
-    while low + 1 < high:
-        middle = (low + high) // 2
-        offset = low * HASH_BYTES
-        if hashes.startswith(edge[at + offset : at + middle * HASH_BYTES], start + offset):
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 class RadixTree:

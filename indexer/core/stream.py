@@ -40,7 +40,7 @@ class EventStream(Repair):
         worker_ranks: Ranks the worker has; the owner may replace it when the worker changes.
     """
 
-    def __init__(  # noqa: PLR0913 - settings, keyword only
+    def __init__(
         self,
         scope: Scope,
         rank: WorkerRank,

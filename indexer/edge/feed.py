@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from indexer.edge.patience import Patience
 from indexer.edge.sockets import Link
 from indexer.types import LinkState
 
@@ -27,7 +28,6 @@ class Feed:
 
     __slots__ = (
         "changed_at",
-        "connected_at",
         "connections",
         "dealer",
         "guide",
@@ -38,7 +38,7 @@ class Feed:
         "is_queued",
         "is_watched",
         "load_reports",
-        "reconnect_after_s",
+        "patience",
         "reconnect_at",
         "replay_endpoint",
         "request",
@@ -72,12 +72,11 @@ class Feed:
         self.is_connected = False
         self.is_faulty = False  # its sockets made trouble; the next tick looks again
         self.was_connected = False
-        self.connected_at = 0.0
         self.changed_at = now  # connected or not, since then
         self.connections = 0
         self.load_reports = 0
         self.reconnect_at: float | None = None
-        self.reconnect_after_s = RECONNECT_AFTER_S
+        self.patience = Patience(RECONNECT_AFTER_S, RECONNECT_AFTER_MAX_S)
 
     def link(self, now: float) -> LinkState:
         """How it stands with the stream's publisher."""
@@ -95,19 +94,17 @@ class Feed:
         if self.guide is not None:
             (self.guide.connected if self.is_connected else self.guide.lost)()
         if link is Link.BROKEN:
-            if now - self.connected_at > RECONNECT_AFTER_MAX_S:
-                self.reconnect_after_s = RECONNECT_AFTER_S
-            self.reconnect_at = now + self.reconnect_after_s
+            self.patience.broke(now)
+            self.reconnect_at = now + self.patience.next_s()
             return
         self.reconnect_at = None
         if link is Link.CONNECTED:
             if self.was_connected:
                 self.stream.on_reconnect(now)
-            self.was_connected, self.connected_at = True, now
+            self.was_connected = True
+            self.patience.holds(now)
 
     def connect_again(self, now: float) -> None:
         """Make the connection anew, and say when to do so once more."""
-        # a connection that lasts sets the wait back; one that breaks at once lets it grow
-        self.reconnect_after_s = min(2 * self.reconnect_after_s, RECONNECT_AFTER_MAX_S)
-        self.reconnect_at = now + self.reconnect_after_s
+        self.reconnect_at = now + self.patience.next_s()
         self.subscriber.connect_again()

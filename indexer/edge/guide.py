@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from indexer.edge.patience import Patience
 from indexer.errors import EndpointRefused
 
 if TYPE_CHECKING:
@@ -28,11 +29,11 @@ class Guide:
 
     __slots__ = (
         "_addresses",
-        "_after_s",
         "_endpoint",
         "_is_asking",
         "_is_closed",
         "_moved",
+        "_patience",
         "_place",
         "_refused",
         "_subscriber",
@@ -71,13 +72,13 @@ class Guide:
         self._is_asking = False
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
-        self._after_s = ASK_AFTER_S
+        self._patience = Patience(ASK_AFTER_S, ASK_AFTER_MAX_S)
         if place is None:
             self._ask()
 
     def connected(self) -> None:
         """The connection stands."""
-        self._after_s = ASK_AFTER_S
+        self._patience.begin_anew()
         self._stop_timer()
 
     def lost(self) -> None:
@@ -97,8 +98,7 @@ class Guide:
 
     def _ask_later(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._after_s, self._ask)
-        self._after_s = min(2 * self._after_s, ASK_AFTER_MAX_S)
+        self._timer = loop.call_later(self._patience.next_s(), self._ask)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -45,7 +45,7 @@ class Listeners:
             goes on.
     """
 
-    def __init__(  # noqa: PLR0913 - what it stands on, keyword only
+    def __init__(
         self,
         registry: Registry,
         *,

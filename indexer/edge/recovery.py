@@ -73,7 +73,7 @@ class Recovery:
         conflicts: scopes left out because they exist here with another block size.
     """
 
-    def __init__(  # noqa: PLR0913 - what it stands on
+    def __init__(
         self,
         registry: Registry,
         peers: Sequence[str],
@@ -166,7 +166,7 @@ class Recovery:
     # -- reading -----------------------------------------------------------------------------------
 
     async def _fetch(self, peer: str, staged: dict[Scope, KvIndex]) -> None:
-        import httpx  # noqa: PLC0415 - a tenth of a second that only recovery should cost
+        import httpx  # a tenth of a second that only recovery should cost
 
         timeout = httpx.Timeout(self._limits.silence_s)
         headers = {"accept": "application/json", "accept-encoding": "identity"}

@@ -121,7 +121,7 @@ def _loads(client: Client, chosen: argparse.Namespace) -> None:
 
 def _watch(ask: Callable[[], list[ScopeLoads]], every_s: float) -> None:
     try:
-        from rich.live import Live  # noqa: PLC0415 - an extra, for who watches
+        from rich.live import Live  # an extra, for who watches
     except ImportError as error:
         raise MissingPackage("--watch needs rich: pip install 'select-service[demo]'") from error
     shown = showing.table(ask())
@@ -219,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _verb(
-    verbs: Any,  # noqa: ANN401 - argparse has no public name for it
+    verbs: Any,
     name: str,
     verb: Callable[[Client, argparse.Namespace], None],
     text: str,

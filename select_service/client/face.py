@@ -51,7 +51,7 @@ class Face:
             self._doors.names,
             options,
             owner=f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner,
-            rng=random.Random(),  # noqa: S311 # nosec B311 - waits and ties, no secrets
+            rng=random.Random(),
             new_id=_new_id,
             hash_prompt=hash_prompt,
             on_work=self._on_work,

@@ -35,7 +35,7 @@ def hash_prompt(
         ValueError: a token is none.
     """
     try:
-        from indexer.core.hashing import block_hashes, sequence_hashes  # noqa: PLC0415 - optional
+        from indexer.core.hashing import block_hashes, sequence_hashes  # optional
     except ImportError as error:
         raise _missing() from error
     namespace = Namespace(lora_name or "", cache_salt or "")
@@ -55,7 +55,7 @@ def chain(block_hashes: bytes) -> bytes:
         MissingPackage: xxhash is not installed.
     """
     try:
-        from indexer.core.hashing import sequence_hashes  # noqa: PLC0415 - optional
+        from indexer.core.hashing import sequence_hashes  # optional
     except ImportError as error:
         raise _missing() from error
     return sequence_hashes(block_hashes)

@@ -121,7 +121,7 @@ class Meeting:
         """Say that somebody goes."""
         await self._ask("leave", selector, worker_id)
 
-    async def _ask(self, verb: str, *args: object) -> Any:  # noqa: ANN401 - what that verb returns
+    async def _ask(self, verb: str, *args: object) -> Any:
 
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -134,8 +134,8 @@ class Meeting:
             raise
 
 
-def _find(namespace: str) -> Any:  # noqa: ANN401 - a handle of ray's
-    import ray  # noqa: PLC0415 - the extra `ray`
+def _find(namespace: str) -> Any:
+    import ray  # the extra `ray`
 
     return (
         ray.remote(MeetingPoint)

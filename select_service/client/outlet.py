@@ -48,7 +48,7 @@ class Outlet:
         """
         self._options = options
         self._find = find
-        self._rng = random.Random()  # noqa: S311 # nosec B311 - who is asked first, no secret
+        self._rng = random.Random()
         self._known: frozenset[str] = frozenset()
         self._live: dict[AsyncClient, int] = {}
         self._looking: asyncio.Task[None] | None = None

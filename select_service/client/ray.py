@@ -105,7 +105,7 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
         )
         self._choices.set_default_tags({"deployment": self._deployment_id.name})
 
-    def tokenize(self, payload: object) -> Sequence[int] | None:  # noqa: ARG002 - of who overrides
+    def tokenize(self, payload: object) -> Sequence[int] | None:
         """Return the tokens of a request that has text; to be overridden, may be a coroutine.
 
         Args:
@@ -128,7 +128,7 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
     async def choose_replicas(
         self,
         candidate_replicas: list[Any],
-        pending_request: Any | None = None,  # noqa: ANN401 - of Serve
+        pending_request: Any | None = None,
     ) -> list[list[Any]]:
         """Return groups of replicas, the best first; Serve takes one that has room."""
         if pending_request is None or not candidate_replicas:
@@ -141,7 +141,7 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
             self._count("error")
         return ranked or self._two(candidate_replicas, pending_request)
 
-    def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:  # noqa: ANN401 - of Serve
+    def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
         """It is over: so is its booking."""
         super().on_request_completed(replica_id, internal_request_id)
         if self._routing is not None:
@@ -149,7 +149,7 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
 
     # -- behind ------------------------------------------------------------------------------------
 
-    async def _ranked(self, replicas: list[Any], pending: Any) -> list[list[Any]] | None:  # noqa: ANN401 - of Serve
+    async def _ranked(self, replicas: list[Any], pending: Any) -> list[list[Any]] | None:
         routing = self._routing_here()
         before = self._seen.pop(id(pending), None)
         if before is not None and before.request() is pending:
@@ -199,7 +199,7 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
     def _count(self, outcome: str) -> None:
         self._choices.inc(1, {"outcome": outcome})
 
-    def _two(self, replicas: list[Any], pending: Any | None) -> list[list[Any]]:  # noqa: ANN401 - as above
+    def _two(self, replicas: list[Any], pending: Any | None) -> list[list[Any]]:
         """Return two at random, the nearer ones first: Serve takes the shorter queue."""
         if pending is not None and pending.metadata.multiplexed_model_id:
             wanted: Collection[Any] = self.apply_multiplex_routing(pending_request=pending)
@@ -208,7 +208,7 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
         among = [one for one in replicas if one.replica_id in wanted] or replicas
         if not among:
             return []
-        return [random.sample(among, min(_TWO, len(among)))]  # nosec B311 - no secret
+        return [random.sample(among, min(_TWO, len(among)))]
 
 
 def _settled(routing: Routing, ticket: Ticket, request: str, sent: asyncio.Future[Any]) -> None:

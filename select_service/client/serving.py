@@ -75,7 +75,7 @@ class ServeWorker:
         replica: Replica | None = None,
         client: Options | None = None,
         request_id: Callable[[], str | None] | None = None,
-        **spec: Any,  # noqa: ANN401 - fields of POST /workers
+        **spec: Any,
     ) -> None:
         """Say nothing yet.
 
@@ -242,7 +242,7 @@ async def _batch(client: AsyncClient, said: dict[str, int | None]) -> dict[str, 
 
 
 def _replica_here() -> Replica:
-    from ray import serve  # noqa: PLC0415 - the extra `ray`
+    from ray import serve  # the extra `ray`
 
     context = serve.get_replica_context()
     return Replica(context.replica_tag, context.app_name, context.deployment)
@@ -250,7 +250,7 @@ def _replica_here() -> Replica:
 
 def _request_here() -> str | None:
     """Return Serve's id of the running request, which it has no public name for."""
-    from ray.serve import context  # noqa: PLC0415 - as above
+    from ray.serve import context
 
     try:
         return context._get_serve_request_context()._internal_request_id or None  # noqa: SLF001

@@ -48,7 +48,7 @@ def loads(scopes: Sequence[ScopeLoads]) -> str:
 
 def table(scopes: Sequence[ScopeLoads]) -> Table:
     """The same, for rich."""
-    from rich.table import Table  # noqa: PLC0415 - an extra, for who watches
+    from rich.table import Table  # an extra, for who watches
 
     shown = Table(*_LOADS)
     for row in _load_rows(scopes):

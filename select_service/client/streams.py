@@ -31,8 +31,8 @@ class AsyncioBackend(httpcore.AsyncNetworkBackend):
         host: str,
         port: int,
         timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
-        local_address: str | None = None,  # noqa: ARG002 - the same
-        socket_options: SocketOptions = None,  # noqa: ARG002 - the same
+        local_address: str | None = None,
+        socket_options: SocketOptions = None,
     ) -> httpcore.AsyncNetworkStream:
         """Connect to a host."""
         return await _connected(asyncio.open_connection(host, port), timeout)
@@ -41,13 +41,13 @@ class AsyncioBackend(httpcore.AsyncNetworkBackend):
         self,
         path: str,
         timeout: float | None = None,  # noqa: ASYNC109 - as above
-        socket_options: SocketOptions = None,  # noqa: ARG002 - as above
+        socket_options: SocketOptions = None,
     ) -> httpcore.AsyncNetworkStream:
         """Connect to a Unix domain socket."""
         return await _connected(asyncio.open_unix_connection(path), timeout)
 
 
-async def _connected(connecting: Any, timeout_s: float | None) -> httpcore.AsyncNetworkStream:  # noqa: ANN401 - a coroutine of either kind
+async def _connected(connecting: Any, timeout_s: float | None) -> httpcore.AsyncNetworkStream:
     try:
         async with asyncio.timeout(timeout_s):
             return _AsyncioStream(*await connecting)
@@ -74,7 +74,7 @@ class _AsyncioStream(httpcore.AsyncNetworkStream):
         except OSError as error:
             raise httpcore.ReadError(str(error)) from None
 
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109, ARG002 - as above
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as above
         self._unsent.append(buffer)
 
     async def _flush(self) -> None:
@@ -111,7 +111,7 @@ class _AsyncioStream(httpcore.AsyncNetworkStream):
             raise httpcore.ConnectError(str(error)) from None
         return self
 
-    def get_extra_info(self, info: str) -> Any:  # noqa: ANN401 - httpcore's signature
+    def get_extra_info(self, info: str) -> Any:
         if info == "is_readable":  # while nothing was asked: the other side has closed
             return self._reader.at_eof() or self._writer.is_closing()
         return self._writer.get_extra_info(info)
@@ -157,7 +157,7 @@ class _Joined(httpcore.NetworkStream):
                 self._stream.write(whole, timeout)
         return self._stream.read(max_bytes, timeout)
 
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002 - httpcore's signature
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._unsent.append(buffer)
 
     def close(self) -> None:
@@ -171,5 +171,5 @@ class _Joined(httpcore.NetworkStream):
     ) -> httpcore.NetworkStream:
         return _Joined(self._stream.start_tls(ssl_context, server_hostname, timeout))
 
-    def get_extra_info(self, info: str) -> Any:  # noqa: ANN401 - as above
+    def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)

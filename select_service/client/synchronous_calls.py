@@ -99,7 +99,7 @@ class Calls(Face):
         book = self._session.reserve_pair
         return self._reserving(book, PairReservation, body, reservation_id, timeout_ms)
 
-    def book(  # noqa: PLR0913 - a rank, a prompt, and how
+    def book(
         self,
         worker_id: int,
         dp_rank: int = 0,

@@ -42,8 +42,8 @@ __all__ = ["BookingOptions", "Readiness", "SelectOptions", "Verb"]
 T = TypeVar("T")
 
 
-class SelectOptions(TypedDict, total=False):
-    """What a selection may say besides its prompt; the fields of POST /select_and_reserve."""
+class _Options(TypedDict, total=False):
+    """What both say of the request, and of how long it is booked."""
 
     model_name: str
     tenant_id: str
@@ -54,6 +54,12 @@ class SelectOptions(TypedDict, total=False):
     block_mm_infos: Sequence[Mapping[str, Any] | None]
     selection_id: str
     expected_output_tokens: int
+    ttl_s: float
+
+
+class SelectOptions(_Options, total=False):
+    """What a selection may say besides its prompt; the fields of POST /select_and_reserve."""
+
     priority_jump: float
     strict_priority: int
     pinned_worker: PinnedWorker | Mapping[str, int]
@@ -71,24 +77,13 @@ class SelectOptions(TypedDict, total=False):
     attempt: int
     session_id: str
     explain: bool
-    ttl_s: float
 
 
-class BookingOptions(TypedDict, total=False):
+class BookingOptions(_Options, total=False):
     """What a booking of a rank may say besides it and the prompt."""
 
-    model_name: str
-    tenant_id: str
-    lora_name: str
-    cache_salt: str
-    is_eagle: bool
-    mm_routing_info: Mapping[str, Any]
-    block_mm_infos: Sequence[Mapping[str, Any] | None]
-    selection_id: str
-    expected_output_tokens: int
     effective_prefill_tokens: int
     track_prefill_tokens: bool
-    ttl_s: float
 
 
 class Verb(NamedTuple, Generic[T]):

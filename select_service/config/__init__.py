@@ -5,6 +5,7 @@ cannot be read ends the process (exit 2), an environment variable that cannot be
 default and leaves a warning (contract 9).
 """
 
+from select_service.config.defaults import Durability, FieldValidation, LogFormat
 from select_service.config.environment import (
     ENVIRONMENT,
     PolicyFile,
@@ -14,7 +15,7 @@ from select_service.config.environment import (
 )
 from select_service.config.flags import FLAGS, Flag
 from select_service.config.layers import ConfigError, Layers
-from select_service.config.settings import Durability, FieldValidation, LogFormat, Settings
+from select_service.config.settings import Settings
 
 __all__ = [
     "ENVIRONMENT",

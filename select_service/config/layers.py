@@ -136,10 +136,10 @@ def read_file(path: str) -> dict[str, object]:
 
 def _parse(text: str, *, is_toml: bool) -> object:
     if is_toml:
-        import tomllib  # noqa: PLC0415 - milliseconds that only such a file should cost
+        import tomllib  # milliseconds that only such a file should cost
 
         return tomllib.loads(text)
-    import yaml  # noqa: PLC0415 - the same
+    import yaml
 
     class Loader(yaml.SafeLoader):
         def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:

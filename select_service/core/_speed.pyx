@@ -764,7 +764,8 @@ cdef class ValueSet:
         cdef uint64_t number = value
         if number == 0:
             return self._zero
-        return self._holds(&self._now, number) or self._holds(&self._old, number)
+        cdef uint64_t home = self._mixed(number)
+        return self._holds(&self._now, number, home) or self._holds(&self._old, number, home)
 
     def __iter__(self):
         """All values; for looking at, not while they change."""
@@ -781,59 +782,61 @@ cdef class ValueSet:
 
     def enter(self, bytes packed not None):
         """Add a run of values in the machine's byte order; return how many were not in."""
-        cdef const char *raw = PyBytes_AS_STRING(packed)
-        cdef Py_ssize_t i, fresh = 0
-        cdef uint64_t value
-        for i in range(PyBytes_GET_SIZE(packed) // HASH):
-            if i % AHEAD == 0:
-                self._fetch(packed, i)
-            memcpy(&value, raw + i * HASH, HASH)
-            fresh += self._add(value)
+        cdef uint64_t values[AHEAD]
+        cdef uint64_t homes[AHEAD]
+        cdef Py_ssize_t start, i, count, fresh = 0
+        for start in range(0, PyBytes_GET_SIZE(packed) // HASH, AHEAD):
+            count = self._fetch(packed, start, values, homes)
+            for i in range(count):
+                fresh += self._add(values[i], homes[i])
         return fresh
 
     def leave(self, bytes packed not None):
         """Discard a run of values."""
-        cdef const char *raw = PyBytes_AS_STRING(packed)
-        cdef Py_ssize_t i
-        cdef uint64_t value
-        for i in range(PyBytes_GET_SIZE(packed) // HASH):
-            if i % AHEAD == 0:
-                self._fetch(packed, i)
-            memcpy(&value, raw + i * HASH, HASH)
-            self._discard(value)
+        cdef uint64_t values[AHEAD]
+        cdef uint64_t homes[AHEAD]
+        cdef Py_ssize_t start, i, count
+        for start in range(0, PyBytes_GET_SIZE(packed) // HASH, AHEAD):
+            count = self._fetch(packed, start, values, homes)
+            for i in range(count):
+                self._discard(values[i], homes[i])
 
     def discard(self, value):
         """Discard one value."""
-        self._discard(value)
+        self._discard(value, self._mixed(value))
 
     # -- one value -----------------------------------------------------------------------------
 
-    cdef inline uint64_t _home(self, const Table *table, uint64_t value) noexcept nogil:
+    cdef inline uint64_t _mixed(self, uint64_t value) noexcept nogil:
+        """Where a value belongs, in tables of any size."""
         cdef uint64_t mixed = (value ^ (value >> 32)) * self._secret
         mixed = (mixed ^ (mixed >> 29)) * <uint64_t>0xBF58476D1CE4E5B9
-        return (mixed ^ (mixed >> 32)) & table.mask
+        return mixed ^ (mixed >> 32)
 
-    cdef void _fetch(self, bytes packed, Py_ssize_t start) noexcept:
-        """Have the memory of the places of the next values fetched."""
-        cdef const char *raw = PyBytes_AS_STRING(packed)
-        cdef uint64_t value
-        cdef Py_ssize_t i
-        for i in range(start, min(start + AHEAD, PyBytes_GET_SIZE(packed) // HASH)):
-            memcpy(&value, raw + i * HASH, HASH)
-            __builtin_prefetch(&self._now.places[self._home(&self._now, value)])
+    cdef Py_ssize_t _fetch(
+        self, bytes packed, Py_ssize_t start, uint64_t *values, uint64_t *homes
+    ) noexcept:
+        """Take the next values and have the memory of their places fetched; return how many."""
+        cdef const char *raw = PyBytes_AS_STRING(packed) + start * HASH
+        cdef Py_ssize_t i, count = min(AHEAD, PyBytes_GET_SIZE(packed) // HASH - start)
+        for i in range(count):
+            memcpy(&values[i], raw + i * HASH, HASH)
+            homes[i] = self._mixed(values[i])
+            __builtin_prefetch(&self._now.places[homes[i] & self._now.mask])
+        return count
 
-    cdef bint _holds(self, const Table *table, uint64_t value) noexcept nogil:
+    cdef inline bint _holds(self, const Table *table, uint64_t value, uint64_t home) noexcept nogil:
         if table.places == NULL:
             return False
-        cdef uint64_t at = self._home(table, value)
+        cdef uint64_t at = home & table.mask
         while table.places[at]:
             if table.places[at] == value:
                 return True
             at = (at + 1) & table.mask
         return False
 
-    cdef bint _put(self, Table *table, uint64_t value) noexcept nogil:
-        cdef uint64_t at = self._home(table, value)
+    cdef inline bint _put(self, Table *table, uint64_t value, uint64_t home) noexcept nogil:
+        cdef uint64_t at = home & table.mask
         while table.places[at]:
             if table.places[at] == value:
                 return False
@@ -842,11 +845,11 @@ cdef class ValueSet:
         table.used += 1
         return True
 
-    cdef bint _take(self, Table *table, uint64_t value) noexcept nogil:
+    cdef inline bint _take(self, Table *table, uint64_t value, uint64_t whence) noexcept nogil:
         """Take a value out; what stood behind it closes up, so that no gap hides anything."""
         if table.places == NULL:
             return False
-        cdef uint64_t at = self._home(table, value), behind, home
+        cdef uint64_t at = whence & table.mask, behind, home
         while table.places[at] != value:
             if not table.places[at]:
                 return False
@@ -856,7 +859,7 @@ cdef class ValueSet:
             behind = (behind + 1) & table.mask
             if not table.places[behind]:
                 break
-            home = self._home(table, table.places[behind])
+            home = self._mixed(table.places[behind]) & table.mask
             # may stand at `at` if its home is not between there and here
             if ((behind - home) & table.mask) >= ((behind - at) & table.mask):
                 table.places[at] = table.places[behind]
@@ -865,7 +868,7 @@ cdef class ValueSet:
         table.used -= 1
         return True
 
-    cdef int _add(self, uint64_t value) except -1:
+    cdef inline int _add(self, uint64_t value, uint64_t home) except -1:
         if value == 0:
             if self._zero:
                 return 0
@@ -873,22 +876,22 @@ cdef class ValueSet:
             return 1
         if self._old.places != NULL:
             self._move()
-            if self._holds(&self._old, value):
+            if self._holds(&self._old, value, home):
                 return 0
-        if not self._put(&self._now, value):
+        if not self._put(&self._now, value, home):
             return 0
         if 2 * <uint64_t>self._now.used > self._now.mask:
             self._follow(2 * (self._now.mask + 1))
         return 1
 
-    cdef int _discard(self, uint64_t value) except -1:
+    cdef inline int _discard(self, uint64_t value, uint64_t home) except -1:
         if value == 0:
             self._zero = False
             return 0
         if self._old.places != NULL:
             self._move()
-        if not self._take(&self._now, value):
-            self._take(&self._old, value)
+        if not self._take(&self._now, value, home):
+            self._take(&self._old, value, home)
         if not self._now.used and not self._old.used:
             return self._give_back()
         if self._now.mask >= 2 * SLOTS_MIN and 16 * <uint64_t>self._now.used < self._now.mask:
@@ -930,7 +933,7 @@ cdef class ValueSet:
             if value:
                 self._old.places[self._from] = 0
                 self._old.used -= 1
-                self._put(&self._now, value)
+                self._put(&self._now, value, self._mixed(value))
             elif looked >= MOVED_PER_VALUE:
                 return
             looked += 1

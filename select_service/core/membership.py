@@ -42,7 +42,7 @@ class _Source(NamedTuple):
 class Membership:
     """Every partition that ever had a schedulable worker, and every open event source."""
 
-    def __init__(  # noqa: PLR0913 - settings, keyword only
+    def __init__(
         self,
         registry: Registry,
         policies: PolicyBook | PolicyError,

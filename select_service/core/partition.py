@@ -211,9 +211,9 @@ class Partition:
             }
             best = max(of_ranks.values())
             overlap = Overlap(best, best, of_ranks, best, best)
-        left = max(0, isl_tokens - device * size)
-        if trust is not None:  # what we believe will have to be computed
-            left = max(0, isl_tokens - int(device * size * trust[slot]))
+        cached = device * size
+        if trust is not None:  # what we believe need not be computed
+            cached = int(cached * trust[slot])
         seen: Seen | None = None
         if watched:
             believed = None if trust is None else trust.tobytes()
@@ -230,7 +230,7 @@ class Partition:
             float(device),
             0.0,
             0.0,
-            left,
+            isl_tokens - cached if cached < isl_tokens else 0,
             decode,
             weights,
             seen,

@@ -31,8 +31,8 @@ from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import Catalog
 from select_service.core.fleet.recovered import RecoveredRanks
 from select_service.core.membership import Membership
+from select_service.core.pricing.overtaking import overtaking
 from select_service.core.pricing.policy import default_policy
-from select_service.core.pricing.scoring import overtaking_s
 from select_service.core.replicas.plane import Replicas
 from select_service.core.shadow.onlooker import Shadowing
 from select_service.core.slimming import Slimming, all_tables
@@ -85,7 +85,7 @@ SCOPES_EVERY_S: Final = 10.0
 class SelectionCore:
     """The whole state of one process, and the verbs that change it."""
 
-    def __init__(  # noqa: PLR0913 - settings, keyword only
+    def __init__(
         self,
         registry: Registry,
         config: RouterConfig,
@@ -135,7 +135,7 @@ class SelectionCore:
         self.desk = kinds.desk(self.limits, self.counters, router_id, epoch)
         self.membership = Membership(
             registry,
-            policies or default_policy(config.queue_threshold, overtaking_s(config)),
+            policies or default_policy(config.queue_threshold, overtaking(config)),
             limits=self.limits,
             use_kv_events=config.use_kv_events,
             cache_hit_threshold=settings.cache_hit_threshold,
@@ -412,11 +412,11 @@ class _Kinds(NamedTuple):
 def _kinds(recorder: Recorder | None, witness: Witness | None) -> _Kinds:
     kinds = _Kinds()
     if recorder is not None:
-        from select_service.core.watching import recording  # noqa: PLC0415 - for who traces
+        from select_service.core.watching import recording  # for who traces
 
         kinds = _Kinds(*recording.rooms_for(recorder))
     if witness is not None:
-        from select_service.core.watching.witness import rooms_for  # noqa: PLC0415 - for who records
+        from select_service.core.watching.witness import rooms_for  # for who records
 
         rooms = rooms_for(witness, kinds.desk, kinds.placing)
         kinds = _Kinds(rooms.desk, rooms.placing, kinds.selecting, rooms.decisions, rooms.plan)

@@ -34,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _arguments(parser)
     args = parser.parse_args(argv)
     try:
-        import httpx  # noqa: F401, PLC0415 - only to see whether the extra is installed
-        import rich  # noqa: F401, PLC0415
+        import httpx  # noqa: F401 - only to see whether the extra is installed
+        import rich  # noqa: F401
     except ImportError as error:
         print(f"the demo needs {error.name}: pip install 'select-service[demo]'", file=sys.stderr)
         return 1
@@ -108,10 +108,10 @@ def _restart_every(args: argparse.Namespace) -> int | None:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    import httpx  # noqa: PLC0415 - in the extra, like what the imports below need
+    import httpx  # in the extra, like what the imports below need
 
-    from select_service.demo.client import SelectorRefused  # noqa: PLC0415
-    from select_service.demo.service_process import ServiceDidNotStart  # noqa: PLC0415
+    from select_service.demo.client import SelectorRefused
+    from select_service.demo.service_process import ServiceDidNotStart
 
     try:
         async with _service(args.url) as url:
@@ -132,7 +132,7 @@ def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
 
 @contextlib.asynccontextmanager
 async def _service(url: str | None) -> AsyncIterator[str]:
-    from select_service.demo.service_process import ServiceProcess  # noqa: PLC0415
+    from select_service.demo.service_process import ServiceProcess
 
     if url is not None:
         yield url.rstrip("/")
@@ -142,11 +142,11 @@ async def _service(url: str | None) -> AsyncIterator[str]:
 
 
 async def _show(args: argparse.Namespace, url: str) -> int:
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console
 
-    from select_service.demo.session import Session, Settings  # noqa: PLC0415
-    from select_service.demo.view import LiveView, PlainView, Snapshot  # noqa: PLC0415
-    from select_service.demo.worker import EngineShape  # noqa: PLC0415
+    from select_service.demo.session import Session, Settings
+    from select_service.demo.view import LiveView, PlainView, Snapshot
+    from select_service.demo.worker import EngineShape
 
     session = Session(
         Settings(

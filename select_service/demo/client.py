@@ -118,7 +118,7 @@ class SelectorClient:
         answer = await self._call("POST", "/overlap_scores", body)
         return {row["worker_id"]: row["device_blocks"] for row in answer["workers"]}
 
-    async def _call(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - JSON
+    async def _call(self, method: str, path: str, body: object = None) -> Any:
         response = await self._http.request(method, path, json=body)
         if response.is_success:
             return response.json()

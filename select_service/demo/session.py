@@ -57,7 +57,7 @@ class Session:
     def __init__(self, settings: Settings, client: SelectorClient | None = None) -> None:
         self.settings = settings
         self.stats = Stats()
-        self._rng = Random(settings.seed)  # noqa: S311  # nosec B311 - traffic, not secrets
+        self._rng = Random(settings.seed)
         first = settings.first_worker_id
         self.workers = {
             worker_id: SimulatedWorker(worker_id, settings.engine)
@@ -124,7 +124,7 @@ class Session:
 
     async def _converse(self, seed: int, systems: list[list[int]]) -> None:
         # one generator each: the order of answers changes nothing
-        rng = Random(seed)  # noqa: S311  # nosec B311 - traffic, not secrets
+        rng = Random(seed)
         conversation = new_conversation(self.settings.chat, rng, systems)
         while (turn := conversation.next_turn()) is not None:
             await self._pause(turn.think_s)

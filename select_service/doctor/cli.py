@@ -47,7 +47,7 @@ def _examine(arguments: argparse.Namespace) -> int:
         return _NO_ANSWER
     findings = list(answer.findings or [])
     if arguments.probe:
-        from select_service.doctor.probing import probe  # noqa: PLC0415 - threads, for who asks
+        from select_service.doctor.probing import probe  # threads, for who asks
 
         findings += probe(answer.workers, min(arguments.timeout_s, PROBE_TIMEOUT_S))
     if arguments.json:

@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
 """A plain request from its bytes to its answer, without a frame of Python but the handler's own.
 
-Optional: `FastLane._answer_whole` in `fast_lane.py`, with `Door.answer_now` and all behind it, is
+Optional: `FastLane.data_received` in `fast_lane.py`, with `Door.answer_now` and all behind it, is
 its plain twin, and everything the turnstile does not take goes that way. It takes requests that
 arrive whole under header lines that are known, byte for byte, with a path as plain as they come; it
 keeps nothing of its own that could grow old: what header lines mean is looked up with the lane, and
-what a call may do is asked each time.
+what a call may do is asked each time. A `Passage` keeps what never changes of one connection.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -15,7 +15,7 @@ from libc.string cimport memcmp, memcpy
 from select_service.edge.codec.answers import ONLY_JSON, Response
 from select_service.edge.http.calls import Call
 from select_service.edge.http.api import Request
-from select_service.edge.http.protocol import Phase
+from select_service.edge.http.protocol import GuardedProtocol, Phase
 from select_service.edge.http.traffic import LATENCY_BUCKETS_S
 
 cdef extern from "string.h" nogil:
@@ -28,7 +28,7 @@ cdef extern from "time.h" nogil:
     int clock_gettime(int clock, timespec *now)
     int CLOCK_MONOTONIC
 
-ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     BUCKETS_MAX = 64
@@ -92,6 +92,7 @@ cdef class Way:
     """A route by the request line that leads to it, which may have an id in it."""
 
     cdef object route
+    cdef object _api, _handler  # who handles it for that one without more ado, else None
     cdef bytes before, behind  # an id, on the request line; behind is b"" where there is none
     cdef bint takes_body, takes_any_body, body_optional
     cdef object stats
@@ -106,6 +107,14 @@ cdef class Way:
         self.body_optional = route.body_optional
         self.stats = stats
         self.statuses, self.buckets = stats.statuses, stats.buckets
+
+    cdef inline answer(self, api, request):
+        """Handle a request, as `Api.do` does."""
+        if self._api is not api:
+            self._api, self._handler = api, api.direct(self.route)
+        if self._handler is not None:
+            return self._handler(api, request)
+        return api.do(self.route, request)
 
     cdef inline bint leads(self, const char *line, Py_ssize_t size) noexcept:
         """Whether a request line is this one with a plain id in it."""
@@ -179,19 +188,25 @@ cdef class Turnstile:
             return True
         return way.body_optional and not head.has_type and not length
 
-    def answer(self, lane, data):
+    def passage(self, lane):
+        """Return what receives the data of a connection in its place.
+
+        Args:
+            lane: a `FastLane` to which nothing has come yet.
+        """
+        return Passage(self, lane)
+
+    cpdef answer(self, Passage passage, bytes data):
         """Answer a request if it is a plain one.
 
         Args:
-            lane: the `FastLane` it came on, between requests.
+            passage: the connection it came on, between requests.
             data: what has been read.
 
         Returns:
             bool | None: whether all is done; if not, what was answered is in `lane._handed`. None:
             nothing has happened.
         """
-        if type(data) is not bytes:  # some loop's own kind of buffer
-            return None
         cdef const char *text = PyBytes_AS_STRING(data)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t read_max = 8192  # READ_BYTES_MAX of the twin
@@ -203,17 +218,19 @@ cdef class Turnstile:
         cdef Py_ssize_t end = found - text
         cdef Py_ssize_t line_end = <const char *>memmem(text, end + 2, b"\r\n", 2) - text
         cdef Py_ssize_t length = size - end - 4
-        head = (<dict>lane.heads.known).get(PyBytes_FromStringAndSize(text + line_end, end - line_end))
+        head = passage.known.get(PyBytes_FromStringAndSize(text + line_end, end - line_end))
         if head is None or <Py_ssize_t>head.length != length:
             return None
         cdef Way way = self._way(text, line_end)
         if way is None or not self._suits(way, head, length):
             return None
-        transport = lane.transport
-        if lane.flow.write_paused or transport.is_closing():
+        transport = passage.transport
+        if passage.flow.write_paused or transport.is_closing():
             return None
 
-        lane._phase = REST  # even if it is the first
+        lane = passage.lane
+        if passage.is_new:
+            lane._phase, passage.is_new = REST, False
         cdef tuple params = NO_PARAMS
         cdef Py_ssize_t before
         if way.behind:
@@ -229,7 +246,7 @@ cdef class Turnstile:
         cdef double started = seconds_now()
         api = head.api
         try:
-            answer = api.do(way.route, Request(params, NOTHING, body))
+            answer = way.answer(api, Request(params, NOTHING, body))
         except Exception as error:
             answer = self._door.fault(error, api, way.route.method, self._path(way, text, line_end))
         if type(answer) is not Response or answer.stream is not None:
@@ -241,19 +258,46 @@ cdef class Turnstile:
         if status != OK or answer.headers is not ONLY_JSON or lane._is_last:
             lane.write_answer(answer)
             return True
-        state, loop = lane.server_state, lane.loop
-        headers = state.default_headers
+        headers = passage.state.default_headers
         if headers is not self._headers:
             self._preamble.follow(headers)
             self._ok, self._headers = self._preamble.ok, headers
-        self._outbox.put(transport, _message(self._ok, answer.body), loop)
-        state.total_requests += 1
-        lane._idle_since = loop.time()
+        self._outbox.put(transport, _message(self._ok, answer.body), passage.loop)
+        lane._idle_since = 0.0
         return True
 
     cdef bytes _path(self, Way way, const char *line, Py_ssize_t size):
         cdef Py_ssize_t method = len(way.route.method) + 1
         return PyBytes_FromStringAndSize(line + method, size - method - PyBytes_GET_SIZE(VERSION))
+
+
+cdef class Passage:
+    """One connection, as its transport sees it: data comes here first."""
+
+    cdef Turnstile _turnstile
+    cdef readonly object lane
+    cdef object transport, flow, state, loop
+    cdef dict known  # heads by their lines
+    cdef bint is_new  # nothing was answered here yet
+
+    def __init__(self, Turnstile turnstile, lane):
+        self._turnstile, self.lane = turnstile, lane
+        self.is_new = True
+
+    def data_received(self, data):
+        """Answer what has come, or have it read as the twin does."""
+        lane = self.lane
+        if not lane._is_between or type(data) is not bytes:  # some loop's own kind of buffer
+            return GuardedProtocol.data_received(lane, data)
+        if self.is_new:  # connected since this was made
+            self.transport, self.flow = lane.transport, lane.flow
+            self.state, self.loop = lane.server_state, lane.loop
+            self.known = lane.heads.known
+        done = self._turnstile.answer(self, data)
+        if done is None:
+            type(lane).data_received(lane, data)
+        elif not done:
+            GuardedProtocol.data_received(lane, data)
 
 
 cdef bytes _message(bytes ok, bytes body):

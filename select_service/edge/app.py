@@ -75,7 +75,7 @@ def create_app(service: Driver, settings: Settings) -> Starlette:
 
     Routes and middleware may be added to it; `serve` does without this layer.
     """
-    from starlette.applications import Starlette  # noqa: PLC0415 - 20 ms that `serve` needs not
+    from starlette.applications import Starlette  # 20 ms that `serve` needs not
 
     load()
     app = Starlette()
@@ -102,7 +102,7 @@ def create_door(
 
     @functools.cache
     def metrics() -> Metrics:
-        from select_service.edge.metrics.exposition import Metrics  # noqa: PLC0415 - see `late`
+        from select_service.edge.metrics.exposition import Metrics  # see `late`
 
         return Metrics(service, traffic, settings, reloading)
 
@@ -131,7 +131,7 @@ def create_door(
             booth=booth,
         )
     else:
-        from select_service.edge.tracing.traced_door import TracedDoor  # noqa: PLC0415 - for who traces
+        from select_service.edge.tracing.traced_door import TracedDoor  # for who traces
 
         door = TracedDoor(
             *(api, traffic, service.tracing),
@@ -147,7 +147,7 @@ def create_door(
 
 @functools.cache
 def _describe() -> bytes:
-    from select_service.edge.http.openapi import describe  # noqa: PLC0415 - see `late`
+    from select_service.edge.http.openapi import describe  # see `late`
 
     return describe()
 
@@ -184,7 +184,7 @@ def serve(settings: Settings, layers: Layers | None = None) -> int:
 def _configure_logs(settings: Settings) -> None:
     ids = None
     if settings.tracing != "none":
-        from select_service.edge.tracing.tracing import HERE  # noqa: PLC0415 - for who traces
+        from select_service.edge.tracing.spans import HERE  # for who traces
 
         sys.setswitchinterval(TRACED_SWITCH_S)
         ids = HERE.get
@@ -267,7 +267,7 @@ def _listen_to_replicas(service: Driver, endpoints: Sequence[str]) -> None:
 def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     """Uvloop where it exists: it takes a third off the cost of a request."""
     try:
-        import uvloop  # noqa: PLC0415
+        import uvloop
     except ImportError:
         return None
     return uvloop.Loop

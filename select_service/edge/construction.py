@@ -18,10 +18,10 @@ from select_service.edge.driver import Driver
 if TYPE_CHECKING:
     from select_service.config import PolicyFile, Settings
     from select_service.edge.discovery.followers import Discovery
-    from select_service.edge.security.security import Security
+    from select_service.edge.security.guards import Guards
     from select_service.edge.state.keeper import Keeper
     from select_service.edge.state.recording import Recording
-    from select_service.edge.tracing.tracing import Tracing
+    from select_service.edge.tracing.spans import Tracing
 
 __all__ = ["create_driver", "create_security"]
 
@@ -65,7 +65,7 @@ def create_driver(settings: Settings) -> Driver:
     return service
 
 
-def create_security(settings: Settings) -> Security | None:
+def create_security(settings: Settings) -> Guards | None:
     """Read tokens, certificates and keys; None when there are none.
 
     Raises:
@@ -73,15 +73,15 @@ def create_security(settings: Settings) -> Security | None:
     """
     if not settings.is_guarded:
         return None
-    from select_service.edge.security.security import Security  # noqa: PLC0415 - OpenSSL, for who is
+    from select_service.edge.security.guards import Guards  # OpenSSL, for who is
 
-    return Security(settings)
+    return Guards(settings)
 
 
 def _tracing(settings: Settings) -> Tracing | None:
     if settings.tracing == "none":
         return None
-    from select_service.edge.tracing.tracing import (  # noqa: PLC0415 - for who traces
+    from select_service.edge.tracing.spans import (  # for who traces
         TracingUnavailableError,
         create_tracing,
     )
@@ -96,7 +96,7 @@ def _tracing(settings: Settings) -> Tracing | None:
 def _keeper(settings: Settings) -> Keeper | None:
     if settings.state_dir is None:
         return None
-    from select_service.edge.state.keeper import Keeper  # noqa: PLC0415 - SQLite, for who keeps state
+    from select_service.edge.state.keeper import Keeper  # SQLite, for who keeps state
 
     strict = settings.durability is Durability.STRICT
     directory = Path(settings.state_dir)
@@ -106,7 +106,7 @@ def _keeper(settings: Settings) -> Keeper | None:
 def _recording(settings: Settings) -> Recording | None:
     if settings.record is None:
         return None
-    from select_service.edge.state.recording import (  # noqa: PLC0415 - for who records
+    from select_service.edge.state.recording import (  # for who records
         SWITCH_S,
         Recording,
         RecordSettings,
@@ -134,7 +134,7 @@ def _discovery(settings: Settings, service: Driver) -> Discovery | None:
     )
     if all(source is None for source in asked_for):
         return None
-    from select_service.edge.discovery.setup import create_discovery  # noqa: PLC0415 - as above
+    from select_service.edge.discovery.setup import create_discovery
 
     return create_discovery(settings, service)
 

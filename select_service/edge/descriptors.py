@@ -23,7 +23,7 @@ def raise_limit() -> int | None:
     """Raise the soft limit to the hard one; return what is in force, None where nobody knows."""
     if sys.platform == "win32":
         return None
-    import resource  # noqa: PLC0415 - not on every system
+    import resource  # not on every system
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else hard

@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.doctor import Doctor
     from select_service.edge.replicas.plane import Replicas
-    from select_service.edge.security.security import Security
+    from select_service.edge.security.guards import Guards
     from select_service.edge.state.keeper import Keeper
     from select_service.edge.state.recording import Recording
     from select_service.edge.state.warm_start import WarmStart
     from select_service.edge.telling import Teller
-    from select_service.edge.tracing.tracing import Tracing
+    from select_service.edge.tracing.spans import Tracing
     from select_service.shadow_types import ShadowSettings
     from select_service.types import CoreLimits, TrustSettings
 
@@ -75,7 +75,7 @@ class Driver:
         sources: the workers' events.
     """
 
-    def __init__(  # noqa: PLR0913 - settings, keyword only
+    def __init__(
         self,
         config: RouterConfig | None = None,
         *,
@@ -92,7 +92,7 @@ class Driver:
         recovery_limits: RecoveryLimits | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
         admission: AdmissionSettings | None = None,
-        security: Security | None = None,
+        security: Guards | None = None,
         reach: ReachSettings | None = None,
         tracing: Tracing | None = None,
         doctor_limits: DoctorLimits | None = None,
@@ -409,8 +409,8 @@ def _registry(on_event_loss: EventLossPolicy, limits: StreamLimits | None) -> Re
 def _chance(seed: int | None, recording: Recording | None) -> tuple[random.Random, Witness | None]:
     """Return what ties are drawn from, and who notes it where everything is recorded."""
     if recording is None:
-        return random.Random(seed), None  # noqa: S311  # nosec B311 - ties, not secrets
-    from select_service.core.watching.witness import Witness  # noqa: PLC0415 - for who records
+        return random.Random(seed), None
+    from select_service.core.watching.witness import Witness  # for who records
 
     return recording.random(seed), Witness(recording)
 

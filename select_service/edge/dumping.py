@@ -1,7 +1,7 @@
 """GET /dump: the whole index as JSON in pieces, for so many readers at a time and for so long.
 
 A dump keeps the index from tidying up behind it, and whoever reads it slowly keeps it going: hence
-both bounds. `driver.py` has one `Dumps`, `http/handlers/` and `tenancy/tenancy.py` ask it, the
+both bounds. `driver.py` has one `Dumps`, `http/handlers/` and `tenancy/views.py` ask it, the
 carrier sends what it yields.
 """
 

@@ -62,7 +62,7 @@ class SelectionService:
     All methods must be awaited on the event loop that entered the context.
     """
 
-    def __init__(  # noqa: PLR0913 - settings, keyword only
+    def __init__(
         self,
         config: RouterConfig | None = None,
         *,

@@ -119,7 +119,7 @@ class GarbageCollection:
 
 
 def _trimmer() -> Callable[[int], int]:
-    import ctypes  # noqa: PLC0415 - no start need wait for it
+    import ctypes  # no start need wait for it
 
     try:
         trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim

@@ -48,7 +48,7 @@ _IN_ORDER: Final = (
 _IDS: Final = ("id_length_max", "lease_name_length_max")
 BOUND_ID_LENGTH_MIN: Final = 72
 """Of these, where there are tokens: ids that come with one bound to a tenant are kept behind up to
-35 characters of that (see `tenancy/tenancy.py`), and a UUID has 36."""
+35 characters of that (see `tenancy/views.py`), and a UUID has 36."""
 
 Outcome = Literal["applied", "unchanged", "refused"]
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from select_service.edge.http.listening import Entrances
     from select_service.edge.http.protocol import GuardedProtocol
     from select_service.edge.http.traffic import Traffic
-    from select_service.edge.security.security import Security
+    from select_service.edge.security.guards import Guards
 
 __all__ = ["TICK_MIN_S", "TICK_S", "Server"]
 
@@ -58,7 +58,7 @@ class Server(uvicorn.Server):
         door: Door,
         traffic: Traffic,
         entrances: Entrances,
-        security: Security | None = None,
+        security: Guards | None = None,
     ) -> None:
         limits = ConnectionLimits(
             header_timeout_s=settings.header_timeout_s,
@@ -131,7 +131,7 @@ class Server(uvicorn.Server):
         makers = {self._entrances.tcp: self._connection, self._entrances.side: self._aside}
         by_tcp = {one: make for one, make in makers.items() if one is not None}
         if by_tcp:
-            from select_service.edge.http.handshakes import Handshakes  # noqa: PLC0415 - for who has TLS
+            from select_service.edge.http.handshakes import Handshakes  # for who has TLS
 
             server = Handshakes(by_tcp, self._limits, self._counts)
             server.start(context, self.config.backlog)
@@ -222,6 +222,6 @@ def _lane(door: Door) -> type[FastLane]:
     """Return the protocol that goes with a door."""
     if type(door) is Door:
         return FastLane
-    from select_service.edge.tracing.traced_door import TracedLane  # noqa: PLC0415 - for who traces
+    from select_service.edge.tracing.traced_door import TracedLane  # for who traces
 
     return TracedLane

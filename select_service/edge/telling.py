@@ -68,7 +68,7 @@ class Teller:
 
     def told(self, record: Record) -> Told:
         """Return what a record has to tell."""
-        from select_service.core.decisions.explaining import Told  # noqa: PLC0415 - who never asks pays nothing
+        from select_service.core.decisions.explaining import Told  # who never asks pays nothing
 
         ahead = time.time() - self._clock()  # noqa: TID251 - people read it
         if abs(ahead - self._wall_ahead) > _WALL_MOVED_S:

@@ -5,14 +5,16 @@ Names are those of the reference planner where the meaning is the same.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from select_service.planner.edge.predictors import PREDICTORS, PredictorSettings
 from select_service.planner.edge.what_if import Question
+from select_service.planner.errors import SettingsError
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Callable
 
     from select_service.planner.core.demand import Interval
     from select_service.planner.edge.replayed import ReplayQuestion
@@ -32,6 +34,7 @@ __all__ = [
 
 MODES = ("compatible", "slo")
 NO_LIKENESS = "what came in the past after times like this one decides nothing"
+N = TypeVar("N", int, float)
 
 
 def add_goals(parser: argparse.ArgumentParser) -> None:
@@ -202,8 +205,8 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
 
 def replay_of(arguments: argparse.Namespace) -> ReplayQuestion:
     """Return what `replay` is asked."""
-    from select_service.planner.edge.replayed import ReplayQuestion  # noqa: PLC0415 - the simulator
-    from select_service.planner.edge.replaying import ReplaySettings  # noqa: PLC0415 - as above
+    from select_service.planner.edge.replayed import ReplayQuestion  # the simulator
+    from select_service.planner.edge.replaying import ReplaySettings
 
     settings = ReplaySettings(
         interval_s=arguments.adjustment_interval,
@@ -230,8 +233,8 @@ def replay_of(arguments: argparse.Namespace) -> ReplayQuestion:
 
 
 def _past(trace: Path | None, interval_s: float) -> tuple[Interval, ...]:
-    from select_service.planner.core.demand import intervals_of  # noqa: PLC0415 - as above
-    from select_service.planner.edge.sources.trace import read_trace  # noqa: PLC0415 - as above
+    from select_service.planner.core.demand import intervals_of
+    from select_service.planner.edge.sources.trace import read_trace
 
     return () if trace is None else tuple(intervals_of(read_trace(trace), interval_s))
 
@@ -292,8 +295,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(arguments: argparse.Namespace) -> RunSettings:
     """Return what `run` is told."""
-    from select_service.planner.edge.running import RunSettings  # noqa: PLC0415 - a server
+    from select_service.planner.edge.running import RunSettings  # a server
 
+    _expect_used(arguments)
     plain = {
         name: getattr(arguments, name)
         for name in (
@@ -318,8 +322,35 @@ def settings_of(arguments: argparse.Namespace) -> RunSettings:
     )
 
 
+def _expect_used(arguments: argparse.Namespace) -> None:
+    """Refuse flags that what is asked for would leave aside without a word.
+
+    Raises:
+        SettingsError: naming one.
+    """
+    source, connector = arguments.metrics_source, arguments.connector
+    for given, name, is_used in (
+        (arguments.selector, "--selector is of --metrics-source selector", source == "selector"),
+        (arguments.trace, "--trace is of --metrics-source trace", source == "trace"),
+        (arguments.model_name, "--model-name: --targets names them", arguments.targets is None),
+        (
+            arguments.profile_results_dir,
+            "--profile-results-dir: --targets names them",
+            arguments.targets is None,
+        ),
+        (
+            arguments.kubernetes_api,
+            "--kubernetes-api is of --connector kubernetes",
+            connector == "kubernetes",
+        ),
+        (arguments.ray_token_file, "--ray-token-file is of --connector ray", connector == "ray"),
+    ):
+        if given and not is_used:
+            raise SettingsError(name)
+
+
 def _single(arguments: argparse.Namespace) -> ModelSettings | None:
-    from select_service.planner.edge.running import single_model  # noqa: PLC0415 - as above
+    from select_service.planner.edge.running import single_model
 
     if arguments.model_name is None or arguments.profile_results_dir is None:
         return None
@@ -334,28 +365,26 @@ def _single(arguments: argparse.Namespace) -> ModelSettings | None:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError(text)
-    return value
+    return _within(text, float, "a number above 0", lambda value: 0 < value < float("inf"))
 
 
 def _share(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1:
-        raise ValueError(text)
-    return value
+    return _within(text, float, "a share between 0 and 1", lambda value: 0 < value < 1)
 
 
 def _natural(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
+    return _within(text, int, "a whole number, at least 1", lambda value: value >= 1)
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError(text)
+    return _within(text, int, "a whole number, at least 0", lambda value: value >= 0)
+
+
+def _within(text: str, kind: type[N], what: str, is_fit: Callable[[N], bool]) -> N:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or not is_fit(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
     return value

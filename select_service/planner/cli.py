@@ -1,7 +1,7 @@
 """`select-planner`: how many workers there should be.
 
 `run` plans for a live fleet; `plan`, `predict`, `replay` and `profile inspect` answer questions.
-Exit codes: 0 done, 1 it could not be done (standard error says why), 2 wrong usage.
+Exit codes: 0 done, 1 it could not be done (standard error says why), 2 wrong usage, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _FAILED = 1
+_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,11 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _COMMANDS[arguments.command](arguments)
     except PlannerError as error:
         print(f"{command}: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"{command}: interrupted, nothing was written", file=sys.stderr)
+        return _INTERRUPTED
     return _FAILED
 
 
 def _parser() -> argparse.ArgumentParser:
-    from select_service.planner import arguments as flags  # noqa: PLC0415 - needs numpy
+    from select_service.planner import arguments as flags  # needs numpy
 
     parser = argparse.ArgumentParser(
         prog="select-planner",
@@ -73,20 +77,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _flags() -> ModuleType:
-    from select_service.planner import arguments  # noqa: PLC0415 - as above
+    from select_service.planner import arguments
 
     return arguments
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from select_service.planner.edge.running import run  # noqa: PLC0415 - a server, for who runs
+    from select_service.planner.edge.running import run  # a server, for who runs
 
     return run(_flags().settings_of(arguments))
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from select_service.planner.edge import what_if  # noqa: PLC0415 - numpy, for who asks
-    from select_service.planner.edge.profile_files import read_profile  # noqa: PLC0415
+    from select_service.planner.edge import what_if  # numpy, for who asks
+    from select_service.planner.edge.profile_files import read_profile
 
     profile = read_profile(arguments.profile_results_dir)
     question = _flags().question_of(arguments)
@@ -108,7 +112,7 @@ def _plain(answer: dict[str, object]) -> str:
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from select_service.planner.edge import what_if  # noqa: PLC0415 - as above
+    from select_service.planner.edge import what_if
 
     series = what_if.read_series(sys.stdin.read())
     _print(what_if.predict(_flags().tuning_of(arguments), series))
@@ -116,7 +120,7 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from select_service.planner.edge import replayed  # noqa: PLC0415 - the simulator
+    from select_service.planner.edge import replayed  # the simulator
 
     results = replayed.replay(_flags().replay_of(arguments), print_line=_tell)
     if arguments.json:
@@ -131,8 +135,8 @@ def _tell(line: str) -> None:
 
 
 def _profile(arguments: argparse.Namespace) -> int:
-    from select_service.planner.edge import inspecting  # noqa: PLC0415 - as above
-    from select_service.planner.edge.profile_files import read_profile  # noqa: PLC0415
+    from select_service.planner.edge import inspecting
+    from select_service.planner.edge.profile_files import read_profile
 
     profile = read_profile(arguments.directory)
     prefill, decode = profile.prefill, profile.decode
@@ -153,10 +157,12 @@ def _profile(arguments: argparse.Namespace) -> int:
 
 
 def _write(path: Path, text: str) -> None:
+    from select_service.simulator.results import NotWritten, write_whole
+
     try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise PlannerError(f"{path}: {error.strerror}") from error
+        write_whole(path, text.encode())
+    except NotWritten as error:
+        raise PlannerError(str(error)) from error
     print(f"charts: {path}", file=sys.stderr)
 
 

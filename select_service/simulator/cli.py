@@ -1,7 +1,8 @@
 """`select-sim`: try a policy before it decides about anybody.
 
-Exit codes: 0 done, 1 a line of input or a recording that cannot be read (where is told), 2 wrong
-usage or configuration, 3 a replayed decision is another one than was recorded.
+Exit codes: 0 done, 1 a line of input or a recording that cannot be read, or a result that cannot be
+written (where is told), 2 wrong usage or configuration, 3 a replayed decision is another one than
+was recorded, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -18,12 +19,16 @@ from select_service.core.tape.reading import BadRecording
 from select_service.simulator import replay_command, run_command
 from select_service.simulator import sweep as sweep_command
 from select_service.simulator.admit import BadArrival, Trial, read_arrivals
+from select_service.simulator.results import NotWritten
 from select_service.simulator.traces import BadTrace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["main"]
+
+INTERRUPTED: Final = 130
+"""Exit code, as shells have it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,9 +91,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
         code: int = args.execute(args)
-    except (BadRecording, BadTrace) as error:
+        sys.stdout.flush()
+    except (BadRecording, BadTrace, NotWritten) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # who reads us has seen enough; let nothing be flushed at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted, nothing was written", file=sys.stderr)
+        return INTERRUPTED
     except (msgspec.DecodeError, ValueError, OSError) as error:
         parser.error(str(error))
     return code

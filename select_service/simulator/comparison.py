@@ -32,7 +32,12 @@ METRICS: Final[dict[str, tuple[str, Callable[[Measures], float], float, int]]] =
     "hit_share": ("of ceiling, %", lambda one: one.hit_share, 1e2, 1),
     "load_cov": ("load CoV", lambda one: one.load_cov, 1.0, 3),
     "goodput": ("goodput, 1/s", lambda one: one.goodput_per_s, 1.0, 2),
-    "not_ok": ("not answered, %", lambda one: 1.0 - one.ok / max(1, one.requests), 1e2, 2),
+    "not_ok": (
+        "not answered, %",
+        lambda one: (one.requests - one.ok) / max(1, one.requests),
+        1e2,
+        2,
+    ),
 }
 """Name → what people read, where it is, its scale and digits."""
 
@@ -70,9 +75,16 @@ def perform(
     results: dict[int, Measures] = {}
     with ProcessPoolExecutor(min(jobs, len(tasks))) as pool:
         places = {pool.submit(run, task): at for at, task in enumerate(tasks)}
-        for done in as_completed(places):
-            results[places[done]] = done.result()
-            progress(len(results))
+        try:
+            for done in as_completed(places):
+                results[places[done]] = done.result()
+                progress(len(results))
+        except BaseException:  # also Ctrl-C: nobody waits for runs whose results nobody sees
+            workers = list((pool._processes or {}).values())  # noqa: SLF001 - terminate_workers() is 3.14
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in workers:
+                process.terminate()
+            raise
     return [results[at] for at in range(len(tasks))]
 
 
@@ -96,8 +108,8 @@ def shown_progress(total: int, *, quiet: bool) -> Iterator[Callable[[float], Non
         yield lambda _: None
         return
     try:
-        from rich.console import Console  # noqa: PLC0415 - the extra `demo`
-        from rich.progress import Progress  # noqa: PLC0415 - as above
+        from rich.console import Console  # the extra `demo`
+        from rich.progress import Progress
     except ImportError:
         yield _plain(total)
         sys.stderr.write("\n")

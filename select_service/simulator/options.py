@@ -119,9 +119,27 @@ def settings_of(args: Namespace) -> RunSettings:
         given["admission"] = msgspec.json.decode(args.admission, type=AdmissionSettings)
     if args.change:
         given["changes"] = [_change(text) for text in args.change]
+    for name in ("seeds", "jobs"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name} must be at least 1")
+    _expect_used(args)
     settings = replace(base, **{name: one for name, one in given.items() if one is not None})
     settings.validate()
     return settings
+
+
+def _expect_used(args: Namespace) -> None:
+    """Refuse options of a trace where there is none: they would be left aside without a word."""
+    if args.trace is not None:
+        return
+    given = {
+        "--format": args.format != "mooncake",
+        "--limit": args.limit,
+        "--jitter": args.jitter,
+        "--speed": args.speed != 1.0,
+    }
+    for name in filter(given.get, given):
+        raise ValueError(f"{name} is of a --trace")
 
 
 def weights_with(base: RouterConfig, values: Mapping[str, object]) -> RouterConfig:

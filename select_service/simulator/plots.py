@@ -46,12 +46,26 @@ class _Axis:
     def ticks(self) -> list[float]:
         """Return values to write beside the axis."""
         if self.log:
-            first, last = math.floor(self._low), math.ceil(self._high)
-            marks = [10.0**power for power in range(first, last + 1)]
-            return [mark for mark in marks if self._low - 1e-9 <= math.log10(mark) <= self._high]
+            return self._log_ticks()
         step = _round_step((self._high - self._low) / 5)
         first = math.ceil(self._low / step - 1e-9)
         return [step * at for at in range(first, int(self._high / step + 1e-9) + 1)]
+
+    def _log_ticks(self) -> list[float]:
+        """Powers of ten, those between where there are few, and the ends where there is nothing."""
+        powers = range(math.floor(self._low), math.ceil(self._high) + 1)
+        each = -(-len(powers) // 9)
+        many = [digit * 10.0**power for power in powers[::each] for digit in (1, 2, 5)]
+        marks = [mark for mark in many if self._low - 1e-9 <= math.log10(mark) <= self._high + 1e-9]
+        few = [mark for mark in marks if mark in many[::3]]
+        if len(few) >= 3:  # noqa: PLR2004 - two say where they are, three how it grows
+            return few
+        return marks if len(marks) > 1 else [10.0**self._low, 10.0**self._high]
+
+
+def _number(value: float) -> str:
+    """Write it as people do, as long as it is no longer than they like."""
+    return f"{value:,.3f}".rstrip("0").rstrip(".") if 0.01 <= value < 1e8 else f"{value:.3g}"  # noqa: PLR2004
 
 
 def _round_step(rough: float) -> float:
@@ -59,7 +73,7 @@ def _round_step(rough: float) -> float:
     return next(power * one for one in (1, 2, 5, 10) if power * one >= rough * 0.999)
 
 
-def lines(  # noqa: PLR0913 - what a plot has
+def lines(
     title: str,
     series: Sequence[Series],
     *,
@@ -123,11 +137,11 @@ def _frame(title: str, across: _Axis | None, up: _Axis, x: str, y: str) -> str:
     for value in up.ticks():
         at = up.at(value)
         parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}" class="g"/>')
-        parts.append(f'<text x="{_LEFT - 5}" y="{at + 4:.1f}" class="y">{value:.4g}</text>')
+        parts.append(f'<text x="{_LEFT - 5}" y="{at + 4:.1f}" class="y">{_number(value)}</text>')
     for value in across.ticks() if across is not None else ():
         at = across.at(value) if across is not None else 0.0
         parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{floor}" class="g"/>')
-        parts.append(f'<text x="{at:.1f}" y="{floor + 14}" class="v">{value:.4g}</text>')
+        parts.append(f'<text x="{at:.1f}" y="{floor + 14}" class="v">{_number(value)}</text>')
     parts.append(f'<text x="{(_LEFT + right) / 2}" y="{_HEIGHT - 8}" class="v">{escape(x)}</text>')
     parts.append(f'<text x="4" y="{_TOP - 6}" class="n">{escape(y)}</text>')
     return "".join(parts)

@@ -54,7 +54,7 @@ class SnapshotPool(ToldPool):
         """The most of one instance, as told."""
         return int((self.queue_depth + self.batch_size + self.in_flight).max())
 
-    def utilization_most(self, queue_depth: float, kv_utilization: float) -> float:  # noqa: ARG002 - a Pool
+    def utilization_most(self, queue_depth: float, kv_utilization: float) -> float:
         """No bound: exactly what was told counts."""
         return math.inf
 

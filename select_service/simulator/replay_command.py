@@ -11,6 +11,7 @@ import msgspec
 from select_service.simulator.options import pairs_of, weights_with
 from select_service.simulator.recordings import files_of
 from select_service.simulator.replaying import replay
+from select_service.simulator.results import expect_writable
 from select_service.simulator.run_command import write_json
 from select_service.types import RouterConfig
 
@@ -24,7 +25,9 @@ __all__ = ["DIVERGED", "configure", "execute"]
 DIVERGED: Final = 3
 """Exit code: a decision is another one now."""
 
-_NO_WEIGHTS: Final = frozenset({"use_kv_events", "queue_threshold", "overtaking_s"})
+_NO_WEIGHTS: Final = frozenset(
+    {"use_kv_events", "queue_threshold", "overtaking_s", "overtaking_share"}
+)
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -58,8 +61,10 @@ def execute(args: Namespace) -> int:
     Raises:
         BadRecording: the recording cannot be read.
         ValueError, OSError: it cannot be carried out.
+        NotWritten: its results cannot be kept.
     """
     changes = _changes(args.weights)
+    expect_writable(args.out)
     told = replay(
         files_of(Path(args.file)),
         changes,

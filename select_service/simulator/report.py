@@ -40,7 +40,7 @@ def html_of(result: Comparison) -> str:
         _table(head, rows),
         "<p>Means over seeds ± 95 % of Student's t; one seed has no interval. The ceiling is the "
         "hit rate of one infinite cache for all.</p>",
-        _key(list(groups)),
+        _key([*groups, "ceiling"]),
         *(f"<figure>{plot}</figure>" for plot in _plots(groups)),
         "<h2>Decisions by reason</h2>",
         _reasons(groups),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,6 +17,7 @@ from select_service.simulator.comparison import (
 )
 from select_service.simulator.options import add_options, settings_of
 from select_service.simulator.report import html_of
+from select_service.simulator.results import expect_writable, write_whole
 from select_service.simulator.runs import POLICIES, at_load, capacity_of
 
 if TYPE_CHECKING:
@@ -46,11 +46,15 @@ def execute(args: Namespace) -> int:
 
     Raises:
         ValueError, OSError: it cannot be carried out.
+        NotWritten: its results cannot be kept.
     """
     names = list(POLICIES) if args.policy == "all" else args.policy.split(",")
     settings = settings_of(args)
     for name in names:
         replace(settings, policy=name).validate()
+    if len(set(names)) < len(names):
+        raise ValueError("--policy: one is named twice, and its runs would count twice")
+    expect_writable(args.out, args.report)
     settings, capacity = loaded(settings, args.load)
     seeds = range(settings.seed, settings.seed + args.seeds)
     tasks = [replace(settings, policy=name, seed=seed) for name in names for seed in seeds]
@@ -61,7 +65,7 @@ def execute(args: Namespace) -> int:
     if args.out is not None:
         write_json(args.out, result)
     if args.report is not None:
-        Path(args.report).write_text(html_of(result), encoding="utf-8")
+        write_whole(args.report, html_of(result).encode())
     return 0
 
 
@@ -79,6 +83,9 @@ def loaded(settings: RunSettings, load: float | None) -> tuple[RunSettings, floa
 
 
 def write_json(path: str, result: msgspec.Struct) -> None:
-    """Write results for people and programs."""
-    text = msgspec.json.format(msgspec.json.encode(result), indent=1)
-    Path(path).write_bytes(text + b"\n")
+    """Write results for people and programs.
+
+    Raises:
+        NotWritten: they could not be.
+    """
+    write_whole(path, msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")

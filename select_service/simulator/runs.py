@@ -33,7 +33,7 @@ from select_service.simulator.core.settings import PoolSettings
 from select_service.simulator.core.worker import EngineSettings
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
 from select_service.simulator.recordings import requests_of
-from select_service.simulator.traces import READERS, RECORDING, TraceWorkload
+from select_service.simulator.traces import READERS, RECORDING, TraceWorkload, in_order
 from select_service.types import RouterConfig
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _read_arrays(path: Path) -> dict[str, list[float]]:
 def _rng(settings: RunSettings, *names: object) -> random.Random:
     """Return a generator of its own for each purpose: none shares its luck with another."""
     text = "/".join(str(name) for name in (settings.seed, *names))
-    return random.Random(text)  # noqa: S311  # nosec B311 - simulated luck
+    return random.Random(text)
 
 
 def workload(settings: RunSettings) -> Workload:
@@ -237,7 +237,7 @@ def _read(trace: Trace, block_size: int) -> Iterator[Request]:
         yield from requests_of(Path(trace.path), block_size)
         return
     with Path(trace.path).open("rb") as lines:
-        yield from READERS[trace.format](lines, block_size)
+        yield from in_order(READERS[trace.format](lines, block_size))
 
 
 def router(settings: RunSettings) -> Router:

@@ -24,6 +24,7 @@ from select_service.simulator.comparison import (
     shown_progress,
 )
 from select_service.simulator.options import add_options, settings_of, weights_with
+from select_service.simulator.results import expect_writable
 from select_service.simulator.run_command import loaded, write_json
 from select_service.simulator.runs import OURS, PEER, RunSettings
 from select_service.simulator.statistics import Estimate
@@ -83,15 +84,17 @@ def execute(args: Namespace) -> int:
 
     Raises:
         ValueError, OSError: it cannot be carried out.
+        NotWritten: its results cannot be kept.
     """
     aims = args.aims.split(",")
     unknown = [name for name in aims if name not in METRICS]
     if unknown:
         raise ValueError(f"--aims: there is no {', '.join(unknown)}")
+    expect_writable(args.out)
     settings, _ = loaded(replace(settings_of(args), policy=OURS), args.load)
     points = _points(args.vary, settings.weights)
     if args.draw is not None and args.draw < len(points):
-        rng = random.Random(f"{settings.seed}/sweep")  # noqa: S311  # nosec B311 - points
+        rng = random.Random(f"{settings.seed}/sweep")
         points = sorted(rng.sample(points, args.draw), key=points.index)
     variants = [replace(settings, weights=weights_with(settings.weights, one)) for one in points]
     variants.append(replace(settings, policy=PEER))
@@ -116,6 +119,8 @@ def _points(texts: Sequence[str], base: RouterConfig) -> list[dict[str, float]]:
         name, equals, values = text.partition("=")
         if not equals:
             raise ValueError(f"--vary: {text} should be WEIGHT=VALUES")
+        if name in grid:
+            raise ValueError(f"--vary: {name} is named twice")
         grid[name] = _values(values)
         for value in grid[name]:
             weights_with(base, {name: value})

@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Iterator
 
-__all__ = ["MOONCAKE_BLOCK", "READERS", "RECORDING", "BadTrace", "Reader", "TraceWorkload"]
+__all__ = [
+    "MOONCAKE_BLOCK",
+    "READERS",
+    "RECORDING",
+    "BadTrace",
+    "Reader",
+    "TraceWorkload",
+    "in_order",
+]
 
 RECORDING: Final = "recording"
 
@@ -34,12 +42,22 @@ CHARACTERS_PER_TOKEN: Final = 4
 """Of a log that has the text and not the tokens."""
 
 
+SPAN_MAX_S: Final = 366 * 86_400.0
+"""Between the first request of a trace and the last: beyond, timestamps have another unit. Every
+second of it is simulated."""
+
+_NAMES: Final = 1 << 64
+
+
 class BadTrace(ValueError):
     """A line that cannot be read; the text names it, from 1."""
 
 
 class Reader(Protocol):
-    """Turns the lines of a file into requests whose blocks have `block_size` tokens."""
+    """Turns the lines of a file into requests whose blocks have `block_size` tokens, in its order.
+
+    Times may begin anywhere; `in_order` comes after it.
+    """
 
     def __call__(self, lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
         """Read lazily.
@@ -48,6 +66,26 @@ class Reader(Protocol):
             BadTrace: a line cannot be read.
             ValueError: the format has no blocks of that size.
         """
+
+
+def in_order(requests: Iterable[Request]) -> list[Request]:
+    """Return requests as they came, the first at 0.
+
+    Logs are written as answers end, and clocks begin where they like.
+
+    Raises:
+        BadTrace: they are years apart.
+    """
+    found = sorted(requests, key=lambda one: one.arrival)
+    if not found:
+        return found
+    start = found[0].arrival
+    seconds = found[-1].arrival - start
+    if not seconds <= SPAN_MAX_S:
+        raise BadTrace(f"requests are {seconds:.3g} s apart: do timestamps have another unit?")
+    for one in found:
+        one.arrival -= start
+    return found
 
 
 class TraceWorkload:
@@ -89,7 +127,7 @@ class TraceWorkload:
         request.arrival = at / self._speed
         return request
 
-    def after(self, outcome: Outcome) -> tuple[Request, ...]:  # noqa: ARG002 - a Workload
+    def after(self, outcome: Outcome) -> tuple[Request, ...]:
         """Nothing: a trace has its own times."""
         return ()
 
@@ -115,7 +153,7 @@ def read_mooncake(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
         if one.input_length < 1 or one.output_length < 0 or any(id_ < 0 for id_ in one.hash_ids):
             raise BadTrace(f"line {number}: lengths and hash ids must not be negative")
         full = one.input_length // block_size
-        names = [1 + id_ * parts + part for id_ in one.hash_ids for part in range(parts)]
+        names = [_name(id_ * parts + part) for id_ in one.hash_ids for part in range(parts)]
         yield Request(
             number=number,
             arrival=one.timestamp / 1e3,
@@ -123,6 +161,13 @@ def read_mooncake(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
             osl=max(1, one.output_length),
             blocks=tuple(names[:full]),
         )
+
+
+def _name(number: int) -> int:
+    """Return a block's number, which has 64 bits; ids that are hashes themselves may need more."""
+    if number < _NAMES - 1:
+        return 1 + number
+    return xxh3_64_intdigest(b"%d" % number)
 
 
 # -- OpenAI-style logs ---------------------------------------------------------------------------
@@ -181,7 +226,7 @@ def read_openai(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
         one = _decoded(decoder, line, number)
         when = _when(one, number)
         start = when if start is None else start
-        yield _logged(one, number, max(0.0, when - start), block_size)
+        yield _logged(one, number, when - start, block_size)
 
 
 def _logged(one: _LogLine, number: int, arrival: float, block_size: int) -> Request:
@@ -193,6 +238,8 @@ def _logged(one: _LogLine, number: int, arrival: float, block_size: int) -> Requ
     isl = usage.prompt_tokens or max(1, len(text) // CHARACTERS_PER_TOKEN)
     limit = call.max_completion_tokens or call.max_tokens
     osl = usage.completion_tokens or len(answer) // CHARACTERS_PER_TOKEN or limit or 1
+    if isl < 1 or osl < 1:
+        raise BadTrace(f"line {number}: lengths must not be negative")
     size = block_size * CHARACTERS_PER_TOKEN
     blocks: list[int] = []
     before = 0

@@ -145,7 +145,7 @@ def test_requests_that_come_late_leave_nothing(server: Server) -> None:
             async with AsyncClient(url(proxy.port), options=options) as client:
                 await live(client, 200, 8)
                 await client.flush()
-            while proxy.held:  # noqa: ASYNC110 - of another thread
+            while proxy.held:
                 await asyncio.sleep(0.05)
 
     go(main, 120)
@@ -214,7 +214,7 @@ def test_without_any_selector(tmp_path: Path) -> None:
                 with Client(url(again.port)) as other:
                     assert not other.ready().ready
                     other.upsert_worker(spec(5))
-                while client.degraded:  # noqa: ASYNC110 - it has no event for it
+                while client.degraded:
                     await asyncio.sleep(0.02)
                 async with client.reserve(token_ids=PROMPT) as r:
                     assert (r.degraded, r.worker_id) == (False, 5)

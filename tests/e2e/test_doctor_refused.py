@@ -105,7 +105,7 @@ class Engines:
             socket.setsockopt(zmq.CURVE_SECRETKEY, self.keys.secret.encode())
             socket.setsockopt(zmq.ZAP_DOMAIN, b"engines")
         socket.bind(f"tcp://{HOST}:*")
-        return socket.getsockopt(zmq.LAST_ENDPOINT).decode()  # type: ignore[union-attr]
+        return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def close(self) -> None:
         for socket in self._sockets:

@@ -72,7 +72,7 @@ def prompts() -> list[dict[str, Any]]:
     """Every prompt worth asking about the scripted scenario."""
     sys.path.insert(0, str(GOLDEN))
     try:
-        import scenario  # noqa: PLC0415 - lives beside the publishers, is no package
+        import scenario  # lives beside the publishers, is no package
     finally:
         sys.path.remove(str(GOLDEN))
     first = scenario.toks(1, 4 * BLOCK_SIZE)

@@ -143,10 +143,10 @@ def test_ours_from_theirs(version: str, engine: FakeEngine, tmp_path: Path) -> N
             wait(engine.has_subscriber, engine)
             engine.publish(removed(2))
             for one in (server, theirs):
-                wait(lambda one=one: rows(one) == [2, 2, 2], engine)  # type: ignore[misc]
+                wait(lambda: rows(one) == [2, 2, 2], engine)
             engine.publish(stored(2, 1, 1001))
             for one in (server, theirs):
-                wait(lambda one=one: rows(one) == [3, 5, 6], engine)  # type: ignore[misc]
+                wait(lambda: rows(one) == [3, 5, 6], engine)
 
 
 @pytest.mark.heavy
@@ -164,4 +164,4 @@ def test_theirs_from_ours(version: str, engine: FakeEngine, tmp_path: Path) -> N
             wait(engine.has_subscriber, engine)
             engine.publish(removed(2))
             for one in (source, theirs):
-                wait(lambda one=one: rows(one) == [2, 2, 2], engine)  # type: ignore[misc]
+                wait(lambda: rows(one) == [2, 2, 2], engine)

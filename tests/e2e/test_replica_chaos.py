@@ -211,7 +211,7 @@ def mesh(folder: Path, count: int, seed: int) -> Iterator[tuple[list[Replica], l
         for replica in replicas:
             replica.seat()
             eventually(
-                lambda replica=replica: replica.metric("replica_publishers", state="synced"),  # type: ignore[misc]
+                lambda: replica.metric("replica_publishers", state="synced"),
                 float(count - 1),
             )
         yield replicas, links

@@ -53,7 +53,7 @@ def pair(
         for one in both:
             one.seat(*WORKERS)
         for one in both:
-            eventually(lambda one=one: one.metric("replica_publishers", state="synced"), 1.0)  # type: ignore[misc]
+            eventually(lambda: one.metric("replica_publishers", state="synced"), 1.0)
         yield both, ways
 
 
@@ -122,7 +122,7 @@ def garble(folder: Path, *, encrypted: bool, seed: int, rounds: int) -> None:
                 way.set(HEALTHY)
             wanted = set(live)
             for one in both:
-                eventually(lambda one=one: names(one), wanted, deadline_s=60.0)  # type: ignore[misc]
+                eventually(lambda: names(one), wanted, deadline_s=60.0)
             agree(both, deadline_s=60.0)
         for one in both:
             assert one.process is not None

@@ -46,12 +46,12 @@ def _until_heard(we: Replica, they: Replica) -> None:
             speaker.reserve(name, 2, [])
             heard = False
             with contextlib.suppress(AssertionError):
-                eventually(lambda hearer=hearer: hearer.load(2)[2], 1, deadline_s=0.3)  # type: ignore[misc]
+                eventually(lambda: hearer.load(2)[2], 1, deadline_s=0.3)
                 heard = True
             speaker.ask("DELETE", f"/reservations/{name}")
             if heard:
                 break
-        eventually(lambda hearer=hearer: hearer.load(2), (0, 0, 0))  # type: ignore[misc]
+        eventually(lambda: hearer.load(2), (0, 0, 0))
 
 
 @pytest.mark.parametrize("version", peer.VERSIONS)
@@ -60,11 +60,11 @@ def test_admission_prefill_and_free_both_ways(version: str, tmp_path: Path) -> N
         for here, there, name in ((we, they, "x"), (they, we, "y")):
             here.reserve(name, 1, [1, 2, 3, (1 << 63) - 1])
             for one in (here, there):
-                eventually(lambda one=one: one.load(1), (64, 4, 1))  # type: ignore[misc]
+                eventually(lambda: one.load(1), (64, 4, 1))
             here.ask("POST", f"/reservations/{name}/prefill_complete")
-            eventually(lambda there=there: there.load(1), (0, 4, 1))  # type: ignore[misc]
+            eventually(lambda: there.load(1), (0, 4, 1))
             here.ask("DELETE", f"/reservations/{name}")
-            eventually(lambda there=there: there.load(1), (0, 0, 0))  # type: ignore[misc]
+            eventually(lambda: there.load(1), (0, 0, 0))
 
 
 @pytest.mark.parametrize("version", peer.VERSIONS)
@@ -72,11 +72,11 @@ def test_we_end_what_they_booked_and_they_what_we_did(version: str, tmp_path: Pa
     with pair(tmp_path, version) as (we, they):
         for here, there, name in ((we, they, "x"), (they, we, "y")):
             here.reserve(name, 1, [1, 2, 3])
-            eventually(lambda there=there: there.load(1), (48, 3, 1))  # type: ignore[misc]
+            eventually(lambda: there.load(1), (48, 3, 1))
             there.ask("POST", f"/reservations/{name}/prefill_complete")
-            eventually(lambda here=here: here.load(1), (0, 3, 1))  # type: ignore[misc]
+            eventually(lambda: here.load(1), (0, 3, 1))
             there.ask("DELETE", f"/reservations/{name}")
-            eventually(lambda here=here: here.load(1), (0, 0, 0))  # type: ignore[misc]
+            eventually(lambda: here.load(1), (0, 0, 0))
 
 
 @pytest.mark.parametrize("version", peer.VERSIONS)
@@ -86,11 +86,11 @@ def test_many_at_once(version: str, tmp_path: Path) -> None:
         for number in range(200):
             (we, they)[number % 2].reserve(f"r{number}", 1 + number % 2, [number])
         for one in (we, they):
-            eventually(lambda one=one: [one.load(w)[2] for w in (1, 2)], [100, 100])  # type: ignore[misc]
+            eventually(lambda: [one.load(w)[2] for w in (1, 2)], [100, 100])
         for number in range(200):
             (they, we)[number % 2].ask("DELETE", f"/reservations/r{number}")
         for one in (we, they):
-            eventually(lambda one=one: [one.load(w) for w in (1, 2)], [(0, 0, 0)] * 2)  # type: ignore[misc]
+            eventually(lambda: [one.load(w) for w in (1, 2)], [(0, 0, 0)] * 2)
 
 
 @pytest.mark.parametrize("version", peer.VERSIONS)
@@ -105,7 +105,7 @@ def test_they_carry_what_lives_under_our_leases(version: str, tmp_path: Path) ->
         they.ask("POST", "/reservations/x/prefill_complete")
         eventually(lambda: we.load(1), (16, 4, 2))
         for one in (we, they):  # what is missed here ends there
-            eventually(lambda one=one: one.load(1), (0, 0, 0))  # type: ignore[misc]
+            eventually(lambda: one.load(1), (0, 0, 0))
 
 
 @pytest.mark.parametrize("version", peer.VERSIONS)
@@ -116,9 +116,9 @@ def test_they_carry_both_legs_of_a_pair(version: str, tmp_path: Path) -> None:
         prompt = {"block_hashes": [1, 2, 3], "sequence_hashes": [1, 2, 3], "isl_tokens": 48}
         we.ask("POST", "/select_pair", prompt | {"reservation_id": "p"})
         for one in (we, they):
-            eventually(lambda one=one: [one.load(w) for w in (1, 2)], [(48, 0, 1), (0, 3, 1)])  # type: ignore[misc]
+            eventually(lambda: [one.load(w) for w in (1, 2)], [(48, 0, 1), (0, 3, 1)])
         they.ask("POST", "/reservations/p:prefill/prefill_complete")
         eventually(lambda: we.load(1), (0, 0, 1))
         we.ask("DELETE", "/reservations/p")
         for one in (we, they):
-            eventually(lambda one=one: [one.load(w) for w in (1, 2)], [(0, 0, 0)] * 2)  # type: ignore[misc]
+            eventually(lambda: [one.load(w) for w in (1, 2)], [(0, 0, 0)] * 2)

@@ -30,7 +30,7 @@ def pair(folder: Path, *args: str) -> Iterator[tuple[Replica, Replica]]:
         a.seat()
         b.seat()
         for one in (a, b):
-            eventually(lambda one=one: one.metric("replica_peers", state="connected"), 1.0)  # type: ignore[misc]
+            eventually(lambda: one.metric("replica_peers", state="connected"), 1.0)
         yield a, b
 
 
@@ -38,15 +38,15 @@ def test_a_reservation_and_all_that_becomes_of_it(tmp_path: Path) -> None:
     with pair(tmp_path) as (a, b):
         for here, there, name in ((a, b, "x"), (b, a, "y")):
             here.reserve(name, 1, [1, 2, 3, 4])
-            eventually(lambda there=there: there.load(1), (64, 4, 1))  # type: ignore[misc]
+            eventually(lambda: there.load(1), (64, 4, 1))
             here.ask("POST", f"/reservations/{name}/output_block", {})
-            eventually(lambda there=there: there.load(1), (64, 5, 1))  # type: ignore[misc]
+            eventually(lambda: there.load(1), (64, 5, 1))
             there.ask("POST", f"/reservations/{name}/output_block", {})
-            eventually(lambda here=here: here.load(1), (64, 6, 1))  # type: ignore[misc]
+            eventually(lambda: here.load(1), (64, 6, 1))
             there.ask("POST", f"/reservations/{name}/prefill_complete")
-            eventually(lambda here=here: here.load(1), (0, 6, 1))  # type: ignore[misc]
+            eventually(lambda: here.load(1), (0, 6, 1))
             there.ask("DELETE", f"/reservations/{name}")
-            eventually(lambda here=here: here.load(1), (0, 0, 0))  # type: ignore[misc]
+            eventually(lambda: here.load(1), (0, 0, 0))
         assert agree((a, b))["default", "default", 1, 0] == (0, 0, 0)
 
 

@@ -86,7 +86,7 @@ def run(tmp_path: Path, lives: int, others: int) -> None:
             assert set(whole.values()) <= {SAMPLES}, "all or none"
             said.update(whole)
             for one in witnesses:
-                eventually(lambda one=one: booked(one), stands)  # type: ignore[misc]
+                eventually(lambda: booked(one), stands)
             agree([server, *witnesses])
         ends = itertools.cycle([server, *witnesses])
         for name in booked(server):  # at whichever replica: each knows all of them
@@ -94,7 +94,7 @@ def run(tmp_path: Path, lives: int, others: int) -> None:
             end(next(ends), name, range(half))
             end(next(ends), name, range(half, SAMPLES))
         for one in (server, *witnesses):
-            eventually(lambda one=one: booked(one), {})  # type: ignore[misc]
+            eventually(lambda: booked(one), {})
         assert set(agree([server, *witnesses]).values()) == {(0, 0, 0)}, "nothing is left"
 
 

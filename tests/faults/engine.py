@@ -106,7 +106,7 @@ class Engine:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        import os  # noqa: PLC0415
+        import os
 
         assert self._process.pid is not None
         os.kill(self._process.pid, number)
@@ -294,7 +294,7 @@ def _live(
     namespace: str | None,
 ) -> None:
     if namespace is not None:
-        from tests.faults.namespaces import enter  # noqa: PLC0415 - one of few is anywhere else
+        from tests.faults.namespaces import enter  # one of few is anywhere else
 
         enter(namespace)
     life = _Life(zmq.Context(), host, ports, random.Random(seed))

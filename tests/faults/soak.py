@@ -266,11 +266,11 @@ def settle(
     try:
         for one in (a, b):
             Patient(one, publishing).index_is_true()
-            eventually(lambda one=one: {row.name for row in one.view().booked}, wanted)  # type: ignore[misc]
+            eventually(lambda: {row.name for row in one.view().booked}, wanted)
         for traffic in traffics:
             traffic.free_all()
         for one in (a, b):
-            eventually(lambda one=one: one.view().booked, [])  # type: ignore[misc]
+            eventually(lambda: one.view().booked, [])
     except AssertionError as error:
         yield str(error)[:500]
     for name, one in (("a", a), ("b", b)):
@@ -325,11 +325,11 @@ def median(samples: list[Sample], what: str) -> float:
 def draw(of: Soak, path: Path) -> bool:
     """A picture, where matplotlib is installed."""
     try:
-        import matplotlib as mpl  # noqa: PLC0415 - not needed by tests
+        import matplotlib as mpl  # not needed by tests
     except ImportError:
         return False
     mpl.use("svg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
+    from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(len(ROOM) + 1, 1, sharex=True, figsize=(8, 10))
     for axis, what in zip(axes, ROOM, strict=False):

@@ -69,7 +69,7 @@ def test_a_replica_is_cut_off(tmp_path: Path, place: Namespace, record_property:
             one.seat(1, 2)
         for one in (near, far):
             eventually(
-                lambda one=one: one.metric("replica_publishers", state="synced"),  # type: ignore[misc]
+                lambda: one.metric("replica_publishers", state="synced"),
                 1.0,
             )
         patient = Patient(near)

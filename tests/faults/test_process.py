@@ -196,7 +196,7 @@ def test_a_full_disk(
             disk.empty(patient.pid)
             for name in large:
                 path = f"/reservations/{name}"
-                eventually(lambda path=path: patient.server.request("DELETE", path).status, 200)  # type: ignore[misc]
+                eventually(lambda: patient.server.request("DELETE", path).status, 200)
         patient.traffic.resolve_doubts()
         assert patient.server.process is not None
         patient.server.process.kill()

@@ -218,7 +218,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def test_every_replica_is_exchanged_under_load(cluster: Cluster) -> None:
     first = [cluster.start() for _ in range(3)]
     for one in first:
-        eventually(lambda one=one: one.metric("replica_publishers", state="synced"), 2.0)  # type: ignore[misc]
+        eventually(lambda: one.metric("replica_publishers", state="synced"), 2.0)
     callers = [Caller(cluster, number) for number in range(CLIENTS)]
     for number in range(STREAMS):
         booked = {"reservation_id": f"stream-{number}", "token_ids": PROMPTS[number]}
@@ -248,4 +248,4 @@ def test_every_replica_is_exchanged_under_load(cluster: Cluster) -> None:
         one.ask("POST", f"/reservations/stream-{number}/prefill_complete")
         one.ask("DELETE", f"/reservations/stream-{number}")
     for one in cluster.replicas:
-        eventually(lambda one=one: [one.load(1), one.load(2)], [(0, 0, 0)] * 2)  # type: ignore[misc]
+        eventually(lambda: [one.load(1), one.load(2)], [(0, 0, 0)] * 2)

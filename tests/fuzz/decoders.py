@@ -49,6 +49,7 @@ from select_service.edge.state.wal import inspect
 from select_service.errors import ServiceError
 from select_service.simulator.recordings import read_recording
 from select_service.simulator.replaying import replay
+from tests.indexer.encoding import comparable
 
 MEMORY: Final = "/dev/shm"  # where there is one, files cost nothing
 FORMS: Final = ("map", "array")
@@ -58,17 +59,6 @@ BLOCK_SIZE: Final = 16
 def _plainly(payload: bytes, decoder: BatchDecoder) -> EventBatch | None:
     with mock.patch.object(wire, "decode_plain", return_value=None):
         return decoder.decode(payload)
-
-
-def comparable(batch: EventBatch | None) -> Any:
-    """A batch as plain values: token arrays and token lists are one."""
-    if batch is None:
-        return None
-    events = [msgspec.structs.asdict(event) | {"is": type(event)} for event in batch.events]
-    for event in events:
-        if "token_ids" in event:
-            event["token_ids"] = [*event["token_ids"]]
-    return events, repr(batch.ts), batch.dp_rank, batch.form
 
 
 def events(data: bytes) -> None:

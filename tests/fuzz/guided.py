@@ -74,12 +74,12 @@ def _changed(value: Any, rng: random.Random, depth: int) -> Any:
 
 def main() -> None:
     """Run one target until its bounds are reached or something is found."""
-    import atheris  # noqa: PLC0415 - no part of an ordinary installation
+    import atheris  # no part of an ordinary installation
 
     target, corpus = sys.argv[1], Path(sys.argv[2])
     with atheris.instrument_imports(include=["indexer", "select_service"]):
-        from tests.fuzz.decoders import TARGETS  # noqa: PLC0415 - instrumented as they come
-        from tests.fuzz.seeds import seeds  # noqa: PLC0415
+        from tests.fuzz.decoders import TARGETS  # instrumented as they come
+        from tests.fuzz.seeds import seeds
     corpus.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(seeds(target)):
         (corpus / f"seed-{number:04}").write_bytes(seed)

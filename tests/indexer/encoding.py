@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+
+from indexer.core.events import EventBatch
 
 ARRAY_FIELDS = {
     "BlockStored": (
@@ -37,18 +40,18 @@ def _hash(value: int | None, form: str) -> Any:
     return value
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The golden files write bytes as {"b": hex}."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         if set(value) == {"b"}:
             return bytes.fromhex(value["b"])
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list) else value
 
 
 def encode_event(event: dict[str, Any], form: str, at: int = 0) -> Any:
     """One event as an object that msgpack will write; `at` is its place in the batch."""
-    event = _plain(event)
+    event = plain(event)
     if "block_hashes" in event:
         event["block_hashes"] = [_hash(value, form) for value in event["block_hashes"]]
     if "parent_block_hash" in event:
@@ -67,6 +70,17 @@ def encode_batch(
     """The payload of one message."""
     encoded = [encode_event(event, form, at) for at, event in enumerate(events)]
     return msgspec.msgpack.encode([ts, encoded, rank])
+
+
+def comparable(batch: EventBatch | None) -> Any:
+    """A batch as plain values: token arrays and token lists are one."""
+    if batch is None:
+        return None
+    events = [msgspec.structs.asdict(event) | {"is": type(event)} for event in batch.events]
+    for event in events:
+        if "token_ids" in event:
+            event["token_ids"] = [*event["token_ids"]]
+    return events, repr(batch.ts), batch.dp_rank, batch.form
 
 
 def message(seq: int, payload: bytes) -> list[bytes]:

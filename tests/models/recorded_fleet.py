@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from indexer.core.hashing import pack_u64
 from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
@@ -336,13 +334,17 @@ class RecordedFleet:
             self.did(effects)
 
     def doubt(self) -> None:
-        """A rank's index counts for less from now on; or for all again."""
+        """A rank's index counts for less from now on; or for all again.
+
+        Told by the verb the service tells it with: the column has room for more than there are.
+        """
         partition = self.core.partitions.get(self.draw.choice(SCOPES))
         if partition is not None:
-            column = np.array(
-                [self.draw.choice([1.0, 0.5]) for _ in range(partition.index.capacity)]
-            )
-            partition.trust.column = None if (column == 1.0).all() else column
+            for slot in range(partition.index.capacity):
+                if self.draw.choice([True, False]):
+                    partition.trust.note_freshness(slot, 0.5, ("lag",))
+                else:
+                    partition.trust.note_freshness(slot, 1.0, ())
 
     # -- what was answered ---------------------------------------------------------------------
 

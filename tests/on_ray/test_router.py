@@ -133,9 +133,9 @@ def _a_request_is_booked_while_it_lasts(engine: Any, selectors: Selectors) -> No
     fresh = list(range(50_000, 50_000 + 20 * BLOCK))
     running = engine.remote(token_ids=fresh, seconds=3.0)
     for url in selectors.urls():
-        wait_until(lambda url=url: selectors.active(url) == 1, "it is booked, everywhere")  # type: ignore[misc]
+        wait_until(lambda: selectors.active(url) == 1, "it is booked, everywhere")
         wait_until(
-            lambda url=url: not any(r["potential_prefill_tokens"] for r in selectors.rows(url)),  # type: ignore[misc]
+            lambda: not any(r["potential_prefill_tokens"] for r in selectors.rows(url)),
             "its prompt is computed",
         )
         assert any(row["potential_decode_blocks"] for row in selectors.rows(url))

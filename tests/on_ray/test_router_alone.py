@@ -103,7 +103,7 @@ class Scene:
 
     async def until(self, booked: dict[str, int]) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while await asyncio.to_thread(self.booked) != booked:  # noqa: ASYNC110 - a process's
+            while await asyncio.to_thread(self.booked) != booked:
                 await asyncio.sleep(0.01)
 
 

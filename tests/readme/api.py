@@ -1,4 +1,4 @@
-"""deploy/API.md: the API reference, out of what GET /openapi.json answers.
+"""deploy/reference/api.md: the API reference, out of what GET /openapi.json answers.
 
 `python -m tests.readme.api` (or `make readme`) writes it; `test_api.py` fails when it differs.
 """
@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from select_service.edge.http.openapi import describe
-from tests.readme.document import anchor
+from tests.readme.document import REFERENCE, anchor
 
 COMMAND = "make readme"
-FILE = Path(__file__).parents[2] / "deploy" / "API.md"
+FILE = REFERENCE / "api.md"
 HEAD = """# API reference
 
 Every route and every type, made out of `GET /openapi.json` by `make readme`;
-[README.md](../README.md) says what they are for. A type followed by `?` may be `null`, which in a
-request is the same as leaving the field out. `u32` and `u64` are unsigned, a hash is any signed or
-unsigned number of 64 bits. Bodies and answers may be MessagePack instead of JSON.
+[README.md](../../README.md#the-api) says what they are for. A type followed by `?` may be `null`,
+which in a request is the same as leaving the field out. `u32` and `u64` are unsigned, a hash is any
+signed or unsigned number of 64 bits. Bodies and answers may be MessagePack instead of JSON.
 """
 _CONTRACT = re.compile(r" \(contract [^)]*\)")
 _REF = re.compile(r".*/")
@@ -45,7 +44,7 @@ def written() -> str:
         lines.append(f"| [`{name}`](#{anchor(name)}) | {_cell(summary)} | {_scope(one)} |")
     lines += ["", "### Statuses", "", "| status | |", "|---|---|"]
     lines += _statuses(one for _, one in operations)
-    lines += ["", "Errors are a [Problem](#problem).", ""]
+    lines += ["", "Errors are a [Problem](#problem), each with [its code](errors.md).", ""]
     for name, one in operations:
         lines += _operation(name, one)
     lines += ["## Types", ""]

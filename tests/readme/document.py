@@ -15,6 +15,7 @@ from pathlib import Path
 
 README = Path(__file__).parents[2] / "README.md"
 MIGRATION = README.parent / "deploy" / "MIGRATION.md"
+REFERENCE = README.parent / "deploy" / "reference"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PORT_IN_TEXT = "localhost:8092"
 

@@ -1,27 +1,57 @@
-"""The tables of README.md that the program knows better: settings and metrics.
+"""What the program knows better than a writer: the tables of README.md, and deploy/reference.
 
-`python -m tests.readme.tables` (or `make readme`) writes them between their markers;
-`test_tables.py` fails when they differ.
+`python -m tests.readme.tables` (or `make readme`) writes both; `test_tables.py` fails when they
+differ. deploy/reference/api.md is made by `api.py`.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
-from select_service.config import ENVIRONMENT, Settings
-from select_service.config.flags import ROOMS
+import select_service.errors
+from indexer.errors import EndpointRefused, IndexerError, InvalidEndpoint
+from select_service.config import ENVIRONMENT, FLAGS, Settings
+from select_service.config.flags import ROOMS, Flag
 from select_service.core.doctor.causes import CAUSES, UNREACHABLE_FROM_HERE
 from select_service.edge.app import create_driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.metrics.families import PREFIX
 from select_service.edge.metrics.limits import TURN_BUDGETS, limit_values
-from tests.readme.document import README, anchor, headings
+from select_service.errors import ServiceError
+from tests.readme.document import README, REFERENCE, anchor, headings
 
 COMMAND = "make readme"
 CHAPTER = 2  # the level of its headings
+_CONTRACT = re.compile(r" \((contract |D)\d[^)]*\)")
+FIRST_FLAGS: Final = (
+    "--port",
+    "--uds",
+    "--config",
+    "--state-dir",
+    "--policy",
+    "--reservation-ttl-s",
+    "--token-file",
+    "--replica-sync-port",
+    "--kubernetes-workers",
+    "--leave-notice-s",
+)
+FIRST_METRICS: Final = (
+    "http_requests_total",
+    "http_request_duration_seconds",
+    "workers",
+    "pending_requests",
+    "selections_failed_total",
+    "selections_total",
+    "selected_isl_tokens_total",
+    "selected_prefill_tokens_total",
+    "kv_lost_batches_total",
+    "doctor_findings",
+)
 FIXED = (
     ("select_service.edge.http.protocol", "LINGER_BYTES_MAX", "bytes read on after a refusal"),
     (
@@ -63,7 +93,7 @@ FIXED = (
     ("select_service.edge.console.stream", "BEHIND_MAX", "messages a page may leave unread"),
     ("select_service.edge.console.history", "HISTORY_POINTS", "points of the last minutes kept"),
     ("select_service.edge.console.history", "HISTORY_STEP_S", "seconds between two of them"),
-    ("select_service.edge.console.console", "LISTED_MAX", "rows of a list of the console"),
+    ("select_service.edge.console.answering", "LISTED_MAX", "rows of a list of the console"),
     ("select_service.edge.console.prefix", "HOLDERS_MAX", "ranks the prefix browser shows"),
     ("select_service.edge.late", "PAUSE_S", "seconds before each module loaded after the start"),
     ("select_service.edge.dumping", "SLICE_S", "seconds of /dump between other requests"),
@@ -179,68 +209,7 @@ FIXED = (
 )
 
 
-def flags() -> Iterable[str]:
-    """Every flag; limits with the metric that tells how near they are, or how often reached."""
-    yield "| flag | default | | watch |"
-    yield "|---|---|---|---|"
-    for room, flags_in_it in ROOMS.items():
-        heading = importlib.import_module(f"select_service.config.flags.{room}").__doc__
-        yield f"| **{room}** | | **{heading}** | |"
-        for flag in flags_in_it:
-            watch = f"`{flag.watch}`" if flag.watch else ""
-            text = f"{flag.help} (`{flag.env}`)" if flag.env else flag.help
-            if flag.reloads:
-                text += " ↻"
-            yield f"| `{flag.name}` | {flag.default_text} | {_cell(text)} | {_cell(watch)} |"
-
-
-def environment() -> Iterable[str]:
-    """Every variable of the environment."""
-    yield "| variable | |"
-    yield "|---|---|"
-    for variable in ENVIRONMENT:
-        yield f"| `{variable.name}` | {_cell(variable.help)} |"
-
-
-def turn_budgets() -> Iterable[str]:
-    """What has no flag."""
-    values = limit_values(Settings())
-    yield "| limit | value | |"
-    yield "|---|---|---|"
-    for name, text in TURN_BUDGETS.items():
-        yield f"| `{name}` | {values[name]:g} | {_cell(text)} |"
-
-
-def fixed_bounds() -> Iterable[str]:
-    """Bounds of memory and waits that nobody needed to move so far."""
-    yield "| constant | value | |"
-    yield "|---|---|---|"
-    for room, name, text in FIXED:
-        value = getattr(importlib.import_module(room), name)
-        said = f"{value:g}" if isinstance(value, float) else str(value)
-        yield f"| `{room}.{name}` | {said} | {_cell(text)} |"
-
-
-def findings() -> Iterable[str]:
-    """What the doctor can find, and what to do about it."""
-    yield "| code | | cause | remedy |"
-    yield "|---|---|---|---|"
-    for cause in (*CAUSES, UNREACHABLE_FROM_HERE):
-        why, remedy = _cell(cause.why), _cell(cause.remedy)
-        yield f"| `{cause.code}` | {cause.severity} | {why} | {remedy} |"
-
-
-def metrics() -> Iterable[str]:
-    """Every family of series that a service exposes, those without series yet included."""
-    service = create_driver(Settings())
-    yield f"| {PREFIX}… | type | labels | |"
-    yield "|---|---|---|---|"
-    for family in Metrics(service, Traffic(), Settings()).families():
-        if not family.name.startswith(PREFIX):
-            continue  # the process and its garbage collector: prometheus-client's own
-        name = family.name.removeprefix(PREFIX) + ("_total" if family.type == "counter" else "")
-        labels = ", ".join(family._labelnames)  # type: ignore[attr-defined]
-        yield f"| `{name}` | {family.type} | {labels} | {_cell(family.documentation)} |"
+# -- in README.md --------------------------------------------------------------------------------
 
 
 def contents() -> Iterable[str]:
@@ -262,19 +231,200 @@ def _chapter(links: list[str]) -> str:
     return f"* {first}: {' · '.join(parts)}" if parts else f"* {first}"
 
 
+def first_flags() -> Iterable[str]:
+    """The ten flags that most installations turn."""
+    by_name = {flag.name: flag for flag in FLAGS}
+    yield "| flag | default | |"
+    yield "|---|---|---|"
+    for name in FIRST_FLAGS:
+        flag = by_name[name]
+        yield f"| `{name}` | {flag.default_text} | {_cell(flag.help)} |"
+
+
+def first_metrics() -> Iterable[str]:
+    """The ten metrics that tell whether all is well."""
+    rows = {name: (labels, text) for name, _, labels, text in _families()}
+    yield f"| {PREFIX}… | labels | |"
+    yield "|---|---|---|"
+    for name in FIRST_METRICS:
+        labels, text = rows[name]
+        yield f"| `{name}` | {labels} | {text} |"
+
+
 TABLES: dict[str, Callable[[], Iterable[str]]] = {
-    "flags": flags,
-    "environment": environment,
-    "turn-budgets": turn_budgets,
-    "fixed-bounds": fixed_bounds,
-    "metrics": metrics,
-    "findings": findings,
     "contents": contents,
+    "first-flags": first_flags,
+    "first-metrics": first_metrics,
 }
 
 
+# -- in deploy/reference -------------------------------------------------------------------------
+
+
+def flags() -> Iterator[str]:
+    """Every flag; limits with the metric that tells how near they are, or how often reached."""
+    yield from _lines("""
+# Flags
+
+Every flag of `select-service`, by what it is about. A setting comes from its flag, else its
+variable, else the file given with `--config`, else its default
+([README.md](../../README.md#settings)). Those marked ↻ may
+[change while it runs](../../README.md#settings-that-change-while-it-runs).
+
+Every flag with a number is a limit: `select_service_limit{name="connections_max"}` shows what is
+in force, and `select_service_limit_hits_total` with the same name how often it was reached, for
+those that have a count of their own. For the others the last column says which
+[metric](metrics.md) to watch. Limits without a flag are in [limits.md](limits.md).
+""")
+    for room, flags_in_it in ROOMS.items():
+        heading = importlib.import_module(f"select_service.config.flags.{room}").__doc__
+        yield from ("", f"## {room.capitalize()}", "", str(heading), "")
+        yield "| flag | default | | watch |"
+        yield "|---|---|---|---|"
+        yield from map(_flag, flags_in_it)
+    yield from ("", "## Environment", "")
+    yield from ("An unreadable value keeps the default and is logged by name.", "")
+    yield "| variable | |"
+    yield "|---|---|"
+    for variable in ENVIRONMENT:
+        yield f"| `{variable.name}` | {_cell(variable.help)} |"
+
+
+def _flag(flag: Flag) -> str:
+    watch = f"`{flag.watch}`" if flag.watch else ""
+    text = f"{flag.help} (`{flag.env}`)" if flag.env else flag.help
+    if flag.reloads:
+        text += " ↻"
+    return f"| `{flag.name}` | {flag.default_text} | {_cell(text)} | {_cell(watch)} |"
+
+
+def limits() -> Iterator[str]:
+    """What has no flag: budgets of a turn, and bounds that nobody needed to move so far."""
+    yield from _lines("""
+# Limits without a flag
+
+Those with one are among the [flags](flags.md).
+
+## One turn of the event loop
+
+What one turn may do is fixed, so that it never holds requests up for long. `/metrics` tells these,
+too (`select_service_limit`).
+
+| limit | value | |
+|---|---|---|
+""")
+    values = limit_values(Settings())
+    for name, text in TURN_BUDGETS.items():
+        yield f"| `{name}` | {values[name]:g} | {_cell(text)} |"
+    yield from _lines("""
+
+## Bounds of memory and waits
+
+Each has its reason beside it in the source.
+
+| constant | value | |
+|---|---|---|
+""")
+    for room, name, text in FIXED:
+        value = getattr(importlib.import_module(room), name)
+        said = f"{value:g}" if isinstance(value, float) else str(value)
+        yield f"| `{room}.{name}` | {said} | {_cell(text)} |"
+
+
+def metrics() -> Iterator[str]:
+    """Every family of series that a service exposes, those without series yet included."""
+    yield from _lines(f"""
+# Metrics
+
+What `GET /metrics` prints beside the series of the process and its garbage collector. Series of a
+rank vanish with their worker, those of a scope with its last one; `--metrics-rank-series-max` and
+`--metrics-scope-series-max` bound them. Dashboard and alerts that are made of them:
+[README.md](../../README.md#dashboard-and-alerts).
+
+| {PREFIX}… | type | labels | |
+|---|---|---|---|
+""")
+    for name, kind, labels, text in _families():
+        yield f"| `{name}` | {kind} | {labels} | {text} |"
+
+
+def _families() -> Iterator[tuple[str, str, str, str]]:
+    service = create_driver(Settings())
+    for family in Metrics(service, Traffic(), Settings()).families():
+        if family.name.startswith(PREFIX):  # others: prometheus-client's own
+            name = family.name.removeprefix(PREFIX) + "_total" * (family.type == "counter")
+            labels = ", ".join(family._labelnames)  # type: ignore[attr-defined]
+            yield name, family.type, labels, _cell(family.documentation)
+
+
+def errors() -> Iterator[str]:
+    """Every code of a refusal, with its status and what it means."""
+    yield from _lines("""
+# Errors
+
+Every answer from 400 on is `{"error": "<text for people>", "code": "<one of these>"}`, mostly with
+the `field` at fault or `details` ([all members](api.md#problem)). Codes are stable, texts are for
+people. 429 and 503 say in `Retry-After` when to come again.
+
+| code | status | |
+|---|---|---|
+""")
+    meanings: dict[tuple[str, str], list[str]] = {}
+    for refusal in _refusals():
+        status = refusal.status if "status" in vars(refusal) else "its cause's"
+        meanings.setdefault((refusal.code, str(status)), []).append(_meaning(refusal))
+    for (code, status), texts in sorted(meanings.items()):
+        yield f"| `{code}` | {status} | {_cell(' '.join(texts))} |"
+    yield from _lines("""
+
+Refusals for load have the `reason` of their gate for a code, and a status that
+`--overload-status-code` sets: [README.md](../../README.md#admission).
+""")
+
+
+def _refusals() -> Iterator[type[ServiceError | IndexerError]]:
+    """Every kind with a code of its own; of the index's those that a client can meet."""
+    yield from (InvalidEndpoint, EndpointRefused)
+    kinds = [one for one in vars(select_service.errors).values() if isinstance(one, type)]
+    yield from (one for one in kinds if issubclass(one, ServiceError) and "code" in vars(one))
+
+
+def _meaning(refusal: type[Exception]) -> str:
+    text = (inspect.getdoc(refusal) or "").partition("\n\n")[0]
+    return _CONTRACT.sub("", " ".join(text.split()))
+
+
+def findings() -> Iterator[str]:
+    """What the doctor can find, and what to do about it."""
+    yield from _lines("""
+# Findings of the doctor
+
+What `select-service doctor`, `GET /ready?verbose=true`, the console and
+`select_service_doctor_findings` may name; how it is looked:
+[README.md](../../README.md#the-doctor).
+
+| code | | cause | remedy |
+|---|---|---|---|
+""")
+    for cause in (*CAUSES, UNREACHABLE_FROM_HERE):
+        why, remedy = _cell(cause.why), _cell(cause.remedy)
+        yield f"| `{cause.code}` | {cause.severity} | {why} | {remedy} |"
+
+
+PAGES: dict[str, Callable[[], Iterable[str]]] = {
+    "flags": flags,
+    "limits": limits,
+    "metrics": metrics,
+    "errors": errors,
+    "findings": findings,
+}
+
+
+# -- between the two -----------------------------------------------------------------------------
+
+
 def shown(name: str, document: str) -> str:
-    """What stands between the markers of a table."""
+    """What stands between the markers of a table of README.md."""
     found = re.findall(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", document, re.DOTALL)
     if len(found) != 1:
         raise ValueError(f"README.md has {len(found)} places for the table {name}")
@@ -283,16 +433,31 @@ def shown(name: str, document: str) -> str:
 
 def written(name: str) -> str:
     """What should stand there."""
-    return "".join(f"{line}\n" for line in TABLES[name]())
+    return _text(TABLES[name]())
+
+
+def page(name: str) -> str:
+    """What should stand in that file of deploy/reference."""
+    return _text(PAGES[name]())
 
 
 def main() -> None:
-    """Write every table into README.md."""
+    """Write every table into README.md, and every page of deploy/reference."""
     document = README.read_text("utf-8")
     for name in TABLES:
         pair = (f"<!-- {name} -->\n", f"<!-- /{name} -->")
         document = document.replace(shown(name, document).join(pair), written(name).join(pair))
     README.write_text(document, "utf-8")
+    for name in PAGES:
+        (REFERENCE / f"{name}.md").write_text(page(name), "utf-8")
+
+
+def _lines(text: str) -> list[str]:
+    return text.removeprefix("\n").removesuffix("\n").split("\n")
+
+
+def _text(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _cell(text: str) -> str:

@@ -1,4 +1,4 @@
-"""deploy/API.md is what the service says of itself."""
+"""deploy/reference/api.md is what the service says of itself."""
 
 from __future__ import annotations
 

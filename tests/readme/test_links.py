@@ -1,23 +1,27 @@
-"""Links between the documents lead somewhere."""
+"""What the documents point at is there: links, pictures, files named in the text."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
-from tests.readme import api
-from tests.readme.document import MIGRATION, README, anchor, headings
+from tests.readme.document import README, anchor, headings
 
-BENCH = README.parent / "bench" / "README.md"
+ROOT = README.parent
+DOCUMENTS = sorted(
+    file
+    for folder in (".", "bench", "deploy", "deploy/reference")
+    for file in (ROOT / folder).glob("*.md")
+)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+NAMED = re.compile(r"`((?:bench|deploy|indexer|select_service|tests)/[\w./-]+)`")
 
 
-@pytest.mark.parametrize("file", [README, MIGRATION, api.FILE, BENCH], ids=lambda one: one.name)
-def test_links(file: object) -> None:
-    assert isinstance(file, type(README))
-    links = re.findall(r"\]\(([^)\s]+)\)", file.read_text("utf-8"))
-    assert links
-    for link in links:
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda one: str(one.relative_to(ROOT)))
+def test_links(file: Path) -> None:
+    for link in LINK.findall(file.read_text("utf-8")):
         path, _, place = link.partition("#")
         if "://" in path:
             continue
@@ -26,3 +30,17 @@ def test_links(file: object) -> None:
         if place:
             known = {anchor(title) for _, title in headings(target.read_text("utf-8"))}
             assert place in known, link
+
+
+def test_there_are_links_and_pictures() -> None:
+    links = LINK.findall(README.read_text("utf-8"))
+    assert [link for link in links if link.endswith(".md")]
+    assert [link for link in links if link.endswith((".png", ".svg"))]
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda one: str(one.relative_to(ROOT)))
+def test_files_named_in_the_text(file: Path) -> None:
+    if file.name == "CHANGELOG.md":
+        return  # history: what it names was there then
+    for name in NAMED.findall(file.read_text("utf-8")):
+        assert (ROOT / name).exists(), name

@@ -1,4 +1,4 @@
-"""The tables of README.md are what the program says."""
+"""The tables of README.md, and the pages of deploy/reference, are what the program says."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from select_service.config import FLAGS
-from tests.readme import tables
-from tests.readme.document import README
+from tests.readme import api, tables
+from tests.readme.document import README, REFERENCE
 
 
 @pytest.mark.parametrize("name", tables.TABLES)
@@ -20,18 +20,24 @@ def test_a_table_is_up_to_date(name: str) -> None:
     assert shown == tables.written(name), f"run: {tables.COMMAND}"
 
 
+@pytest.mark.parametrize("name", tables.PAGES)
+def test_a_page_is_up_to_date(name: str) -> None:
+    shown = (REFERENCE / f"{name}.md").read_text("utf-8")
+    assert shown == tables.page(name), f"run: {tables.COMMAND}"
+
+
+def test_every_page_is_made_and_named_in_the_readme() -> None:
+    pages = {*REFERENCE.iterdir()}
+    assert pages == {api.FILE, *(REFERENCE / f"{name}.md" for name in tables.PAGES)}
+    for page in pages:
+        assert f"({page.relative_to(README.parent)})" in README.read_text("utf-8")
+
+
 def test_what_to_watch_exists() -> None:
-    exposed = set(re.findall(r"^\| `(\w+)`", tables.written("metrics"), re.MULTILINE))
+    exposed = set(re.findall(r"^\| `(\w+)`", tables.page("metrics"), re.MULTILINE))
     for flag in FLAGS:
         if flag.watch:
             assert flag.watch.partition("{")[0] in exposed, flag.name
-
-
-def test_pictures_exist() -> None:
-    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", README.read_text("utf-8"))
-    assert pictures
-    for picture in pictures:
-        assert (README.parent / picture).is_file(), picture
 
 
 SOURCE = README.parent

@@ -85,6 +85,7 @@ _OF_FAILURE: Final = {
     Failure.REFUSED: Verdict.ELSEWHERE,
     Failure.TOO_LARGE: Verdict.ANSWERED,  # it would be as large again
 }
+_REFUSED, _UNSUPPORTED_MEDIA_TYPE, _NOT_NOW = 400, 415, 503
 _JITTER: Final = 0.25  # of a time the service has said, so that not all come back at once
 
 
@@ -93,11 +94,11 @@ def verdict_on(outcome: Outcome, *, in_msgpack: bool, accepts: tuple[int, ...] =
     if outcome.failure is not None:
         return _OF_FAILURE.get(outcome.failure, Verdict.AGAIN)
     status = outcome.status
-    if status < 400 or status in accepts:  # noqa: PLR2004 - the first refusal of HTTP
+    if status < _REFUSED or status in accepts:
         return Verdict.ANSWERED
-    if status == 415 and in_msgpack:  # noqa: PLR2004 - unsupported media type
+    if status == _UNSUPPORTED_MEDIA_TYPE and in_msgpack:
         return Verdict.IN_JSON
-    if status == 503:  # noqa: PLR2004 - not now; the code says why
+    if status == _NOT_NOW:  # the code says why
         code = code_of(outcome)
         if code in _POINTLESS:
             return Verdict.ANSWERED

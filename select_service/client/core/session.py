@@ -52,7 +52,7 @@ _LEASE_TRIES: Final = 3  # a lease that ends while something is booked under it
 class Session:
     """Everything a client knows."""
 
-    def __init__(  # noqa: PLR0913 - what a pure room cannot have by itself
+    def __init__(
         self,
         names: Sequence[str],
         options: Options,

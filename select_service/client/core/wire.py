@@ -100,7 +100,7 @@ def to_jsonable(body: Mapping[str, object]) -> dict[str, object]:
 
 
 @cache
-def _decoders(kind: Any) -> tuple[Any, Any]:  # noqa: ANN401 - also `list[int]`
+def _decoders(kind: Any) -> tuple[Any, Any]:
     return (
         msgspec.msgpack.Decoder(_packed_form(kind)).decode,
         msgspec.json.Decoder(kind).decode,
@@ -126,7 +126,7 @@ def decode(outcome: Outcome, kind: type[T]) -> T:
     return cast("T", found)
 
 
-def _packed_form(kind: Any) -> Any:  # noqa: ANN401 - as above
+def _packed_form(kind: Any) -> Any:
     """Return the type whose long list of hashes may be a binary, where there is one."""
     if kind is not Selection:
         return kind

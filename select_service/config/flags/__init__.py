@@ -1,6 +1,6 @@
 """The command line of the service as one table; `cli.py` builds its parser from it.
 
-A flag sets the field of Settings with its name. The README's table is compared with this one.
+A flag sets the field of Settings with its name. deploy/reference/flags.md is made from it.
 """
 
 from typing import Final

@@ -56,6 +56,14 @@ CHOICE: Final = (
         watch="selections_queued_total",
     ),
     Flag(
+        "--overtaking-share",
+        values.number(0.0, 1.0),
+        "X",
+        "or, where lines are long, by who comes up to this share of the wait later; the longer of "
+        "the two counts; off: as --policy has it",
+        watch="selections_queued_total",
+    ),
+    Flag(
         "--kv-transfer-cost-per-block",
         values.weight,
         "BLOCKS",

@@ -16,13 +16,13 @@ class AlwaysAdmit:
     name: Final = "always-admit"
     charges: Final = False
 
-    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:  # noqa: ARG002 - a Policy
+    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
         """Let it in."""
         return ADMIT
 
     def charge(self, ask: Ask, now: float) -> None:
         """Nothing costs anything."""
 
-    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:  # noqa: ARG002 - a Policy
+    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
         """Nothing that passes would change the answer."""
         return "", 0.0

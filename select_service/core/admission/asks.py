@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from select_service.core.admission.fair_queue import Waiting
     from select_service.core.columns import Floats
 
 Outcome = Literal["admit", "wait", "refuse"]
@@ -148,52 +147,6 @@ class Policy(Protocol):
 
         What is refused comes back at that rate; 0: nobody knows.
         """
-        ...
-
-
-T = TypeVar("T")
-
-
-class QueueingPolicy(Policy, Protocol[T]):
-    """A policy that lets requests wait and keeps them itself."""
-
-    def enqueue(self, ask: Ask, item: T, now: float, *, is_promised: bool = False) -> Waiting[T]:
-        """Let one wait of which `judge` said so, or which was told to come about now."""
-        ...
-
-    def may_go(self, pool: Pool, limit: int) -> Iterator[Waiting[T]]:
-        """Yield up to `limit` of those who may go now; `serve` one, then ask again."""
-        ...
-
-    def clear(self, now: float) -> list[Waiting[T]]:
-        """Take everybody out; charged to nobody."""
-        ...
-
-    def outranked(self, ask: Ask, now: float) -> Iterator[Waiting[T]]:
-        """Yield who waits and has to give way to a request, who goes first first."""
-
-    def serve(self, one: Waiting[T], now: float) -> None:
-        """It goes: charge it."""
-        ...
-
-    def withdraw(self, one: Waiting[T], now: float) -> bool:
-        """It does not go; False when it does not wait any more."""
-        ...
-
-    def work_ahead(self, band: int) -> int:
-        """Return the prefill tokens that wait in this band and those above it."""
-        ...
-
-    def above(self, band: int, now: float) -> float:
-        """Return the work per second let in before that of a band."""
-        ...
-
-    def next_expiry(self) -> float:
-        """When `expired` will have something to do; infinity while nobody waits."""
-        ...
-
-    def expired(self, now: float, limit: int) -> list[Waiting[T]]:
-        """Take out up to `limit` that have waited too long."""
         ...
 
 

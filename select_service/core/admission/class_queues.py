@@ -41,6 +41,7 @@ class ClassQueues:
         self._turn = 0  # whose class drains next, and how often before the next one does
         self._quantum_left = policy.classes[0].quantum
         self._busy_above: list[Floats] = [np.empty(0) for _ in policy.classes]
+        self._busy_above_of: list[list[float]] = [[] for _ in policy.classes]  # again, as numbers
         self._can_be_busy = [False for _ in policy.classes]
 
     def follow(self, slots: int) -> None:
@@ -52,6 +53,7 @@ class ClassQueues:
                 for slot in worker.slots.values():
                     column[slot] = busy_above
             self._busy_above[number] = column
+            self._busy_above_of[number] = column.tolist()
             self._can_be_busy[number] = bool((column != _NEVER_BUSY).any())
 
     # -- who must wait -------------------------------------------------------------------------
@@ -64,11 +66,10 @@ class ClassQueues:
         """Tell whether every candidate carries more prefill than its threshold (strictly)."""
         if not self._can_be_busy[number]:
             return False
-        prefill, busy_above = self._ledger.prefill, self._busy_above[number]
-        first = 0 if isinstance(rows, slice) else rows[0]
-        if prefill.item(first) <= busy_above.item(first):
+        first = 0 if type(rows) is slice else rows[0]
+        if self._ledger.prefill_left[first] <= self._busy_above_of[number][first]:
             return False  # nearly always, at a tenth of the price of looking at everyone
-        return bool((prefill[rows] > busy_above[rows]).all())
+        return bool((self._ledger.prefill[rows] > self._busy_above[number][rows]).all())
 
     def enter(self, number: int, ticket: Ticket, now: float, *, is_known: bool) -> None:
         """Let a ticket wait in its class; one that waited before is not held to its limits.
@@ -94,7 +95,8 @@ class ClassQueues:
                 full = _queue_full(one.name, kind, current, per_worker * workers)
                 full.retry_after_s = self.return_s(now)
                 raise full
-        ticket.key = order_key(one.queue_policy, ticket, now, one.overtaking_s)
+        overtaking_s = one.overtaking.after(_waited_s(queue.head(), now))
+        ticket.key = order_key(one.queue_policy, ticket, now, overtaking_s)
         queue.push(ticket)
 
     def return_s(self, now: float) -> float:
@@ -165,6 +167,15 @@ class ClassQueues:
         """State every promise of the queues."""
         for queue in self.of_class:
             queue.check()
+
+
+def _waited_s(head: Ticket | None, now: float) -> float:
+    """Return how long the wait is now: that of the first in line, none if there is nobody.
+
+    Of who is long and lost some places it is what it would have been without, and of who was let
+    before others what it was, so that neither makes the next one's line longer than it is.
+    """
+    return 0.0 if head is None else max(0.0, min(now - head.since, now - head.key[1]))
 
 
 def _busy_above(one: PolicyClass, max_num_batched_tokens: int | None) -> float:

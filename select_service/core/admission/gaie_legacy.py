@@ -54,7 +54,7 @@ class GaieLegacy:
         self._queue_depth = queue_depth
         self._kv_utilization = kv_utilization
 
-    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:  # noqa: ARG002 - a Policy
+    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
         """Refuse sheddable requests of a saturated pool."""
         if self._classes.priority(ask.slo_class) >= 0:
             return ADMIT
@@ -71,6 +71,6 @@ class GaieLegacy:
     def charge(self, ask: Ask, now: float) -> None:
         """Nothing costs anything."""
 
-    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:  # noqa: ARG002 - a Policy
+    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
         """What the pool computes is room again."""
         return "pool", pool.prefill_rate * pool.instances

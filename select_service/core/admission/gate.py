@@ -26,13 +26,14 @@ from select_service.core.admission.traffic import LEFT_SHARE_MIN, Traffic
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from select_service.core.admission.asks import Ask, Facts, Policy, QueueingPolicy
+    from select_service.core.admission.asks import Ask, Facts, Policy
     from select_service.core.admission.busy import BusyRanks
     from select_service.core.admission.capacity import WorkerCaps
     from select_service.core.admission.classes import SloClasses
     from select_service.core.admission.fair_queue import Waiting
     from select_service.core.admission.policies import Built
     from select_service.core.admission.pool_load import PoolLoad
+    from select_service.core.admission.queueing import QueueingPolicy
     from select_service.core.admission.tallies import ClassTally
     from select_service.core.columns import Rows
 
@@ -84,7 +85,7 @@ class Gate(Generic[T]):
     change of load; the gate only reads them.
     """
 
-    def __init__(  # noqa: PLR0913 - what it looks at
+    def __init__(
         self,
         classes: SloClasses,
         policy: Policy,

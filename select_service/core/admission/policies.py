@@ -38,7 +38,8 @@ from select_service.core.admission.token_bucket import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from select_service.core.admission.asks import Policy, QueueingPolicy
+    from select_service.core.admission.asks import Policy
+    from select_service.core.admission.queueing import QueueingPolicy
 
 T = TypeVar("T")
 

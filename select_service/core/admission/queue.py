@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, final
 
 from msgspec import Struct
 from sortedcontainers import SortedKeyList
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 QueuePolicy = Literal["fcfs", "wspt"]
 
 
+@final
 class Ticket(Struct, eq=False):
     """One waiting request; compared by identity."""
 

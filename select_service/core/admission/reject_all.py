@@ -18,13 +18,13 @@ class RejectAll:
     name: Final = "reject-all"
     charges: Final = False
 
-    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:  # noqa: ARG002 - a Policy
+    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
         """Refuse it."""
         return _CLOSED
 
     def charge(self, ask: Ask, now: float) -> None:
         """Only what was promised earlier is ever charged; there is nothing to take."""
 
-    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:  # noqa: ARG002 - a Policy
+    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
         """Nothing that passes would change the answer."""
         return "", 0.0

@@ -321,7 +321,7 @@ class SloShed(Generic[T]):
             bucket = self._budgets.of(self._budget_key(ask), round(now * 1e6))
             bucket.tokens = min(bucket.capacity, bucket.tokens + ask.work)
 
-    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:  # noqa: ARG002 - a Policy
+    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
         """What the pool computes is room again."""
         return "pool", pool.prefill_rate * pool.instances
 

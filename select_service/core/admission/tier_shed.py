@@ -34,7 +34,7 @@ class TierShed:
         self._threshold = threshold
         self._min_priority = min_priority
 
-    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:  # noqa: ARG002 - a Policy
+    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
         """Refuse low priorities under load; an empty pool has none."""
         priority = self._classes.priority(ask.slo_class)
         if priority >= self._min_priority:
@@ -55,6 +55,6 @@ class TierShed:
     def charge(self, ask: Ask, now: float) -> None:
         """Nothing costs anything."""
 
-    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:  # noqa: ARG002 - a Policy
+    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
         """What the pool computes is room again."""
         return "pool", pool.prefill_rate * pool.instances

@@ -141,7 +141,7 @@ class TokenBucketPolicy:
         """Return the bucket that a tenant's requests are charged to."""
         return self._only if self._tenants is None else self._tenants.of(tenant_id, t_us)
 
-    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:  # noqa: ARG002 - a Policy
+    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
         """Refuse what the bucket does not hold; nothing is charged yet."""
         t_us = round(now * 1e6)
         if self._tenants is None and self._only.holds(ask.tokens, t_us):
@@ -167,7 +167,7 @@ class TokenBucketPolicy:
         """Take them at an exact time in microseconds."""
         self.bucket_of(ask.tenant_id, t_us).take(ask.tokens)
 
-    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:  # noqa: ARG002 - a Policy
+    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
         """The bucket's own rate."""
         line = "" if self._tenants is None else ask.tenant_id
         return f"bucket {line}", self._only.refill_rate

@@ -265,7 +265,7 @@ class Desk:
             effects.published.append(self.announcer.booked(partition, reservation))
         return effects
 
-    def learn(  # noqa: PLR0913 - the facts of a booking, no more
+    def learn(
         self,
         partition: Partition,
         slot: int,

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from indexer.core.runs import common_blocks
 from indexer.types import HASH_BYTES, PackedHashes
 from select_service.core.books.block_places import BlockPlaces
 
@@ -85,7 +86,7 @@ class ActiveBlocks:
             if child is None:
                 return self._grow(node, first, chain[position:], slot)
             if not chain.startswith(child.edge, position):
-                child = self._split(child, _common_blocks(child.edge, chain, position))
+                child = self._split(child, common_blocks(child.edge, 0, chain, position))
             self._hold(child, slot)
             position += len(child.edge)
             node = child
@@ -133,7 +134,7 @@ class ActiveBlocks:
                 groups.append((position // HASH_BYTES, left_behind))
             node = child
             if not chain.startswith(child.edge, position):
-                position += HASH_BYTES * _common_blocks(child.edge, chain, position)
+                position += HASH_BYTES * common_blocks(child.edge, 0, chain, position)
                 break
             position += len(child.edge)
         if position:
@@ -293,16 +294,3 @@ def _path(end: ChainNode) -> Iterator[ChainNode]:
     while node.parent is not None:
         yield node
         node = node.parent
-
-
-def _common_blocks(edge: PackedHashes, chain: PackedHashes, position: int) -> int:
-    """Leading blocks that `edge` shares with `chain` from `position` on; at least one is known."""
-    low, high = 1, min(len(edge), len(chain) - position) // HASH_BYTES
-    while low < high:
-        middle = (low + high + 1) // 2
-        start = low * HASH_BYTES
-        if chain.startswith(edge[start : middle * HASH_BYTES], position + start):
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -200,7 +200,7 @@ class Bookings:
 
     def _recall(self, name: str) -> None:
         """An id is in use again."""
-        key = key_of(name)
+        key = name if len(name) <= LONG_ID_CHARS else key_of(name)
         if self._freed.discard(key):
             self._changed(key)
 
@@ -254,7 +254,7 @@ class Bookings:
     def _remember_freed(self, name: str, now: float) -> None:
         if name in self._live or name in self._second_names or name in self.pairs:
             return  # somebody else's by now
-        key = key_of(name)
+        key = name if len(name) <= LONG_ID_CHARS else key_of(name)
         freed = self._freed
         freed.put(key, now)
         if self.changes is not None:

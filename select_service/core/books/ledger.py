@@ -83,7 +83,8 @@ class Ledger:
         """The sum of P."""
         self.work = WorkDone()
         self._view()
-        self._prefill_tokens: list[int] = []  # P again; doubles would drift beyond 2^53
+        self.prefill_left: list[int] = []
+        """P again, by slot, as whole numbers: doubles would drift beyond 2^53."""
         self._weights = DecodeBlocks()  # by lane
         self.blocks = ActiveBlocks(self._weights)  # chains by lane
         self._deadlines: Deadlines[Reservation] = Deadlines()
@@ -109,7 +110,7 @@ class Ledger:
         self.churn = np.concatenate([self.churn, np.zeros(missing)])
         self.context = np.concatenate([self.context, np.zeros(missing)])
         self._view()
-        self._prefill_tokens += [0] * missing
+        self.prefill_left += [0] * missing
         self.tenures += [0] * missing
         for slot in range(len(self._lanes), capacity):
             self._lanes.append(self._open_lane(slot))
@@ -154,7 +155,7 @@ class Ledger:
 
     # -- lifecycle -----------------------------------------------------------------------------
 
-    def book(  # noqa: PLR0913 - the facts of a booking, no more
+    def book(
         self,
         reservation_id: str,
         slot: int,
@@ -190,12 +191,12 @@ class Ledger:
             work.at = now
         if now - self._churn_faded > CHURN_STEP_S:
             self._fade_churn(now)
-        left = self._prefill_tokens[slot]
+        left = self.prefill_left[slot]
         if prefill_tokens:
             if not left:
                 work.starts()
             left += prefill_tokens
-            self._prefill_tokens[slot] = left
+            self.prefill_left[slot] = left
             self.prefill_backlog += prefill_tokens
             self.churned += prefill_tokens
         self._rows.book(slot, left, prefill_tokens, len(booked), decode, blocks)
@@ -226,11 +227,11 @@ class Ledger:
             work = self.work
             if now > work.at:  # noqa: PLR1730 - as above
                 work.at = now
-            left = self._prefill_tokens[slot]
+            left = self.prefill_left[slot]
             if tokens:
                 work.computed += tokens
                 left -= tokens
-                self._prefill_tokens[slot] = left
+                self.prefill_left[slot] = left
                 self.prefill_backlog -= tokens
                 if not left:
                     work.stops()
@@ -388,7 +389,7 @@ class Ledger:
         self._displaced += (fresh.number != slot) - (lane.number != slot)
         self.live -= dropped
         self.prefilling -= self._computing[slot]
-        self._add_prefill(slot, -self._prefill_tokens[slot])
+        self._add_prefill(slot, -self.prefill_left[slot])
         self.requests[slot] = self.decode[slot] = self._computing[slot] = 0
         self.context[slot] = 0.0
         self.packed = b""
@@ -481,7 +482,7 @@ class Ledger:
 
     def prefill_tokens(self, slot: int) -> int:
         """P as an exact integer, for answers."""
-        return self._prefill_tokens[slot]
+        return self.prefill_left[slot]
 
     def all_reservations(self) -> Iterator[Reservation]:
         """Yield every reservation in the book, also those whose rank has gone."""
@@ -499,7 +500,7 @@ class Ledger:
         changes = self.changes
         if changes is not None and (
             self._decode[slot] > changes.decode_alarm
-            or self._prefill_tokens[slot] > changes.prefill_alarm
+            or self.prefill_left[slot] > changes.prefill_alarm
             or slot in changes.busy
             or slot in changes.full
         ):
@@ -509,8 +510,8 @@ class Ledger:
         if not tokens:
             return
         self.prefill_backlog += tokens
-        left = self._prefill_tokens[slot] + tokens
-        self._prefill_tokens[slot] = self._prefill[slot] = left
+        left = self.prefill_left[slot] + tokens
+        self.prefill_left[slot] = self._prefill[slot] = left
         if left == tokens:
             self.work.starts()
         elif not left:
@@ -541,7 +542,7 @@ class Ledger:
             assert self.requests[slot] == len(of_slot)
             assert self.computing[slot] == sum(not r.prefill_done for r in of_slot)
             waiting = sum(r.prefill_tokens for r in of_slot if not r.prefill_done)
-            assert self.prefill_tokens(slot) == waiting, "P is the sum of what is not complete"
+            assert self.prefill_left[slot] == waiting, "P is the sum of what is not complete"
             assert self.prefill[slot] == float(waiting)
             assert self.decode[slot] == self._weights.count(lane.number)
             assert self.context[slot] == sum(r.context_blocks for r in of_slot)
@@ -554,8 +555,8 @@ class Ledger:
         assert (self.churn >= 0.0).all()
         assert math.isclose(self.churned, self.churn.sum(), rel_tol=1e-9, abs_tol=1e-3)
         assert self.prefilling == self.computing.sum()
-        assert self.prefill_backlog == sum(self._prefill_tokens)
-        assert self.work.computing == sum(tokens > 0 for tokens in self._prefill_tokens)
+        assert self.prefill_backlog == sum(self.prefill_left)
+        assert self.work.computing == sum(tokens > 0 for tokens in self.prefill_left)
         self._check_lanes()
         booked = [r for lane in (*self._lanes, *self._closed) for r in lane.reservations.values()]
         self._deadlines.check(r for r in booked if r.ttl_s)

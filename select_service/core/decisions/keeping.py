@@ -121,7 +121,7 @@ class Decisions:
 
     # -- what happened --------------------------------------------------------------------------
 
-    def keep(  # noqa: PLR0913, PLR0917 - in one call: all pay for it
+    def keep(  # noqa: PLR0917 - in one call: all pay for it
         self,
         ticket: Ticket,
         seen: Seen,

@@ -1,7 +1,7 @@
 """The known miswirings, each with its cause and its remedy in words an operator can act on.
 
-Only words and numbers; whether one applies is found in the rooms beside. README's table of codes
-is made from this one.
+Only words and numbers; whether one applies is found in the rooms beside.
+deploy/reference/findings.md is made from them.
 """
 
 from __future__ import annotations

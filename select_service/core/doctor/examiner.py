@@ -53,7 +53,7 @@ class Examiner:
         rounds: Examinations that came to their end.
     """
 
-    def __init__(  # noqa: PLR0913 - the rooms it looks into, keyword only
+    def __init__(
         self,
         *,
         catalog: Catalog,

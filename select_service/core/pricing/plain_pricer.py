@@ -76,7 +76,7 @@ class Pricer:
         self._decode = decode
         self._matched: list[int] = []
 
-    def cheapest(  # noqa: PLR0913, PLR0917 - every term of the formula, as the kernel has them
+    def cheapest(
         self,
         rows: int | Slots,
         isl_tokens: int,
@@ -84,7 +84,7 @@ class Pricer:
         blocks: int,
         scale: float,
         credit: float,
-        track: bool,  # noqa: FBT001
+        track: bool,
         matched: list[tuple[int, Slots]] | None,
         shared: list[tuple[int, Slots]] | None,
         draw: Callable[[], float],
@@ -140,7 +140,7 @@ class Pricer:
             *(rows, isl_tokens, block_size, blocks, scale, credit, track, matched, common, draw)
         )
 
-    def _cheapest_of_few(  # noqa: PLR0913, PLR0917 - as `cheapest`
+    def _cheapest_of_few(
         self,
         rows: int | Slots,
         isl_tokens: int,
@@ -148,7 +148,7 @@ class Pricer:
         blocks: int,
         scale: float,
         credit: float,
-        track: bool,  # noqa: FBT001
+        track: bool,
         matched: list[tuple[int, Slots]] | None,
         common: list[int] | None,
         draw: Callable[[], float],
@@ -177,7 +177,7 @@ class Pricer:
         at = cheapest_of_few(few, draw)
         return self._row(rows, at), few[at], int(left[at])
 
-    def _cheapest_of_ours(  # noqa: PLR0913, PLR0917 - as `cheapest`
+    def _cheapest_of_ours(
         self,
         rows: int | Slots,
         isl_tokens: int,
@@ -185,7 +185,7 @@ class Pricer:
         blocks: int,
         scale: float,
         credit: float,
-        track: bool,  # noqa: FBT001
+        track: bool,
         common: list[int] | None,
         draw: Callable[[], float],
         trust: Floats | None,
@@ -223,7 +223,7 @@ class Pricer:
         prefill, decode = self._prefill[:rows].tobytes(), self._decode[:rows].tobytes()
         return prefill[_DOUBLE:] == prefill[:-_DOUBLE] and decode[_DOUBLE:] == decode[:-_DOUBLE]
 
-    def _cheapest_of_equals(  # noqa: PLR0913, PLR0917 - as `cheapest`
+    def _cheapest_of_equals(
         self,
         rows: int,
         isl_tokens: int,
@@ -231,7 +231,7 @@ class Pricer:
         blocks: int,
         scale: float,
         credit: float,
-        track: bool,  # noqa: FBT001
+        track: bool,
         matched: list[tuple[int, list[int]]],
         draw: Callable[[], float],
     ) -> tuple[int, float, int] | None:
@@ -278,7 +278,7 @@ class Pricer:
         isl_tokens: int,
         block_size: int,
         credit: float,
-        track: bool,  # noqa: FBT001
+        track: bool,
         trust: Floats | None,
     ) -> Floats:
         """Return the prefill blocks of each row, less what is credited, at least 0."""

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 from msgspec import Struct
 
+from select_service.core.pricing.overtaking import NO_OVERTAKING
+
 if TYPE_CHECKING:
     from select_service.core.admission.queue import QueuePolicy
+    from select_service.core.pricing.overtaking import Overtaking
 
 
 class PolicyError(ValueError):
@@ -26,7 +29,7 @@ class PolicyClass(Struct, frozen=True):
 
     name: str = "default"
     queue_policy: QueuePolicy = "fcfs"
-    overtaking_s: float = 0.0  # of fcfs; see `order_key`
+    overtaking: Overtaking = NO_OVERTAKING  # of fcfs; see `order_key`
     quantum: int = 1
     prefill_busy_threshold: float | None = None  # tokens; None: the fraction decides
     prefill_busy_threshold_frac: float | None = None  # of max_num_batched_tokens
@@ -95,9 +98,9 @@ class _File(_Profile, forbid_unknown_fields=True, kw_only=True):
 _FIELDS: Final = "default_policy_family, uncached_isl_buckets, and policy_classes"
 
 
-def default_policy(queue_threshold: float, overtaking_s: float = 0.0) -> PolicyBook:
+def default_policy(queue_threshold: float, overtaking: Overtaking = NO_OVERTAKING) -> PolicyBook:
     """Return one fcfs class with the process-wide busy fraction."""
-    only = PolicyClass(prefill_busy_threshold_frac=queue_threshold, overtaking_s=overtaking_s)
+    only = PolicyClass(prefill_busy_threshold_frac=queue_threshold, overtaking=overtaking)
     return PolicyBook(RoutingPolicy((only,)), {})
 
 
@@ -112,7 +115,7 @@ def read_policy(text: str, path: str, queue_threshold: float) -> PolicyBook:
     Raises:
         PolicyError: with the text the reference puts into not_schedulable_reasons.
     """
-    import yaml  # noqa: PLC0415 - 10 ms of a start that only a policy file should cost
+    import yaml  # 10 ms of a start that only a policy file should cost
 
     try:
         parsed = msgspec.convert(yaml.safe_load(text) or {}, _File)
@@ -199,7 +202,7 @@ def _compile(one: _Class, where: str, queue_threshold: float) -> PolicyClass:
     return PolicyClass(
         one.name,
         order,
-        0.0,  # a file says in which order they wait
+        NO_OVERTAKING,  # a file says in which order they wait
         one.quantum,
         one.prefill_busy_threshold,
         fraction,

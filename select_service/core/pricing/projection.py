@@ -77,7 +77,7 @@ def cached_tokens(
     return np.floor(blocks * block_size + 0.5)
 
 
-def project(  # noqa: PLR0913, PLR0917 - what is known, and for whom
+def project(  # noqa: PLR0917 - what is known, and for whom
     ledger: Ledger,
     index: KvIndex,
     prompt: Prompt,

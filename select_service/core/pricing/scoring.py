@@ -39,10 +39,6 @@ EVICTION_SCALE: Final = 0.125
 """`first-token`: of what a prompt pushes out of a cache, an eighth would have been asked for again.
 """
 
-OVERTAKING_S: Final = 0.6
-"""`first-token`: who waits in line lets in before it, for each 1,000 tokens it has to compute more,
-who comes so many seconds later. It bounds what a long prompt can lose to short ones."""
-
 
 class Weights(NamedTuple):
     """The numbers of the formula in force for one request.
@@ -144,13 +140,6 @@ def _terms(config: RouterConfig) -> tuple[float, float, float, bool, float]:
         expects if config.expects_booked is None else config.expects_booked,
         _bounded(context if config.context_load_scale is None else config.context_load_scale),
     )
-
-
-def overtaking_s(config: RouterConfig) -> float:
-    """Return the seconds per 1,000 tokens by which short prompts may overtake in the queue."""
-    if config.overtaking_s is not None:
-        return config.overtaking_s
-    return OVERTAKING_S if config.policy == "first-token" else 0.0
 
 
 def _bounded(weight: float) -> float:

@@ -199,7 +199,7 @@ def _is_absent(raw: Value) -> bool:
 
 def _is_map(raw: msgspec.Raw) -> bool:
     head = memoryview(raw)[0]
-    return head in {0xDE, 0xDF} or head >> 4 == 0x8  # noqa: PLR2004 - MessagePack's
+    return head in {0xDE, 0xDF} or head >> 4 == 0x8
 
 
 def _announced(raw: msgspec.Raw) -> int:

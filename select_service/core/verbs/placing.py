@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from select_service.core.booking.desk import Order
 from select_service.core.decisions.keeping import odds_of
@@ -21,7 +21,6 @@ from select_service.types import (
     CacheThreshold,
     SelectAndReserveRequest,
     Selection,
-    SelectPairRequest,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 class Placing:
     """Places requests."""
 
-    def __init__(  # noqa: PLR0913 - whom it works with
+    def __init__(
         self,
         desk: Desk,
         cache_hits: CacheHits,
@@ -80,7 +79,7 @@ class Placing:
 
         What the index finds for the prompt is looked up unless somebody just did.
         """
-        if isinstance(ticket.request, SelectPairRequest):
+        if ticket.request.is_pair:
             return self._place_pair(ticket, rows, now, effects)
         return self._place_one(ticket, rows, now, effects, matches)
 
@@ -186,7 +185,7 @@ class Placing:
         answer, effects, match = self._matchmaker.serve(ticket, rows, now, effects)
         record = self.decisions.paired(ticket, seen, match, now)
         if record is not None:  # what was confirmed stays as it is, for who repeats it
-            answer = msgspec.structs.replace(answer)
+            answer = replace(answer)
             _explain(answer, record)
             self.decisions.note_explained(ticket, record)
         return answer, effects
@@ -220,7 +219,7 @@ class Placing:
         answer.isl_tokens = prompt.isl_tokens
         answer.track_prefill_tokens = track
         answer.potential_decode_blocks = placement.potential_decode_blocks
-        kept = msgspec.structs.replace(answer)  # without the hashes: the ledger has them
+        kept = replace(answer)  # without the hashes: the ledger has them
         effects = self._desk.confirm(partition, reservation, request, kept, effects)
         answer.sequence_hashes = self._desk.show_hashes(prompt.sequence_hashes)
         return effects
@@ -268,7 +267,7 @@ class Placing:
             return known  # without looking through the ring: who repeats does so under load
         record = self.decisions.explained(request.reservation_id or "")
         if record is not None:
-            known = msgspec.structs.replace(known)
+            known = replace(known)
             _explain(known, record)
         return known
 

@@ -14,7 +14,6 @@ from select_service.core.fleet.eligibility import check_wishes
 from select_service.core.pricing.prompt import read_prompt
 from select_service.core.pricing.scoring import weights_in_force
 from select_service.errors import NoSchedulableWorker
-from select_service.types import SelectPairRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +51,7 @@ class Reader:
         read = self.prompt(request)
         if request.pinned_worker is not None:
             check_wishes(request)
-        if isinstance(request, SelectPairRequest):  # its legs are compared in the contract's blocks
+        if request.is_pair:  # its legs are compared in the contract's blocks
             return *read[:2], read[2].kv_cost()
         return read
 

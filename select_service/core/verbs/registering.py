@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Registering:
     """Registers, changes, removes and lists workers."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the rooms a worker's coming and going touches
+    def __init__(  # noqa: PLR0917 - the rooms a worker's coming and going touches
         self,
         catalog: Catalog,
         membership: Membership,

@@ -66,7 +66,7 @@ def _only(slot: int) -> Rows:
 class Reserving:
     """Books what the caller has chosen, and follows every reservation to its end."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the rooms a reservation passes through
+    def __init__(  # noqa: PLR0917 - the rooms a reservation passes through
         self,
         reader: Reader,
         desk: Desk,

@@ -1,7 +1,7 @@
 """When the steps of one request began: what somebody who traces it wants to know besides its end.
 
 The clock is handed in with the marks, for there is none in here. `recording.py` makes the marks
-while it serves a request; who reads them is `edge/tracing/tracing.py`.
+while it serves a request; who reads them is `edge/tracing/spans.py`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from msgspec import UNSET
 
+from indexer.core import runs
 from indexer.types import HASH_BYTES
 from select_service.core.pricing.picking import pick
 from select_service.core.pricing.scoring import costs, prefer
@@ -71,18 +72,9 @@ class Seat(NamedTuple):
 
 
 def common_blocks(one: Prompt, other: Prompt, least: int = 0) -> int:
-    """Return how many blocks two prompts begin with alike, 0 if fewer than `least`.
-
-    O(blocks), at the speed of memory.
-    """
-    a, b, most = one.block_hashes, other.block_hashes, min(one.blocks, other.blocks)
-    if a == b:
-        return most
-    if least > most or a[: least * HASH_BYTES] != b[: least * HASH_BYTES]:
-        return 0
-    size = most * HASH_BYTES
-    differ = np.frombuffer(a[:size], np.uint64) != np.frombuffer(b[:size], np.uint64)
-    return int(differ.argmax()) if differ.any() else most
+    """Return how many blocks two prompts begin with alike, 0 if fewer than `least`."""
+    common = runs.common_blocks(one.block_hashes, 0, other.block_hashes, 0)
+    return common if common >= least else 0
 
 
 def groups_of(members: Iterable[Member]) -> list[Group]:

@@ -64,7 +64,7 @@ class _Sample(Struct, eq=False):
 class Waves:
     """Begins waves, with all they work with."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - whom they work with
+    def __init__(  # noqa: PLR0917 - whom they work with
         self,
         reader: Reader,
         desk: Desk,

@@ -78,6 +78,7 @@ TOKENS: Final = "token_ids"
 _BOUNDS: Final[Sequence[tuple[str, int, int | None]]] = (
     *((TOKENS, 0, _U32_MAX), *((name, -(1 << 63), None) for name in HASHES)),
 )
+_Raw: Final = msgspec.Raw
 _RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -95,7 +96,7 @@ class RequestDecoder(Generic[T]):
     nothing: Final = b"{}"
 
     __slots__ = (
-        *("_decode", "_echoes", "_guard", "_known", "_known_bytes", "_scan", "_type"),
+        *("_check", "_decode", "_echoes", "_guard", "_known", "_known_bytes", "_scan", "_type"),
         "_validation",
     )
 
@@ -109,6 +110,7 @@ class RequestDecoder(Generic[T]):
         names = kind.__struct_encode_fields__
         self._known = frozenset(names)
         self._known_bytes = frozenset(name.encode() for name in names)
+        self._check = _check_for(kind)
         self._echoes = issubclass(kind, SelectAndReserveRequest)
         self._scan = _scan_for(kind, self._known_bytes, echoes=self._echoes)
 
@@ -139,7 +141,7 @@ class RequestDecoder(Generic[T]):
             raise refusal_of(error) from None
         if not body.isascii():
             _check_utf8(body)
-        check_values(request)
+        self._check(request)
         is_flat = self._is_flat(body)
         decoded = Decoded(request, None, b"") if is_flat else self._look_closer(body, request)
         if isinstance(request, PromptFields):
@@ -165,11 +167,11 @@ class RequestDecoder(Generic[T]):
         request = self._decode(skeleton)
         if not skeleton.isascii():
             _check_utf8(skeleton)
-        check_values(request)
+        self._check(request)
         for name, packed in arrays:
             setattr(request, name, packed)
             if text is not None and name == ECHOED:
-                echo.note(packed, text)
+                echo.last = packed, _Raw(text)
         return Decoded(request, None, b"") if plain else self._look_closer(skeleton, request)
 
     def _weigh(self, text: bytes) -> None:
@@ -236,10 +238,25 @@ def check_values(request: msgspec.Struct) -> None:
         InvalidField: beyond 64 bits, or no dp_rank.
         InvalidJson: a key that is no number at all where a dp_rank has to be.
     """
-    if type(request) in _CHECKS:
-        _CHECKS[type(request)](request)
-    elif isinstance(request, SelectRequest) and request.allowed_worker_ids:
-        _check_u64("allowed_worker_ids", request.allowed_worker_ids)
+    _check_for(type(request))(request)
+
+
+@functools.cache
+def _check_for(kind: type[msgspec.Struct]) -> Callable[[msgspec.Struct], None]:
+    """Return what checks requests of a type: looked up once, not with every request."""
+    if issubclass(kind, SelectRequest):
+        return _check_allowed
+    return _check_ranks if issubclass(kind, WorkerSpec | WorkerPatch) else _check_nothing
+
+
+def _check_nothing(_: msgspec.Struct) -> None:
+    """The types say all."""
+
+
+def _check_allowed(request: msgspec.Struct) -> None:
+    allowed = request.allowed_worker_ids  # type: ignore[attr-defined] # `_check_for` has looked
+    if allowed:
+        _check_u64("allowed_worker_ids", allowed)
 
 
 def pack(request: PromptFields) -> None:
@@ -307,9 +324,6 @@ def _check_ranks(request: msgspec.Struct) -> None:
             raise InvalidField(f"{path}: not a 32-bit dp_rank", field=path)
         if int(key) > _U32_MAX:
             raise InvalidField(f"{path}: not a 32-bit dp_rank", field=path)
-
-
-_CHECKS: Final = {WorkerSpec: _check_ranks, WorkerPatch: _check_ranks}
 
 
 # -- what is wrong, and where ------------------------------------------------------------------

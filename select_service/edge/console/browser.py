@@ -15,7 +15,7 @@ _IDS: Final = frozenset({"worker_id", "router_id", "router_ids", "block_hashes",
 """Always strings, so that one does not look different because it is small."""
 
 
-def for_browser(value: object) -> Any:  # noqa: ANN401 - of any shape JSON has
+def for_browser(value: object) -> Any:
     """Return plain lists, dicts, strings and numbers, safe to be read as JSON by a browser."""
     return _safe(msgspec.to_builtins(value), is_id=False)
 

@@ -15,7 +15,7 @@ from select_service.edge.console.history import History
 from select_service.edge.routing import OPEN, Route
 
 if TYPE_CHECKING:
-    from select_service.edge.console.console import Console
+    from select_service.edge.console.answering import Console
     from select_service.edge.driver import Driver
     from select_service.edge.http.api import Answer, Api, Handler, Request
     from select_service.edge.http.traffic import Traffic
@@ -26,7 +26,7 @@ CONSOLE_PATH: Final = "/console"
 
 _ROOMS: Final = (
     *("slices", "browser", "assets", "fleet", "prefix", "reservations"),
-    *("sections", "sources", "stream", "console"),
+    *("sections", "sources", "stream", "answering"),
 )
 _READ: Final = "read"
 _GETS: Final = (
@@ -47,6 +47,8 @@ _GETS: Final = (
 
 class Booth:
     """The place of the console, and its history, whether anybody has ever opened it or not."""
+
+    path: Final = CONSOLE_PATH
 
     def __init__(self, service: Driver, traffic: Traffic, *, clients_max: int) -> None:
         self.history = History(service, traffic)
@@ -74,7 +76,7 @@ class Booth:
             import_module(f"select_service.edge.console.{name}")
             await asyncio.sleep(0)
         if self._console is None:  # nobody was quicker
-            from select_service.edge.console.console import Console  # noqa: PLC0415 - it is there
+            from select_service.edge.console.answering import Console  # it is there
 
             self.start(asyncio.get_running_loop())  # for who serves without a server of ours
             self._console = Console(

@@ -55,7 +55,7 @@ class Gone(Exception):
 
 
 class _ListMeta(msgspec.Struct):
-    resourceVersion: str = ""  # noqa: N815 - the API's spelling
+    resourceVersion: str = ""
     continue_: str | None = msgspec.field(default=None, name="continue")
 
 
@@ -127,7 +127,7 @@ class KubernetesApi:
 
     def client(self) -> httpx.AsyncClient:
         """Open a client that trusts the cluster's CA as it is now."""
-        import httpx  # noqa: PLC0415 - a tenth of a second that only Kubernetes should cost
+        import httpx  # a tenth of a second that only Kubernetes should cost
 
         ca = self._folder / "ca.crt"
         try:
@@ -153,7 +153,7 @@ class Watched(Source[T], Generic[O, T]):
         lists, watches: how often each was begun.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what is watched, and how it is read
+    def __init__(  # noqa: PLR0917 - what is watched, and how it is read
         self,
         name: str,
         api: KubernetesApi,
@@ -197,7 +197,7 @@ class Watched(Source[T], Generic[O, T]):
         Raises:
             SourceFailed: the server cannot be reached, refuses, or talks nonsense.
         """
-        import httpx  # noqa: PLC0415 - as above
+        import httpx
 
         try:
             async with self._api.client() as client:

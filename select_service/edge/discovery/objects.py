@@ -1,6 +1,6 @@
 """Pods and EndpointSlices, and what their ports and annotations say of a worker or a replica.
 
-The conventions are written down in README ("Workers and replicas that are found"). Only the
+The conventions are written down in README ("Discovery"). Only the
 fields that are read are here; whatever else an API server sends is skipped by the decoder.
 """
 
@@ -28,15 +28,15 @@ class Meta(Struct):
 
     name: str = ""
     namespace: str = ""
-    resourceVersion: str = ""  # noqa: N815 - the API's spelling, here and below
-    deletionTimestamp: str | None = None  # noqa: N815
+    resourceVersion: str = ""
+    deletionTimestamp: str | None = None
     annotations: dict[str, str] | None = None
 
 
 class ContainerPort(Struct):
     """One port of a container."""
 
-    containerPort: int  # noqa: N815
+    containerPort: int
     name: str = ""
 
 
@@ -63,7 +63,7 @@ class PodStatus(Struct):
     """Part of a pod's status."""
 
     phase: str = ""
-    podIP: str | None = None  # noqa: N815
+    podIP: str | None = None
     conditions: list[Condition] | None = None
 
 
@@ -93,7 +93,7 @@ class Endpoint(Struct):
 
     addresses: list[str] = []
     conditions: EndpointConditions = field(default_factory=EndpointConditions)
-    targetRef: TargetRef | None = None  # noqa: N815
+    targetRef: TargetRef | None = None
 
 
 class EndpointPort(Struct):
@@ -107,7 +107,7 @@ class EndpointSlice(Struct):
     """Part of an EndpointSlice."""
 
     metadata: Meta
-    addressType: str = "IPv4"  # noqa: N815
+    addressType: str = "IPv4"
     endpoints: list[Endpoint] | None = None
     ports: list[EndpointPort] | None = None
 

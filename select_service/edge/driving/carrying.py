@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from select_service.edge.driving.waiting import Waiting
     from select_service.edge.replicas.plane import Replicas
     from select_service.edge.state.keeper import Keeper
-    from select_service.edge.tracing.tracing import Tracing
+    from select_service.edge.tracing.spans import Tracing
 
 __all__ = ["Carrier"]
 

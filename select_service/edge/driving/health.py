@@ -97,7 +97,7 @@ class Health:
     def doctor(self) -> Doctor:
         """Return who examines the fleet."""
         if self.diagnosed is None:
-            from select_service.edge.doctor import Doctor  # noqa: PLC0415 - see `late`
+            from select_service.edge.doctor import Doctor  # see `late`
 
             carrier = self._carrier
             self.diagnosed = Doctor(

@@ -74,7 +74,7 @@ class Recovering:
         """
         if not peers:
             return
-        from indexer.edge.recovery import Recovery  # noqa: PLC0415 - see above
+        from indexer.edge.recovery import Recovery
 
         self.recovery = Recovery(
             *(self._core.registry, peers, self._core.make_room),
@@ -100,7 +100,7 @@ class Recovering:
         """
         if keeper is None or limits is None:
             return
-        from select_service.edge.state.warm_start import WarmStart  # noqa: PLC0415 - see above
+        from select_service.edge.state.warm_start import WarmStart
 
         directory = keeper.journal.store.directory
         warm = self.warm_start = WarmStart(directory, self._core.registry, limits, self._clock)

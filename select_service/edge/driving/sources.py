@@ -37,7 +37,7 @@ class EventSources:
         listeners: who has the sockets; None before `open` and after `close`.
     """
 
-    def __init__(  # noqa: PLR0913 - what it stands on
+    def __init__(
         self,
         turn: Turn,
         recovering: Recovering,

@@ -65,7 +65,7 @@ class Api:
         describe: renders /openapi.json.
     """
 
-    def __init__(  # noqa: PLR0913 - what it passes on, keyword only
+    def __init__(
         self,
         service: Driver,
         validation: FieldValidation,
@@ -138,14 +138,20 @@ class Api:
         Raises:
             ServiceError: as the handler, or because the disk refuses.
         """
+        handler = self.direct(route)
+        if handler is not None:
+            return handler(self, request)
         keeper = self.service.keeper
-        if keeper is None or not route.changes:
-            return route.handler(self, request)
+        assert keeper is not None, "nothing else has to be done around a handler"
         keeper.check_writable()
         answer = route.handler(self, request)
         if isinstance(answer, Response):
             return _settling(answer, keeper)
         return _settle_later(answer, keeper)
+
+    def direct(self, route: Route[Handler]) -> Handler | None:
+        """Return the handler of a route if it is all there is to do, now and later; else None."""
+        return route.handler if self.service.keeper is None or not route.changes else None
 
     def judge_query(self, route: Route[Handler], query: bytes) -> str | None:
         """Return the Warning header for what a query string names and the route does not know.

@@ -41,10 +41,12 @@ from select_service.edge.routing import Route, Router
 from select_service.errors import (
     MethodNotAllowed,
     MissingScope,
+    RouteNotFound,
     ServiceError,
     ShuttingDown,
     Unauthenticated,
 )
+from select_service.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
     from select_service.edge.driver import Driver
     from select_service.edge.reloading import Reloading
     from select_service.edge.security.authority import Authority, Grant
-    from select_service.edge.tenancy.tenancy import TenantView
+    from select_service.edge.tenancy.views import TenantView
 
 __all__ = ["CERTIFICATE", "HANDED_OVER", "Door"]
 
@@ -108,7 +110,7 @@ class Door:
         self._stats = {id(route): _stats_of(traffic, route) for route in routes}
         self.max_body_bytes = max_body_bytes
         self._access_log = access_log
-        self.lead_to(routes)
+        self.lead_to(routes, signpost=_signpost(booth, authority))
         self._leaving = asyncio.Event()
         self._sending = Sending(traffic, self._leaving)
         self.reloading: Reloading
@@ -126,8 +128,14 @@ class Door:
         narrow.lead_to(routes, missing)
         return narrow
 
-    def lead_to(self, routes: Sequence[Route[Handler]], missing: str = "route not found") -> None:
-        """Have these routes and no others, of which `missing` is said."""
+    def lead_to(
+        self,
+        routes: Sequence[Route[Handler]],
+        missing: str = "route not found",
+        signpost: dict[str, object] | None = None,
+    ) -> None:
+        """Have these routes and no others, of which `missing` is said; `signpost` stands at `/`."""
+        self._signpost = signpost
         self._router: Router[Handler] = Router(routes, missing)
         seen = () if self._access_log else routes  # what is logged goes through `__call__`
         self._plain_lines, self._open_lines = plain_lines(seen), OpenLines(seen)
@@ -191,7 +199,7 @@ class Door:
         writer = JSON_WRITER if name is None else msgpack_writer(name)
         if grant is None or self.authority is None:
             return self._api.speaking(reads, writer)
-        from select_service.edge.tenancy.tenancy import Outside, TenantView  # noqa: PLC0415 - see `late`
+        from select_service.edge.tenancy.views import Outside, TenantView  # see `late`
 
         note, tenants = self.authority.note_foreign, grant.tenants
         seen: Callable[[Driver], object] | None = None
@@ -363,7 +371,7 @@ class Door:
         call: Call,
         head: Head,
         body: bytes,
-        scope: Scope,  # noqa: ARG002 - for who traces
+        scope: Scope,
     ) -> Response | Awaitable[Response]:
         """Do what a request asks for, whose body is whole. Never raises."""
         try:
@@ -407,6 +415,8 @@ class Door:
     def fault(self, error: Exception, api: Api, method: str, raw_path: bytes) -> Response:
         """Make an answer of what a handler raised."""
         if isinstance(error, ServiceError | IndexerError):
+            if isinstance(error, RouteNotFound) and raw_path == b"/":
+                error.details = self._signpost
             self._traffic.refused(error)
             response = api.writer.refusal(error)
             if isinstance(error, MethodNotAllowed):
@@ -418,6 +428,19 @@ class Door:
         where = {"method": method[:16], "path": short(raw_path)}
         _log.error("request failed", extra=where, exc_info=error)
         return api.writer.refusal(ServiceError("internal error"))
+
+
+def _signpost(booth: Booth | None, authority: Authority | None) -> dict[str, object]:
+    """Return what is said to who knocks at `/`, where the contract has nothing.
+
+    Where tokens are asked for, strangers are not told which version to look up weaknesses of.
+    """
+    found: dict[str, object] = {"service": "select-service"}
+    if authority is None:
+        found["version"] = __version__
+    if booth is not None:
+        found["console"] = booth.path
+    return found | {"openapi": "/openapi.json", "health": "/health"}
 
 
 def _stats_of(traffic: Traffic, route: Route[Handler]) -> RouteTraffic:

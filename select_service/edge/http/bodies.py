@@ -60,7 +60,7 @@ class Bodies:
         def read(kind: type[R]) -> RequestDecoder[R] | MsgpackDecoder[R]:
             if form is Form.JSON:
                 return RequestDecoder(kind, validation, guard)
-            from select_service.edge.codec.msgpack_codec import MsgpackDecoder  # noqa: PLC0415 - see `late`
+            from select_service.edge.codec.msgpack_codec import MsgpackDecoder  # see `late`
 
             return MsgpackDecoder(kind, validation, guard)
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Iterable
 
+    from uvicorn.config import Config
+    from uvicorn.server import ServerState
+
     from select_service.edge.http.asgi import Door
     from select_service.edge.http.calls import Call, Head
     from select_service.edge.http.connections import ConnectionLimits
@@ -169,7 +172,7 @@ class PlainOutbox:
                 transport.write(data)
 
 
-if usable("select_service.edge._lane", 1):
+if usable("select_service.edge._lane", 2):
     from select_service.edge._lane import Outbox as CompiledOutbox
     from select_service.edge._lane import Turnstile as _Turnstile
 
@@ -246,13 +249,27 @@ class FastLane(GuardedProtocol):
     _turn_used = False  # one request per read: a client that pipelines must not own the loop
     _is_last = False  # the server is leaving; said of one connection or of the whole class
     _debt: _Debt | None = None  # an answer that waits for the disk
-    _idle_since: float | None = None  # loop time of our last answer; None on the ASGI way
+    _idle_since: float | None = None  # 0.0: our last answer was since the last sweep; loop time of
+    # the first sweep that found it so; None on the ASGI way
+
+    @override
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, object],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        if self.turnstile is not None:
+            # whoever reads looks this up with the object: no frame of ours between it and a kernel
+            self.__dict__["data_received"] = self.turnstile.passage(self).data_received
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and self.door.authority is not None:
-            from select_service.edge.security.authority import certificate_names  # noqa: PLC0415 - with TLS
+            from select_service.edge.security.authority import certificate_names  # with TLS
 
             names = certificate_names(tls.getpeercert())
             if names and self.door.authority.book.by_certificate(names) is not None:
@@ -270,6 +287,7 @@ class FastLane(GuardedProtocol):
             self.door.count_gone(self._call)
             self._call = None
         super().connection_lost(exc)
+        self.__dict__.pop("data_received", None)  # it holds us
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -285,14 +303,10 @@ class FastLane(GuardedProtocol):
         self._lines_read = b""
         self._is_between = self._rests()
         if self._is_between and self._idle_since is None:
-            self._idle_since = self.loop.time()  # a blank line: it has stopped uvicorn's clock
+            self._idle_since = 0.0  # a blank line: it has stopped uvicorn's clock
 
     def _answer_whole(self, data: bytes) -> bool:
         """Answer if this is one request, whole, under header lines that are known."""
-        if self.turnstile is not None:
-            done = self.turnstile.answer(self, data)
-            if done is not None:
-                return done
         end = data.find(b"\r\n\r\n", 0, READ_BYTES_MAX)
         if end < 0 or self.flow.write_paused or self.transport.is_closing():
             return False
@@ -432,7 +446,6 @@ class FastLane(GuardedProtocol):
             return
         self.write_answer(self.door.answer_settled(call, head, answer, since))
         if self.pipeline:
-            self.server_state.total_requests -= 1  # it counts one more
             self.on_response_complete()  # lets the next one in
         self._is_between = self._rests()
 
@@ -475,7 +488,10 @@ class FastLane(GuardedProtocol):
     @override
     def sweep(self, now: float) -> None:
         super().sweep(now)
-        if self._idle_since is not None and now - self._idle_since > self.timeout_keep_alive:
+        since = self._idle_since
+        if since == 0.0:
+            self._idle_since = now
+        elif since is not None and now - since > self.timeout_keep_alive:
             self.transport.close()
 
     def _plain_call(self) -> Call | None:  # noqa: C901, PLR0911, PLR0912 - one pass over the headers
@@ -547,8 +563,7 @@ class FastLane(GuardedProtocol):
             lines = status_line(answer.status) + preamble.lines + lines
             data = b"%bcontent-length: %d\r\n\r\n%b" % (lines, len(body), body)
         self.outbox.put(self.transport, data, self.loop)
-        self.server_state.total_requests += 1
-        self._idle_since = self.loop.time()
+        self._idle_since = 0.0
         if self._is_last:
             self.outbox.flush()
             self.transport.close()

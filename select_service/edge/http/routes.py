@@ -1,7 +1,7 @@
 """The table of routes, which is the API: what is asked, who answers, what it takes and may refuse.
 
 `asgi.py` finds a line for a request, `api.py` has its handler do the work; /openapi.json, the
-README and the access matrix are made from this table.
+reference of the API and the access matrix are made from this table.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 __all__ = ["ROUTES"]
 
 
-def _route(  # noqa: PLR0913 - the columns of one row
+def _route(
     method: str,
     pattern: str,
     handler: Handler,

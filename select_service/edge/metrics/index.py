@@ -35,7 +35,7 @@ _STREAM_COUNTERS: Final = (
     ("blocks_removed", "Blocks in removals that were applied."),
     ("stale_batches", "Batches that had been applied before."),
     ("gaps", "Times sequence numbers were missing."),
-    ("lost_batches", "Batches that were never recovered."),
+    ("lost_batches", "KV-event batches that were never recovered."),
     ("restarts", "Engine restarts seen by the sequence number."),
     ("hidden_restarts", "Engine restarts seen only through a replay."),
     ("foreign_ranks", "Batches that named a rank the worker does not have."),

@@ -1,7 +1,7 @@
 """Every limit by its name: what it is set to, and how often it was reached where that is counted.
 
 Flags that bound something are limits under the name of their setting; so are the budgets of one
-turn of the event loop, which have no flag. /metrics tells both, the README lists them.
+turn of the event loop, which have no flag. /metrics tells both, deploy/reference lists them.
 """
 
 from __future__ import annotations

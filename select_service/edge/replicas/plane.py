@@ -86,7 +86,7 @@ class Replicas:
         snapshots: Snapshots given out, by outcome.
     """
 
-    def __init__(  # noqa: PLR0913 - what it stands on
+    def __init__(
         self,
         port: int,
         core: ReplicaCore,

@@ -108,7 +108,7 @@ class Frames:
 class Pulls:
     """Every fetch of a snapshot that is under way or waits its turn."""
 
-    def __init__(  # noqa: PLR0913 - what it stands on
+    def __init__(
         self,
         reader: PullReader,
         carry_out: Callable[[Effects], None],
@@ -132,7 +132,7 @@ class Pulls:
         """
         # here and not above: it takes a fifth of a second, which only replicas should spend, and
         # not when they are serving
-        import httpx  # noqa: PLC0415
+        import httpx
 
         self._httpx = httpx
         self._reader = reader

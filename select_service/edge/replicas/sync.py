@@ -12,6 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from indexer.edge.guide import Guide
+from indexer.edge.patience import Patience
 from indexer.edge.sockets import Link, Sockets, Subscriber, open_publisher
 from indexer.errors import EndpointRefused, SchemeRefused
 from indexer.types import StreamLimits
@@ -126,14 +127,13 @@ class _Peer:
     """One replica we listen to."""
 
     __slots__ = (
-        "connected_at",
         "endpoint",
         "guide",
         "heard_at",
         "is_queued",
         "key",
+        "patience",
         "reconnect",
-        "reconnect_after_s",
         "state",
         "subscriber",
     )
@@ -146,9 +146,8 @@ class _Peer:
         self.guide: Guide | None = None  # where the endpoint has a name in it
         self.state = Link.RETRYING
         self.is_queued = False
-        self.connected_at = 0.0
         self.reconnect: asyncio.TimerHandle | None = None
-        self.reconnect_after_s = RECONNECT_AFTER_S
+        self.patience = Patience(RECONNECT_AFTER_S, RECONNECT_AFTER_MAX_S)
 
 
 class Subscriptions:
@@ -354,18 +353,14 @@ class Subscriptions:
                 peer.reconnect.cancel()
                 peer.reconnect = None
             if link is Link.CONNECTED:
-                peer.connected_at = self._clock()
+                peer.patience.holds(self._clock())
             elif link is Link.BROKEN:
-                if self._clock() - peer.connected_at > RECONNECT_AFTER_MAX_S:
-                    peer.reconnect_after_s = RECONNECT_AFTER_S
+                peer.patience.broke(self._clock())
                 self._reconnect_later(peer)
 
     def _reconnect_later(self, peer: _Peer) -> None:
-        # one that breaks at once lets the wait grow, one that lasts has set it back
-        peer.reconnect = asyncio.get_running_loop().call_later(
-            peer.reconnect_after_s, self._reconnect, peer
-        )
-        peer.reconnect_after_s = min(2 * peer.reconnect_after_s, RECONNECT_AFTER_MAX_S)
+        loop = asyncio.get_running_loop()
+        peer.reconnect = loop.call_later(peer.patience.next_s(), self._reconnect, peer)
 
     def _reconnect(self, peer: _Peer) -> None:
         peer.subscriber.connect_again()

@@ -2,7 +2,7 @@
 
 Without a token file everybody may do everything. A grant is decided once for each block of header
 lines that `http/fast_lane.py` remembers, so `reload` tells who remembers any. `tokens.py` knows the
-file, `tenancy/tenancy.py` what becomes of a request whose token is bound to tenants.
+file, `tenancy/views.py` what becomes of a request whose token is bound to tenants.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Grant(Struct, frozen=True):
         return Unauthenticated(self.reason) if self.name is None else MissingScope(READ)
 
     def allows(self, route: Route[Any]) -> bool:
-        """Whether a route may be used; which things behind it, `tenancy/tenancy.py` says."""
+        """Whether a route may be used; which things behind it, `tenancy/views.py` says."""
         return route.scope in self.scopes and (self.tenants is None or not route.of_process)
 
 

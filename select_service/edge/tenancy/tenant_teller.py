@@ -1,6 +1,6 @@
 """Decisions told to the bearer of a token bound to tenants: their own, under their own names.
 
-Stands in the place of `Teller`; `tenancy.py` says under which names things are kept.
+Stands in the place of `Teller`; `names.py` says how things are kept.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A request leaves its facts here, which costs it a microsecond; all else, from OpenTelemetry's
 objects to the network, happens in the thread. A collector that is slow, away or mad costs spans,
-which are counted, and never a request. `tracing.py` stands before, an exporter of OpenTelemetry's
+which are counted, and never a request. `spans.py` stands before, an exporter of OpenTelemetry's
 behind; only this file knows that SDK, and loads it when tracing is on.
 """
 
@@ -189,10 +189,10 @@ class _Builder:
     """Makes OpenTelemetry's spans out of what is finished."""
 
     def __init__(self) -> None:
-        from opentelemetry import trace  # noqa: PLC0415 - only where requests are traced
-        from opentelemetry.sdk import resources  # noqa: PLC0415 - as above
-        from opentelemetry.sdk import trace as sdk  # noqa: PLC0415 - as above
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415
+        from opentelemetry import trace  # only where requests are traced
+        from opentelemetry.sdk import resources
+        from opentelemetry.sdk import trace as sdk
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         self._trace, self._span = trace, sdk.ReadableSpan
         resource = resources.Resource.create()
@@ -255,7 +255,7 @@ def otlp_exporter() -> SpanExporter:
         TracingUnavailableError: the extra `otel` is not installed, or they make no sense.
     """
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
             OTLPSpanExporter,
         )
 
@@ -268,14 +268,14 @@ def otlp_exporter() -> SpanExporter:
 
 def _session() -> requests.Session:
     """Return what posts to a collector and does not let it fill our memory with its answer."""
-    import requests  # noqa: PLC0415 - only where requests are traced
-    from requests.adapters import HTTPAdapter  # noqa: PLC0415 - as above
+    import requests  # only where requests are traced
+    from requests.adapters import HTTPAdapter
 
     class Brief(HTTPAdapter):
         def send(  # type: ignore[override]
             self,
             request: requests.PreparedRequest,
-            **options: Any,  # noqa: ANN401 - for the one it stands for
+            **options: Any,
         ) -> requests.Response:
             answer = super().send(request, **{**options, "stream": True})
             said = b""

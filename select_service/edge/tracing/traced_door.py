@@ -1,4 +1,4 @@
-"""The door and the lane of a service that traces requests: the same, and each tells `tracing.py`.
+"""The door and the lane of a service that traces requests: the same, and each tells `spans.py`.
 
 Chosen at the start; a service that traces nothing has neither.
 """
@@ -16,8 +16,8 @@ from select_service.edge.http.access_log import TRACE_IDS
 from select_service.edge.http.asgi import Door
 from select_service.edge.http.fast_lane import FastLane
 from select_service.edge.http.traffic import CLIENT_GONE
+from select_service.edge.tracing.spans import HERE, log_ids
 from select_service.edge.tracing.trace_context import parent_in, read_parent
-from select_service.edge.tracing.tracing import HERE, log_ids
 from select_service.errors import ServiceError, ShuttingDown, problem
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from select_service.edge.http.calls import Call, Head
     from select_service.edge.http.traffic import Traffic
     from select_service.edge.security.authority import Authority
+    from select_service.edge.tracing.spans import Span, Tracing
     from select_service.edge.tracing.trace_context import Parent
-    from select_service.edge.tracing.tracing import Span, Tracing
 
 __all__ = ["TracedDoor", "TracedLane"]
 
@@ -46,7 +46,7 @@ _REFUSED: Final = 400
 class TracedDoor(Door):
     """Answers as `Door` does, and traces some of it."""
 
-    def __init__(  # noqa: PLR0913 - keyword only
+    def __init__(
         self,
         api: Api,
         traffic: Traffic,

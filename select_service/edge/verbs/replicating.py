@@ -64,7 +64,7 @@ class Replicating:
         """
         if self._port is None:
             return
-        from select_service.edge.replicas.plane import Replicas  # noqa: PLC0415 - for who has any
+        from select_service.edge.replicas.plane import Replicas  # for who has any
 
         self._core.replica_announce(http_port, advertise_url)
         plane = self._carrier.replicas = Replicas(

@@ -57,7 +57,7 @@ class Selecting:
         self._is_kept = is_kept
         self._waves = WaveRunner(turn.carry_out, turn.clock)
 
-    def select_now(self, request: SelectRequest, unknown: bytes = b"") -> Answer | Ticket:  # noqa: ARG002 - called as the others are
+    def select_now(self, request: SelectRequest, unknown: bytes = b"") -> Answer | Ticket:
         """POST /select as far as it goes without waiting; a Ticket goes to `wait`."""
         answer, effects = self._core.select(request, self._clock())
         self._carry_out(effects)

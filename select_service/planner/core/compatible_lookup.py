@@ -87,7 +87,7 @@ class CompatibleDecode:
 
     def _gridded(self, profile: DecodeProfile) -> Floats:
         try:
-            from scipy.interpolate import griddata  # noqa: PLC0415 - for those who compare
+            from scipy.interpolate import griddata  # for those who compare
         except ImportError as error:
             raise MissingExtra("--mode compatible", "planner") from error
 

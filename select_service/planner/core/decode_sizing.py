@@ -37,7 +37,7 @@ class DecodeNeed(NamedTuple):
     why: str = ""  # the target cannot be met, in words
 
 
-def decode_need(  # noqa: PLR0913 - one formula
+def decode_need(
     surface: DecodeSurface,
     *,
     rate: float,

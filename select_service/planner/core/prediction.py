@@ -40,7 +40,7 @@ class Constant:
         """Replace what is remembered."""
         self._last = value
 
-    def predict(self, steps: int = 1) -> float:  # noqa: ARG002 - a Model
+    def predict(self, steps: int = 1) -> float:
         """Return the last value."""
         return self._last
 

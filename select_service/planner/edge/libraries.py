@@ -61,7 +61,7 @@ def prophet(fitter: Fitter, window: int = 50, interval_s: float = 180.0) -> Fitt
     return Fitted(fit, failures=_FAILURES, window=window, refit_every=_REFIT_PROPHET)
 
 
-def _imported(name: str, what: str, extra: str) -> Any:  # noqa: ANN401 - a module
+def _imported(name: str, what: str, extra: str) -> Any:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads make small fits ten times slower
     try:
         with warnings.catch_warnings():
@@ -71,8 +71,8 @@ def _imported(name: str, what: str, extra: str) -> Any:  # noqa: ANN401 - a modu
         raise MissingExtra(what, extra) from error
 
 
-def _fit_arima(models: Any) -> Fit:  # noqa: ANN401 - untyped packages
-    import numpy as np  # noqa: PLC0415 - loaded by the library at the latest
+def _fit_arima(models: Any) -> Fit:
+    import numpy as np  # loaded by the library at the latest
 
     def fit(history: Sequence[float]) -> Forecast:
         model = models.AutoARIMA(**_SEARCH)
@@ -91,7 +91,7 @@ def _fit_arima(models: Any) -> Fit:  # noqa: ANN401 - untyped packages
     return fit
 
 
-def _fit_prophet(module: Any, pandas: Any, interval_s: float) -> Fit:  # noqa: ANN401 - as above
+def _fit_prophet(module: Any, pandas: Any, interval_s: float) -> Fit:
     def fit(history: Sequence[float]) -> Forecast:
         step = pandas.Timedelta(seconds=interval_s)
         start = pandas.Timestamp("2020-01-06")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from select_service.planner.errors import PlannerError
-from select_service.planner.types import Missing, Target, Value
+from select_service.planner.types import Missing, PoolState, Target, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from select_service.planner.edge.lease import Lease
     from select_service.planner.edge.sources.source import Source
     from select_service.planner.edge.state_file import StateFile
-    from select_service.planner.types import Decision, Load, ModelKey, PoolKey, PoolState, Window
+    from select_service.planner.types import Decision, Load, ModelKey, PoolKey, Window
 
 __all__ = ["Counts", "Loop", "Noted"]
 
@@ -81,7 +81,7 @@ class Loop:
         state: where the past is kept, if anywhere.
     """
 
-    def __init__(  # noqa: PLR0913 - what a loop joins
+    def __init__(
         self,
         fleet: Fleet,
         source: Source,
@@ -166,7 +166,8 @@ class Loop:
         self.loads = await self.source.loads(self._models)
         await self._look(0.0)
         decision = await asyncio.to_thread(self.fleet.fast, self.loads, self.states, self._clock())
-        await self._act(decision, "fast")
+        if await self._act(decision, "fast"):
+            self._keep()
         return decision
 
     async def _look(self, seconds: float) -> None:
@@ -177,41 +178,47 @@ class Loop:
                     ready = self.states[pool.key].ready
                     self.counts.gpu_seconds += seconds * ready * pool.settings.gpus
 
-    async def _act(self, decision: Decision, loop: str) -> None:
+    async def _act(self, decision: Decision, loop: str) -> bool:
+        """Carry a decision out, if it is ours to act; returns whether anybody was asked."""
         self.is_leader = await self._lease.held()
         changed = [one for one in decision.targets if self.states[one.pool].desired != one.replicas]
         self.counts.decisions[loop] = self.counts.decisions.get(loop, 0) + 1
         if not changed and loop == "fast":
-            return  # many times a minute, and nothing to tell
+            return False  # many times a minute, and nothing to tell
         failed: dict[str, str] = {}
         words = [
             f"{one.pool}: {self.states[one.pool].desired} to {one.replicas}" for one in changed
         ]
-        if changed and self.is_leader:
+        self.decision_id += 1
+        acted = bool(changed) and self.is_leader
+        if acted:
+            self._keep()  # whoever hears of an id never hears of it again after a crash
             outcome = await self.connector.apply(changed, decision.reasons)
             failed = {str(pool): why for pool, why in outcome.failed.items()}
             self.counts.changes += len(outcome.done)
             self.counts.failures += len(failed)
             for why in failed.values():
                 _log.error("%s", why)
-        self.decision_id += 1
+            for one in outcome.done:
+                self.states[one.pool] = PoolState(one.replicas, self.states[one.pool].ready)
         self.decisions.append(
             Noted(
                 *(self.decision_id, self._wall(), loop, list(decision.targets), words),
                 *(list(decision.reasons), list(decision.infeasible), decision.gpus),
-                acted=bool(changed) and self.is_leader,
+                acted=acted,
                 failed=failed,
             )
         )
         if words:
             prefix = "" if self.is_leader else "not acting, another planner holds the lease: "
             _log.info("%s%s", prefix, "; ".join([*words, *decision.reasons]))
+        return acted
 
     def _keep(self) -> None:
         if self._state is None or not self.is_leader:
             return
         try:
-            self._state.write(self.fleet, self.decision_id)
+            self._state.write(self.fleet, self.decision_id, self.states)
         except PlannerError as error:
             self.counts.state_failures += 1
             _log.error("%s", error)

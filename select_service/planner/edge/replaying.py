@@ -132,7 +132,7 @@ class _Trace:
         isl, osl = max(1, round(one.isl)), max(1, round(one.osl))
         return Request(number=number, arrival=one.at_s, isl=isl, osl=osl, blocks=())
 
-    def after(self, outcome: Outcome) -> Iterable[Request]:  # noqa: ARG002 - a Workload
+    def after(self, outcome: Outcome) -> Iterable[Request]:
         """Nothing follows."""
         return ()
 
@@ -206,7 +206,7 @@ class Replay:
                 block_size=_BLOCK,
                 sample_s=1e9,
             ),
-            LeastWork(random.Random(settings.seed)),  # noqa: S311  # nosec B311 - no secret
+            LeastWork(random.Random(settings.seed)),
             _Trace(self._requests),
         )
         for pool, count in zip(_POOLS.values(), settings.start, strict=True):

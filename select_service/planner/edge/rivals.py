@@ -98,7 +98,7 @@ class Reference:
             decode_gpus=settings.decode_gpus,
         )
 
-    def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:  # noqa: ARG002 - a Policy
+    def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
         """See Policy."""
         measured = [_zero(window, name) for name in ("requests", "isl", "osl")]
         for predictor, value in zip(self._predictors, measured, strict=True):
@@ -120,7 +120,7 @@ class Reference:
         plan = plan_as_they(terms_of(self._lookup, demand, self._limits), self._limits)
         return {PREFILL: plan.num_p, DECODE: plan.num_d}
 
-    def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:  # noqa: ARG002 - a Policy
+    def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:
         """It has no fast loop."""
         return {}
 
@@ -163,7 +163,7 @@ class Reactive:
             DECODE: max(one[2] for one in self._wanted),
         }
 
-    def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:  # noqa: ARG002 - a Policy
+    def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:
         """It looks once an interval."""
         return {}
 
@@ -200,11 +200,11 @@ class Oracle:
         decode = size_decode(self._surface, forecast, self._goals, 1.0, gpus=gpus)
         return max(1, math.ceil(prefill.engines)), max(1, math.ceil(decode.engines))
 
-    def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:  # noqa: ARG002 - a Policy
+    def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
         """See Policy."""
         return self._at(now)
 
-    def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:  # noqa: ARG002 - a Policy
+    def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:
         """See Policy."""
         return self._at(now)
 

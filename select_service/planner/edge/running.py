@@ -36,6 +36,7 @@ from select_service.planner.edge.sources.selector import SelectorSource
 from select_service.planner.edge.sources.trace import TraceSource, read_trace
 from select_service.planner.edge.state_file import Memory, StateFile
 from select_service.planner.errors import LeaseHeld, SettingsError
+from select_service.planner.types import PoolState
 
 if TYPE_CHECKING:
     from select_service.planner.core.planning import Fleet
@@ -115,25 +116,35 @@ async def _run(settings: RunSettings) -> None:
         state=state,
         first_id=memory.decision_id,
     )
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(loop), host=settings.host, port=settings.port, log_level="warning"
-        )
-    )
+    server = uvicorn.Server(uvicorn.Config(create_app(loop), log_level="warning"))
     try:
-        await _until_ended(loop, server)
+        with _listener(settings.host, settings.port) as listener:
+            await _until_ended(loop, server, listener)
     finally:
         await loop.close()
 
 
-async def _until_ended(loop: Loop, server: uvicorn.Server) -> None:
+def _listener(host: str, port: int) -> socket.socket:
+    """Take the port before anything is decided.
+
+    Raises:
+        SettingsError: somebody else has it, or there is no such address.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise SettingsError(f"--host {host} --port {port}: {error.strerror}") from error
+
+
+async def _until_ended(loop: Loop, server: uvicorn.Server, listener: socket.socket) -> None:
     ended = asyncio.Event()
     running = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         running.add_signal_handler(number, ended.set)
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment,method-assign] # ours are set
     async with asyncio.TaskGroup() as group:
-        serving = group.create_task(server.serve())
+        serving = group.create_task(server.serve(sockets=[listener]))
         turning = group.create_task(loop.run())
         waiting = group.create_task(ended.wait())
         await asyncio.wait((serving, turning, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -188,6 +199,10 @@ def _lease(settings: RunSettings, kube: Kube | None) -> Lease:
         return KubeLease(kube, settings.lease_name, identity, time.monotonic)
     if settings.state_dir is not None:
         return FileLease(settings.state_dir / "planner.lock")
+    if settings.connector != "dry-run":
+        logging.getLogger("select_planner").warning(
+            "without --state-dir nothing keeps a second planner from acting, and a restart forgets"
+        )
     return NoLease()
 
 
@@ -220,19 +235,23 @@ def _connector(
     kube: Kube | None,
     memory: Memory,
 ) -> Connector:
-    start = {pool.key: pool.settings.limits.least for model in fleet.models for pool in model.pools}
+    start = {}
+    for model in fleet.models:
+        for pool in model.pools:
+            least = pool.settings.limits.least
+            start[pool.key] = memory.states.get(pool.key, PoolState(least, least))
     if settings.connector == "dry-run":
-        return DryRun(start)
+        return DryRun({pool: state.desired for pool, state in start.items()})
     if settings.connector == "virtual":
         return VirtualConnector(
             start, time.monotonic, _wall, settings.decision_timeout_s, memory.decision_id
         )
     if settings.connector == "ray":
-        from select_service.planner.edge.connectors.ray import RayConnector  # noqa: PLC0415
+        from select_service.planner.edge.connectors.ray import RayConnector
 
         token = _token(settings.ray_token_file) or os.environ.get("RAY_AUTH_TOKEN")
         return RayConnector(resources, settings.ray_dashboard, token)
-    from select_service.planner.edge.connectors.kubernetes import (  # noqa: PLC0415
+    from select_service.planner.edge.connectors.kubernetes import (
         KubernetesConnector,
     )
 
@@ -240,7 +259,7 @@ def _connector(
     return KubernetesConnector(kube, resources)
 
 
-def single_model(  # noqa: PLR0913 - one flag each
+def single_model(
     model_name: str,
     tenant_id: str,
     profile: str,

@@ -12,9 +12,10 @@ import msgspec
 
 from select_service.planner.core.demand import Interval
 from select_service.planner.errors import PlannerError
-from select_service.planner.types import ModelKey
+from select_service.planner.types import ModelKey, PoolKey, PoolState, Role
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from select_service.planner.core.planning import Fleet
@@ -30,12 +31,29 @@ class _ModelMemory(msgspec.Struct):
     d_correction: float
 
 
+class _PoolMemory(msgspec.Struct):
+    """What was asked for, and what was there, when it was written."""
+
+    model: ModelKey
+    role: Role
+    desired: int
+    ready: int
+
+
 class Memory(msgspec.Struct):
     """Everything that is kept."""
 
     version: int = 1
     decision_id: int = 0
     models: list[_ModelMemory] = []
+    pools: list[_PoolMemory] = []
+
+    @property
+    def states(self) -> dict[PoolKey, PoolState]:
+        """The replicas of every pool."""
+        return {
+            PoolKey(one.model, one.role): PoolState(one.desired, one.ready) for one in self.pools
+        }
 
 
 class StateFile:
@@ -59,7 +77,7 @@ class StateFile:
             raise PlannerError(f"{self._path}: {error.strerror}") from error
         except msgspec.MsgspecError:
             memory = None
-        if memory is None or not all(map(_makes_sense, memory.models)):
+        if memory is None or not _makes_sense(memory):
             self.damaged = True
             os.replace(self._path, self._path.with_suffix(".damaged"))
             return Memory()
@@ -73,7 +91,7 @@ class StateFile:
                 )
         return memory
 
-    def write(self, fleet: Fleet, decision_id: int) -> None:
+    def write(self, fleet: Fleet, decision_id: int, states: Mapping[PoolKey, PoolState]) -> None:
         """Replace the file; a crash leaves the old one or the new one.
 
         Raises:
@@ -86,10 +104,14 @@ class StateFile:
             )
             for one in fleet.models
         ]
+        pools = [
+            _PoolMemory(*(pool.model, pool.role), *(state.desired, state.ready))
+            for pool, state in states.items()
+        ]
         aside = self._path.with_suffix(".new")
         try:
             with aside.open("wb") as file:
-                file.write(msgspec.json.encode(Memory(1, decision_id, models)))
+                file.write(msgspec.json.encode(Memory(1, decision_id, models, pools)))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(aside, self._path)
@@ -97,8 +119,13 @@ class StateFile:
             raise PlannerError(f"{self._path}: {error.strerror}") from error
 
 
-def _makes_sense(one: _ModelMemory) -> bool:
+def _makes_sense(memory: Memory) -> bool:
     """Whether it can be gone on from: numbers somebody wrote by hand may be none of ours."""
+    counts = (memory.decision_id, *(n for one in memory.pools for n in (one.desired, one.ready)))
+    return all(count >= 0 for count in counts) and all(map(_is_past, memory.models))
+
+
+def _is_past(one: _ModelMemory) -> bool:
     factors = (one.computed, one.p_correction, one.d_correction)
     return all(factor > 0 for factor in factors) and all(
         value is None or value >= 0

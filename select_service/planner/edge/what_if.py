@@ -105,10 +105,11 @@ def plan_slo(profile: Profile, question: Question) -> dict[str, object]:
     forecast = Forecast(rate, Lengths.single(question.isl), question.osl, 1.0)
     gpus = (question.prefill_gpus, question.decode_gpus)
     if question.requests:
-        slowness = question.d_correction if question.d_correction > 0 else 1.0
+        # 0: nothing was measured, and that makes nobody faster
+        slow_prefill, slow_decode = question.p_correction or 1.0, question.d_correction or 1.0
         needs = (
-            size_prefill(surface, forecast, goals, max(question.p_correction, 1e-6)),
-            size_decode(surface, forecast, goals, slowness, gpus=gpus[1]),
+            size_prefill(surface, forecast, goals, slow_prefill),
+            size_decode(surface, forecast, goals, slow_decode, gpus=gpus[1]),
         )
     else:
         needs = (Need(0.0, {}), Need(0.0, {}))

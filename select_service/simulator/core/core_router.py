@@ -209,7 +209,7 @@ class CoreRouter:
 
     # -- what workers tell -----------------------------------------------------------------------
 
-    def apply(self, worker_id: int, events: Sequence[KvEvent], now: float) -> None:  # noqa: ARG002
+    def apply(self, worker_id: int, events: Sequence[KvEvent], now: float) -> None:
         """See Router."""
         rank = WorkerRank(worker_id, 0)
         for replica in self.replicas:

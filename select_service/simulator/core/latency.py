@@ -16,6 +16,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
 __all__ = ["AnalyticLatency", "Latency", "ProfileLatency"]
 
 
@@ -110,6 +112,7 @@ class ProfileLatency:
         ttft = np.atleast_1d(np.asarray(prefill["prefill_ttft"], dtype=np.float64))
         if isl.shape != ttft.shape or not len(isl):
             raise ValueError("prefill_isl and prefill_ttft must have the same length, at least 1")
+        _expect_finite(prefill_isl=isl, prefill_ttft=ttft)
         order = np.argsort(isl, kind="stable")
         rising = np.maximum.accumulate(ttft[order]) / 1e3  # more tokens never take less
         self._isl: list[float] = [0.0, *isl[order].tolist()]
@@ -163,6 +166,12 @@ class ProfileLatency:
         return low
 
 
+def _expect_finite(**columns: NDArray[np.float64]) -> None:
+    for name, column in columns.items():
+        if not (np.isfinite(column) & (column >= 0.0)).all():
+            raise ValueError(f"{name} must be finite, and at least 0")
+
+
 def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
     """As `numpy.interp`, which takes ten times as long for a single number."""
     above = bisect_right(xs, x)
@@ -184,7 +193,8 @@ def _curves(
     )
     if not (len(usage) == len(context) == len(itl) > 0):
         raise ValueError(f"{', '.join(names)} must have the same length, at least 1")
-    if not (itl > 0.0).all():
+    _expect_finite(x_kv_usage=usage, y_context_length=context)
+    if not ((itl > 0.0) & (itl < np.inf)).all():
         raise ValueError("z_itl must be above 0")
     contexts = np.unique(context)
     curves = []

@@ -66,7 +66,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     gap_s: Distribution  # between any two tokens
     e2e_s: Distribution
     hit_rate: float  # share of prompt tokens that were found
-    hit_ceiling: float  # of one infinite cache for all
+    hit_ceiling: float  # of one infinite cache for all; of those answered, as the rate
     load_cov: float  # CoV over workers, of requests; mean over time, weighted by requests
     load_cov_tokens: float
     busy_cov: float  # of the time that workers computed
@@ -125,7 +125,9 @@ def measure(cluster: Cluster, policy: str, seed: int) -> Measures:
         gap_s=_distribution_of_bins(cluster.gaps),
         e2e_s=_distribution([one.e2e_s for one in answered]),
         hit_rate=sum(one.cached_tokens for one in answered) / prompted if prompted else 0.0,
-        hit_ceiling=ceiling_of((one.request for one in by_arrival), cluster.settings.block_size),
+        hit_ceiling=ceiling_of(
+            (one.request for one in by_arrival if one.is_ok), cluster.settings.block_size
+        ),
         load_cov=_weighted([(jobs, n) for _, jobs, _, n in cluster.spread]),
         load_cov_tokens=_weighted([(tokens, n) for _, _, tokens, n in cluster.spread]),
         busy_cov=coefficient_of_variation([worker.busy_s for worker in workers] or [0.0]),

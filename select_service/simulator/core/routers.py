@@ -108,12 +108,12 @@ class Counting:
 
     # -- workers -------------------------------------------------------------------------------
 
-    def add(self, member: Member, now: float) -> None:  # noqa: ARG002 - a Router
+    def add(self, member: Member, now: float) -> None:
         """See Router."""
         self._in_flight[member.worker_id] = 0
         self._open[member.role].append(member.worker_id)
 
-    def drain(self, worker_id: int, now: float) -> None:  # noqa: ARG002 - a Router
+    def drain(self, worker_id: int, now: float) -> None:
         """See Router."""
         for ids in self._open.values():
             if worker_id in ids:
@@ -126,7 +126,7 @@ class Counting:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def route(self, key: str, request: Request, now: float) -> Verdict | None:  # noqa: ARG002
+    def route(self, key: str, request: Request, now: float) -> Verdict | None:
         """Choose one that does both, where there is such a pool, else one for each part."""
         whole = self._open["aggregated"]
         if whole:
@@ -154,13 +154,13 @@ class Counting:
         """Return why it was chosen, in a word or two."""
         return ""
 
-    def prefilled(self, key: str, cached_tokens: int, now: float) -> None:  # noqa: ARG002
+    def prefilled(self, key: str, cached_tokens: int, now: float) -> None:
         """Count a prefill worker's part as over."""
         ids = self._placed.get(key)
         if ids is not None and len(ids) > 1:
             self._give_back(ids.pop())
 
-    def finished(self, key: str, now: float) -> None:  # noqa: ARG002 - a Router
+    def finished(self, key: str, now: float) -> None:
         """See Router."""
         for worker_id in self._placed.pop(key, ()):
             self._give_back(worker_id)
@@ -201,7 +201,7 @@ class RoundRobin(Counting):
         super().__init__(rng)
         self._turn = 0
 
-    def choose(self, ids: list[int], request: Request) -> int:  # noqa: ARG002 - a Counting
+    def choose(self, ids: list[int], request: Request) -> int:
         """See Counting."""
         self._turn += 1
         return ids[self._turn % len(ids)]
@@ -210,7 +210,7 @@ class RoundRobin(Counting):
 class RandomChoice(Counting):
     """Any."""
 
-    def choose(self, ids: list[int], request: Request) -> int:  # noqa: ARG002 - a Counting
+    def choose(self, ids: list[int], request: Request) -> int:
         """See Counting."""
         return ids[int(self._rng.random() * len(ids))]
 
@@ -218,7 +218,7 @@ class RandomChoice(Counting):
 class LeastLoaded(Counting):
     """Who has the fewest requests; equals are drawn."""
 
-    def choose(self, ids: list[int], request: Request) -> int:  # noqa: ARG002 - a Counting
+    def choose(self, ids: list[int], request: Request) -> int:
         """See Counting."""
         loads = [self.load(worker_id) for worker_id in ids]
         least = min(loads)
@@ -229,7 +229,7 @@ class LeastLoaded(Counting):
 class PowerOfTwo(Counting):
     """The less loaded of two that are drawn."""
 
-    def choose(self, ids: list[int], request: Request) -> int:  # noqa: ARG002 - a Counting
+    def choose(self, ids: list[int], request: Request) -> int:
         """See Counting."""
         draw = self._rng.random
         first = int(draw() * len(ids))

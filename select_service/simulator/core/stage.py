@@ -123,7 +123,7 @@ class _Index:
         self.capacity = capacity
         self.found = _nothing()
 
-    def find_matches(self, block_hashes: bytes) -> Matches:  # noqa: ARG002 - it is known
+    def find_matches(self, block_hashes: bytes) -> Matches:
         return self.found
 
 
@@ -133,7 +133,7 @@ class _Blocks:
     def __init__(self) -> None:
         self.is_shared = False
 
-    def begins(self, first_hash: bytes) -> bool:  # noqa: ARG002 - it is known
+    def begins(self, first_hash: bytes) -> bool:
         return self.is_shared
 
 
@@ -165,7 +165,7 @@ class _Ledger:
     def share(self, shared: list[tuple[int, Slots]] | None) -> None:
         self._shared, self.blocks.is_shared = shared, shared is not None
 
-    def shared_groups(self, hashes: bytes) -> list[tuple[int, Slots]] | None:  # noqa: ARG002 - known
+    def shared_groups(self, hashes: bytes) -> list[tuple[int, Slots]] | None:
         return self._shared
 
     def column_of(self, groups: list[tuple[int, Slots]]) -> Floats:
@@ -261,9 +261,10 @@ class Stage:
             if shared is None
             else [(blocks, slots_of(one, self.capacity)) for blocks, one in shared]
         )
-        self._trust.column = None if trust is None else np.frombuffer(trust)
-        if trust is not None and len(trust) != self.capacity * 8:
-            raise BadRecording("trust in other ranks than there are")
+        # the column grows ahead of the ranks: what is behind the last of them is nobody's
+        self._trust.column = None if trust is None else np.frombuffer(trust)[: self.capacity]
+        if self._trust.column is not None and len(self._trust.column) < self.capacity:
+            raise BadRecording("trust in fewer ranks than there are")
 
     # -- one decision --------------------------------------------------------------------------
 

@@ -40,6 +40,18 @@ def test_a_row_with_a_target_is_judged() -> None:
     assert table([row], ("ours", "1.6.1")).endswith("| ≤ 0.9 | 0.90 (0.90 to 0.90) met |")
 
 
+def test_without_kernels_a_row_has_a_target_of_its_own_or_none() -> None:
+    costs = {"ours": [9.0], "ours-pure": [11.0], "1.6.1": [10.0]}
+    (judged,) = rows(samples(costs, row="W1 select, hashes, isl 2048"))
+    assert table([judged], ("ours", "ours-pure", "1.6.1")).endswith(
+        "| ≤ 0.8 | 0.90 (0.90 to 0.90) missed | 1.10 (1.10 to 1.10) missed (≤ 1) |"
+    )
+    (shown,) = rows(samples(costs, row="W1 select, hashes, isl 512"))
+    assert table([shown], ("ours", "ours-pure", "1.6.1")).endswith(
+        "| ≤ 0.9 | 0.90 (0.90 to 0.90) met | 1.10 (1.10 to 1.10) |"
+    )
+
+
 def test_every_variant_of_ours_is_set_against_every_peer() -> None:
     assert pairs(("ours", "1.6.1", "ours-pure", "1.3.1")) == [
         ("ours", "1.6.1"),

@@ -3,53 +3,27 @@
 from __future__ import annotations
 
 import socket
-import threading
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from bench.load.http import Answer, BadAnswer, ask, drive, request_bytes
+from tests.bench.load.answering import answering
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 
-@contextmanager
-def server(*pieces: bytes) -> Iterator[tuple[str, int]]:
+def server(*pieces: bytes) -> AbstractContextManager[tuple[str, int]]:
     """Answers every request (one per recv) with the pieces, each in a send of its own."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    open_connections: list[socket.socket] = []
 
     def serve(connection: socket.socket) -> None:
-        try:
-            while connection.recv(1 << 16):
-                for piece in pieces:
-                    connection.sendall(piece)
-                if not pieces:
-                    break
-        except OSError:
-            pass
-        connection.close()
+        while connection.recv(1 << 16) and pieces:
+            for piece in pieces:
+                connection.sendall(piece)
 
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            open_connections.append(connection)
-            threading.Thread(target=serve, args=(connection,), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield listener.getsockname()
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        for connection in open_connections:
-            connection.close()
+    return answering(serve)
 
 
 def drive_all(address: tuple[str, int], operations: range, steps: int) -> list[Answer]:

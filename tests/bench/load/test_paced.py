@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import socket
-import threading
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from bench.load.http import Answer, BadAnswer, request_bytes
 from bench.load.paced import Schedule, Stream, drive_paced, percentile
+from tests.bench.load.answering import answering
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 REQUEST = request_bytes("GET", "/")
@@ -49,39 +49,16 @@ def test_a_stream_sends_what_is_due_a_few_at_a_time() -> None:
     assert (sent, turns) == (list(range(30)), 2)
 
 
-@contextmanager
-def server(answers: int | None = None) -> Iterator[tuple[str, int]]:
+def server(answers: int | None = None) -> AbstractContextManager[tuple[str, int]]:
     """Answers each recv; hangs up after so many on a connection."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    open_connections: list[socket.socket] = []
 
     def serve(connection: socket.socket) -> None:
         left = answers
-        try:
-            while connection.recv(1 << 16) and left != 0:
-                connection.sendall(OK)
-                left = None if left is None else left - 1
-        except OSError:
-            pass
-        connection.close()
+        while connection.recv(1 << 16) and left != 0:
+            connection.sendall(OK)
+            left = None if left is None else left - 1
 
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            open_connections.append(connection)
-            threading.Thread(target=serve, args=(connection,), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield listener.getsockname()
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        for connection in open_connections:
-            connection.close()
+    return answering(serve)
 
 
 def test_every_operation_is_answered_step_by_step() -> None:

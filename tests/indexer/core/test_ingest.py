@@ -26,7 +26,7 @@ from indexer.core.stream import EventStream
 from indexer.core.wire import BatchDecoder, decode_plain
 from indexer.types import Scope, StreamLimits, WorkerRank
 from tests.effort import examples, share_of
-from tests.indexer.encoding import ARRAY_FIELDS, encode_batch, message, removed, stored
+from tests.indexer.encoding import ARRAY_FIELDS, comparable, encode_batch, message, removed, stored
 
 pytestmark = pytest.mark.skipif(
     not kernels_in_use().get("indexer._ingest"), reason="not built, or not wanted"
@@ -43,17 +43,6 @@ def plainly(payload: bytes, form: str) -> EventBatch | None:
     decoder._form = form
     with mock.patch.object(wire, "decode_plain", return_value=None):
         return decoder.decode(payload)
-
-
-def comparable(batch: EventBatch | None) -> Any:
-    """Token arrays and token lists are one."""
-    if batch is None:
-        return None
-    events = [msgspec.structs.asdict(event) | {"is": type(event)} for event in batch.events]
-    for event in events:
-        if "token_ids" in event:
-            event["token_ids"] = [*event["token_ids"]]
-    return events, repr(batch.ts), batch.dp_rank, batch.form
 
 
 # -- the reader ------------------------------------------------------------------------------------

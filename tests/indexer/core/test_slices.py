@@ -24,11 +24,10 @@ from tests.indexer.core.test_ingest import (
     SEEDS,
     Engines,
     books,
-    comparable,
     feed,
     streams,
 )
-from tests.indexer.encoding import encode_batch, message, removed, stored
+from tests.indexer.encoding import comparable, encode_batch, message, removed, stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

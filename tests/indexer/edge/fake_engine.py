@@ -41,11 +41,11 @@ class FakeEngine:
 
     @property
     def endpoint(self) -> str:
-        return self.pub.getsockopt(zmq.LAST_ENDPOINT).decode()  # type: ignore[union-attr]
+        return self.pub.getsockopt_string(zmq.LAST_ENDPOINT)
 
     @property
     def replay_endpoint(self) -> str:
-        return self.router.getsockopt(zmq.LAST_ENDPOINT).decode()  # type: ignore[union-attr]
+        return self.router.getsockopt_string(zmq.LAST_ENDPOINT)
 
     @property
     def ports(self) -> tuple[int, int]:

@@ -23,7 +23,7 @@ SERVER, CLIENT, STRANGER = KeyPair.new(), KeyPair.new(), KeyPair.new()
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110 - sockets of libzmq have no event to offer
+    while not holds():
         await asyncio.sleep(0.005)
 
 
@@ -136,7 +136,7 @@ def test_replays(context: zmq.Context[zmq.Socket[bytes]]) -> None:
         identity, empty, start = engine.recv_multipart()
         assert struct.unpack(">Q", start) == (7,)
         engine.send_multipart([identity, empty, struct.pack(">Q", 7), b"a secret batch"])
-        while (reply := receiver.receive()) is None:  # noqa: ASYNC110 - see `until`
+        while (reply := receiver.receive()) is None:
             await asyncio.sleep(0.005)
         assert reply[-1] == b"a secret batch"
         assert b"a secret batch" not in relay.seen

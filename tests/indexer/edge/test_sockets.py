@@ -18,7 +18,7 @@ from indexer.types import StreamLimits
 def test_a_publisher_reaches_its_subscribers() -> None:
     sockets = Sockets(StreamLimits())
     publisher = open_publisher("tcp://127.0.0.1:*")
-    endpoint = publisher._socket.getsockopt(zmq.LAST_ENDPOINT).decode()  # type: ignore[union-attr]
+    endpoint = publisher._socket.getsockopt_string(zmq.LAST_ENDPOINT)
     receiver = sockets.subscribe(endpoint)
     poller = zmq.Poller()
     poller.register(receiver._socket, zmq.POLLIN)
@@ -37,7 +37,7 @@ def test_a_publisher_reaches_its_subscribers() -> None:
 
 def test_an_address_that_is_taken() -> None:
     publisher = open_publisher("tcp://127.0.0.1:*")
-    endpoint = publisher._socket.getsockopt(zmq.LAST_ENDPOINT).decode()  # type: ignore[union-attr]
+    endpoint = publisher._socket.getsockopt_string(zmq.LAST_ENDPOINT)
     with pytest.raises(EndpointRefused, match="in use"):
         open_publisher(endpoint)
     publisher.close()

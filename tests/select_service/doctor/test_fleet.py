@@ -137,7 +137,7 @@ class Peer:
         self.socket = context.socket(zmq.XPUB)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(f"tcp://{HOST}:*")
-        self.endpoint = self.socket.getsockopt(zmq.LAST_ENDPOINT).decode()  # type: ignore[union-attr]
+        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def close(self) -> None:
         self.socket.close()

@@ -165,5 +165,5 @@ class Wire:
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait for a condition; the deadline is the caller's."""
-    while not holds():  # noqa: ASYNC110 - what is waited for has no event to offer
+    while not holds():
         await asyncio.sleep(0.005)

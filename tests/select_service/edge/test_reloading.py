@@ -238,7 +238,7 @@ def test_thresholds_hold_at_once_and_let_in_who_waits() -> None:
         body: Any = {"settings": {"max_inflight_default": 1, "max_queued_default": 1}}
         assert (await client.put("/config", json=body)).status_code == 200
         waits = asyncio.ensure_future(client.post("/select_and_reserve", json=PROMPT))
-        while not service.core.loads()[0].pending_count:  # noqa: ASYNC110 - no event to await
+        while not service.core.loads()[0].pending_count:
             await asyncio.sleep(0.001)
         assert (await client.post("/select_and_reserve", json=PROMPT)).status_code == 503
         await client.put("/config", json={"settings": {"max_inflight_default": 2}})

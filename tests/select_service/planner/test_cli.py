@@ -44,6 +44,32 @@ def plan_flags(case: dict[str, Any]) -> list[object]:
     return [part for name, value in flags.items() for part in (f"--{name}", value)]
 
 
+def test_what_was_not_measured_makes_nobody_faster(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fault 1: a TTFT that is missing came as a factor of 0, and prefill fell to its minimum."""
+    facts = ("--profile-results-dir", PROFILE, "--num-req", 5400, "--isl", 3000, "--osl", 300)
+    goals = ("--itl", 20, "--max-gpu-budget", 64, "--mode", "slo", "--json")
+    _, usual, _ = asked(capsys, "plan", *facts, *goals)
+    _, missing, _ = asked(capsys, "plan", *facts, *goals, "--p-correction", 0, "--d-correction", 0)
+    assert missing == usual
+    assert usual["num_p"] == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--selector", "http://s"], "--selector is of --metrics-source selector"),
+        (["--trace", "t.jsonl"], "--trace is of --metrics-source trace"),
+        (["--targets", "t.yaml"], "--model-name: --targets names them"),
+        (["--ray-token-file", "t"], "--ray-token-file is of --connector ray"),
+    ],
+)
+def test_flags_that_would_be_left_aside_are_refused(
+    flags: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, told = asked(capsys, "run", "--model-name", "m", "--connector", "virtual", *flags)
+    assert (code, told) == (1, f"select-planner run: {why}\n")
+
+
 @pytest.mark.parametrize("case", CASES[4:9:2], ids=lambda case: case["args"]["itl"])
 def test_plan_answers_as_recorded(case: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("scipy", reason="the extra `planner`")

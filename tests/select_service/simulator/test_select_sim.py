@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import re
 import xml.etree.ElementTree as ET  # of our own writing
@@ -13,9 +15,11 @@ import numpy as np
 import pytest
 
 from select_service.simulator.cli import main
+from select_service.simulator.core.latency import ProfileLatency
 from select_service.simulator.core.measures import ceiling_of
 from select_service.simulator.core.requests import Request
 from select_service.simulator.core.workloads import WorkloadSettings
+from select_service.simulator.results import NotWritten, write_whole
 from select_service.simulator.runs import (
     POLICIES,
     Change,
@@ -132,11 +136,18 @@ def test_a_sweep_tells_the_front(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["run", "--workload", "chat,rate"], "NAME=VALUE"),
         (["run", "--workload", "chat", "--load", "0.5"], "needs a trace"),
         (["run", "--workload", "chat", "--workers", "0"], "at least 1"),
+        (["run", "--workload", "chat", "--seeds", "0"], "--seeds must be at least 1"),
+        (["run", "--workload", "chat", "--jobs", "0"], "--jobs must be at least 1"),
+        (["run", "--workload", "chat", "--policy", "ours,ours"], "named twice"),
+        (["run", "--workload", "chat", "--speed", "2"], "--speed is of a --trace"),
+        (["run", "--workload", "chat", "--out", "/nowhere/x.json"], "/nowhere/x.json"),
+        (["run", "--workload", "chat", "--report", "/"], "Is a directory"),
         (["run", "--workload", "chat", "--change", "soon"], "AT:DO"),
         (["run", "--workload", "chat", "--engine", "kv_tokens=0"], "kv_tokens"),
         (["run", "--trace", "/nowhere"], "/nowhere"),
         (["run", "--workload", "chat", "--engine", "profile=/nowhere"], "/nowhere"),
         (["sweep", "--workload", "chat", "--vary", "luck=1"], "there is no luck"),
+        (["sweep", "--workload", "chat", *("--vary", "temperature=0") * 2], "named twice"),
         (["sweep", "--workload", "chat", "--vary", "temperature=2:1:1"], "should go up"),
         (["sweep", "--workload", "chat", "--vary", "temperature=0", "--aims", "fame"], "no fame"),
     ],
@@ -207,6 +218,96 @@ def test_the_ceiling_is_what_one_endless_cache_would_find() -> None:
     requests = [one(0, 25, 1, 2), one(1, 35, 1, 2, 3), one(2, 20, 1, 2), one(3, 20, 9, 2)]
     # nothing; two blocks; one, as the last token is computed; a block behind another is another
     assert ceiling_of(requests, 10) == pytest.approx((0 + 20 + 10 + 0) / 100)
+
+
+def test_a_trace_begins_anywhere_and_in_any_order(tmp_path: Path) -> None:
+    ordered = trace_file(tmp_path)
+    lines = [json.loads(line) for line in ordered.read_text().splitlines()]
+    for line in lines:
+        line["timestamp"] += 1_763_800_000_000
+    random.Random(1).shuffle(lines)
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join(map(json.dumps, lines)))
+    one, same = (
+        run(RunSettings(policy="kv-cost", trace=Trace(path=str(path)))) for path in (ordered, other)
+    )
+    assert same == one
+
+
+def test_who_was_not_answered_is_in_no_ceiling(tmp_path: Path) -> None:
+    path = trace_file(tmp_path)
+    huge = {"timestamp": 0, "input_length": 10**12, "output_length": 1, "hash_ids": [1]}
+    path.write_text(f"{json.dumps(huge)}\n{path.read_text()}")
+    found = run(RunSettings(policy="round-robin", trace=Trace(path=str(path))))
+    assert found.ends == {"ok": 150, "too_large": 1}
+    assert 0.2 < found.hit_share <= 1.0
+
+
+def test_an_empty_trace_has_nobody_without_an_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, report = tmp_path / "empty.jsonl", tmp_path / "report.html"
+    trace.write_text("")
+    assert main(["run", "--trace", str(trace), "--report", str(report)]) == 0
+    assert all(line.endswith(" 0.00") for line in capsys.readouterr().out.splitlines()[1:])
+    assert "<svg" in report.read_text()
+
+
+def test_a_result_is_replaced_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out.json"
+    write_whole(path, b"old")
+
+    def full(self: Path, content: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(content[:2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        with pytest.raises(NotWritten, match=r"out\.json: No space left"):
+            write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+    write_whole(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_a_device_is_written_to() -> None:
+    write_whole("/dev/null", b"x")
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(NotWritten, match="/dev/full"):
+        write_whole("/dev/full", b"x")
+
+
+def test_ctrl_c_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out.json"
+    out.write_text("old")
+    monkeypatch.setattr("select_service.simulator.run_command.perform", interrupted)
+    assert main(["run", "--workload", CHAT, "--out", str(out)]) == 130
+    assert (out.read_text(), len(list(tmp_path.iterdir()))) == ("old", 1)
+    assert "interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("column", ["prefill_isl", "prefill_ttft", "x_kv_usage", "z_itl"])
+def test_a_profile_with_what_is_no_number_is_refused(column: str) -> None:
+    prefill = {"prefill_isl": [1.0, 9.0], "prefill_ttft": [1.0, 2.0]}
+    decode = {
+        "x_kv_usage": [0.0, 1.0],
+        "y_context_length": [9.0, 9.0],
+        "z_itl": [1.0, 2.0],
+        "max_kv_tokens": [100.0],
+    }
+    ProfileLatency(prefill, decode)
+    (prefill if column in prefill else decode)[column] = [1.0, float("nan")]
+    with pytest.raises(ValueError, match=column):
+        ProfileLatency(prefill, decode)
 
 
 def test_an_interval_is_student_s() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from select_service.simulator.core.requests import Request
-from select_service.simulator.traces import READERS, BadTrace, TraceWorkload
+from select_service.simulator.traces import READERS, BadTrace, TraceWorkload, in_order
 
 MOONCAKE = [
     b'{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}\n',
@@ -90,11 +90,35 @@ def test_a_log_that_counts_its_tokens_is_believed() -> None:
         ({"prompt": "x"}, "no timestamp"),
         ({"created": 1}, "no messages"),
         ({"timestamp": "noon", "prompt": "x"}, "ISO 8601"),
+        ({"created": 1, "prompt": "x", "usage": {"prompt_tokens": -4}}, "negative"),
     ],
 )
 def test_a_log_line_without_what_is_needed_is_named(line: dict[str, Any], why: str) -> None:
     with pytest.raises(BadTrace, match=f"line 1: .*{why}"):
         read("openai", [json.dumps(line).encode()])
+
+
+def test_a_log_written_as_answers_ended_is_put_in_order() -> None:
+    lines = [call(at, [("user", str(at))], "Yes.") for at in (1_763_800_009.0, 1_763_800_002.5)]
+    came = in_order(read("openai", lines, 16))
+    assert [(one.arrival, one.number) for one in came] == [(0.0, 2), (6.5, 1)]
+    assert not in_order([])
+
+
+def test_a_trace_whose_timestamps_have_another_unit_is_refused() -> None:
+    line = b'{"timestamp": %d, "input_length": 9, "output_length": 5, "hash_ids": [0]}'
+    in_order(read("mooncake", [line % 0, line % 31_000_000_000]))
+    with pytest.raises(BadTrace, match="another unit"):
+        in_order(read("mooncake", [line % 0, line % 1_763_800_000_000_000]))
+
+
+def test_ids_that_are_hashes_have_names_of_their_own() -> None:
+    ids = [0, 2**63, 2**64 - 2, 2**64 - 1]
+    line = {"timestamp": 0, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids}
+    (one,) = read("mooncake", [json.dumps(line).encode()], 16)
+    assert len(set(one.blocks)) == len(one.blocks) == 32 * len(ids)
+    assert one.blocks[:32] == tuple(range(1, 33))
+    assert max(one.blocks) < 2**64
 
 
 def plain(count: int) -> list[Request]:

@@ -56,7 +56,7 @@ def _selection(
         if error.decision is not None:
             return _refuse(api, error, decoded.warning)
         return api.refusal(error, decoded.warning)
-    if isinstance(answer, Ticket):
+    if type(answer) is Ticket:
         return _wait(api, answer, decoded.request, decoded.warning)
     if decoded.request.explain:
         return _explain(api, answer, decoded.request, decoded.warning)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
+from select_service.planner.errors import ConnectorError
 from select_service.planner.types import PoolState
 
 if TYPE_CHECKING:
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import PoolKey, Target
 
-__all__ = ["Connector", "DryRun", "Outcome"]
+__all__ = ["Connector", "DryRun", "OneByOne", "Outcome"]
 
 
 class Outcome:
@@ -39,6 +41,44 @@ class Connector(Protocol):
         """Let go of connections."""
 
 
+class OneByOne(ABC):
+    """Reads and sets one pool after the other: one that fails keeps no other from its turn."""
+
+    def __init__(self) -> None:
+        self.problems: dict[PoolKey, str] = {}
+
+    async def states(self, pools: Sequence[PoolKey]) -> dict[PoolKey, PoolState]:
+        """Read every pool."""
+        self.problems = {}
+        found = {}
+        for pool in pools:
+            try:
+                found[pool] = await self._state(pool)
+            except ConnectorError as error:
+                self.problems[pool] = str(error)
+        return found
+
+    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:
+        """Set every pool."""
+        outcome = Outcome()
+        for target in targets:
+            try:
+                await self._set(target.pool, target.replicas)
+            except ConnectorError as error:
+                outcome.failed[target.pool] = str(error)
+            else:
+                outcome.done.append(target)
+        return outcome
+
+    @abstractmethod
+    async def _state(self, pool: PoolKey) -> PoolState:
+        """Read one; raises ConnectorError."""
+
+    @abstractmethod
+    async def _set(self, pool: PoolKey, replicas: int) -> None:
+        """Set one; raises ConnectorError."""
+
+
 class DryRun:
     """Nothing is changed; what would be is taken for granted."""
 
@@ -50,7 +90,7 @@ class DryRun:
         """Tell what was asked for last; all of it is there at once."""
         return {pool: PoolState(self._counts[pool], self._counts[pool]) for pool in pools}
 
-    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:  # noqa: ARG002 - a Connector
+    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:
         """Remember them."""
         outcome = Outcome()
         for target in targets:

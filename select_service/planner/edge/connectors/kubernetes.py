@@ -14,16 +14,17 @@ import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from typing_extensions import override
 
-from select_service.planner.edge.connectors.connector import Outcome
+from select_service.planner.edge.connectors.connector import OneByOne
 from select_service.planner.errors import ConnectorError, SettingsError
 from select_service.planner.types import PoolState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from select_service.planner.edge.kube import Kube, KubeAnswer
-    from select_service.planner.types import PoolKey, Target
+    from select_service.planner.types import PoolKey
 
 __all__ = ["KubernetesConnector", "path_of"]
 
@@ -71,7 +72,7 @@ def path_of(resource: str, namespace: str) -> str:
     return f"/apis/{group}/{version}/namespaces/{namespace}/{plural}/{name}"
 
 
-class KubernetesConnector:
+class KubernetesConnector(OneByOne):
     """Scales resources of one namespace.
 
     Args:
@@ -86,42 +87,21 @@ class KubernetesConnector:
         resources: Mapping[PoolKey, str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self._kube = kube
         self._clock = clock
         self._again_at = -math.inf  # the server wants to be left alone until then
         self._paths = {
             pool: path_of(resource, kube.namespace) for pool, resource in resources.items()
         }
-        self.problems: dict[PoolKey, str] = {}
-
-    async def states(self, pools: Sequence[PoolKey]) -> dict[PoolKey, PoolState]:
-        """Read every scale, and how many of its replicas are ready."""
-        self.problems = {}
-        found = {}
-        for pool in pools:
-            try:
-                found[pool] = await self._state(self._paths[pool])
-            except ConnectorError as error:
-                self.problems[pool] = str(error)
-        return found
-
-    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:  # noqa: ARG002 - a Connector
-        """Patch every scale."""
-        outcome = Outcome()
-        for target in targets:
-            try:
-                await self._patch(self._paths[target.pool], target.replicas)
-            except ConnectorError as error:
-                outcome.failed[target.pool] = str(error)
-            else:
-                outcome.done.append(target)
-        return outcome
 
     async def close(self) -> None:
         """Let go of the connections."""
         await self._kube.close()
 
-    async def _state(self, path: str) -> PoolState:
+    @override
+    async def _state(self, pool: PoolKey) -> PoolState:
+        path = self._paths[pool]
         scale = _scaled(await self._ask("GET", f"{path}/scale"), f"{path}/scale")
         parent = await self._ask("GET", path)
         ready = None
@@ -131,7 +111,9 @@ class KubernetesConnector:
             ready = scale.status.replicas or 0
         return PoolState(scale.spec.replicas, ready)
 
-    async def _patch(self, path: str, replicas: int) -> None:
+    @override
+    async def _set(self, pool: PoolKey, replicas: int) -> None:
+        path = self._paths[pool]
         body = {"spec": {"replicas": replicas}}
         answer = await self._ask("PATCH", f"{path}/scale", body)
         for _ in range(TRIES_MAX - 1):

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 import msgspec
+from typing_extensions import override
 
-from select_service.planner.edge.connectors.connector import Outcome
+from select_service.planner.edge.connectors.connector import OneByOne
 from select_service.planner.errors import ConnectorError, MissingExtra, SettingsError
 from select_service.planner.types import PoolState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from select_service.planner.types import PoolKey, Target
+    from select_service.planner.types import PoolKey
 
 __all__ = ["RayConnector"]
 
@@ -46,7 +47,7 @@ class _Applications(msgspec.Struct):
     applications: dict[str, _Application] = {}
 
 
-class RayConnector:
+class RayConnector(OneByOne):
     """Scales pools of one Ray cluster.
 
     Args:
@@ -67,40 +68,18 @@ class RayConnector:
         token: str | None = None,
         client: httpx.AsyncClient | None = None,
     ) -> None:
+        super().__init__()
         self._parts = {pool: _parts(resource) for pool, resource in resources.items()}
         self._url = dashboard.rstrip("/") + PATH
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
-        self.problems: dict[PoolKey, str] = {}
         self._ray = _ray() if any(parts[0] == "actor" for parts in self._parts.values()) else None
-
-    async def states(self, pools: Sequence[PoolKey]) -> dict[PoolKey, PoolState]:
-        """Read every pool."""
-        self.problems = {}
-        found = {}
-        for pool in pools:
-            try:
-                found[pool] = await self._state(pool)
-            except ConnectorError as error:
-                self.problems[pool] = str(error)
-        return found
-
-    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:  # noqa: ARG002 - a Connector
-        """Set every pool."""
-        outcome = Outcome()
-        for target in targets:
-            try:
-                await self._set(target.pool, target.replicas)
-            except ConnectorError as error:
-                outcome.failed[target.pool] = str(error)
-            else:
-                outcome.done.append(target)
-        return outcome
 
     async def close(self) -> None:
         """Let go of the connections."""
         await self._client.aclose()
 
+    @override
     async def _state(self, pool: PoolKey) -> PoolState:
         kind, scope, name = self._parts[pool]
         if kind == "actor":
@@ -115,6 +94,7 @@ class RayConnector:
             desired = int(deployment.deployment_config.get("num_replicas") or ready)
         return PoolState(desired, ready)
 
+    @override
     async def _set(self, pool: PoolKey, replicas: int) -> None:
         kind, scope, name = self._parts[pool]
         if kind == "actor":
@@ -152,11 +132,11 @@ class RayConnector:
         except (httpx.HTTPError, msgspec.MsgspecError) as error:
             raise ConnectorError(f"{self._url}: {str(error) or type(error).__name__}") from error
 
-    async def _call(self, namespace: str, name: str, method: str, *arguments: int) -> Any:  # noqa: ANN401 - Ray's
+    async def _call(self, namespace: str, name: str, method: str, *arguments: int) -> Any:
         ray = self._ray
         assert ray is not None, "an actor is named"
 
-        def call() -> Any:  # noqa: ANN401 - Ray's
+        def call() -> Any:
             actor = ray.get_actor(name, namespace=namespace)
             return ray.get(getattr(actor, method).remote(*arguments), timeout=TIMEOUT_S)
 
@@ -176,7 +156,7 @@ def _parts(resource: str) -> tuple[str, str, str]:
     return kind, scope, name
 
 
-def _ray() -> Any:  # noqa: ANN401 - a module
+def _ray() -> Any:
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:

@@ -48,7 +48,7 @@ class VirtualConnector:
     """Tells decisions and hears what came of them.
 
     Args:
-        start: replicas there are.
+        start: replicas asked for and there; what is asked for and not there is told at once.
         clock: monotonic seconds.
         wall: seconds since 1970, told to clients.
         timeout_s: after that a decision counts as done.
@@ -57,14 +57,14 @@ class VirtualConnector:
 
     def __init__(
         self,
-        start: Mapping[PoolKey, int],
+        start: Mapping[PoolKey, PoolState],
         clock: Callable[[], float],
         wall: Callable[[], float],
         timeout_s: float = TIMEOUT_S,
         first_id: int = 0,
     ) -> None:
-        self._asked = dict(start)
-        self._there = dict(start)
+        self._asked = {pool: state.desired for pool, state in start.items()}
+        self._there = {pool: state.ready for pool, state in start.items()}
         self._clock, self._wall = clock, wall
         self._timeout_s = timeout_s
         self._changed = asyncio.Event()
@@ -74,6 +74,8 @@ class VirtualConnector:
         self.decision_id = first_id
         self.timed_out = 0
         self.problems: dict[PoolKey, str] = {}
+        if self._asked != self._there:  # who did it may have been told by one that is no more
+            self._issue("asked for before the planner was started again")
 
     async def states(self, pools: Sequence[PoolKey]) -> dict[PoolKey, PoolState]:
         """Tell what was asked for, and what was reported."""
@@ -87,17 +89,19 @@ class VirtualConnector:
         outcome = Outcome()
         outcome.done.extend(targets)
         self._asked |= {one.pool: one.replicas for one in targets}
+        self._issue("; ".join(reasons[:_REASONS_MAX]))
+        return outcome
+
+    def _issue(self, reason: str) -> None:
         self.decision_id += 1
         self._issued_at, self._is_open = self._clock(), True
         every = [
             Target(pool.model.model_name, pool.model.tenant_id, pool.role, count)
             for pool, count in self._asked.items()
         ]
-        reason = "; ".join(reasons[:_REASONS_MAX])
         self.decision = Issued(self.decision_id, self._wall(), every, reason)
         self._changed.set()
         self._changed = asyncio.Event()
-        return outcome
 
     async def next(self, after: int, wait_s: float) -> Issued | None:
         """Return the newest decision above `after`, waiting for one; None: there is none yet."""

@@ -146,7 +146,12 @@ class SelectorSource:
     async def _scrape_one(self, one: _Selector) -> None:
         try:
             response = await self._client.get(f"{one.url}/metrics", headers=self._headers)
-            response.raise_for_status()
+            if not response.is_success:
+                raise ValueError(f"answered {response.status_code}")  # noqa: TRY301 - told below
+            # a page of somebody else's is no selector that has counted nothing: what it shows
+            # the next time would all have happened in between
+            if PREFIX not in response.text:
+                raise ValueError("no metrics of a selector")  # noqa: TRY301 - as above
             one.take(parse(response.text))
         except (httpx.HTTPError, ValueError) as error:
             one.error = f"{one.url}: {str(error) or type(error).__name__}"

@@ -15,6 +15,7 @@ from select_service.core.admission.queue import Ticket
 from select_service.core.books.ledger import Ledger
 from select_service.core.fleet.catalog import Worker
 from select_service.core.fleet.seating import Seating
+from select_service.core.pricing.overtaking import Overtaking
 from select_service.core.pricing.policy import PolicyClass, RoutingPolicy
 from select_service.core.pricing.prompt import Prompt
 from select_service.errors import QueueFull
@@ -22,8 +23,9 @@ from select_service.types import SelectRequest, WorkerSpec
 from tests.effort import examples
 
 
-def ticket() -> Ticket:
-    return Ticket(Mock(), SelectRequest(), Prompt(b"", b"", 100), Mock(), None, b"")
+def ticket(isl: int = 100, priority_jump: float = 0.0) -> Ticket:
+    request = SelectRequest(priority_jump=priority_jump)
+    return Ticket(Mock(), request, Prompt(b"", b"", isl), Mock(), None, b"")
 
 
 def queues(*classes: PolicyClass, batched: tuple[int | None, ...] = (None,)) -> ClassQueues:
@@ -39,6 +41,59 @@ def queues(*classes: PolicyClass, batched: tuple[int | None, ...] = (None,)) -> 
     made = ClassQueues(RoutingPolicy(classes), seating, ledger, drainage)
     made.follow(len(batched))
     return made
+
+
+def test_short_ones_overtake_for_a_share_of_the_wait_where_lines_are_long() -> None:
+    """2,000 tokens are overtaken within two seconds, or within a fifth of a longer wait."""
+    line = queues(PolicyClass(overtaking=Overtaking(seconds=1.0, share=0.1)))
+
+    def enters(isl: int, now: float, priority_jump: float = 0.0) -> float:
+        one = ticket(isl, priority_jump)
+        one.since = now
+        line.enter(0, one, now, is_known=False)
+        return one.key[1] - now
+
+    assert enters(2_000, 0.0) == pytest.approx(2.0)  # nobody waited
+    assert enters(2_000, 10.0) == pytest.approx(
+        2.0
+    )  # 8 s: what the first would have, were it short
+    assert enters(2_000, 52.0) == pytest.approx(10.0)  # 50 s
+    assert enters(1, 60.0, priority_jump=1e9) < -9e8
+    assert enters(2_000, 61.0) == pytest.approx(2.0)  # who jumped waits for 1 s, not for 1e9
+    assert enters(2_000, 161.0) == pytest.approx(20.2)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 50_000), st.integers(0, 2)), max_size=30),
+    st.sampled_from([0.0, 0.6]),
+    st.sampled_from([0.0, 0.015, 0.2]),
+)
+def test_nobody_loses_more_than_its_tokens_are_worth(
+    arrivals: list[tuple[int, int, int]], seconds: float, share: float
+) -> None:
+    """Against a list: who goes has the least of arrival and what its own tokens cost it."""
+    line = queues(PolicyClass(overtaking=Overtaking(seconds, share)))
+    waiting: list[tuple[float, float, Ticket]] = []  # its place, when it came
+    now = 0.0
+    for pause, isl, taken in arrivals:
+        now += pause
+        one = ticket(isl)
+        one.since = now
+        first = min(waiting, key=lambda other: other[0], default=None)
+        waited = 0.0 if first is None else max(0.0, now - max(first[0], first[1]))
+        line.enter(0, one, now, is_known=False)
+        waiting.append((now + max(seconds, share * waited) * isl / 1_000, now, one))
+        for _ in range(taken):
+            gone = line.take_next(lambda _number, _head: True)
+            if not waiting:
+                assert gone is None
+                continue
+            expected = min(waiting, key=lambda other: other[0])
+            assert gone is not None
+            assert gone.key[1] == pytest.approx(expected[0])
+            waiting.remove(next(other for other in waiting if other[2] is gone))
+        line.check()
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -92,11 +147,13 @@ def test_a_rank_is_busy_above_its_threshold(
     one: PolicyClass, most: int | None, busy_above: int | None
 ) -> None:
     line = queues(one, batched=(most, most))
-    line._ledger.prefill[:2] = 0 if busy_above is None else busy_above
+    for slot in range(2):
+        line._ledger._add_prefill(slot, 0 if busy_above is None else busy_above)
     assert not line.all_busy(0, slice(0, 2)), "at the threshold it is not"
-    line._ledger.prefill[:2] += 1e9 if busy_above is None else 1
+    for slot in range(2):
+        line._ledger._add_prefill(slot, 10**9 if busy_above is None else 1)
     assert line.all_busy(0, slice(0, 2)) == (busy_above is not None)
-    line._ledger.prefill[1] = 0
+    line._ledger._add_prefill(1, -line._ledger.prefill_tokens(1))
     assert not line.all_busy(0, slice(0, 2)), "one is free"
     assert not line.all_busy(0, np.array([1]))
 

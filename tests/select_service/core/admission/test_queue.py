@@ -57,8 +57,10 @@ def test_short_ones_overtake_within_a_time_that_grows_with_what_is_overtaken() -
     [
         (RouterConfig(), False),
         (RouterConfig(policy="first-token"), True),
-        (RouterConfig(policy="first-token", overtaking_s=0.0), False),
+        (RouterConfig(policy="first-token", overtaking_s=0.0), True),
+        (RouterConfig(policy="first-token", overtaking_s=0.0, overtaking_share=0.0), False),
         (RouterConfig(overtaking_s=0.1), True),
+        (RouterConfig(overtaking_share=0.1), True),
     ],
 )
 def test_nobody_overtakes_where_the_contract_orders_the_queue(
@@ -69,7 +71,7 @@ def test_nobody_overtakes_where_the_contract_orders_the_queue(
     core.upsert_worker(WorkerSpec(worker_id=1, endpoint="x", block_size=16), 0.0)
     (partition,) = core.partitions.values()
     (only,) = partition.policy.classes
-    assert (only.queue_policy, only.overtaking_s > 0.0) == ("fcfs", overtakes)
+    assert (only.queue_policy, only.overtaking.after(60.0) > 0.0) == ("fcfs", overtakes)
 
 
 def test_strict_priority_goes_before_everything() -> None:

@@ -65,6 +65,23 @@ def test_hashes_come_back_packed() -> None:
     in_process(use)
 
 
+@pytest.mark.parametrize("asked", [LISTS, BINARIES], ids=["lists", "binaries"])
+def test_a_pair_is_a_pair_in_either_form(asked: dict[str, object]) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 1, role="prefill")
+        seat(service, 2, role="decode")
+        pair = asked | {"reservation_id": "p", "selection_id": "s"}
+        told = await ask(client, "/select_pair", pair)
+        assert (told["prefill"]["worker_id"], told["decode"]["worker_id"]) == (1, 2)
+        same = await ask(client, "/select_pair", LISTS | pair | LISTS, packed=False, wanted=False)
+        assert same["prefill"] == told["prefill"]
+        assert same["decode"] == told["decode"]
+        nameless = await ask(client, "/select_pair", asked)
+        assert (nameless["prefill"]["worker_id"], nameless["decode"]["worker_id"]) == (1, 2)
+
+    in_process(use)
+
+
 @pytest.mark.parametrize("first", ["JSON", "lists", "binaries"])
 def test_a_repeat_in_another_form_is_the_same_request(first: str) -> None:
     forms: dict[str, tuple[dict[str, Any], bool]] = {

@@ -146,8 +146,8 @@ def test_garbage_in_a_watch(tmp_path: Path) -> None:
         for number, text in enumerate((b"<html>\n", b'{"type":"ADDED","object":5}\n', b"\xff\n")):
             watches = len(api.watches)
             await api.say_raw(text)
-            await until(lambda: source.failures.get("malformed", 0) > number)  # noqa: B023
-            await until(lambda: len(api.watches) > watches)  # noqa: B023
+            await until(lambda: source.failures.get("malformed", 0) > number)
+            await until(lambda: len(api.watches) > watches)
             assert endpoints(source) == THREE
         assert source.failures["malformed"] == 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,8 +14,10 @@ from select_service.config import FieldValidation
 from select_service.edge.codec.answers import JSON_WRITER
 from select_service.edge.driver import Driver
 from select_service.edge.http.routes import ROUTES
+from select_service.version import __version__
 from tests.select_service.edge.metrics.test_exposition import scrape, value
-from tests.select_service.edge.serving import PROMPT, in_process, seat, worker
+from tests.select_service.edge.security.credentials_made import TokenFile
+from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat, worker
 
 JSON = {"content-type": "application/json"}
 
@@ -47,6 +50,52 @@ def test_paths_are_exact(path: str) -> None:
             assert answer.json()["error"] == "route not found"
 
     in_process(use)
+
+
+@pytest.mark.parametrize("access_log", [False, True])
+@pytest.mark.parametrize("console", [False, True])
+def test_the_root_says_what_there_is(console: bool, access_log: bool) -> None:
+    """The contract's 404 and its words, and where to go."""
+
+    async def use(port: int, _: Driver, __: object) -> None:
+        wire = await Wire.to(port)
+        places = {"console": "/console"} if console else {}
+        for path in ("/", "/", "/?from=somebody"):  # the second time from memory, if there is any
+            wire.ask("GET", path, None, "Accept: text/html,*/*;q=0.8")
+            status, headers, content = await wire.answer()
+            assert (status, headers["content-type"]) == (404, "application/json")
+            assert json.loads(content) == {
+                "error": "route not found",
+                "code": "route_not_found",
+                "details": {
+                    "service": "select-service",
+                    "version": __version__,
+                    **places,
+                    "openapi": "/openapi.json",
+                    "health": "/health",
+                },
+            }
+            for place in ("/openapi.json", "/health", *places.values()):
+                wire.ask("HEAD", place)
+                head = await wire.reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200 ")
+
+    on_a_port(use, no_console=not console, access_log=access_log)
+
+
+def test_the_root_tells_strangers_no_version(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens")
+    token = file.add("reader", "read")
+
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        for headers in ({}, {"Authorization": f"Bearer {token}"}):
+            answer = await client.get("/", headers=headers)
+            problem(answer, 404, "route_not_found")
+            assert answer.json()["error"] == "route not found"
+            assert answer.json()["details"]["service"] == "select-service"
+            assert "version" not in answer.json()["details"]
+
+    in_process(use, token_file=str(file.path))
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,7 @@ def test_a_client_that_leaves_within_its_body() -> None:
             line = f'route="/select",status="{CLIENT_GONE}"'
             return line in text
 
-        while not await gone():  # noqa: ASYNC110 - the server offers no event
+        while not await gone():
             await asyncio.sleep(0.005)
 
     on_a_port(use)

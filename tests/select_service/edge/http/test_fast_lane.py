@@ -76,9 +76,9 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         class Spy(kernel):  # type: ignore[misc] # there is one only where it was built
             """Answers in place of the door."""
 
-            def answer(self, lane: FastLane, data: bytes) -> bool | None:
-                done: bool | None = super().answer(lane, data)
-                if done and lane._debt is None:
+            def answer(self, passage: Any, data: bytes) -> bool | None:
+                done: bool | None = super().answer(passage, data)
+                if done and passage.lane._debt is None:
                     paths.append(data.split(b" ", 2)[1])
                 return done
 
@@ -87,6 +87,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 def _close_the_fast_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_lane, "Turnstile", None)
     monkeypatch.setattr(FastLane, "_answer_whole", lambda *_: False)
     monkeypatch.setattr(Door, "call_for", lambda *_: None)
 
@@ -398,6 +399,7 @@ def test_an_answer_that_has_to_wait_is_handed_over(monkeypatch: pytest.MonkeyPat
             await asked.wait()
             return Response(200, b'"late"')
 
+        monkeypatch.setattr(Api, "direct", lambda *_: None)
         monkeypatch.setattr(
             Api, "do", lambda *_: later() if not asked.is_set() else Response(200, b"{}")
         )
@@ -597,24 +599,34 @@ def _door() -> Door:
     return create_door(create_driver(SETTINGS), SETTINGS)[0]
 
 
+class _Lane(mock.Mock):
+    """A connection to which nothing has come yet."""
+
+    def data_received(self, data: bytes) -> None:
+        self.twin(data)
+
+
 def _found_by_the_kernel(door: Door, line: bytes) -> tuple[Any, tuple[str, ...]] | None:
     """Have the kernel answer a request that has nothing but its line and a plain header."""
     asked: list[tuple[Any, tuple[str, ...]]] = []
     lines = b"\r\nhost: s"
 
     class Counter:
+        def direct(self, _: Any) -> None:
+            return None
+
         def do(self, route: Any, request: Any) -> Response:
             assert request.query == request.body == b""
             asked.append((route, request.params))
             return Response(418, b"")
 
-    lane: Any = mock.Mock()
+    lane: Any = _Lane()
     lane.heads.known = {lines: Head(cast("Any", Counter()), 0, True, False)}
     lane.transport.is_closing.return_value = False
     lane.flow.write_paused = False
     assert fast_lane.Turnstile is not None
     turnstile = fast_lane.Turnstile(door, mock.Mock(), fast_lane.Outbox(ANSWERS_MAX))
-    done = turnstile.answer(lane, line + lines + b"\r\n\r\n")
-    assert done is (True if asked else None)
+    turnstile.passage(lane).data_received(line + lines + b"\r\n\r\n")
     assert lane.write_answer.called is bool(asked)
+    assert lane.twin.called is not bool(asked)
     return asked[0] if asked else None

@@ -112,7 +112,7 @@ def test_what_waits() -> None:
         busy = SelectAndReserveRequest(block_hashes=[], sequence_hashes=[], isl_tokens=100)
         service.select_and_reserve_now(busy)
         waiting = asyncio.ensure_future(client.post("/select", json=PROMPT))
-        while not service.loads()[0].pending_count:  # noqa: ASYNC110 - no event to wait for
+        while not service.loads()[0].pending_count:
             await asyncio.sleep(0)
         samples = await scrape(client)
         assert value(samples, "pending_requests", **SCOPE) == 1

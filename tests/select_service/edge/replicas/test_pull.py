@@ -83,7 +83,7 @@ def pulled(
             for number in range(1, pulls + 1):
                 client.ask(Pull("tcp://127.0.0.1:1", ROUTER, port, None))
                 client.ask(Pull("tcp://127.0.0.1:1", ROUTER, port, None))  # one at a time
-                while len(reader.ended) < number or client.running:  # noqa: ASYNC110
+                while len(reader.ended) < number or client.running:
                     await asyncio.sleep(0)  # the next is asked for as soon as this one is over
             await client.close()
         return client
@@ -186,7 +186,7 @@ def test_nobody_listens() -> None:
         client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, lambda _: None, Addresses())
         client.ask(Pull("tcp://127.0.0.1:1", ROUTER, 9, None))
         client.ask(Pull("tcp://127.0.0.1:1", ROUTER + 1, 9, "http://[::1"))  # no URL at all
-        while len(reader.ended) < 2 or client.running:  # noqa: ASYNC110
+        while len(reader.ended) < 2 or client.running:
             await asyncio.sleep(0.001)
         await client.close()
         return client
@@ -210,7 +210,7 @@ def test_a_replica_that_says_it_is_where_nobody_may_go(url: str) -> None:
         addresses = Addresses(look_up=lambda _: ["169.254.169.254"])
         client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, lambda _: None, addresses)
         client.ask(Pull("tcp://127.0.0.1:1", ROUTER, 9, url))
-        while not reader.ended or client.running:  # noqa: ASYNC110
+        while not reader.ended or client.running:
             await asyncio.sleep(0.001)
         await client.close()
         addresses.close()

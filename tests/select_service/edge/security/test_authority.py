@@ -33,6 +33,23 @@ def authority_of(service: Driver) -> Authority:
     return service.security.authority
 
 
+@pytest.fixture
+def brief(tmp_path: Path) -> TokenFile:
+    file = TokenFile(tmp_path / "tokens")
+    file.add("brief", "select", expires="2030-01-01T00:00:00Z")
+    return file
+
+
+def wall_clock(service: Driver, left_s: float) -> tuple[Authority, list[float]]:
+    """Seat a worker, and set the clock so long before the brief token ends."""
+    seat(service)
+    authority = authority_of(service)
+    now = [1893456000.0 - left_s]
+    authority._wall = lambda: now[0]
+    authority.adopt(authority.prepare())
+    return authority, now
+
+
 async def selects(wire: Wire, line: str) -> int:
     wire.ask("POST", "/select", PROMPT, line)
     return (await wire.answer())[0]
@@ -81,68 +98,47 @@ def test_no_start_without_the_file(tmp_path: Path) -> None:
         in_process(lambda *_: asyncio.sleep(0), token_file=str(tmp_path / "none"))
 
 
-def test_an_expired_token_is_refused_although_it_is_remembered(tmp_path: Path) -> None:
-    file = TokenFile(tmp_path / "tokens")
-    file.add("brief", "select", expires="2030-01-01T00:00:00Z")
-
+def test_an_expired_token_is_refused_although_it_is_remembered(brief: TokenFile) -> None:
     async def use(port: int, service: Driver, server: object) -> None:
-        seat(service)
-        authority = authority_of(service)
-        now = [1893456000.0 - 1]
-        authority._wall = lambda: now[0]
-        authority.adopt(authority.prepare())
+        authority, now = wall_clock(service, left_s=1)
         wire = await Wire.to(port)
-        assert [await selects(wire, file.line("brief")) for _ in range(2)] == [200, 200]
+        assert [await selects(wire, brief.line("brief")) for _ in range(2)] == [200, 200]
         authority.tick()
-        assert await selects(wire, file.line("brief")) == 200
+        assert await selects(wire, brief.line("brief")) == 200
         now[0] += 1
         authority.tick()
-        wire.ask("POST", "/select", PROMPT, file.line("brief"))
+        wire.ask("POST", "/select", PROMPT, brief.line("brief"))
         status, headers, body = await wire.answer()
         assert (status, json.loads(body)["error"]) == (401, "the token has expired")
         assert headers["www-authenticate"] == 'Bearer error="invalid_token"'
         assert authority.refused["expired"] == 1
 
-    on_a_port(use, token_file=str(file.path))
+    on_a_port(use, token_file=str(brief.path))
 
 
-def test_a_token_neither_ends_early_nor_lives_on_when_the_clock_is_set(tmp_path: Path) -> None:
-    file = TokenFile(tmp_path / "tokens")
-    file.add("brief", "select", expires="2030-01-01T00:00:00Z")
-
+def test_a_token_neither_ends_early_nor_lives_on_when_the_clock_is_set(brief: TokenFile) -> None:
     async def use(port: int, service: Driver, server: object) -> None:
-        seat(service)
-        authority = authority_of(service)
-        now = [1893456000.0 - 10]
-        authority._wall = lambda: now[0]
-        authority.adopt(authority.prepare())
+        authority, now = wall_clock(service, left_s=10)
         wire = await Wire.to(port)
         for step, status in ((0, 200), (86_400, 401), (-86_400, 200), (5, 200), (10, 401)):
             now[0] += step
             authority.tick()
-            answers = [await selects(wire, file.line("brief")) for _ in range(2)]
+            answers = [await selects(wire, brief.line("brief")) for _ in range(2)]
             assert answers == [status, status], "the second time it is remembered"
 
-    on_a_port(use, token_file=str(file.path))
+    on_a_port(use, token_file=str(brief.path))
 
 
-def test_the_server_lets_go_of_what_expires(tmp_path: Path) -> None:
-    file = TokenFile(tmp_path / "tokens")
-    file.add("brief", "select", expires="2030-01-01T00:00:00Z")
-
+def test_the_server_lets_go_of_what_expires(brief: TokenFile) -> None:
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service)
-        authority = authority_of(service)
-        now = [1893456000.0 - 1]
-        authority._wall = lambda: now[0]
-        authority.adopt(authority.prepare())
+        _, now = wall_clock(service, left_s=1)
         wire = await Wire.to(port)
-        assert await selects(wire, file.line("brief")) == 200
+        assert await selects(wire, brief.line("brief")) == 200
         now[0] += 2
-        while await selects(wire, file.line("brief")) == 200:  # noqa: ASYNC110 - each asks
+        while await selects(wire, brief.line("brief")) == 200:
             await asyncio.sleep(0.01)
 
-    on_a_port(use, token_file=str(file.path))
+    on_a_port(use, token_file=str(brief.path))
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_a_replica_whose_snapshot_is_fetched(name: Name) -> None:
             while not counts[outcome]:  # what was found is good for a moment
                 before = sum(counts.values())
                 client.ask(Pull(f"tcp://{NAME}:1", ROUTER, port, None))
-                await until(lambda: sum(counts.values()) > before and not client.running)  # noqa: B023
+                await until(lambda: sum(counts.values()) > before and not client.running)
         await client.close()
         addresses.close()
 

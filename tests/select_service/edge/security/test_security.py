@@ -20,8 +20,8 @@ from indexer.errors import KeyFileUnusable
 from select_service import cli
 from select_service.config import Settings
 from select_service.edge.driver import Driver
+from select_service.edge.security.guards import Guards
 from select_service.edge.security.openness import open_doors, side_address
-from select_service.edge.security.security import Security
 from select_service.edge.security.tokens import read_token_file
 from select_service.errors import CertificatesUnusable
 from tests.live.ports import HOST, free_port
@@ -122,7 +122,7 @@ def test_one_bad_file_and_nothing_is_changed(tmp_path: Path) -> None:
     file.add("a", "read")
     new_key_file(str(tmp_path / "key"))
     (tmp_path / "replicas").write_text("")
-    security = Security(
+    security = Guards(
         Settings(
             token_file=str(file.path),
             tls_cert=str(cert),
@@ -163,10 +163,10 @@ def test_secrets_that_others_can_read_are_warned_of(
     new_key_file(str(tmp_path / "key"))
     settings = Settings(replica_sync_port=1, curve_key=str(tmp_path / "key"))
     with caplog.at_level(logging.WARNING):
-        Security(settings)
+        Guards(settings)
         assert caplog.text == ""
         os.chmod(tmp_path / "key", 0o644)
-        Security(settings)
+        Guards(settings)
     assert "can be read by others" in caplog.text
 
 

@@ -74,7 +74,7 @@ class Disk:
 
     async def heals(self) -> None:
         self.code = None
-        while self.journal.refusal is not None:  # noqa: ASYNC110 - the retry has no event
+        while self.journal.refusal is not None:
             await asyncio.sleep(0.001)
 
 
@@ -255,7 +255,7 @@ def test_a_wave_that_is_undone_leaves_no_booking(tmp_path: Path) -> None:
         refused = await post(client, "/select_batch", wants)
         assert refused.status_code >= 400
         cut = asyncio.create_task(post(client, "/select_batch", wave("b")))
-        while not len(service.core.desk.bookings):  # noqa: ASYNC110 - in the middle of the wave
+        while not len(service.core.desk.bookings):
             await asyncio.sleep(0)
         cut.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -391,7 +391,7 @@ def test_a_request_that_waited_is_not_let_in_by_a_broken_disk(
         await post(client, "/workers", worker(1, max_num_batched_tokens=1))
         await post(client, "/select_and_reserve", body("busy"))
         waiting = asyncio.ensure_future(post(client, "/select_and_reserve", body("waits")))
-        while not service.core.loads()[0].pending_count:  # noqa: ASYNC110
+        while not service.core.loads()[0].pending_count:
             await asyncio.sleep(0)
         disk = Disk(service, monkeypatch)
         disk.code = sqlite3.SQLITE_FULL
@@ -570,7 +570,7 @@ def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.Monkey
         assert len(service.core.desk.bookings) == len(acknowledged)
         assert (await post(client, "/select", PROMPT)).status_code == 200
         filler.unlink()
-        while service.keeper.journal.refusal is not None:  # noqa: ASYNC110 - no event
+        while service.keeper.journal.refusal is not None:
             await asyncio.sleep(0.001)
         assert (await post(client, "/reservations", body("after", worker_id=1))).status_code == 201
         acknowledged.append("after")

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from select_service.edge import logs
 from select_service.edge.app import create_driver
 from select_service.edge.driver import Driver
-from select_service.edge.tracing.tracing import HERE
+from select_service.edge.tracing.spans import HERE
 from tests.live.collector import Collector, collecting
 from tests.select_service.edge.serving import (
     PROMPT,

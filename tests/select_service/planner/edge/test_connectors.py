@@ -244,7 +244,8 @@ class Clock:
 
 
 def virtual(clock: Clock, **settings: Any) -> VirtualConnector:
-    return VirtualConnector({PREFILL: 1, DECODE: 2}, clock, lambda: 1.5, **settings)
+    start = {PREFILL: PoolState(1, 1), DECODE: PoolState(2, 2)}
+    return VirtualConnector(start, clock, lambda: 1.5, **settings)
 
 
 def test_virtual_decisions_are_told_completed_and_overtaken() -> None:
@@ -288,6 +289,20 @@ def test_virtual_failures_and_time_outs() -> None:
         clock.now += 1.0
         assert (await connector.states([DECODE]))[DECODE] == PoolState(6, 6)
         assert connector.timed_out == 1
+
+    run(use)
+
+
+def test_virtual_decisions_that_were_under_way_are_told_again_after_a_restart() -> None:
+    async def use() -> None:
+        start = {PREFILL: PoolState(9, 4), DECODE: PoolState(2, 2)}
+        connector = VirtualConnector(start, Clock(), lambda: 1.5, first_id=7)
+        issued = await connector.next(7, 0.0)
+        assert issued is not None
+        assert {one.role: one.replicas for one in issued.targets} == {"prefill": 9, "decode": 2}
+        assert (await connector.states([PREFILL]))[PREFILL] == PoolState(9, 4)
+        assert connector.complete(8, Completion("done"))
+        assert (await connector.states([PREFILL]))[PREFILL] == PoolState(9, 9)
 
     run(use)
 

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from select_service.planner.core.planning import Fleet
-from select_service.planner.edge.connectors.connector import Connector, DryRun
+from select_service.planner.edge.connectors.connector import Connector, DryRun, Outcome
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
-from select_service.planner.edge.connectors.virtual import VirtualConnector
+from select_service.planner.edge.connectors.virtual import Completion, VirtualConnector
 from select_service.planner.edge.lease import DURATION_S, FileLease, KubeLease, Lease, NoLease
 from select_service.planner.edge.loop import Loop, _next
 from select_service.planner.edge.predictors import PredictorSettings
-from select_service.planner.edge.running import single_model
+from select_service.planner.edge.running import _listener, single_model
 from select_service.planner.edge.serving import create_app
 from select_service.planner.edge.settings import build_fleet, read_targets
-from select_service.planner.edge.state_file import StateFile
+from select_service.planner.edge.state_file import Memory, StateFile
 from select_service.planner.errors import InfeasiblePlan, SettingsError, SourceError
-from select_service.planner.types import Load, Missing, ModelKey, Value, Window
+from select_service.planner.types import Load, Missing, ModelKey, PoolState, Target, Value, Window
 from tests.select_service.planner.core.test_planning import BUSY
 from tests.select_service.planner.edge.fakes import DECODE, KEY, PREFILL, FakeKube, run
 from tests.select_service.planner.golden import PROFILE
 
 START = {PREFILL: 1, DECODE: 1}
+ONE_OF_EACH = {PREFILL: PoolState(1, 1), DECODE: PoolState(1, 1)}
 
 
 class Told:
@@ -169,6 +173,7 @@ def test_a_restart_remembers(tmp_path: Path) -> None:
             whole.replace('"p_correction":1.0', '"p_correction":0.0'),
             whole.replace('"computed":1.0', '"computed":-1.0'),
             whole.replace("5400.0", "-5400.0"),
+            whole.replace('"ready":1', '"ready":-1'),
         ):
             path.write_text(broken)
             damaged = StateFile(path)
@@ -189,10 +194,63 @@ def test_a_restart_remembers(tmp_path: Path) -> None:
     run(use)
 
 
+def test_a_restart_takes_nobody_away(tmp_path: Path) -> None:
+    """Who cannot be asked what there is has to remember it: it began with the minima again."""
+
+    async def use() -> None:
+        path, clock = tmp_path / "planner.json", Clock()
+        connector = VirtualConnector(ONE_OF_EACH, clock, lambda: 1000.0)
+        first = loop_of(connector, state=StateFile(path), source=Told(BUSY))
+        first.source.window = replace(BUSY, requests=Value(20_000.0))  # type: ignore[attr-defined]
+        for _ in range(6):
+            await first.slow()
+            connector.complete(connector.decision_id, Completion("done"))
+        told = {one.pool: one.replicas for one in first.decisions[-1].targets}
+        assert told[DECODE] > 8 + ONE_OF_EACH[DECODE].desired, "more than one step from nothing"
+        memory = StateFile(path).read(loop_of().fleet)
+        again = VirtualConnector(memory.states, clock, lambda: 1000.0, first_id=memory.decision_id)
+        second = loop_of(again, source=first.source)  # type: ignore[arg-type]
+        assert await again.next(0, 0.0) is None, "all of it was done"
+        decision = await second.slow()
+        assert all(one.replicas >= told[one.pool] - 2 for one in decision.targets), "a step down"
+
+    run(use)
+
+
+def test_an_id_is_on_disk_before_anybody_hears_of_it(tmp_path: Path) -> None:
+    async def use() -> None:
+        path, seen = tmp_path / "planner.json", []
+
+        class Watched(DryRun):
+            async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:
+                seen.append(msgspec.json.decode(path.read_bytes(), type=Memory))
+                return await super().apply(targets, reasons)
+
+        loop = loop_of(Watched(START), state=StateFile(path))
+        await loop.slow()
+        loop.source.load = Load(prefill_backlog_tokens=Value(1e7), concurrency=Value(1e3))  # type: ignore[attr-defined]
+        await loop.fast()
+        assert [one.decision_id for one in seen] == [1, 2]
+        told = msgspec.json.decode(path.read_bytes(), type=Memory)
+        asked = await loop.connector.states([PREFILL, DECODE])
+        assert {one: state.desired for one, state in told.states.items()} == {
+            one: state.desired for one, state in asked.items()
+        }
+
+    run(use)
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"--port {port}: Address already in use"):
+            _listener("127.0.0.1", port)
+
+
 def test_what_is_told_over_http() -> None:
     async def use() -> None:
         clock = Clock()
-        connector = VirtualConnector(START, clock, lambda: 1000.0)
+        connector = VirtualConnector(ONE_OF_EACH, clock, lambda: 1000.0)
         loop = loop_of(connector)
         transport = httpx.ASGITransport(create_app(loop))
         async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
@@ -244,7 +302,7 @@ def test_virtual_decisions_name_their_model_and_hear_of_it() -> None:
         planned = build_fleet([model], PredictorSettings(name="constant"), 64)
         pools = [pool.key for pool in planned.models[0].pools]
         clock = Clock()
-        connector = VirtualConnector(dict.fromkeys(pools, 1), clock, lambda: 1000.0)
+        connector = VirtualConnector(dict.fromkeys(pools, PoolState(1, 1)), clock, lambda: 1000.0)
         loop = Loop(planned, Told(), connector, NoLease(), clock=clock, wall=lambda: 1000.0)  # type: ignore[arg-type]
         transport = httpx.ASGITransport(create_app(loop))
         async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
@@ -264,7 +322,7 @@ def test_virtual_decisions_name_their_model_and_hear_of_it() -> None:
 @pytest.mark.parametrize("wait_s", ["nan", "-1", "-inf"])
 def test_waits_that_are_none_are_no_waits(wait_s: str) -> None:
     async def use() -> None:
-        loop = loop_of(VirtualConnector(START, Clock(), lambda: 1000.0))
+        loop = loop_of(VirtualConnector(ONE_OF_EACH, Clock(), lambda: 1000.0))
         transport = httpx.ASGITransport(create_app(loop))
         async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
             answer = await client.get(f"/v1/decision?wait_s={wait_s}")

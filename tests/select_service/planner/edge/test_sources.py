@@ -143,12 +143,15 @@ class Selectors:
         self.requests = {"a": 100.0, "b": 10.0}
         self.backlog = {"a": 500.0, "b": 480.0}
         self.down: set[str] = set()
+        self.pages: dict[str, httpx.Response] = {}  # of somebody who is no selector
         self.has_demand = True
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         name = request.url.host
         if name in self.down:
             raise httpx.ConnectError("refused")
+        if name in self.pages:
+            return self.pages[name]
         count = self.requests[name]
         scope = 'model_name="m",tenant_id="default"'
         lines = [
@@ -210,6 +213,33 @@ def test_a_selector_that_restarts_loses_nothing_and_one_that_is_gone_is_missing(
         assert "http://b: refused" in window.requests.why
         fake.down = {"a", "b"}
         assert isinstance((await source.loads([KEY]))[KEY].concurrency, Missing)
+
+    run(use)
+
+
+@pytest.mark.parametrize(
+    ("page", "why"),
+    [
+        (httpx.Response(200, text=""), "http://a: no metrics of a selector"),
+        (httpx.Response(200, text="up 1\n"), "http://a: no metrics of a selector"),
+        (httpx.Response(500, text="select_service_"), "http://a: answered 500"),
+        (httpx.Response(302, headers={"location": "/login"}), "http://a: answered 302"),
+    ],
+)
+def test_a_page_that_is_no_selector_s_is_missing_and_no_new_beginning(
+    page: httpx.Response, why: str
+) -> None:
+    fake = Selectors()
+
+    async def use() -> None:
+        source = SelectorSource(["http://a"], client=client(fake.answer))
+        await source.windows([KEY], 180.0)
+        fake.pages = {"a": page}
+        window = (await source.windows([KEY], 180.0))[KEY]
+        assert window.requests == Missing(why)
+        fake.pages, fake.requests = {}, {"a": 130.0}
+        window = (await source.windows([KEY], 180.0))[KEY]
+        assert number(window.requests) == pytest.approx(30.0), "not all 130 in one interval"
 
     run(use)
 

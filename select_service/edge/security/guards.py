@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from select_service.config import Settings
 
-__all__ = ["Security"]
+__all__ = ["Guards"]
 
 _log = logging.getLogger("select_service")
 
 
-class Security:
+class Guards:
     """What guards this process.
 
     Attributes:

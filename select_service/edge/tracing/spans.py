@@ -111,7 +111,7 @@ class Tracing:
         self.sampler = sampler
         self._shutdown_s = shutdown_s
         seed = random.SystemRandom().getrandbits(256)
-        self._random = random.Random(seed).getrandbits  # noqa: S311  # nosec B311 - ids
+        self._random = random.Random(seed).getrandbits
 
     def begin(self, parent: Parent | None) -> Span | None:
         """Begin a span if the request is to be traced."""

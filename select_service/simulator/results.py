@@ -1,0 +1,54 @@
+"""Results as files: asked for before anything runs, and whole or not at all.
+
+A run takes minutes: that its file cannot be written is told at its beginning. What was there
+before stays until the new one is complete, so that a full disk or Ctrl-C leaves no half of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+__all__ = ["NotWritten", "expect_writable", "write_whole"]
+
+
+class NotWritten(Exception):
+    """A result could not be written; the text names the file."""
+
+
+def expect_writable(*paths: str | None) -> None:
+    """Refuse files that can never be written; None: nobody asked for one.
+
+    Raises:
+        OSError: naming the first of them.
+    """
+    for path in filter(None, paths):
+        target = Path(path).resolve()
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not target.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if not os.access(target if target.exists() else target.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+
+def write_whole(path: str | Path, content: bytes) -> None:
+    """Replace a file by another one, or leave it as it is; pipes and devices are written to.
+
+    Raises:
+        NotWritten: the disk is full, for example.
+    """
+    target = Path(path).resolve()
+    try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(content)
+            return
+        aside = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            aside.write_bytes(content)
+            os.replace(aside, target)
+        finally:
+            aside.unlink(missing_ok=True)
+    except OSError as error:
+        raise NotWritten(f"{path}: {error.strerror}") from error

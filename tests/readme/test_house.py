@@ -1,0 +1,38 @@
+"""The tree of README.md under "The house" is the one that is there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.readme.document import README, blocks
+
+ROOT = README.parent
+INDENT = 2  # columns for each floor
+WHOLE = ("indexer", "select_service", "select_service/core", "select_service/edge")
+"""Folders whose rooms are all told, each by a line of its own."""
+
+
+def told() -> Iterator[Path]:
+    """Every folder of the tree."""
+    (tree,) = (text for _, text in blocks() if text.startswith("indexer/"))
+    above: list[str] = []
+    for line in tree.splitlines():
+        found = re.match(r"( *)(\w+)/ ", line)
+        assert found is not None, line
+        above[len(found[1]) // INDENT :] = [found[2]]
+        yield Path(*above)
+
+
+def test_what_is_told_is_there() -> None:
+    for folder in told():
+        assert (ROOT / folder).is_dir(), folder
+
+
+@pytest.mark.parametrize("folder", WHOLE)
+def test_every_room_is_told(folder: str) -> None:
+    rooms = {init.parent.relative_to(ROOT) for init in (ROOT / folder).glob("*/__init__.py")}
+    assert rooms <= {*told()}

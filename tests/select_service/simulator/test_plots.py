@@ -1,0 +1,25 @@
+"""Plots can be read: every axis says what its places stand for."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+
+from select_service.simulator.plots import Series, lines
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(213.2, 213.2), (31.0, 38.0), (20.0, 80.0), (1.0, 4e4), (1e6, 9e9), (0.5, 3.0)],
+)
+def test_a_logarithmic_axis_has_marks_between_its_ends(low: float, high: float) -> None:
+    sheet = lines("t", [Series("s", [(low, 0.0), (high, 1.0)])], x="ms", y="y", log_x=True)
+    marks = re.findall(r'<text x="([\d.]+)" y="254" class="v">([\d.,]+)</text>', sheet)
+    assert 2 <= len(marks) <= 12
+    values = [float(text.replace(",", "")) for _, text in marks]
+    assert values == sorted(set(values)), "as people write numbers, one of each"
+    assert all(low * 0.99 <= value <= 10 * max(high, low) for value in values)
+    places = [float(at) for at, _ in marks]
+    assert all(b - a > 20 for a, b in pairwise(places)), "none on another"
