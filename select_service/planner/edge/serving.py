@@ -90,10 +90,13 @@ def _virtual(connector: VirtualConnector) -> list[Route]:
         return Response(status_code=_NOTHING) if found is None else _json(found)
 
     async def complete(request: Request) -> Response:
-        if int(request.headers.get("content-length", "0")) > BODY_MAX:
-            return _json({"error": "the body is too large"}, _TOO_LARGE)
+        body = bytearray()
+        async for part in request.stream():  # a chunked one does not say how long it will be
+            body += part
+            if len(body) > BODY_MAX:
+                return _json({"error": f"the body is longer than {BODY_MAX}"}, _TOO_LARGE)
         try:
-            completion = msgspec.json.decode(await request.body(), type=Completion)
+            completion = msgspec.json.decode(body, type=Completion)
         except msgspec.MsgspecError as error:
             return _json({"error": str(error)}, _BAD)
         known = connector.complete(request.path_params["decision_id"], completion)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -247,6 +247,12 @@ def test_a_port_that_is_taken_is_told() -> None:
             _listener("127.0.0.1", port)
 
 
+async def in_parts() -> AsyncIterator[bytes]:
+    """A body that never says how long it will be."""
+    for _ in range(17):
+        yield b" " * 4_096
+
+
 def test_what_is_told_over_http() -> None:
     async def use() -> None:
         clock = Clock()
@@ -269,6 +275,8 @@ def test_what_is_told_over_http() -> None:
             assert (await client.post(path, json=done)).status_code == 200
             assert (await client.post(path, json={"status": "x"})).status_code == 400
             assert (await client.post("/v1/decision/9/complete", json=done)).status_code == 404
+            assert (await client.post(path, content=b" " * 65_537)).status_code == 413
+            assert (await client.post(path, content=in_parts())).status_code == 413
             assert (await client.get("/v1/decision?after=x")).status_code == 400
             (noted,) = (await client.get("/decisions")).json()["decisions"]
             assert noted["acted"]
