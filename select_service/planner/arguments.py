@@ -279,6 +279,13 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add("--connector", choices=connectors, default="dry-run", help=told)
     add("--kubernetes-api", metavar="URL", help="(default: that of the pod)")
     add("--namespace", metavar="NAME", help="(default: that of the pod)")
+    add(
+        "--lease",
+        choices=("cluster", "machine"),
+        default="cluster",
+        help="where it is kept who acts: in Kubernetes or Ray, or by locks on this machine, as for "
+        f"the virtual connector {told}",
+    )
     add("--lease-name", default="select-planner", metavar="NAME", help=told)
     add("--ray-dashboard", default="http://127.0.0.1:8265", metavar="URL", help=told)
     add(
@@ -302,7 +309,7 @@ def settings_of(arguments: argparse.Namespace) -> RunSettings:
         name: getattr(arguments, name)
         for name in (
             *("targets", "prometheus_url", "prometheus_names", "token_file", "trace"),
-            *("connector", "kubernetes_api", "namespace", "lease_name", "ray_dashboard"),
+            *("connector", "kubernetes_api", "namespace", "lease", "lease_name", "ray_dashboard"),
             "ray_token_file",
             *("state_dir", "host", "port"),
         )

@@ -16,7 +16,9 @@ from select_service.planner.core.planning import Fleet
 from select_service.planner.edge.connectors.connector import Connector, DryRun, Outcome
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
 from select_service.planner.edge.connectors.virtual import Completion, VirtualConnector
-from select_service.planner.edge.lease import DURATION_S, FileLease, KubeLease, Lease, NoLease
+from select_service.planner.edge.leases.file import FileLease
+from select_service.planner.edge.leases.kubernetes import KubeLease
+from select_service.planner.edge.leases.lease import DURATION_S, Lease, NoLease
 from select_service.planner.edge.loop import Loop, _next
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.running import _listener, single_model
