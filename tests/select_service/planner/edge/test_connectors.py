@@ -18,7 +18,7 @@ from select_service.planner.edge.connectors.virtual import Completion, VirtualCo
 from select_service.planner.edge.kube import Kube
 from select_service.planner.errors import MissingExtra, SettingsError
 from select_service.planner.types import PoolState
-from tests.select_service.planner.edge.fakes import DECODE, PREFILL, FakeKube, run, target
+from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, FakeKube, run, target
 
 RESOURCES = {PREFILL: "deployments/prefill", DECODE: "apps/v1/deployments/decode"}
 
@@ -234,13 +234,6 @@ def test_kubernetes_resources_are_named_in_full_or_by_kinds_we_know() -> None:
     for wrong in ("pods/x", "x", "", "a/b/c", "deployments/"):
         with pytest.raises(SettingsError, match="want deployments/NAME"):
             path_of(wrong, "n")
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def virtual(clock: Clock, **settings: Any) -> VirtualConnector:

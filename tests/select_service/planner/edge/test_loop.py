@@ -28,7 +28,7 @@ from select_service.planner.edge.state_file import Memory, StateFile
 from select_service.planner.errors import InfeasiblePlan, SettingsError, SourceError
 from select_service.planner.types import Load, Missing, ModelKey, PoolState, Target, Value, Window
 from tests.select_service.planner.core.test_planning import BUSY
-from tests.select_service.planner.edge.fakes import DECODE, KEY, PREFILL, FakeKube, run
+from tests.select_service.planner.edge.fakes import DECODE, KEY, PREFILL, Clock, FakeKube, run
 from tests.select_service.planner.golden import PROFILE
 
 START = {PREFILL: 1, DECODE: 1}
@@ -50,13 +50,6 @@ class Told:
 
     async def close(self) -> None:
         pass
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def fleet(gpus_max: int = 64) -> Fleet:
