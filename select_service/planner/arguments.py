@@ -114,8 +114,8 @@ def add_kalman(parser: argparse.ArgumentParser) -> None:
     """How predictors are tuned."""
     add = parser.add_argument
     add("--log1p", "--load-predictor-log1p", dest="log1p", action="store_true")
-    add("--kalman-q-level", type=_positive, default=1.0)
-    add("--kalman-q-trend", type=_positive, default=0.1)
+    add("--kalman-q-level", type=_at_least_0, default=1.0)
+    add("--kalman-q-trend", type=_at_least_0, default=0.1)
     add("--kalman-r", type=_positive, default=10.0)
     add("--kalman-min-points", type=_natural, default=5)
     add("--prophet-window-size", type=_natural, default=50)
@@ -373,6 +373,10 @@ def _single(arguments: argparse.Namespace) -> ModelSettings | None:
 
 def _positive(text: str) -> float:
     return _within(text, float, "a number above 0", lambda value: 0 < value < float("inf"))
+
+
+def _at_least_0(text: str) -> float:
+    return _within(text, float, "a number, at least 0", lambda value: 0 <= value < float("inf"))
 
 
 def _share(text: str) -> float:

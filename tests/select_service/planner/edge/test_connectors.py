@@ -300,6 +300,28 @@ def test_virtual_decisions_that_were_under_way_are_told_again_after_a_restart() 
     run(use)
 
 
+def test_virtual_decisions_reach_who_has_heard_of_later_ones() -> None:
+    """A planner that forgot its past began anew at 1, and a reader at 57 heard of no more."""
+
+    async def use() -> None:
+        connector = virtual(Clock())
+        assert await connector.next(57, 0.0) is None
+        await connector.apply([target(DECODE, 4)], [])
+        issued = await connector.next(57, 0.0)
+        assert issued is not None
+        assert issued.decision_id == 58
+        again = await connector.next(90, 0.0)  # another reader, or another planner's
+        assert again is not None
+        assert (again.decision_id, again.targets) == (91, issued.targets)
+        assert connector.complete(58, Completion("done"))  # overtaken
+        assert (await connector.states([DECODE]))[DECODE] == PoolState(4, 2)
+        assert connector.complete(91, Completion("done"))
+        assert (await connector.states([DECODE]))[DECODE] == PoolState(4, 4)
+        assert await connector.next(91, 0.0) is None
+
+    run(use)
+
+
 class FakeServe:
     """Ray Serve's REST API."""
 

@@ -272,7 +272,8 @@ def test_what_is_told_over_http() -> None:
             assert (await client.post("/v1/decision/9/complete", json=done)).status_code == 404
             assert (await client.post(path, content=b" " * 65_537)).status_code == 413
             assert (await client.post(path, content=in_parts())).status_code == 413
-            assert (await client.get("/v1/decision?after=x")).status_code == 400
+            for after in ("x", "-1", str(2**53)):
+                assert (await client.get(f"/v1/decision?after={after}")).status_code == 400
             (noted,) = (await client.get("/decisions")).json()["decisions"]
             assert noted["acted"]
             loop.source.window = replace(BUSY, requests=Missing("gone"))  # type: ignore[attr-defined]
