@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,9 @@ from select_service.planner.edge.leases.lease import DURATION_S, Timed, duration
 from select_service.planner.edge.leases.tenure import Tenure
 from select_service.planner.errors import ConnectorError, PlannerError, SettingsError
 from select_service.planner.types import ModelKey
+from tests.live.ports import free_port
 from tests.select_service.planner.edge.fakes import Clock, run
+from tests.select_service.planner.golden import PROFILE
 
 ACTING_S = DURATION_S / 3
 """What a holder begins when it is told that it holds is over within that time."""
@@ -217,3 +221,59 @@ def test_a_lock_of_who_was_killed_is_free(tmp_path: Path) -> None:
         assert await lease.held()
 
     run(use)
+
+
+def _planner(port: int, runtime: Path, *more: object) -> subprocess.Popen[str]:
+    command = (
+        *(sys.executable, "-m", "select_service.planner", "run", "--connector", "virtual"),
+        *("--model-name", "m", "--profile-results-dir", PROFILE, "--metrics-source", "selector"),
+        *("--selector", "http://127.0.0.1:9", "--port", port, *more),
+    )
+    return subprocess.Popen(
+        [str(one) for one in command],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime)},
+    )
+
+
+def _wait_until_up(port: int) -> None:
+    deadline = time.monotonic() + 30.0
+    while not _is_up(port):
+        assert time.monotonic() < deadline, "nobody answers"
+        time.sleep(0.05)
+
+
+def _is_up(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.mark.heavy
+def test_a_second_planner_of_a_model_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    """Two processes at two ports, each with a state of its own: only a warning told of it."""
+    ports = [free_port() for _ in range(3)]
+    first = _planner(ports[0], tmp_path, "--state-dir", tmp_path / "one")
+    others = []
+    try:
+        _wait_until_up(ports[0])
+        second = _planner(ports[1], tmp_path, "--state-dir", tmp_path / "two")
+        others.append(second)
+        assert second.stderr is not None
+        told = second.stderr.read()
+        assert second.wait() == 1
+        assert f"another planner is here (process {first.pid}, port {ports[0]}, m)" in told
+        others.append(_planner(ports[1], tmp_path, "--lease-name", "another fleet"))
+        _wait_until_up(ports[1])
+        first.kill()
+        first.wait()
+        others.append(_planner(ports[2], tmp_path, "--state-dir", tmp_path / "one"))
+        _wait_until_up(ports[2])
+    finally:
+        for one in (first, *others):
+            one.kill()
+            one.wait()
+            assert one.stderr is not None
+            one.stderr.close()
