@@ -28,7 +28,7 @@ ACTING_S = DURATION_S / 3
 """What a holder begins when it is told that it holds is over within that time."""
 
 
-def answer(asked: Coroutine[Any, Any, bool]) -> bool:
+def answer(asked: Coroutine[Any, Any, bool | None]) -> bool:
     """Of a coroutine that awaits nothing."""
     try:
         asked.send(None)
@@ -98,7 +98,7 @@ def test_whatever_happens_two_never_act_at_once(steps: list[Any]) -> None:
             world.actor = Tenure(world.clock)
         elif what == "leave":
             world.clock.now = max(world.clock.now, busy_until[who])  # it ends what it has begun
-            answer(planners[who].close())  # type: ignore[arg-type] # nothing
+            answer(planners[who].close())
         elif answer(planners[who].held()):
             now = world.clock.now
             assert all(now >= until for other, until in enumerate(busy_until) if other != who)
@@ -119,9 +119,9 @@ def test_a_new_actor_waits_for_who_held_it_before() -> None:
     world.clock.now += 1
     assert answer(two.held())
     assert not answer(one.held())
-    answer(one.close())  # type: ignore[arg-type] # nothing; it has nothing to give back
+    answer(one.close())  # it has nothing to give back
     assert answer(two.held())
-    answer(two.close())  # type: ignore[arg-type] # nothing
+    answer(two.close())
     assert answer(one.held())  # at once
 
 
@@ -192,7 +192,7 @@ def test_no_lock_is_where_others_can_change_it(
     folder.mkdir(mode=0o700)
     lock.symlink_to(tmp_path / "nowhere")
     with pytest.raises(PlannerError, match="symbolic"):
-        run(FileLease(lock).held)
+        answer(FileLease(lock).held())
 
 
 def test_a_lock_of_who_was_killed_is_free(tmp_path: Path) -> None:
