@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from bench.policy.shapes import SHAPES, drawn, write
 from bench.provenance import provenance
+from select_service.policy_types import Policy
 from select_service.simulator.comparison import METRICS, as_text
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.measures import Measures, measure
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LOADS: Final = (0.5, 0.8, 1.0, 1.2)
-POLICIES: Final = ("kv-cost", "first-token")
+POLICIES: Final[tuple[Policy, Policy]] = ("kv-cost", "first-token")
 TOLD: Final = ("ttft_mean", "ttft_p90", "ttft_p99", "e2e_mean", "itl_p90")
 WHOLE: Final = ("hit_share", "load_cov")
 _FIRST: Final = 10.0  # requests/s, of the trace that capacity is measured with
@@ -86,7 +87,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     ground: str
     workers: int
     load: float
-    policy: str
+    policy: Policy
     seed: int
     requests: int
 
@@ -235,7 +236,7 @@ def rows_of(tasks: Sequence[Task], found: dict[str, Measures]) -> list[Row]:
 
 
 def _row(task: Task, pairs: Sequence[tuple[Measures, Measures]]) -> Row:
-    change = {}
+    change: dict[str, Estimate] = {}
     for name in (*TOLD, *WHOLE):
         read = METRICS[name][1]
         values = [(read(before), read(after)) for before, after in pairs]

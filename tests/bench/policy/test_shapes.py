@@ -25,9 +25,9 @@ def test_a_shape_is_a_trace(name: str, tmp_path: Path) -> None:
     assert len(lines) == REQUESTS
     assert all(before.at_s <= after.at_s for before, after in pairwise(lines))
     assert all(len(one.hash_ids) == -(-one.isl // MOONCAKE_BLOCK) for one in lines)
-    behind: dict[int, int | None] = {}  # equal number, equal prefix
+    behind: dict[int, int] = {}  # equal number, equal prefix
     for one in lines:
-        for parent, block in pairwise((None, *one.hash_ids)):
+        for parent, block in pairwise((-1, *one.hash_ids)):
             assert behind.setdefault(block, parent) == parent
     write(lines, tmp_path / "trace.jsonl")
     read = list(read_mooncake((tmp_path / "trace.jsonl").read_bytes().splitlines(), 64))
