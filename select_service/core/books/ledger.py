@@ -139,7 +139,7 @@ class Ledger:
         cache would have been asked for again; infinite where nothing is.
         """
         found = self._asked - self._computed
-        return self.churned * self._asked / found if found > 0.0 else math.inf
+        return self.churned / (found / self._asked) if found > 0.0 else math.inf
 
     def columns(self) -> bytes:
         """Return P, D, churn and context of every slot, and their `TOTALS`; see `loads.py`.
