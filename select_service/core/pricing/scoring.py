@@ -35,8 +35,8 @@ CONTEXT_LOAD_SCALE: Final = 0.0625
 DELAY_SCALE: Final = 1.0
 """`first-token`: who is behind waits for what is computed now just as its own request does."""
 
-EVICTION_SCALE: Final = 0.25
-"""`first-token`: of what a prompt pushes out of a cache, a quarter of the share that prompts find
+EVICTION_SCALE: Final = 0.125
+"""`first-token`: of what a prompt pushes out of a cache, an eighth of the share that prompts find
 would have been asked for again. Where nothing is found nothing is lost, and to level what went into
 caches would only make loads uneven."""
 

@@ -167,7 +167,7 @@ def test_other_weights_choose_what_a_naive_reading_of_the_formula_chooses(
     """Whichever policy was in force."""
     compared = moved = 0
     policies = set()
-    for seed in range(2, 9):
+    for seed in range(2, 10):
         fleet, path = recorded(tmp_path, seed)
         config = msgspec.structs.replace(fleet.config, **changes)
         policies.add(fleet.config.policy)
