@@ -224,7 +224,7 @@ cdef class Pricer:
             raise IndexError(row)
         return <long long>self._scratch[row]
 
-    def packed(self, double prefilling, double churned):
+    def packed(self, double prefilling, double turnover):
         """Return the columns as they are now, one behind the other, and these totals."""
         cdef Py_ssize_t size = self._rows * sizeof(double)
         cdef bytes copy = PyBytes_FromStringAndSize(NULL, 4 * size + 2 * sizeof(double))
@@ -235,7 +235,7 @@ cdef class Pricer:
             memcpy(start + 2 * size, &self._churn[0], size)
             memcpy(start + 3 * size, &self._context[0], size)
         memcpy(start + 4 * size, &prefilling, sizeof(double))
-        memcpy(start + 4 * size + sizeof(double), &churned, sizeof(double))
+        memcpy(start + 4 * size + sizeof(double), &turnover, sizeof(double))
         return copy
 
     cdef int _fill(self, double *column, list groups) except -1:

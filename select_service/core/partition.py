@@ -219,7 +219,7 @@ class Partition:
             believed = None if trust is None else trust.tobytes()
             packed = ledger.packed
             if not packed:
-                packed = ledger.packed = pricer.packed(ledger.prefilling, ledger.churned)
+                packed = ledger.packed = pricer.packed(ledger.prefilling, ledger.turnover)
             seen = packed, matched, shared, believed
         return Placement(
             worker,
@@ -269,7 +269,7 @@ class Partition:
     def at_present(self, weights: Weights) -> Weights:
         """Return what a decision made now multiplies with; see `Weights`."""
         ledger, ranks = self.ledger, max(1, self.seating.ranks)
-        return weights.at_present(ledger.prefilling / ranks, ledger.churned / ranks)
+        return weights.at_present(ledger.prefilling / ranks, ledger.turnover / ranks)
 
     def quote(
         self,
