@@ -71,6 +71,10 @@ class ClassQueues:
             return False  # nearly always, at a tenth of the price of looking at everyone
         return bool((self._ledger.prefill[rows] > self._busy_above[number][rows]).all())
 
+    def busy_above(self, number: int, slot: int) -> float:
+        """Return above how much prefill a slot is busy for a class; infinity: never."""
+        return self._busy_above_of[number][slot]
+
     def enter(self, number: int, ticket: Ticket, now: float, *, is_known: bool) -> None:
         """Let a ticket wait in its class; one that waited before is not held to its limits.
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from select_service.core.counters import Counters
     from select_service.core.decisions.keeping import Decisions
     from select_service.core.doctor.sampling import Sampler
+    from select_service.core.partition import Partition
     from select_service.core.pricing.placement import Placement
     from select_service.core.shadow.onlooker import Shadow
     from select_service.core.verbs.matchmaking import Matchmaker
@@ -270,6 +271,21 @@ class Placing:
             known = replace(known)
             _explain(known, record)
         return known
+
+
+def sketch(partition: Partition, slot: int) -> Selection:
+    """Return the answer that sends somebody to a slot for whom nothing matches; a shortcut's."""
+    worker, dp_rank = partition.seating.rank_at(slot)
+    return Selection(
+        model_name=partition.scope.model_name,
+        tenant_id=partition.scope.tenant_id,
+        worker_id=worker.worker_id,
+        dp_rank=dp_rank,
+        endpoint=worker.spec.endpoint,
+        block_size=partition.index.block_size,
+        overlap=partition.no_overlap(worker),
+        effective_prefill_tokens=0,
+    )
 
 
 def _explain(answer: Answer, record: Record) -> None:
