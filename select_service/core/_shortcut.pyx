@@ -11,15 +11,15 @@ answers copied from one that has been made for that rank before.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Contains
-from cpython.object cimport PyObject, PyTypeObject
-from cpython.ref cimport Py_XDECREF, Py_XINCREF
-from libc.math cimport INFINITY
+from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 
+from select_service._layout cimport Layout, add, get, place, put
 from select_service.core._speed cimport Choice, Pricer
 
 from msgspec import UNSET
 
+from select_service._layout import layout_of
 from select_service.core.admission.queue import Ticket
 from select_service.core.books.demand_tally import DemandTally
 from select_service.core.counters import Counters
@@ -31,102 +31,16 @@ from select_service.errors import ServiceError
 from select_service.types import Selection, SelectRequest
 
 cdef extern from "Python.h":
-    ctypedef struct PyMemberDef:
-        int type
-        Py_ssize_t offset
-    ctypedef struct PyMemberDescrObject:
-        PyMemberDef *d_member
-    object PyType_GenericAlloc(PyTypeObject *kind, Py_ssize_t items)
     bint PyBytes_CheckExact(PyObject *one)
     bint PyLong_CheckExact(PyObject *one)
-
-cdef extern from "structmember.h":
-    enum:
-        T_OBJECT_EX
 
 ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
-    MEMBERS_MAX = 48
-    WHOLE_MAX = 1 << 53  # beyond, columns are not what they stand for to the last token
 
+cdef double WHOLE_MAX = 2.0**53  # beyond, columns are not what they stand for to the last token
 
-class _Slotted:
-    __slots__ = ("member",)
-
-
-cdef object _member_descriptor = type(_Slotted.member)
-
-
-cdef class Layout:
-    """Where objects of one type have their members: `__slots__`, structs."""
-
-    cdef object kind
-    cdef PyTypeObject *type
-    cdef object first  # one of them, whose members copies begin with
-    cdef int count
-    cdef Py_ssize_t offsets[MEMBERS_MAX]
-
-    def __init__(self, first, named, others=()):
-        """Learn the layout.
-
-        Args:
-            first: an object of that type.
-            named: members by whose place in this order they are asked for.
-            others: the rest.
-
-        Raises:
-            TypeError: it keeps a member in another way.
-        """
-        self.kind, self.first = type(first), first
-        self.type = <PyTypeObject *>self.kind
-        names = (*named, *others)
-        if len(names) > MEMBERS_MAX:
-            raise TypeError(f"too many members in {self.kind}")
-        for at, name in enumerate(names):
-            found = getattr(self.kind, name, None)
-            if type(found) is not _member_descriptor:
-                raise TypeError(f"{name} is no member of {self.kind}")
-            if (<PyMemberDescrObject *>found).d_member.type != T_OBJECT_EX:
-                raise TypeError(f"{name} is no object in {self.kind}")
-            self.offsets[at] = (<PyMemberDescrObject *>found).d_member.offset
-        self.count = len(names)
-
-    cdef inline PyObject **place(self, object one, int which) noexcept:
-        return <PyObject **>(<char *><PyObject *>one + self.offsets[which])
-
-    cdef inline object get(self, object one, int which):
-        return <object>self.place(one, which)[0]
-
-    cdef inline void put(self, object one, int which, object value) noexcept:
-        cdef PyObject **place = self.place(one, which)
-        cdef PyObject *before = place[0]
-        Py_XINCREF(<PyObject *>value)
-        place[0] = <PyObject *>value
-        Py_XDECREF(before)
-
-    cdef inline void add(self, object one, int which, object more):
-        self.put(one, which, self.get(one, which) + more)
-
-    cdef object copy(self):
-        """Return another that is like the first."""
-        return self.copy_of(self.first)
-
-    cdef object copy_of(self, object first):
-        cdef object made = PyType_GenericAlloc(self.type, 0)
-        cdef PyObject *value
-        cdef int at
-        for at in range(self.count):
-            value = self.place(first, at)[0]
-            Py_XINCREF(value)
-            self.place(made, at)[0] = value
-        return made
-
-
-def _layout(first, named):
-    """Return the layout of a struct, with all its members."""
-    return Layout(first, named, [one for one in first.__struct_fields__ if one not in named])
 
 
 cdef enum:  # members of a request; those behind say what is not plain
@@ -139,7 +53,7 @@ cdef enum:  # members of a request; those behind say what is not plain
     SELECTION_ID
     UNUSUAL
 
-cdef Layout requests = _layout(
+cdef Layout requests = layout_of(
     SelectRequest(),
     ("model_name", "tenant_id", "routing_group", "block_hashes", "sequence_hashes", "isl_tokens",
      "selection_id"),
@@ -158,7 +72,7 @@ cdef enum:
     TICKET_PROMPT
     TICKET_WEIGHTS
 
-cdef Layout tickets = _layout(
+cdef Layout tickets = layout_of(
     Ticket(None, None, None, None, None, b""), ("partition", "request", "prompt", "weights")
 )
 
@@ -233,7 +147,7 @@ cdef class Glance:
         if answer is None:
             answer = self.answers[slot] = sketch(partition, slot)
             if self.layout is None:
-                self.layout = _layout(answer, _ANSWER)
+                self.layout = layout_of(answer, _ANSWER)
         return self.layout.copy_of(answer)
 
 
@@ -284,17 +198,17 @@ cdef class Shortcut:
         if type(request) is not SelectRequest:
             return None
         for at in range(UNUSUAL, requests.count):
-            if requests.place(request, at)[0] != requests.place(requests.first, at)[0]:
+            if place(requests, request, at)[0] != place(requests, requests.first, at)[0]:
                 return None
         if (
-            not PyBytes_CheckExact(requests.place(request, BLOCK_HASHES)[0])
-            or not PyBytes_CheckExact(requests.place(request, SEQUENCE_HASHES)[0])
-            or not PyLong_CheckExact(requests.place(request, ISL_TOKENS)[0])
+            not PyBytes_CheckExact(place(requests, request, BLOCK_HASHES)[0])
+            or not PyBytes_CheckExact(place(requests, request, SEQUENCE_HASHES)[0])
+            or not PyLong_CheckExact(place(requests, request, ISL_TOKENS)[0])
         ):
             return None
-        cdef bytes local = <bytes>requests.get(request, BLOCK_HASHES)
-        cdef bytes chain = <bytes>requests.get(request, SEQUENCE_HASHES)
-        isl = requests.get(request, ISL_TOKENS)
+        cdef bytes local = <bytes>get(requests, request, BLOCK_HASHES)
+        cdef bytes chain = <bytes>get(requests, request, SEQUENCE_HASHES)
+        isl = get(requests, request, ISL_TOKENS)
         cdef uint64_t isl_tokens
         try:
             isl_tokens = isl
@@ -308,12 +222,12 @@ cdef class Shortcut:
             or length // HASH > self._limits.blocks_per_request_max
         ):
             return None
-        tenant = requests.get(request, TENANT_ID)
+        tenant = get(requests, request, TENANT_ID)
         if tenant is UNSET:
-            tenant = requests.get(request, ROUTING_GROUP)
+            tenant = get(requests, request, ROUTING_GROUP)
             if tenant is UNSET:
                 tenant = "default"
-        partition = self._partitions.get((requests.get(request, MODEL_NAME), tenant))
+        partition = self._partitions.get((get(requests, request, MODEL_NAME), tenant))
         if partition is None:
             return None
         cdef Glance glance = partition.glance
@@ -370,13 +284,13 @@ cdef class Shortcut:
         cdef uint64_t cached = 0
         left = isl
         if matched is not None:
-            layout.put(answer, ANSWERS_OVERLAP, partition.overlap_of(partition.seating.rank_at(slot)[0]))
+            put(layout, answer, ANSWERS_OVERLAP, partition.overlap_of(partition.seating.rank_at(slot)[0]))
             cached = <uint64_t>glance.pricer.matched_at(slot) * <uint64_t>glance.size
             left = isl_tokens - cached if cached < isl_tokens else 0
-        layout.put(answer, ANSWERS_EFFECTIVE, left)
-        name = requests.get(request, SELECTION_ID)
+        put(layout, answer, ANSWERS_EFFECTIVE, left)
+        name = get(requests, request, SELECTION_ID)
         if name is not None:
-            layout.put(answer, ANSWERS_SELECTION_ID, name)
+            put(layout, answer, ANSWERS_SELECTION_ID, name)
         self._count(glance, answer, isl, isl_tokens, left)
         if partition.is_watched:
             ledger = glance.ledger
@@ -399,36 +313,36 @@ cdef class Shortcut:
             raise
 
     cdef object _ticket(self, request, partition, bytes local, bytes chain, isl):
-        prompt = prompts.copy()
-        prompts.put(prompt, PROMPT_BLOCK_HASHES, local)
-        prompts.put(prompt, PROMPT_CHAIN, chain)
-        prompts.put(prompt, PROMPT_ISL_TOKENS, isl)
-        prompts.put(prompt, PROMPT_BLOCKS, PyBytes_GET_SIZE(chain) // HASH)
-        ticket = tickets.copy()
-        tickets.put(ticket, TICKET_PARTITION, partition)
-        tickets.put(ticket, TICKET_REQUEST, request)
-        tickets.put(ticket, TICKET_PROMPT, prompt)
-        tickets.put(ticket, TICKET_WEIGHTS, self._weights)
+        prompt = prompts.copy_of(prompts.first)
+        put(prompts, prompt, PROMPT_BLOCK_HASHES, local)
+        put(prompts, prompt, PROMPT_CHAIN, chain)
+        put(prompts, prompt, PROMPT_ISL_TOKENS, isl)
+        put(prompts, prompt, PROMPT_BLOCKS, PyBytes_GET_SIZE(chain) // HASH)
+        ticket = tickets.copy_of(tickets.first)
+        put(tickets, ticket, TICKET_PARTITION, partition)
+        put(tickets, ticket, TICKET_REQUEST, request)
+        put(tickets, ticket, TICKET_PROMPT, prompt)
+        put(tickets, ticket, TICKET_WEIGHTS, self._weights)
         return ticket
 
     cdef int _count(self, Glance glance, answer, isl, uint64_t isl_tokens, left) except -1:
         """Count a selection, as `Placing.count` does."""
-        counts.add(self._counters, COUNT_SELECTIONS, 1)
-        counts.add(self._counters, COUNT_ISL_TOKENS, isl)
-        counts.add(self._counters, COUNT_PREFILL_TOKENS, left)
+        add(counts, self._counters, COUNT_SELECTIONS, 1)
+        add(counts, self._counters, COUNT_ISL_TOKENS, isl)
+        add(counts, self._counters, COUNT_PREFILL_TOKENS, left)
         demand = glance.demand
         cdef int bits = 0
         cdef uint64_t rest = isl_tokens
         while rest:
             bits += 1
             rest >>= 1
-        cdef list sizes = demands.get(demand, DEMAND_ISL_COUNTS)
+        cdef list sizes = get(demands, demand, DEMAND_ISL_COUNTS)
         sizes[bits] += 1
-        demands.add(demand, DEMAND_ISL_TOKENS, isl)
-        demands.add(demand, DEMAND_PREFILL_TOKENS, left)
+        add(demands, demand, DEMAND_ISL_TOKENS, isl)
+        add(demands, demand, DEMAND_PREFILL_TOKENS, left)
         if left is not isl:
             cached = isl - left
             if cached > 0:
-                reused, worker_id = demands.get(demand, DEMAND_REUSED), answer.worker_id
+                reused, worker_id = get(demands, demand, DEMAND_REUSED), answer.worker_id
                 reused[worker_id] = reused.get(worker_id, 0.0) + cached
         return 0
