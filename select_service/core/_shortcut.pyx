@@ -24,6 +24,7 @@ from select_service.core.admission.queue import Ticket
 from select_service.core.books.demand_tally import DemandTally
 from select_service.core.counters import Counters
 from select_service.core.effects import NOTHING
+from select_service.core.pricing.placement import Placement
 from select_service.core.pricing.prompt import Prompt
 from select_service.core.pricing.scoring import is_plain
 from select_service.core.verbs.placing import sketch
@@ -74,6 +75,15 @@ cdef enum:
 
 cdef Layout tickets = layout_of(
     Ticket(None, None, None, None, None, b""), ("partition", "request", "prompt", "weights")
+)
+
+cdef enum:  # members of a placement that its record has
+    PLACEMENT_SLOT
+    PLACEMENT_WEIGHTS
+    PLACEMENT_SEEN
+
+cdef Layout placements = layout_of(
+    Placement(None, 0, 0, 0.0, None, 0.0, 0.0, 0.0, 0, 0, None), ("slot", "weights", "seen")
 )
 
 cdef enum:
@@ -161,7 +171,7 @@ cdef class Shortcut:
     """Answers plain selections of one core; see above."""
 
     cdef dict _partitions
-    cdef object _limits, _settings, _placing, _counters, _keep, _draw, _weights
+    cdef object _limits, _settings, _placing, _counters, _keep, _keep_usual, _draw, _weights
     cdef list _draws
     cdef double _scale, _credit
     cdef bint _track
@@ -182,7 +192,8 @@ cdef class Shortcut:
             draws: what it has drawn for the decision before, where somebody notes that.
         """
         self._partitions, self._limits, self._settings = partitions, limits, settings
-        self._placing, self._keep, self._counters = placing, decisions.keep, counters
+        self._placing, self._counters = placing, counters
+        self._keep, self._keep_usual = decisions.keep, decisions.keep_usual
         self._draw, self._draws, self._weights = rng.random, draws, weights
         self._scale, self._credit = weights.prefill_load_scale, weights.overlap_score_credit
         self._track = weights.track_prefill_tokens
@@ -297,10 +308,9 @@ cdef class Shortcut:
             packed = ledger.packed
             if not packed:
                 packed = ledger.packed = glance.pricer.packed(ledger.prefilling, ledger.churned)
-            ticket = self._ticket(request, partition, local, chain, isl)
-            self._keep(
-                ticket, (packed, matched, shared, None), glance.rows, slot, now, None, None,
-                self._weights,
+            self._note(
+                self._ticket(request, partition, local, chain, isl), partition, glance, slot,
+                (packed, matched, shared, None), now,
             )
         return answer, NOTHING
 
@@ -324,6 +334,21 @@ cdef class Shortcut:
         put(tickets, ticket, TICKET_PROMPT, prompt)
         put(tickets, ticket, TICKET_WEIGHTS, self._weights)
         return ticket
+
+    cdef int _note(
+        self, ticket, partition, Glance glance, Py_ssize_t slot, tuple seen, double now
+    ) except -1:
+        """Have a record kept of a decision."""
+        lookout = partition.lookout
+        if lookout is not None:
+            placement = placements.copy_of(placements.first)
+            put(placements, placement, PLACEMENT_SLOT, slot)
+            put(placements, placement, PLACEMENT_WEIGHTS, self._weights)
+            put(placements, placement, PLACEMENT_SEEN, seen)
+            if self._keep_usual(ticket, placement, glance.rows, now, None, lookout):
+                return 0
+        self._keep(ticket, seen, glance.rows, slot, now, None, None, self._weights)
+        return 0
 
     cdef int _count(self, Glance glance, answer, isl, uint64_t isl_tokens, left) except -1:
         """Count a selection, as `Placing.count` does."""

@@ -6,7 +6,7 @@ that records nothing has the plain rooms and pays nothing. `tape/notes.py` says 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 from typing_extensions import override
 
@@ -207,6 +207,11 @@ class _Decisions(Decisions):
 
     witness: Witness
 
+    @override
+    def __init__(self, *rooms: Any, **limits: Any) -> None:
+        super().__init__(*rooms, **limits)
+        self.keep_usual = _nothing_is_usual  # else the ring would take it, and nobody hear of it
+
     @property
     @override
     def is_wanted(self) -> bool:
@@ -366,3 +371,7 @@ class _WavePlan(WavePlan):
     def _price(self, member: Member) -> tuple[Floats, Floats]:
         self._looked.append((member.number, self._partition.see(member.prompt)))
         return super()._price(member)
+
+
+def _nothing_is_usual(*_: object) -> bool:
+    return False
