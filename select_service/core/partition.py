@@ -74,6 +74,8 @@ class Partition:
         self.trust = Trust(trust or TrustSettings())
         self.drainage = Drainage(self.ledger.work, prior_tokens_per_s=prefill_tokens_per_s)
         self.policy = policy
+        self._weights: Weights | None = None  # by which was decided last
+        self._is_kv_cost = True  # whether they leave nothing but the contract's formula
         self.queues = ClassQueues(policy, self.seating, self.ledger, self.drainage)
         self.holds_to_cache = False
         """Whether requests that say nothing of it are held to a cache-hit threshold, too."""
@@ -138,7 +140,9 @@ class Partition:
         if matches is None:
             matches = self.index.find_matches(prompt.block_hashes)
         watched = self.is_watched or request.explain
-        present = weights if weights.is_kv_cost else self.at_present(weights)
+        if weights is not self._weights:
+            self._weights, self._is_kv_cost = weights, weights.is_kv_cost
+        present = weights if self._is_kv_cost else self.at_present(weights)
         if not (matches.host or matches.disk) and is_plain(request, present):
             return self._place_plain(prompt, rows, present, rng, matches, watched)
         projection, prices = self.priced(request, prompt, rows, weights, matches)
@@ -190,7 +194,7 @@ class Partition:
             shared = ledger.shared_groups(prompt.sequence_hashes)
         # arguments by place and one by one: every selection pays for what puts them together
         slot, cost, decode = pricer.cheapest(
-            rows.stop if isinstance(rows, slice) else rows,
+            rows.stop if type(rows) is slice else rows,
             isl_tokens,
             size,
             prompt.blocks,
@@ -201,7 +205,7 @@ class Partition:
             shared,
             rng.random,
             trust,
-            None if weights.is_kv_cost else weights.of_ours,
+            None if self._is_kv_cost else weights.of_ours,
         )
         worker, dp_rank = self.seating.rank_at(slot)
         device = 0

@@ -49,12 +49,12 @@ class Reader:
         Raises:
             ServiceError: as in contract 2.
         """
-        read = self.prompt(request)
+        partition, prompt, weights = self.prompt(request)
         if request.pinned_worker is not None:
             check_wishes(request)
         if request.is_pair:  # its legs are compared in the contract's blocks
-            return *read[:2], read[2].kv_cost()
-        return read
+            weights = weights.kv_cost()
+        return partition, prompt, weights
 
     def prompt(self, request: PromptFields) -> tuple[Partition, Prompt, Weights]:
         """Read any prompt.

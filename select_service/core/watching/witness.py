@@ -6,7 +6,7 @@ that records nothing has the plain rooms and pays nothing. `tape/notes.py` says 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from typing_extensions import override
 
@@ -25,7 +25,7 @@ from select_service.core.verbs.placing import Placing
 from select_service.core.waves.plan import WavePlan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from indexer.core.tiers import Matches
     from indexer.types import Scope
@@ -207,10 +207,10 @@ class _Decisions(Decisions):
 
     witness: Witness
 
+    @property
     @override
-    def __init__(self, *rooms: Any, **limits: Any) -> None:
-        super().__init__(*rooms, **limits)
-        self.keep_usual = _nothing_is_usual  # else the ring would take it, and nobody hear of it
+    def keep_usual(self) -> Callable[[object, object, object, float, object, object], bool]:
+        return _nothing_is_usual  # else the ring would take it, and nobody hear of it
 
     @property
     @override
