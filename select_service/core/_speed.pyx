@@ -20,7 +20,7 @@ from msgspec import UNSET
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 12  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 13  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
