@@ -25,6 +25,7 @@ from select_service.core.watching.witness import Witness
 from select_service.errors import ServiceError
 from select_service.shadow_types import ShadowSettings
 from select_service.types import (
+    CacheThreshold,
     CoreLimits,
     PinnedWorker,
     RouterConfig,
@@ -66,7 +67,7 @@ class Told:
             said = error.code, str(error)
         if isinstance(said, Ticket):
             said = "waits", said.prompt.isl_tokens, said.cached_tokens
-        if isinstance(said, Selection) and said.decision is not UNSET:
+        if isinstance(said, Selection | CacheThreshold):
             said = msgspec.structs.replace(said, decision=UNSET)  # a record: those are compared
         return said, self.seen(), core._rng.getstate()
 
@@ -175,7 +176,8 @@ def _doubt(fleet: Fleet) -> None:
     partition = fleet.core.partitions.get(DEFAULT)
     if partition is not None and partition.seating.workers:
         trust = partition.trust
-        trust.note_freshness(0, 1.5 - trust.factor(0), ("lag",))
+        is_doubted = trust.column is not None
+        trust.note_freshness(0, 1.0 if is_doubted else 0.5, () if is_doubted else ("lag",))
 
 
 @st.composite
@@ -202,6 +204,21 @@ def holdings(draw: st.DrawFn) -> Callable[[Fleet], object]:
         partition.index.store(rank, tier, None, names, pack_u64(blocks))
 
     return hold
+
+
+def _beginning() -> list[Callable[[Fleet], object]]:
+    """A fleet of which something can be told."""
+    packed = pack_u64([1, 2, 3])
+    booking = SelectAndReserveRequest(
+        reservation_id="0", block_hashes=packed, sequence_hashes=packed, isl_tokens=70
+    )
+    return [
+        lambda fleet: fleet.worker(1, max_num_batched_tokens=64).worker_id,
+        lambda fleet: fleet.worker(2, max_num_batched_tokens=64).worker_id,
+        lambda fleet: fleet.hold(1, [1, 2, 3, 4]),
+        lambda fleet: fleet.hold(2, [1, 2]),
+        lambda fleet: fleet.core.select_and_reserve(booking, fleet.now)[0],
+    ]
 
 
 steps = st.one_of(asks(), asks(), asks(), comings(), changes(), bookings(), holdings())
@@ -232,7 +249,7 @@ def test_nobody_can_tell_which_way_a_selection_went(
         )
         for direct in (True, False)
     )
-    for step in steps:
+    for step in (*_beginning(), *steps):
         assert first.do(step) == second.do(step)
     assert second.shortcuts == 0
 
@@ -310,6 +327,24 @@ def test_nobody_takes_it_where_weights_say_more_or_somebody_looks_on() -> None:
     assert not is_taken(told, request_for((1,), 16))
     told.fleet.core.follow_shadow(None, 100.0)
     assert is_taken(told, request_for((1,), 16))
+    _doubt(told.fleet)
+    assert not is_taken(told, request_for((1,), 16))
+    _doubt(told.fleet)
+    assert is_taken(told, request_for((1,), 16))
+    _sample(told.fleet)
+    assert [is_taken(told, request_for((1,), 16)) for _ in range(3)] == [False, False, True]
+
+
+def test_nobody_overtakes_who_waits_by_it() -> None:
+    told = Told(direct=True, config=RouterConfig(queue_threshold=1.0))
+    told.fleet.worker(1, max_num_batched_tokens=64)
+    assert is_taken(told, request_for((1, 2), 40))
+    told.fleet.take("r", *range(8), isl=128)
+    assert not is_taken(told, request_for((1, 2), 40)), "all are busy"
+    assert told.fleet.core.partitions[DEFAULT].pending_count == 1
+    told.fleet.core.partitions[DEFAULT].ledger.prefill_left[0] = 0
+    told.fleet.core.partitions[DEFAULT].ledger.prefill[0] = 0.0
+    assert not is_taken(told, request_for((1, 2), 40)), "somebody waits"
 
 
 def test_a_witness_is_told_the_same() -> None:
