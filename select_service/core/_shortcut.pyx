@@ -29,7 +29,7 @@ from select_service.core.pricing.prompt import Prompt
 from select_service.core.pricing.scoring import is_plain
 from select_service.core.verbs.placing import sketch
 from select_service.errors import ServiceError
-from select_service.types import Selection, SelectRequest
+from select_service.types import SelectRequest
 
 cdef extern from "Python.h":
     bint PyBytes_CheckExact(PyObject *one)
@@ -41,7 +41,6 @@ cdef enum:
     HASH = 8  # bytes
 
 cdef double WHOLE_MAX = 2.0**53  # beyond, columns are not what they stand for to the last token
-
 
 
 cdef enum:  # members of a request; those behind say what is not plain
