@@ -306,7 +306,7 @@ cdef class Shortcut:
             ledger = glance.ledger
             packed = ledger.packed
             if not packed:
-                packed = ledger.packed = glance.pricer.packed(ledger.prefilling, ledger.churned)
+                packed = ledger.packed = glance.pricer.packed(ledger.prefilling, ledger.turnover)
             self._note(
                 self._ticket(request, partition, local, chain, isl), partition, glance, slot,
                 (packed, matched, shared, None), now,
