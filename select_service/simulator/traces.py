@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
@@ -153,7 +153,7 @@ def read_mooncake(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
         if one.input_length < 1 or one.output_length < 0 or any(id_ < 0 for id_ in one.hash_ids):
             raise BadTrace(f"line {number}: lengths and hash ids must not be negative")
         full = one.input_length // block_size
-        names = [_name(id_ * parts + part) for id_ in one.hash_ids for part in range(parts)]
+        names = _names(one.hash_ids, parts)
         yield Request(
             number=number,
             arrival=one.timestamp / 1e3,
@@ -163,11 +163,16 @@ def read_mooncake(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
         )
 
 
-def _name(number: int) -> int:
-    """Return a block's number, which has 64 bits; ids that are hashes themselves may need more."""
-    if number < _NAMES - 1:
-        return 1 + number
-    return xxh3_64_intdigest(b"%d" % number)
+def _names(ids: list[int], parts: int) -> list[int]:
+    """Return block numbers, which have 64 bits; ids that are hashes themselves may need more."""
+    if max(ids, default=0) < _NAMES // parts - 1:
+        runs = [range(1 + id_ * parts, 1 + id_ * parts + parts) for id_ in ids]
+        return list(chain.from_iterable(runs))
+    numbers = [id_ * parts + part for id_ in ids for part in range(parts)]
+    return [
+        1 + number if number < _NAMES - 1 else xxh3_64_intdigest(b"%d" % number)
+        for number in numbers
+    ]
 
 
 # -- OpenAI-style logs ---------------------------------------------------------------------------
