@@ -7,19 +7,17 @@ requests. `report.py` shows what comes out, `sweep.py` runs many.
 from __future__ import annotations
 
 import random
-import zipfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
-import numpy as np
 from msgspec.structs import replace
 
 from select_service.admission_types import AdmissionSettings
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
-from select_service.simulator.core.latency import AnalyticLatency, Latency, ProfileLatency
+from select_service.simulator.core.latency import AnalyticLatency, Latency
 from select_service.simulator.core.measures import Measures, measure
 from select_service.simulator.core.requests import Request
 from select_service.simulator.core.routers import (
@@ -32,6 +30,7 @@ from select_service.simulator.core.routers import (
 from select_service.simulator.core.settings import PoolSettings
 from select_service.simulator.core.worker import EngineSettings
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
+from select_service.simulator.profiles import read_profile
 from select_service.simulator.recordings import requests_of
 from select_service.simulator.traces import READERS, RECORDING, TraceWorkload, in_order
 from select_service.types import RouterConfig
@@ -172,37 +171,6 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             self.trace.check()
         for one in self.workloads:
             one.check()
-
-
-def read_profile(directory: Path) -> ProfileLatency:
-    """Read `selected_prefill_interpolation` and `selected_decode_interpolation`.
-
-    Raises:
-        OSError: a file is missing.
-        ValueError: an array is missing or does not fit.
-    """
-    arrays: list[dict[str, Any]] = []
-    for part in ("prefill", "decode"):
-        path = directory / f"selected_{part}_interpolation" / "raw_data.npz"
-        arrays.append(_read_arrays(path))
-    try:
-        return ProfileLatency(*arrays)
-    except KeyError as missing:
-        raise ValueError(f"{directory}: there is no array {missing}") from None
-
-
-def _read_arrays(path: Path) -> dict[str, list[float]]:
-    """Read numbers out of an NPZ, and nothing that could be more than numbers."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            found = {}
-            for name in archive.namelist():
-                with archive.open(name) as member:
-                    array = np.lib.format.read_array(member, allow_pickle=False)
-                found[name.removesuffix(".npy")] = array.ravel().tolist()
-            return found
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def _rng(settings: RunSettings, *names: object) -> random.Random:

@@ -11,7 +11,6 @@ import xml.etree.ElementTree as ET  # of our own writing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from select_service.simulator.cli import main
@@ -168,29 +167,6 @@ def test_a_broken_trace_is_told_by_its_line(
     path.write_text(path.read_text() + "\n{")
     assert main(["run", "--trace", str(path)]) == 1
     assert "line 4" in capsys.readouterr().err
-
-
-def test_engines_may_be_as_a_profile_measured_them(tmp_path: Path) -> None:
-    arrays: dict[str, dict[str, Any]] = {
-        "prefill": {"prefill_isl": [100, 4000], "prefill_ttft": [10.0, 400.0]},
-        "decode": {
-            "x_kv_usage": [0.1, 0.9],
-            "y_context_length": [1000, 1000],
-            "z_itl": [8.0, 20.0],
-            "max_kv_tokens": [100_000],
-        },
-    }
-    for part, columns in arrays.items():
-        folder = tmp_path / f"selected_{part}_interpolation"
-        folder.mkdir()
-        np.savez(folder / "raw_data.npz", **columns)
-    settings = RunSettings(
-        workloads=[WorkloadSettings(requests=60)], workers=2, block_size=64, policy="random"
-    )
-    engine = type(settings.engine)(profile=str(tmp_path))
-    measured = run(RunSettings(**{**as_dict(settings), "engine": engine}))
-    assert measured.ok == 60
-    assert 0.0079 <= measured.gap_s.p50 <= 0.0202, "bins are 2 % wide"
 
 
 def as_dict(settings: RunSettings) -> dict[str, Any]:
