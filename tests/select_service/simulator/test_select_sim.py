@@ -219,14 +219,15 @@ def test_who_was_not_answered_is_in_no_ceiling(tmp_path: Path) -> None:
     assert 0.2 < found.hit_share <= 1.0
 
 
-def test_an_empty_trace_has_nobody_without_an_answer(
+def test_a_run_that_answers_nobody_has_a_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace, report = tmp_path / "empty.jsonl", tmp_path / "report.html"
-    trace.write_text("")
-    assert main(["run", "--trace", str(trace), "--report", str(report)]) == 0
-    assert all(line.endswith(" 0.00") for line in capsys.readouterr().out.splitlines()[1:])
+    trace, report = trace_file(tmp_path, 3), tmp_path / "report.html"
+    argv = ["run", "--trace", str(trace), "--engine", "kv_tokens=1", "--report", str(report)]
+    assert main(argv) == 0
+    assert all(line.endswith(" 100.00") for line in capsys.readouterr().out.splitlines()[1:])
     assert "<svg" in report.read_text()
+    assert "nan" not in report.read_text()
 
 
 def test_a_result_is_replaced_whole_or_not_at_all(
