@@ -13,7 +13,7 @@ import zlib
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -48,7 +48,7 @@ from select_service.simulator.traces import (
 from select_service.types import RouterConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from select_service.simulator.core.requests import Workload
     from select_service.simulator.core.routers import Router
@@ -258,7 +258,7 @@ def _read(trace: Trace, block_size: int) -> Iterator[Request]:
     try:
         with Path(trace.path).open("rb") as file:
             is_packed = file.peek(2).startswith(b"\x1f\x8b")
-            lines: IO[bytes] = gzip.GzipFile(fileobj=file) if is_packed else file
+            lines: Iterable[bytes] = gzip.GzipFile(fileobj=file) if is_packed else file
             yield from in_order(reader(lines, block_size))
     except (BadTrace, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise BadTrace(f"{trace.path}: {error}") from None
