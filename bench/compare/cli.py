@@ -14,7 +14,7 @@ from bench.compare.regression import regressions
 from bench.compare.report import document, rows, table
 from bench.compare.results import NotAResult, Result, ResultRow, last, read
 from bench.compare.run import measure
-from bench.compare.servers import OURS, VARIANTS, contenders
+from bench.compare.servers import OURS, VARIANTS, InterpreterUnfit, contenders
 from bench.compare.suite import is_chosen, suite
 from bench.compare.targets import Verdict
 from bench.load.events import SubscriptionMissing
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         running = contenders(names)
         before = _before(args.compare_with)
-    except (PeerMissing, NotAResult) as error:
+    except (PeerMissing, InterpreterUnfit, NotAResult) as error:
         progress(f"bench: {error}")
         return 1
     where = provenance()
@@ -179,7 +179,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--contenders",
         default=f"{OURS},{VERSIONS[0]}",
-        help=f"variants of this service ({', '.join(VARIANTS)}) and versions of the peer"
+        help=f"variants of this service ({', '.join(VARIANTS)}; VARIANT@PYTHON: by another "
+        "interpreter of this version) and versions of the peer"
         f" ({', '.join(VERSIONS)}) (default: %(default)s)",
     )
     parser.add_argument(

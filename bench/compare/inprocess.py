@@ -70,10 +70,10 @@ class InProcess:
         """A process with a service in it that knows its workers."""
         del connections
         side = "ours" if is_ours(contender.name) else "peer"
-        path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
         environment = {**os.environ, **contender.environment}
         if side == "ours":
-            environment["PYTHONPATH"] = path
+            path = [str(_ROOT), environment.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         with (
             Publishers(self.workers, shared=True) as publishers,
             tempfile.TemporaryFile() as log,

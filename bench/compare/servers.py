@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-__all__ = ["OURS", "VARIANTS", "Contender", "RunningServer", "contenders", "is_ours"]
+__all__ = [
+    "OURS",
+    "VARIANTS",
+    "Contender",
+    "InterpreterUnfit",
+    "RunningServer",
+    "contenders",
+    "is_ours",
+    "variant_of",
+]
 
 OURS = "ours"
 NO_RING = "ours-no-ring"
@@ -33,6 +43,8 @@ VARIANTS: dict[str, dict[str, str]] = {
 records of its decisions."""
 _FLAGS = {NO_RING: ("--decision-ring", "0")}
 
+_ROOT = Path(__file__).resolve().parents[2]
+_INSTALLED = ("purelib", "platlib")
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0
 _HEALTH_POLL_S = 0.002  # how exactly `started_in_s` is known
@@ -51,29 +63,63 @@ class Contender:
     python: str = sys.executable
 
 
+class InterpreterUnfit(RuntimeError):
+    """Another interpreter was asked for and cannot run what is installed for this one."""
+
+
+def variant_of(name: str) -> str:
+    """Return the variant of this service a contender is, whichever interpreter runs it."""
+    return name.partition("@")[0]
+
+
 def is_ours(name: str) -> bool:
-    """Whether a contender is this service, in whatever variant."""
-    return name in VARIANTS
+    """Whether a contender is this service, in whatever variant, by whatever interpreter."""
+    return variant_of(name) in VARIANTS
 
 
 def contenders(names: Sequence[str], flags: Sequence[str] = ()) -> list[Contender]:
     """Ours by the name of the variant, the peer by its version.
 
     Args:
-        names: in the order of the report.
+        names: in the order of the report. `VARIANT@PATH` is ours by another interpreter, of the
+            same version and built otherwise; it runs what is installed for this one.
         flags: more of our own command line; the peer does not get them.
 
     Raises:
         PeerMissing: a version of the peer cannot be had.
+        InterpreterUnfit: another interpreter is not there, or of another version.
     """
     pythons = peer_pythons(tuple(name for name in names if not is_ours(name)))
-    ours = (sys.executable, "-m", "select_service", "--host", "127.0.0.1", *flags)
     return [
-        Contender(name, (*ours, *_FLAGS.get(name, ())), VARIANTS[name])
+        _ours(name, flags)
         if is_ours(name)
         else Contender(name, command(pythons[name]), python=str(pythons[name]))
         for name in names
     ]
+
+
+def _ours(name: str, flags: Sequence[str]) -> Contender:
+    variant, _, python = name.partition("@")
+    environment = dict(VARIANTS[variant])
+    if python:
+        environment["PYTHONPATH"] = _path_for(python)
+    python = python or sys.executable
+    words = (python, "-m", "select_service", "--host", "127.0.0.1", *flags)
+    return Contender(name, (*words, *_FLAGS.get(variant, ())), environment, python)
+
+
+def _path_for(python: str) -> str:
+    """Return where another interpreter finds the sources and what they need."""
+    path = os.pathsep.join([str(_ROOT), *dict.fromkeys(map(sysconfig.get_path, _INSTALLED))])
+    asked = [python, "-c", "import sysconfig; print(sysconfig.get_config_var('SOABI'))"]
+    try:
+        found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise InterpreterUnfit(f"{python}: {error}") from None
+    expected = sysconfig.get_config_var("SOABI")
+    if found != expected:
+        raise InterpreterUnfit(f"{python} loads modules of {found}, installed are {expected}")
+    return path
 
 
 class RunningServer:

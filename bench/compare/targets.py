@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from bench.compare.servers import variant_of
+
 __all__ = ["NOISE", "PURE_TARGETS", "TARGETS", "Verdict", "target_of", "verdict"]
 
 NOISE = 1.08
@@ -58,7 +60,7 @@ PURE_TARGETS = {
 
 def target_of(row: str, contender: str) -> float | None:
     """Return the target of a row for one variant of this service; None if it has none."""
-    return (PURE_TARGETS if contender == "ours-pure" else TARGETS).get(row)
+    return (PURE_TARGETS if variant_of(contender) == "ours-pure" else TARGETS).get(row)
 
 
 class Verdict(StrEnum):

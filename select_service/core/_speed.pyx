@@ -15,10 +15,12 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
+from msgspec import UNSET
+
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 11  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 12  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -459,6 +461,8 @@ cdef class RecordRing:
     cdef Members _tickets
     cdef Members _prompts
     cdef Members _requests
+    cdef Members _placements
+    cdef Members _lookouts
     cdef long long _bytes_max
     cdef readonly long long bytes
     cdef readonly long long next
@@ -471,7 +475,9 @@ cdef class RecordRing:
             "prompt", "request", "since", "reservation_id", "asked", "said"
         )
         self._prompts = Members("block_hashes", "blocks", "isl_tokens")
-        self._requests = Members("selection_id", "explain")
+        self._requests = Members("selection_id", "explain", "routing_constraints")
+        self._placements = Members("seen", "slot", "weights")
+        self._lookouts = Members("until", "everyone", "told")
         if self._count_max:
             self._entries = <Entry *>calloc(self._count_max, sizeof(Entry))
             if self._entries == NULL:
@@ -487,17 +493,42 @@ cdef class RecordRing:
     def __len__(self):
         return self._count
 
-    def keep(self, list noted not None):
-        """Keep records of decisions, let the oldest go; return the last if it is to be told."""
-        record = None
-        for one in noted:
-            (ticket, seen, rows, slot, now, odds, cache_hit, weights, lookout, more) = <tuple>one
-            record = self._keep(
-                ticket, seen, rows, slot, now, odds, cache_hit, weights, lookout, more
-            )
-        return record
+    def keep(
+        self, ticket, tuple seen not None, rows, Py_ssize_t slot, double now, odds, cache_hit,
+        weights, lookout, Py_ssize_t more,
+    ):
+        """Keep the record of a decision, let the oldest go; return it if it is to be told."""
+        return self._keep(
+            ticket, seen, rows, slot, now, odds, cache_hit, weights, lookout, more
+        )
 
-    cdef tuple _keep(
+    def keep_usual(self, ticket, placement, rows, double now, cache_hit, lookout):
+        """Keep the record of a decision with nothing unusual about it; False: it has something."""
+        cdef const Kind *kind = self._lookouts.of(lookout)
+        if (
+            now >= <double>self._lookouts.get(lookout, kind, 0)
+            or rows is not self._lookouts.get(lookout, kind, 1)
+        ):
+            return False
+        told = self._lookouts.get(lookout, kind, 2)
+        request = self._tickets.get(ticket, self._tickets.of(ticket), 1)
+        kind = self._requests.of(request)
+        if (
+            self._requests.get(request, kind, 1)
+            or self._requests.get(request, kind, 2) is not UNSET
+        ):
+            return False
+        kind = self._placements.of(placement)
+        seen = self._placements.get(placement, kind, 0)
+        if seen is None:
+            return False
+        self._keep(
+            ticket, <tuple?>seen, rows, self._placements.get(placement, kind, 1), now, None,
+            cache_hit, self._placements.get(placement, kind, 2), told, 0
+        )
+        return True
+
+    cdef _keep(
         self, ticket, tuple seen, rows, Py_ssize_t slot, double now, odds, cache_hit, weights,
         lookout, Py_ssize_t more,
     ):
@@ -512,7 +543,7 @@ cdef class RecordRing:
         cdef uint64_t isl_tokens = self._prompts.get(prompt, kind, 2)
         kind = self._requests.of(request)
         cdef str selection_id = self._requests.get(request, kind, 0)
-        cdef bint told = bool(self._requests.get(request, kind, 1))
+        cdef bint is_told = bool(self._requests.get(request, kind, 1))
         cdef bytes columns = <bytes?>seen[0]
         cdef bytes trust = <bytes?>seen[3] if seen[3] is not None else None
         cdef Py_ssize_t width = PyBytes_GET_SIZE(columns)
@@ -550,7 +581,7 @@ cdef class RecordRing:
         entry.at, entry.since = now, since
         entry.blocks, entry.isl_tokens, entry.slot = blocks, isl_tokens, slot
         record = None
-        if told:
+        if is_told:
             hashes = block_hashes[:HASH_BYTES_MAX]
             record = _tuple_of(&entry, self.next, hashes)
         if self._count_max:

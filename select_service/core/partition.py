@@ -29,7 +29,7 @@ from select_service.core.trust.factors import Trust
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 from select_service.types import Overlap, SelectPairRequest, TrustSettings
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 11):
+if not TYPE_CHECKING and usable("select_service.core._speed", 12):
     from select_service.core._speed import Pricer
 else:
     from select_service.core.pricing.plain_pricer import Pricer

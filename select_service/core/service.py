@@ -336,7 +336,6 @@ class SelectionCore:
         effects.trusted += self.trusting.take_news()
         effects.reread += self.trusting.take_rereads()
         self.admitting.reports.age(now, self.admitting.settings.load_report_stale_s)
-        self.decisions.write()
         self.refuse_late(now, effects)
         self.slimming.go_on()
         return more, effects

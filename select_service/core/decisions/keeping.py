@@ -1,7 +1,7 @@
 """The last decisions, for who asks why: a ring bounded by count and by bytes, found by id.
 
-A selection notes what decided it; of some at once records are made: a row of references and a copy
-of the prompt's hashes each, and one of the load columns when a load has changed. What an answer
+A record is a row of references and a copy of the prompt's hashes, and one of the load columns when
+a load has changed. What an answer
 about it costs is paid by who asks (`explaining.py`). `placing.py` leaves what it decides here.
 """
 
@@ -24,7 +24,7 @@ from select_service.decision_types import DecisionRefusal
 from select_service.errors import AdmissionRefused
 from select_service.types import SelectPairRequest
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 11):
+if not TYPE_CHECKING and usable("select_service.core._speed", 12):
     from select_service.core._speed import RecordRing
 else:
     from select_service.core.decisions.plain_record_ring import RecordRing
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from indexer.types import Scope, WorkerRank
     from select_service.core.admission.queue import Ticket
     from select_service.core.columns import Rows
-    from select_service.core.decisions.record import Noted, Seen
+    from select_service.core.decisions.record import Seen
     from select_service.core.fleet.catalog import Catalog
     from select_service.core.partition import Partition
     from select_service.core.pricing.scoring import Weights
@@ -50,10 +50,6 @@ a client repeats within seconds, and explains by hand."""
 
 EXPLAINED_BYTES_MAX: Final = 4 << 20
 """What they may take together: a client may name a booking by a megabyte."""
-
-NOTED_MAX: Final = 32
-"""Decisions noted until records are made of them, for which code and memory come from afar: for
-thirty-two at once that takes less time. What reads the ring has them made, and every tick."""
 
 _CHAR_BYTES: Final = 4  # of a text that is not all ASCII, at most
 _ODDS_BYTES: Final = 512
@@ -96,12 +92,13 @@ class Decisions:
         self._bytes_max = bytes_max
         self._first = first
         self._ring = RecordRing(count_max, bytes_max, first)
-        self._noted: list[Noted] = []
+        self.keep_usual = self._ring.keep_usual
+        """What nothing is unusual about goes there at once; see there."""
         self._explained: dict[str, Record] = {}
         self._explained_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._written)
+        return len(self._ring)
 
     @property
     def is_wanted(self) -> bool:
@@ -111,12 +108,12 @@ class Decisions:
     @property
     def bytes(self) -> int:
         """What the records take together."""
-        return self._written.bytes
+        return self._ring.bytes
 
     @property
     def evicted(self) -> int:
         """Records that had to go for others."""
-        ring = self._written
+        ring = self._ring
         return ring.next - self._first - len(ring)
 
     # -- what happened --------------------------------------------------------------------------
@@ -158,26 +155,9 @@ class Decisions:
             more += lookout.size
         if weights is None:
             weights = ticket.weights
-        noted, told = self._noted, lookout.told
-        noted.append((ticket, seen, rows, slot, now, odds, cache_hit, weights, told, more))
-        if len(noted) < NOTED_MAX and not ticket.request.explain:
-            return None
-        return self.write()
-
-    def write(self) -> Record | None:
-        """Make records of what was noted; return the last if it is to be told.
-
-        Called every so often, too: what is noted holds its whole partition, records hold nothing.
-        """
-        noted, self._noted = self._noted, []
-        return self._ring.keep(noted)
-
-    @property
-    def _written(self) -> RecordRing:
-        """The ring with all records there are."""
-        if self._noted:
-            self.write()
-        return self._ring
+        return self._ring.keep(
+            ticket, seen, rows, slot, now, odds, cache_hit, weights, lookout.told, more
+        )
 
     def note_explained(self, ticket: Ticket, record: Record) -> None:
         """Keep a record that was told with its booking, for who repeats that."""
@@ -251,7 +231,7 @@ class Decisions:
             aliases: names that mean the same.
         """
         names = aliases | {name}
-        ring = self._written
+        ring = self._ring
         for number in ring.numbers_of(names):
             kept = ring.numbered(number)
             if kept is not None and is_of(found := Record._make(kept), tenants):
@@ -266,7 +246,7 @@ class Decisions:
         digits = name.removeprefix(PREFIX)
         if name == digits or not digits.isdecimal() or len(digits) > _DIGITS_MAX:
             return None
-        return self._written.numbered(int(digits))
+        return self._ring.numbered(int(digits))
 
     def explained(self, name: str) -> Record | None:
         """Return the record behind a booking that is repeated."""
@@ -275,7 +255,7 @@ class Decisions:
 
     def newest_first(self) -> Iterator[Record]:
         """Yield the records there are now, whatever comes meanwhile; but not what goes for it."""
-        ring = self._written
+        ring = self._ring
         newest, count = ring.next - 1, len(ring)
         for number in range(newest, newest - count, -1):
             record = ring.numbered(number)
@@ -296,9 +276,9 @@ class Decisions:
         assert self._explained_bytes == sum(map(_whole_size, self._explained.values()))
         assert self._explained_bytes <= EXPLAINED_BYTES_MAX
         numbers = [one.number for one in records]
-        following = self._written.next
+        following = self._ring.next
         assert numbers == [*range(following - 1, following - 1 - len(numbers), -1)]
-        assert all(self._written.numbered(one.number) == one for one in records)
+        assert all(self._ring.numbered(one.number) == one for one in records)
 
 
 PREFIX: Final = "decision-"

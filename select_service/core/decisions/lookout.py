@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indexer.core.stream import EventStream
+    from select_service.core.columns import Rows
     from select_service.core.fleet.catalog import Catalog, Worker
     from select_service.core.partition import Partition
 
@@ -53,13 +54,14 @@ class Lookout:
 
     Attributes:
         until: what was written down holds until then.
+        everyone: the rows of all who could be chosen then.
         told: the seating; by seat, states of streams, and wall times as doubles.
         size: bytes of it that are new: the first record that has them is charged with them.
     """
 
     __slots__ = (
-        *("_catalog", "_noted", "_open", "_partition", "_parts", "_stream_of", "size", "told"),
-        "until",
+        *("_catalog", "_noted", "_open", "_partition", "_parts", "_stream_of"),
+        *("everyone", "size", "told", "until"),
     )
 
     def __init__(
@@ -76,6 +78,7 @@ class Lookout:
         self._noted = {worker.worker_id for worker in catalog if worker.scope == partition.scope}
         self._noted.update(partition.seating.workers)
         self.told = Seating(partition.scope, partition.index.block_size, (), ()), b"", b""
+        self.everyone: Rows = partition.seating.everyone
         self.size = 0
         self.until = -inf
 
@@ -100,6 +103,7 @@ class Lookout:
             nan if one is None or (stamp := one.last_batch_ts) is None else stamp for one in streams
         ]
         self.told = seating, states, array("d", stamps).tobytes()
+        self.everyone = self._partition.seating.everyone
         self.size += 9 * len(states)
         self.until = now + STREAMS_S
 

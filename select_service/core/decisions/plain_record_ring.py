@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from msgspec import UNSET
+
 from select_service.core.decisions.record import (
     HASH_BYTES_KEPT,
     RESERVATION_ID,
@@ -18,7 +20,13 @@ from select_service.core.decisions.record import (
 )
 
 if TYPE_CHECKING:
-    from select_service.core.decisions.record import Noted, Record
+    from select_service.core.admission.queue import Ticket
+    from select_service.core.columns import Rows
+    from select_service.core.decisions.lookout import Lookout
+    from select_service.core.decisions.record import Look, Odds, Record, Seen
+    from select_service.core.pricing.placement import Placement
+    from select_service.core.pricing.scoring import Weights
+    from select_service.types import CacheHit
 
 __all__ = ["RecordRing"]
 
@@ -58,15 +66,20 @@ class RecordRing:
     def __len__(self) -> int:
         return len(self._ring)
 
-    def keep(self, noted: list[Noted]) -> Record | None:
-        """Keep records of decisions, let the oldest go; return the last if it is to be told."""
-        record = None
-        for one in noted:
-            record = self._keep(one)
-        return record
-
-    def _keep(self, noted: Noted) -> Record | None:
-        ticket, seen, rows, slot, now, odds, cache_hit, weights, lookout, more = noted
+    def keep(  # noqa: PLR0917 - in one call, by place: all pay for it
+        self,
+        ticket: Ticket,
+        seen: Seen,
+        rows: Rows | None,
+        slot: int,
+        now: float,
+        odds: Odds | None,
+        cache_hit: CacheHit | None,
+        weights: Weights,
+        lookout: Look,
+        more: int,
+    ) -> Record | None:
+        """Keep the record of a decision, let the oldest go; return it if it is to be told."""
         prompt, request, ask = ticket.prompt, ticket.request, ticket.asked
         block_hashes, selection_id = prompt.block_hashes, request.selection_id
         reservation_id = ticket.reservation_id
@@ -98,6 +111,33 @@ class RecordRing:
         if self._count_max:
             self._add(record, size, columns)
         return record if request.explain else None
+
+    def keep_usual(
+        self,
+        ticket: Ticket,
+        placement: Placement,
+        rows: Rows,
+        now: float,
+        cache_hit: CacheHit | None,
+        lookout: Lookout,
+    ) -> bool:
+        """Keep the record of a decision with nothing unusual about it; False: it has something.
+
+        Unusual are a choice among some, wishes, who wants it told, and what was written down of
+        the fleet too long ago.
+        """
+        request, seen = ticket.request, placement.seen
+        if (
+            now >= lookout.until
+            or rows is not lookout.everyone
+            or request.explain
+            or request.routing_constraints is not UNSET
+            or seen is None
+        ):
+            return False
+        slot, weights = placement.slot, placement.weights
+        self.keep(ticket, seen, rows, slot, now, None, cache_hit, weights, lookout.told, 0)
+        return True
 
     def _add(self, record: Record, size: int, columns: bytes) -> None:
         ring = self._ring

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from indexer.types import PackedHashes, Scope
     from select_service.core.admission.asks import Ask
     from select_service.core.admission.gate import Decision as GateDecision
-    from select_service.core.admission.queue import Ticket
     from select_service.core.columns import Rows, Slots
     from select_service.core.fleet.roles import Legs, Roles
     from select_service.core.pricing.pairing import Plan
@@ -111,6 +110,11 @@ class Odds(Struct, gc=False):
     shadow: Sighting | None = None  # what other weights would have chosen, if it was scored
 
 
+Look: TypeAlias = "tuple[Seating, bytes, bytes]"
+"""Who sat where; by seat, states of event streams, and wall times of their last batches as
+doubles."""
+
+
 class Record(NamedTuple):
     """One decision. The ring makes and holds plain tuples of these members, in a third of the time.
 
@@ -120,7 +124,7 @@ class Record(NamedTuple):
     number: int
     at: float  # monotonic seconds
     since: float  # when it began to wait; below 0: it did not
-    lookout: tuple[Seating, bytes, bytes]  # by seat: states of streams, and wall times as doubles
+    lookout: Look
     rows: Rows | None  # who could be chosen; None: it did not come to that
     seen: Seen
     block_hashes: PackedHashes  # the first HASHES_KEPT
@@ -141,14 +145,6 @@ class Record(NamedTuple):
         """Who sat where."""
         return self.lookout[0]
 
-
-Noted: TypeAlias = (
-    "tuple[Ticket, Seen, Rows | None, int, float, Odds | None, CacheHit | None, Weights, "
-    "tuple[Seating, bytes, bytes], int]"
-)
-"""What a record is made from: the request, whose `explain` says whether it is to be told; `seen`,
-`rows`, `slot`, `at`, `odds`, `cache_hit`, `weights`, `lookout` as in `Record`; and bytes it takes
-beyond what its other members tell."""
 
 SELECTION_ID: Final = 11
 RESERVATION_ID: Final = 12

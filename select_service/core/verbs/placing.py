@@ -60,6 +60,7 @@ class Placing:
         self._cache_hits = cache_hits
         self._matchmaker = matchmaker
         self.decisions = decisions
+        self._keep_usual = decisions.keep_usual
         self._counters = counters
         self._rng = rng
         self._trace_decisions = trace_decisions
@@ -125,7 +126,12 @@ class Placing:
                 answer.needs_prefill = True
         if ticket.reservation_id is not None:
             effects = self._book(ticket, placement, answer, now, effects)
-        if placement.seen is not None:
+        lookout = partition.lookout
+        if placement.seen is not None and (
+            lookout is None
+            or sighting is not None
+            or not self._keep_usual(ticket, placement, rows, now, hit, lookout)
+        ):
             odds = None
             if sighting is not None:
                 odds = odds_of(ticket)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
+from pathlib import Path
 
 import pytest
 
-from bench.compare.servers import Contender, RunningServer
+from bench.compare.servers import Contender, InterpreterUnfit, RunningServer, contenders, is_ours
+from bench.compare.targets import target_of
 
 # Serves nothing but /health, and says there whether it may keep bytecode.
 SERVER = """
@@ -27,3 +30,29 @@ def test_bytecode_is_kept_as_where_a_package_is_installed(monkeypatch: pytest.Mo
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     with RunningServer(Contender("one", (sys.executable, "-c", SERVER))) as server:
         assert server.started_in_s > 0.0
+
+
+def test_ours_is_run_by_another_interpreter_with_what_is_installed_for_this_one() -> None:
+    python = Path(sys.base_prefix) / "bin" / "python{}.{}".format(*sys.version_info)
+    name = f"ours-pure@{python}"
+    (one,) = contenders([name])
+    assert (one.name, one.python) == (name, str(python))
+    assert one.environment["SELECT_SERVICE_PURE"] == "1"
+    with RunningServer(one) as server:
+        assert server.started_in_s > 0.0
+    assert is_ours(name)
+    assert target_of("W2 select, 60-95% overlap, isl 2048", name) == 1.0
+    assert target_of("W2 select, 60-95% overlap, isl 2048", f"ours@{python}") == 0.8
+
+
+def test_another_interpreter_is_of_this_version(tmp_path: Path) -> None:
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\necho cpython-399\n")
+    other.chmod(0o700)
+    installed = sysconfig.get_config_var("SOABI")
+    with pytest.raises(
+        InterpreterUnfit, match=f"modules of cpython-399, installed are {installed}"
+    ):
+        contenders([f"ours@{other}"])
+    with pytest.raises(InterpreterUnfit, match="nowhere"):
+        contenders([f"ours@{tmp_path}/nowhere"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 from typing import Any
 
 import msgspec
@@ -35,7 +36,7 @@ from select_service.types import (
     SelectRequest,
 )
 from tests.effort import examples
-from tests.select_service.core.whole_fleet import Fleet
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
 QUIET = RouterConfig(use_kv_events=False)
 
@@ -144,16 +145,15 @@ Ring.TestCase.settings = hypothesis_settings(
 TestRing = Ring.TestCase
 
 
-def test_what_was_noted_lets_go_of_its_partition_with_the_next_tick() -> None:
+def test_a_record_holds_nothing_of_its_partition() -> None:
     fleet = fleet_of(ring=8)
-    core = fleet.core
-    packed = pack_u64([1, 2])
-    asked = SelectRequest(block_hashes=packed, sequence_hashes=packed, isl_tokens=32)
-    core.select(asked, fleet.now)
-    assert len(core.decisions._noted) == 1
-    core.tick(fleet.now)
-    assert not core.decisions._noted
-    assert core.decisions._ring.next == 2
+    fleet.select(1, 2)  # who sits where is written down for the first
+    partition = fleet.core.partitions[DEFAULT]
+    held = sys.getrefcount(partition)
+    for _ in range(4):
+        fleet.select(1, 2)
+    assert len(fleet.core.decisions) == 5
+    assert sys.getrefcount(partition) == held
 
 
 def test_bytes_bound_what_counts_does_not() -> None:

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from select_service.core.admission.asks import Ask
 from select_service.core.admission.queue import Ticket
 from select_service.core.decisions import plain_record_ring
 from select_service.core.decisions.record import Record
+from select_service.core.pricing.placement import Placement
 from select_service.core.pricing.prompt import Prompt
-from select_service.types import SelectRequest
+from select_service.types import Overlap, RoutingConstraints, SelectRequest
 from tests.effort import examples
 from tests.indexer.kernels import twins
 
@@ -46,11 +48,11 @@ members = st.fixed_dictionaries(
 )
 
 
-def ticket_of(one: dict[str, Any], is_told: bool) -> Any:
+def ticket_of(one: dict[str, Any], is_told: bool, wishes: Any = UNSET) -> Any:
     """A request and its ticket; of kinds that are read where they lie, and of those not."""
     prompt = Prompt(one["hashes"], None, 48)
     names = {"reservation_id": one["reservation_id"], "asked": one["ask"], "said": "said"}
-    asked = {"selection_id": one["selection_id"], "explain": is_told}
+    asked = {"selection_id": one["selection_id"], "explain": is_told, "routing_constraints": wishes}
     if one["more"] % 2:
         known = SimpleNamespace(**asked)
         return SimpleNamespace(prompt=prompt, request=known, since=-1.0, **names)
@@ -98,13 +100,11 @@ def test_the_last_are_kept_as_far_as_they_fit(
     for at, one in enumerate(steps):
         seen = one["columns"], one["matched"], one["shared"], one["trust"]
         facts = seen, None, at, float(at), None, one["cache_hit"], "weights", "told", one["more"]
-        record = Record._make(
-            twin.RecordRing(0, 0, ring.next).keep([(ticket_of(one, True), *facts)])
-        )
+        record = Record._make(twin.RecordRing(0, 0, ring.next).keep(ticket_of(one, True), *facts))
         if one["is_told"] or not is_on:
-            assert ring.keep([(ticket_of(one, True), *facts)]) == record
+            assert ring.keep(ticket_of(one, True), *facts) == record
         else:
-            assert ring.keep([(ticket_of(one, False), *facts)]) is None
+            assert ring.keep(ticket_of(one, False), *facts) is None
         assert record.number == 7 + (at if is_on else 0)
         assert (record.at, record.slot, record.seen) == (float(at), at, seen)
         assert record.size == size_of(one)
@@ -124,11 +124,47 @@ def test_the_last_are_kept_as_far_as_they_fit(
         assert ring.numbers_of(frozenset({name, "nobody's name that is so long"})) == found
 
 
+@EITHER
+@settings(max_examples=examples(60))
+@given(
+    one=members,
+    until=st.sampled_from([4.0, 5.0, 6.0]),
+    is_everyone=st.booleans(),
+    is_free=st.booleans(),
+    is_seen=st.booleans(),
+)
+def test_what_is_usual_is_kept_as_anything_else(
+    twin: ModuleType,
+    one: dict[str, Any],
+    until: float,
+    is_everyone: bool,
+    is_free: bool,
+    is_seen: bool,
+) -> None:
+    seen = (one["columns"], one["matched"], one["shared"], one["trust"]) if is_seen else None
+    rows, told = slice(0, 3), "told"
+    ticket = ticket_of(one, one["is_told"], UNSET if is_free else RoutingConstraints())
+    placement: Any = SimpleNamespace(seen=seen, slot=2, weights="weights")
+    if one["more"] % 3:
+        zero = Overlap(0, 0, {}, 0, 0)
+        placement = Placement(None, 0, 2, 1.0, zero, 0, 0, 0, 0, 0, "weights", seen)  # type: ignore[arg-type]
+    lookout = SimpleNamespace(until=until, everyone=rows if is_everyone else slice(0, 3), told=told)
+    ring, other = twin.RecordRing(3, 1 << 20, 7), twin.RecordRing(3, 1 << 20, 7)
+    kept = ring.keep_usual(ticket, placement, rows, 5.0, one["cache_hit"], lookout)
+    is_usual = until > 5.0 and is_everyone and is_free and is_seen and not one["is_told"]
+    assert kept is is_usual
+    assert len(ring) == kept
+    if kept:
+        other.keep(ticket, seen, rows, 2, 5.0, None, one["cache_hit"], "weights", told, 0)
+        assert ring.numbered(7) == other.numbered(7)
+        assert ring.bytes == other.bytes
+
+
 def keep(ring: Any, hashes: bytes, more: int = 0) -> None:
     seen = COLUMNS[0], None, None, None
     one = {"hashes": hashes, "reservation_id": None, "selection_id": None, "ask": None, "more": 0}
     ticket = ticket_of(one, False)
-    ring.keep([(ticket, seen, None, 0, 0.0, None, None, "weights", "told", more)])
+    ring.keep(ticket, seen, None, 0, 0.0, None, None, "weights", "told", more)
 
 
 @EITHER
@@ -158,7 +194,7 @@ def test_what_a_record_refers_to_ends_with_it(twin: ModuleType) -> None:
     for _ in range(1000):
         ticket = ticket_of(asked | {"more": 0}, False)
         what = columns, None, [(1, told)], None
-        ring.keep([(ticket, what, told, 0, 0.0, told, told, told, told, 0)])
+        ring.keep(ticket, what, told, 0, 0.0, told, told, told, told, 0)
         del what
     assert ring.numbered(999) is not None
     assert sys.getrefcount(told) > before[1]
