@@ -1,4 +1,5 @@
 from collections.abc import Collection
+from typing import Any
 
 ABI: int
 
@@ -11,7 +12,8 @@ class Scanner:
         hashes: Collection[bytes],
         tokens: Collection[bytes],
         shown: bytes | None = None,
+        made: object = None,
+        texts: Collection[bytes] = (),
+        wholes: Collection[bytes] = (),
     ) -> None: ...
-    def scan(
-        self, body: bytes
-    ) -> tuple[bytes, bool, list[tuple[str, bytes]], bytes | None] | None: ...
+    def scan(self, body: bytes, small_bytes: int = 0) -> Any: ...

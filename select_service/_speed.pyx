@@ -2,12 +2,18 @@
 """Reads the long arrays of a JSON body without making a Python integer of every number.
 
 Optional: without it `edge/codec/json_codec.py` lets msgspec read the arrays and packs them after, with
-the same result; that is its plain twin. Whatever is unusual is left to it, and every refusal.
+the same result; that is its plain twin. Whatever is unusual is left to it, and every refusal. Where
+all else in a body are short texts and a length, the whole request is made here.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint64_t
+from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.string cimport memchr, memcmp, memcpy
+
+from select_service._layout cimport Layout, put
+
+from select_service._layout import layout_of
 
 cdef extern from "_body.h" nogil:
     ctypedef const uint8_t *Text
@@ -19,7 +25,7 @@ cdef extern from "_body.h" nogil:
     Text read_hashes(Text at, Text end, size_t count, uint8_t *out, int *others)
     Text read_tokens(Text at, Text end, size_t count, uint8_t *out)
 
-ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     NAMES_MAX = 64  # bits of `seen`
@@ -29,6 +35,13 @@ cdef enum:
     DIGITS_MAX = 19  # and a sign, and a comma
     TOKEN = 4
     SHOWN_MAX = 65536  # bytes: longer ones are not kept for an answer
+    SIMPLE_MAX = 8  # members that are no arrays, of a request that is made here
+    WHOLE_DIGITS_MAX = 18  # fits 64 bits, whatever the digits are
+
+cdef enum:  # what a member holds, if its request can be made here
+    ANYTHING
+    TEXT
+    WHOLE
 
 
 cdef struct Name:
@@ -36,6 +49,14 @@ cdef struct Name:
     Py_ssize_t length
     int number  # -1: nobody's place
     int width  # bytes of a number, of an array that is to be packed; else 0
+    int holds
+    int place  # in the layout, of an array or what holds something
+
+
+cdef struct Simple:
+    Name *name
+    Text start
+    Text end
 
 
 cdef inline unsigned int place_of(const uint8_t *text, Py_ssize_t length) noexcept nogil:
@@ -52,8 +73,10 @@ cdef class Scanner:
     cdef object _names  # keeps the texts alive
     cdef list _attributes
     cdef int _shown  # number of the one whose text is wanted, -1: none's
+    cdef object _made  # holds the first request
+    cdef Layout _requests, _mades  # None: none is made here
 
-    def __init__(self, names, hashes, tokens, shown=None):
+    def __init__(self, names, hashes, tokens, shown=None, made=None, texts=(), wholes=()):
         """Prepare the table.
 
         Args:
@@ -61,6 +84,10 @@ cdef class Scanner:
             hashes: of those, which hold 64-bit hashes.
             tokens: of those, which hold 32-bit tokens.
             shown: of the hashes, those whose text is wanted, too.
+            made: a struct with a request of all defaults as `request`; like it will be those that
+                are made here. None: none is.
+            texts: of the names, those that hold short texts.
+            wholes: those that hold numbers from 0 to 2^64-1.
         """
         self._names = tuple(names)
         self._shown = self._names.index(shown) if shown is not None else -1
@@ -82,6 +109,14 @@ cdef class Scanner:
             self._table[place].width = (
                 HASH if name in hashes else TOKEN if name in tokens else 0
             )
+            self._table[place].holds = (
+                TEXT if name in texts else WHOLE if name in wholes else ANYTHING
+            )
+            self._table[place].place = i
+        self._made, self._requests, self._mades = made, None, None
+        if made is not None:
+            self._requests = layout_of(made.request, self._attributes)
+            self._mades = layout_of(made, ("request",))
 
     cdef Name *_find(self, const uint8_t *text, Py_ssize_t length) noexcept:
         cdef unsigned int place = place_of(text, length)
@@ -93,11 +128,16 @@ cdef class Scanner:
             name = &self._table[place]
         return NULL
 
-    def scan(self, bytes body not None):
+    def scan(self, bytes body not None, Py_ssize_t small_bytes=0):
         """Take the long arrays out of a body.
 
+        Args:
+            body: as it came.
+            small_bytes: if the rest is no longer, the request may be made here.
+
         Returns:
-            None when the body is unusual or wrong, else (skeleton, plain, arrays, text): the same
+            None when the body is unusual or wrong. The request, like `made`, if it can be made
+            here. Else (skeleton, plain, arrays, text): the same
             JSON with `[]` in place of the arrays; whether all its names are known, none comes twice
             and there are no other objects inside; (name, packed little-endian numbers) of the
             arrays; the one that is `shown` if `signed_json` would write it just so, else None.
@@ -108,7 +148,11 @@ cdef class Scanner:
         cdef Text text
         cdef Text cuts[2 * ARRAYS_MAX]  # first byte behind `[`, and the `]`
         cdef uint64_t seen = 0
-        cdef int objects = 0, plain = 1, cut = 0, others
+        cdef Simple simple[SIMPLE_MAX]
+        cdef Py_ssize_t rest = PyBytes_GET_SIZE(body)  # without the arrays
+        cdef int objects = 0, plain = 1, cut = 0, others, simples = 0
+        cdef int is_simple = self._requests is not None
+        cdef int places[ARRAYS_MAX]
         cdef Name *name
         cdef bytes packed, shown = None
         cdef list arrays = []
@@ -146,12 +190,20 @@ cdef class Scanner:
                     shown = None
                     if not others and at - cuts[cut] < SHOWN_MAX:
                         shown = (<const char *>cuts[cut])[-1 : at - cuts[cut]]
+                rest -= cuts[cut + 1] - cuts[cut]
+                places[cut // 2] = name.place
                 cut += 2
                 arrays.append((self._attributes[name.number], packed))
             else:
+                text = at
                 at = skip_value(at, end, &objects)
                 if at == NULL:
                     return None
+                if name != NULL and name.holds and simples < SIMPLE_MAX:
+                    simple[simples] = Simple(name, text, at)
+                    simples += 1
+                else:
+                    is_simple = 0
             at = skip_blanks(at, end)
             if at >= end:
                 return None
@@ -162,7 +214,56 @@ cdef class Scanner:
             at = skip_blanks(at + 1, end)
         if skip_blanks(at + 1, end) != end:
             return None
+        if is_simple and plain and not objects and rest <= small_bytes:
+            made = self._make(simple, simples, places, arrays)
+            if made is not None:
+                return made
         return _without(body, cuts, cut), plain and not objects, arrays, shown
+
+    cdef object _make(self, const Simple *simple, int simples, const int *places, list arrays):
+        """Return the request with these members; None if one is not what it holds as a rule."""
+        cdef Layout requests = self._requests
+        cdef int at
+        request = requests.copy_of(requests.first)
+        for at in range(simples):
+            if simple[at].name.holds == TEXT:
+                value = _text(simple[at].start, simple[at].end)
+            else:
+                value = _whole(simple[at].start, simple[at].end)
+            if value is None:
+                return None
+            put(requests, request, simple[at].name.place, value)
+        for at in range(len(arrays)):
+            put(requests, request, places[at], <object>(<tuple>arrays[at])[1])
+        made = self._mades.copy_of(self._made)
+        put(self._mades, made, 0, request)
+        return made
+
+
+cdef str _text(Text start, Text end):
+    """Return a string of JSON if it says what stands there; None: it has to be looked at."""
+    cdef Text at = start + 1
+    if end - start < 2 or start[0] != c'"':
+        return None
+    while at < end - 1:
+        if not c" " <= at[0] < 127 or at[0] == c"\\":
+            return None
+        at += 1
+    return PyUnicode_DecodeASCII(<const char *>start + 1, end - start - 2, NULL)
+
+
+cdef object _whole(Text start, Text end):
+    """Return a whole number from 0 on; None: it is another, or very large."""
+    cdef uint64_t value = 0
+    cdef Text at = start
+    if not 0 < end - start <= WHOLE_DIGITS_MAX or (start[0] == c"0" and end - start > 1):
+        return None
+    while at < end:
+        if not c"0" <= at[0] <= c"9":
+            return None
+        value = value * 10 + (at[0] - c"0")
+        at += 1
+    return value
 
 
 cdef bytes _read_array(Text *at, Text end, int width, int *others):

@@ -9,9 +9,11 @@ same bursts when the hours before were learnt (`--load-predictor-warmup-trace`).
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import statistics
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -72,13 +74,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     turns: float
 
 
-def run(task: Task) -> Done:
+def run(task: Task, surrounding: ReplaySettings = SETTINGS) -> Done:
     profile = read_profile(PROFILE)
     requests = traffic(SHAPES[task.shape](task.seed), HOUR_S, task.seed)
-    settings = replace_settings(task)
+    settings = settings_of(task, surrounding)
     compatible = task.policy == "compatible"
     tuning = PredictorSettings(
-        name="kalman" if compatible else "auto", interval_s=60.0, compatible=compatible
+        name="kalman" if compatible else "auto",
+        interval_s=settings.interval_s,
+        compatible=compatible,
     )
     policy = make_policy(task.policy, profile, requests, tuning, settings, GPUS_MAX)
     result = Replay(profile, requests, settings).run(policy)
@@ -91,20 +95,15 @@ def run(task: Task) -> Done:
     )
 
 
-def replace_settings(task: Task) -> ReplaySettings:
+def settings_of(task: Task, surrounding: ReplaySettings) -> ReplaySettings:
     past: tuple[Interval, ...] = ()
     if task.learnt_hours:
         end = task.learnt_hours * HOUR_S
         before = traffic(SHAPES[task.shape](task.seed), end, task.seed, -end)
         # `whole_bins` leaves the last interval out, which may be a part: add one that is
-        past = tuple(intervals_of([*before, TracedRequest(end + 1.0, 1.0, 1.0)], 60.0))
-    return ReplaySettings(
-        ttft_ms=SETTINGS.ttft_ms,
-        itl_ms=SETTINGS.itl_ms,
-        start=SETTINGS.start,
-        attainment=task.attainment,
-        warmup=past,
-    )
+        whole = [*before, TracedRequest(end + 1.0, 1.0, 1.0)]
+        past = tuple(intervals_of(whole, surrounding.interval_s))
+    return dataclasses.replace(surrounding, attainment=task.attainment, warmup=past)
 
 
 def rows_of(done: list[Done]) -> list[Row]:
@@ -141,14 +140,19 @@ def rows_of(done: list[Done]) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=3)
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
+    parser.add_argument("--interval", type=float, default=SETTINGS.interval_s, metavar="SECONDS")
+    parser.add_argument("--startup", type=float, default=SETTINGS.startup_s, metavar="SECONDS")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("build/bench-planner.json"))
     args = parser.parse_args()
-    seeds = range(3, 3 + args.seeds)
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    settings = dataclasses.replace(SETTINGS, interval_s=args.interval, startup_s=args.startup)
     tasks = [
         Task(shape=shape, policy=policy, seed=seed)
         for shape in SHAPES
-        for policy in POLICIES
+        for policy in args.policies
         for seed in seeds
     ]
     tasks += [
@@ -164,7 +168,7 @@ def main() -> None:
     ]
     done = []
     with ProcessPoolExecutor(args.jobs) as pool:
-        for one in pool.map(run, tasks):
+        for one in pool.map(partial(run, surrounding=settings), tasks):
             done.append(one)
             task = one.task
             progress(
@@ -172,7 +176,7 @@ def main() -> None:
                 f"learnt {task.learnt_hours} h: {100 * one.attainment:.2f} % in time, "
                 f"{one.gpu_hours:.2f} GPU-hours, {one.changes} changes, {one.turns} turns"
             )
-            write(args.out, args.seeds, done)  # what there is: it may take half an hour
+            write(args.out, args.seeds, settings, done)  # what there is: it may take half an hour
     for row in rows_of(done):
         print(
             f"{row.shape:17} {row.policy:10} goal {row.goal:5.3f} learnt {row.learnt_hours} h  "
@@ -182,15 +186,15 @@ def main() -> None:
         )
 
 
-def write(out: Path, seeds: int, done: list[Done]) -> None:
+def write(out: Path, seeds: int, settings: ReplaySettings, done: list[Done]) -> None:
     result = {
         "what": "the planner's closed loop, simulated",
         "provenance": provenance(),
         "profile": PROFILE.name,
         "ttft_ms": SETTINGS.ttft_ms,
         "itl_ms": SETTINGS.itl_ms,
-        "startup_s": SETTINGS.startup_s,
-        "interval_s": SETTINGS.interval_s,
+        "startup_s": settings.startup_s,
+        "interval_s": settings.interval_s,
         "seeds": seeds,
         "rows": rows_of(done),
     }

@@ -16,6 +16,7 @@ import os
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
@@ -50,11 +51,13 @@ States = dict[PoolKey, PoolState]
 class Lawful:
     """Knows the law of the bursts and what has come of it so far, and not what will come."""
 
-    def __init__(self, bursts: Bursts, prepared: float) -> None:
+    def __init__(
+        self, bursts: Bursts, prepared: float, settings: ReplaySettings = SETTINGS
+    ) -> None:
         self.name = f"law, prepared {prepared:g}"
         self._bursts = bursts
         self._prepared = prepared
-        self._ahead_s = SETTINGS.startup_s + SETTINGS.fast_s
+        self._ahead_s = settings.startup_s + settings.fast_s
 
     def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
         """See Policy."""
@@ -117,15 +120,15 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     turns: int
 
 
-def run(rise_s: float, seed: int, policy: str) -> Done:
+def run(rise_s: float, seed: int, policy: str, settings: ReplaySettings = SETTINGS) -> Done:
     """Replay an hour; of those who know the law the cheapest that keeps the goal, or the best."""
     bursts = Bursts(seed, rise_s)
     requests = traffic(bursts.rate, HOUR_S, seed)
     if policy != "law":
-        return _replayed(bursts, requests, seed, policy)
+        return _replayed(bursts, requests, seed, policy, settings)
     best: Done | None = None
     for prepared in PREPARED:
-        found = _replayed(bursts, requests, seed, policy, prepared)
+        found = _replayed(bursts, requests, seed, policy, settings, prepared)
         if best is None or found.attainment > best.attainment:
             best = found
         if found.attainment >= GOAL:
@@ -135,23 +138,27 @@ def run(rise_s: float, seed: int, policy: str) -> Done:
 
 
 def _replayed(
-    bursts: Bursts, requests: Sequence[TracedRequest], seed: int, policy: str, prepared: float = 0.0
+    bursts: Bursts,
+    requests: Sequence[TracedRequest],
+    seed: int,
+    policy: str,
+    surrounding: ReplaySettings,
+    prepared: float = 0.0,
 ) -> Done:
     end = LEARNT_H * HOUR_S
     before = traffic(bursts.rate, end, seed, -end)
     # `whole_bins` leaves the last interval out, which may be a part: add one that is
-    past = intervals_of([*before, TracedRequest(end + 1.0, 1.0, 1.0)], SETTINGS.interval_s)
-    settings = ReplaySettings(
-        ttft_ms=SETTINGS.ttft_ms,
-        itl_ms=SETTINGS.itl_ms,
+    past = intervals_of([*before, TracedRequest(end + 1.0, 1.0, 1.0)], surrounding.interval_s)
+    settings = replace(
+        surrounding,
         start=engines_for(bursts.HIGH),  # a burst may begin before engines could have started
         attainment=GOAL,
         warmup=tuple(past),
     )
     profile = read_profile(PROFILE)
-    tuning = PredictorSettings(name="auto", interval_s=SETTINGS.interval_s)
+    tuning = PredictorSettings(name="auto", interval_s=settings.interval_s)
     scaler = (
-        Lawful(bursts, prepared)
+        Lawful(bursts, prepared, settings)
         if policy == "law"
         else make_policy(
             "slo" if policy == "ours" else policy, profile, requests, tuning, settings, GPUS_MAX
@@ -169,10 +176,10 @@ def _replayed(
     )
 
 
-def _rows(done: Sequence[Done]) -> list[str]:
+def _rows(done: Sequence[Done], rises_s: Sequence[float]) -> list[str]:
     oracles = {(one.rise_s, one.seed): one for one in done if one.policy == "oracle"}
     rows = []
-    for rise_s in RISES_S:
+    for rise_s in rises_s:
         for policy in ("oracle", "law", "ours"):
             found = [
                 one
@@ -195,29 +202,34 @@ def _rows(done: Sequence[Done]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[4, 5, 6, 7, 8])
+    parser.add_argument("--rises", type=float, nargs="+", default=RISES_S, metavar="SECONDS")
+    parser.add_argument("--interval", type=float, default=SETTINGS.interval_s, metavar="SECONDS")
+    parser.add_argument("--startup", type=float, default=SETTINGS.startup_s, metavar="SECONDS")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("build/bench-bursts.json"))
     args = parser.parse_args()
+    settings = replace(SETTINGS, interval_s=args.interval, startup_s=args.startup)
     done: list[Done] = []
     with ProcessPoolExecutor(args.jobs) as pool:
         asked = [
-            pool.submit(run, rise_s, seed, policy)
+            pool.submit(run, rise_s, seed, policy, settings)
             for seed in args.seeds
-            for rise_s in RISES_S
+            for rise_s in args.rises
             for policy in ("oracle", "law", "ours")
         ]
         for one in as_completed(asked):
             done.append(one.result())
             progress(str(done[-1]))
-            _write(args.out, done)  # what there is: it may take an hour
-    print("\n".join(_rows(done)))
+            _write(args.out, settings, done)  # what there is: it may take an hour
+    print("\n".join(_rows(done, args.rises)))
 
 
-def _write(out: Path, done: Sequence[Done]) -> None:
+def _write(out: Path, settings: ReplaySettings, done: Sequence[Done]) -> None:
     result = {
         "what": "bursts by chance that take their time to rise, simulated",
         "provenance": provenance(),
-        "startup_s": SETTINGS.startup_s,
+        "startup_s": settings.startup_s,
+        "interval_s": settings.interval_s,
         "goal": GOAL,
         "learnt_hours": LEARNT_H,
         "runs": sorted(done, key=lambda one: (one.rise_s, one.seed, one.policy)),

@@ -20,7 +20,7 @@ from msgspec import UNSET
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 12  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 13  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -33,13 +33,6 @@ cdef enum:
 @cython.final
 cdef class Pricer:
     """Prices the first rows of the columns and picks the cheapest; scratch space included."""
-
-    cdef double[::1] _prefill
-    cdef double[::1] _decode
-    cdef double[::1] _churn
-    cdef double[::1] _context
-    cdef double *_scratch  # matched, shared and price, a run each
-    cdef Py_ssize_t _rows
 
     def __cinit__(
         self,
@@ -97,6 +90,7 @@ cdef class Pricer:
         cdef const double *factor = NULL
         cdef Py_ssize_t count
         cdef bint is_chosen = False
+        cdef Choice chosen
         if trust is not None:
             PyObject_GetBuffer(trust, &believed, PyBUF_SIMPLE)
         try:
@@ -110,19 +104,21 @@ cdef class Pricer:
                 PyObject_GetBuffer(rows, &view, PyBUF_SIMPLE)
                 is_chosen = True
                 among, count = <const int64_t *>view.buf, view.len // 8
-            return self._cheapest(
-                among, count, isl_tokens, block_size, blocks, scale, credit, track, matched,
-                shared, draw, factor, is_ours, decode_scale, delay, eviction, expects,
+            self.choose(
+                &chosen, among, count, isl_tokens, block_size, blocks, scale, credit, track,
+                matched, shared, draw, factor, is_ours, decode_scale, delay, eviction, expects,
                 context_scale,
             )
+            return chosen.row, chosen.price, chosen.blocks
         finally:
             if trust is not None:
                 PyBuffer_Release(&believed)
             if is_chosen:
                 PyBuffer_Release(&view)
 
-    cdef tuple _cheapest(
+    cdef int choose(
         self,
+        Choice *chosen,
         const int64_t *among,
         Py_ssize_t rows,
         double isl_tokens,
@@ -141,7 +137,8 @@ cdef class Pricer:
         double eviction,
         bint expects,
         double context_scale,
-    ):
+    ) except -1:
+        """Do what `cheapest` says, of `rows` of the first, or of those `among` has."""
         if not 0 < rows <= self._rows:
             raise ValueError("rows beyond the columns")
         cdef double *device = self._scratch
@@ -216,7 +213,8 @@ cdef class Pricer:
         bare = self._decode[row] + blocks
         if shared is not None:
             bare = bare - common[row]
-        return row, low, <long long>bare
+        chosen.row, chosen.price, chosen.blocks = row, low, <long long>bare
+        return 0
 
     def matched_at(self, Py_ssize_t row):
         """Blocks that `matched` of the last call gave a row."""
@@ -224,7 +222,7 @@ cdef class Pricer:
             raise IndexError(row)
         return <long long>self._scratch[row]
 
-    def packed(self, double prefilling, double churned):
+    def packed(self, double prefilling, double turnover):
         """Return the columns as they are now, one behind the other, and these totals."""
         cdef Py_ssize_t size = self._rows * sizeof(double)
         cdef bytes copy = PyBytes_FromStringAndSize(NULL, 4 * size + 2 * sizeof(double))
@@ -235,7 +233,7 @@ cdef class Pricer:
             memcpy(start + 2 * size, &self._churn[0], size)
             memcpy(start + 3 * size, &self._context[0], size)
         memcpy(start + 4 * size, &prefilling, sizeof(double))
-        memcpy(start + 4 * size + sizeof(double), &churned, sizeof(double))
+        memcpy(start + 4 * size + sizeof(double), &turnover, sizeof(double))
         return copy
 
     cdef int _fill(self, double *column, list groups) except -1:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from msgspec import Struct
 
 
-class Counters(Struct):
+@dataclass(slots=True)  # a struct is slower to change, and every selection changes three
+class Counters:
     """Monotonic counts of the core."""
 
     selections: int = 0
@@ -16,9 +19,9 @@ class Counters(Struct):
     waves: int = 0  # begun
     wave_samples: int = 0  # in them
     waves_undone: int = 0  # all or none: none
-    selections_failed: dict[str, int] = {}  # by error code
-    pairs: dict[tuple[str, str], int] = {}  # asked for, by mode and reason
-    advised: dict[tuple[str, str], int] = {}  # not asked for, likewise
+    selections_failed: dict[str, int] = field(default_factory=dict)  # by error code
+    pairs: dict[tuple[str, str], int] = field(default_factory=dict)  # asked for, by mode and reason
+    advised: dict[tuple[str, str], int] = field(default_factory=dict)  # not asked for, likewise
     reservations_booked: int = 0
     reservations_repeated: int = 0
     reservations_conflicting: int = 0
@@ -27,10 +30,11 @@ class Counters(Struct):
     reservations_expired: int = 0
     reservations_lease_ended: int = 0  # with the lease they lived under
     reservations_dropped: int = 0  # their rank or worker went
-    cached_tokens_told: dict[str, int] = {}  # by what came of it; see `trust/trusting.py`
+    cached_tokens_told: dict[str, int] = field(default_factory=dict)
+    """By what came of it; see `trust/trusting.py`."""
     drains_begun: int = 0
     drains_undone: int = 0
-    rereads: dict[str, int] = {}  # of a doubtful index, by what came of it
+    rereads: dict[str, int] = field(default_factory=dict)  # of a doubtful index, by what came of it
 
 
 class ReplicaCounters(Struct):

@@ -29,7 +29,7 @@ from select_service.core.trust.factors import Trust
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 from select_service.types import Overlap, SelectPairRequest, TrustSettings
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 12):
+if not TYPE_CHECKING and usable("select_service.core._speed", 13):
     from select_service.core._speed import Pricer
 else:
     from select_service.core.pricing.plain_pricer import Pricer
@@ -74,10 +74,15 @@ class Partition:
         self.trust = Trust(trust or TrustSettings())
         self.drainage = Drainage(self.ledger.work, prior_tokens_per_s=prefill_tokens_per_s)
         self.policy = policy
+        self._weights: Weights | None = None  # by which was decided last
+        self._is_kv_cost = True  # whether they leave nothing but the contract's formula
         self.queues = ClassQueues(policy, self.seating, self.ledger, self.drainage)
         self.holds_to_cache = False
         """Whether requests that say nothing of it are held to a cache-hit threshold, too."""
-        self._pricer = self._new_pricer()
+        self.pricer = self._new_pricer()
+        self.glance: object = None
+        """What a shortcut has seen of it (`_shortcut.pyx`), until somebody comes, goes or changes.
+        """
         self._unmatched: dict[int, Overlap] = {}  # by worker, what it says when nothing matched
         self.admission: Gatekeeper | None = None
         """Only where something is to be judged; see `admission/admitting.py`."""
@@ -135,7 +140,9 @@ class Partition:
         if matches is None:
             matches = self.index.find_matches(prompt.block_hashes)
         watched = self.is_watched or request.explain
-        present = weights if weights.is_kv_cost else self.at_present(weights)
+        if weights is not self._weights:
+            self._weights, self._is_kv_cost = weights, weights.is_kv_cost
+        present = weights if self._is_kv_cost else self.at_present(weights)
         if not (matches.host or matches.disk) and is_plain(request, present):
             return self._place_plain(prompt, rows, present, rng, matches, watched)
         projection, prices = self.priced(request, prompt, rows, weights, matches)
@@ -144,7 +151,7 @@ class Partition:
         worker, dp_rank = self.seating.rank_at(slot)
         taken = projection.overlap
         if taken is None:
-            overlap, device, host, disk = self._no_overlap(worker), 0.0, 0.0, 0.0
+            overlap, device, host, disk = self.no_overlap(worker), 0.0, 0.0, 0.0
         else:
             overlap = worker_overlap(worker, projection.matched, self.index.block_size)
             device, host = float(taken.device[position]), float(taken.host[position])
@@ -177,7 +184,7 @@ class Partition:
         watched: object,  # any true value: what decides is returned, too
     ) -> Placement:
         """The same without special wishes and where lower tiers take no part."""
-        ledger, pricer = self.ledger, self._pricer
+        ledger, pricer = self.ledger, self.pricer
         matched = None
         if matches.groups:
             matched = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
@@ -187,7 +194,7 @@ class Partition:
             shared = ledger.shared_groups(prompt.sequence_hashes)
         # arguments by place and one by one: every selection pays for what puts them together
         slot, cost, decode = pricer.cheapest(
-            rows.stop if isinstance(rows, slice) else rows,
+            rows.stop if type(rows) is slice else rows,
             isl_tokens,
             size,
             prompt.blocks,
@@ -198,19 +205,15 @@ class Partition:
             shared,
             rng.random,
             trust,
-            None if weights.is_kv_cost else weights.of_ours,
+            None if self._is_kv_cost else weights.of_ours,
         )
         worker, dp_rank = self.seating.rank_at(slot)
         device = 0
         if matched is None:
-            overlap = self._no_overlap(worker)
+            overlap = self.no_overlap(worker)
         else:
             device = pricer.matched_at(slot)
-            of_ranks = {
-                str(rank): pricer.matched_at(at) * size for rank, at in worker.slots.items()
-            }
-            best = max(of_ranks.values())
-            overlap = Overlap(best, best, of_ranks, best, best)
+            overlap = self.overlap_of(worker)
         cached = device * size
         if trust is not None:  # what we believe need not be computed
             cached = int(cached * trust[slot])
@@ -219,7 +222,7 @@ class Partition:
             believed = None if trust is None else trust.tobytes()
             packed = ledger.packed
             if not packed:
-                packed = ledger.packed = pricer.packed(ledger.prefilling, ledger.churned)
+                packed = ledger.packed = pricer.packed(ledger.prefilling, ledger.turnover)
             seen = packed, matched, shared, believed
         return Placement(
             worker,
@@ -269,7 +272,7 @@ class Partition:
     def at_present(self, weights: Weights) -> Weights:
         """Return what a decision made now multiplies with; see `Weights`."""
         ledger, ranks = self.ledger, max(1, self.seating.ranks)
-        return weights.at_present(ledger.prefilling / ranks, ledger.churned / ranks)
+        return weights.at_present(ledger.prefilling / ranks, ledger.turnover / ranks)
 
     def quote(
         self,
@@ -290,7 +293,7 @@ class Partition:
             device: blocks of it on devices, as `see` returns them.
             shared: and in active chains.
         """
-        return self._pricer.cheapest(
+        return self.pricer.cheapest(
             rows.stop if isinstance(rows, slice) else rows,
             prompt.isl_tokens,
             self.index.block_size,
@@ -307,7 +310,7 @@ class Partition:
 
     def believed_tokens(self, slot: int) -> int:
         """Tokens that a rank is believed to have on its device, by what was quoted last."""
-        tokens, trust = self._pricer.matched_at(slot) * self.index.block_size, self.trust.column
+        tokens, trust = self.pricer.matched_at(slot) * self.index.block_size, self.trust.column
         return tokens if trust is None else int(tokens * trust[slot])
 
     def see(self, prompt: Prompt, matches: Matches | None = None) -> Seen:
@@ -327,7 +330,17 @@ class Partition:
         trust = self.trust.column
         return None if trust is None else trust.tobytes()
 
-    def _no_overlap(self, worker: Worker) -> Overlap:
+    def overlap_of(self, worker: Worker) -> Overlap:
+        """Return what the pricer was told last that a worker has on its devices."""
+        tokens_at, size = self.pricer.matched_at, self.index.block_size
+        best, of_ranks = 0, {}
+        for rank, slot in worker.slots.items():
+            tokens = of_ranks[str(rank)] = tokens_at(slot) * size
+            if tokens > best:  # noqa: PLR1730 - max() is slow
+                best = tokens
+        return Overlap(best, best, of_ranks, best, best)
+
+    def no_overlap(self, worker: Worker) -> Overlap:
         """Return what a worker says of which nothing matched."""
         known = self._unmatched.get(worker.worker_id)
         if known is None:
@@ -407,7 +420,7 @@ class Partition:
         """Let the columns follow the index, which may have got ranks of its own."""
         self.ledger.ensure(self.index.capacity)
         self.trust.ensure(self.index.capacity)
-        self._pricer = self._new_pricer()
+        self.pricer = self._new_pricer()
         self._arrange()
 
     def unseat(self, worker: Worker) -> None:
@@ -436,12 +449,13 @@ class Partition:
     def _arrange(self) -> None:
         """Let all that goes by slots follow who sits there."""
         self._unmatched.clear()
+        self.glance = None
         self.seating.arrange(self.index.capacity)
         self.queues.follow(self.index.capacity)
 
     def open_gate(self, keeper: Gatekeeper) -> None:
         """From now on requests are judged."""
-        self.admission = keeper
+        self.admission, self.glance = keeper, None
         for worker in self.seating.workers.values():
             keeper.seat(worker)
         keeper.disregard(self.seating.leaving())

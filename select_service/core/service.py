@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from indexer.compiled import usable
 from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.admitting import Admitting
 from select_service.core.admission.cache_hits import CacheHits
@@ -63,6 +64,13 @@ from select_service.core.waves.plan import WavePlan
 from select_service.core.waves.steps import Waves
 from select_service.core.waves.ushering import Usher
 from select_service.types import CoreLimits, TrustSettings
+
+if usable("select_service.core._shortcut", 1):
+    from select_service.core._shortcut import Shortcut as _Shortcut
+
+    Shortcut: type[_Shortcut] | None = _Shortcut
+else:
+    Shortcut = None
 
 if TYPE_CHECKING:
     import random
@@ -189,6 +197,13 @@ class SelectionCore:
         self.selecting = kinds.selecting(
             *(self.reader, self.desk, self.admitting, placing, self.room, rng)
         )
+        weights = self.reader.weights
+        is_usable = kinds.has_shortcut and not trace_decisions
+        if Shortcut is not None and is_usable and Shortcut.suits(weights):
+            self.selecting.shortcut = Shortcut(
+                *(self.partitions, self.limits, self.admitting.settings, weights, placing),
+                *(self.decisions, self.counters, rng, kinds.draws),
+            )
         self._usher = Usher(*(self.reader, self.desk, self.admitting, placing, self.room, rng))
 
     def _open_rooms(self, kinds: _Kinds) -> None:  # noqa: PLR0915 - one line a verb
@@ -406,6 +421,10 @@ class _Kinds(NamedTuple):
     selecting: type[Selecting] = Selecting
     decisions: type[Decisions] = Decisions
     plan: type[WavePlan] = WavePlan
+    draws: list[float | int] | None = None
+    """What was drawn for a decision, where that is noted."""
+    has_shortcut: bool = True
+    """Whether a request need not pass through every room."""
 
 
 def _kinds(recorder: Recorder | None, witness: Witness | None) -> _Kinds:
@@ -413,10 +432,13 @@ def _kinds(recorder: Recorder | None, witness: Witness | None) -> _Kinds:
     if recorder is not None:
         from select_service.core.watching import recording  # for who traces
 
-        kinds = _Kinds(*recording.rooms_for(recorder))
+        kinds = _Kinds(*recording.rooms_for(recorder), has_shortcut=False)
     if witness is not None:
         from select_service.core.watching.witness import rooms_for  # for who records
 
         rooms = rooms_for(witness, kinds.desk, kinds.placing)
-        kinds = _Kinds(rooms.desk, rooms.placing, kinds.selecting, rooms.decisions, rooms.plan)
+        kinds = _Kinds(
+            *(rooms.desk, rooms.placing, kinds.selecting, rooms.decisions, rooms.plan),
+            *(witness.sink.draws, kinds.has_shortcut),
+        )
     return kinds

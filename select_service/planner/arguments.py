@@ -114,8 +114,8 @@ def add_kalman(parser: argparse.ArgumentParser) -> None:
     """How predictors are tuned."""
     add = parser.add_argument
     add("--log1p", "--load-predictor-log1p", dest="log1p", action="store_true")
-    add("--kalman-q-level", type=_positive, default=1.0)
-    add("--kalman-q-trend", type=_positive, default=0.1)
+    add("--kalman-q-level", type=_at_least_0, default=1.0)
+    add("--kalman-q-trend", type=_at_least_0, default=0.1)
     add("--kalman-r", type=_positive, default=10.0)
     add("--kalman-min-points", type=_natural, default=5)
     add("--prophet-window-size", type=_natural, default=50)
@@ -279,6 +279,13 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add("--connector", choices=connectors, default="dry-run", help=told)
     add("--kubernetes-api", metavar="URL", help="(default: that of the pod)")
     add("--namespace", metavar="NAME", help="(default: that of the pod)")
+    add(
+        "--lease",
+        choices=("cluster", "machine"),
+        default="cluster",
+        help="where it is kept who acts: in Kubernetes or Ray, or by locks on this machine, as for "
+        f"the virtual connector {told}",
+    )
     add("--lease-name", default="select-planner", metavar="NAME", help=told)
     add("--ray-dashboard", default="http://127.0.0.1:8265", metavar="URL", help=told)
     add(
@@ -302,7 +309,7 @@ def settings_of(arguments: argparse.Namespace) -> RunSettings:
         name: getattr(arguments, name)
         for name in (
             *("targets", "prometheus_url", "prometheus_names", "token_file", "trace"),
-            *("connector", "kubernetes_api", "namespace", "lease_name", "ray_dashboard"),
+            *("connector", "kubernetes_api", "namespace", "lease", "lease_name", "ray_dashboard"),
             "ray_token_file",
             *("state_dir", "host", "port"),
         )
@@ -366,6 +373,10 @@ def _single(arguments: argparse.Namespace) -> ModelSettings | None:
 
 def _positive(text: str) -> float:
     return _within(text, float, "a number above 0", lambda value: 0 < value < float("inf"))
+
+
+def _at_least_0(text: str) -> float:
+    return _within(text, float, "a number, at least 0", lambda value: 0 <= value < float("inf"))
 
 
 def _share(text: str) -> float:

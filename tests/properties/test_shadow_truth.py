@@ -44,14 +44,14 @@ def cost_by(weights: dict[str, Any], told: dict[str, Any], one: dict[str, Any]) 
             credit *= 1.0 / (1.0 + weights["overlap_score_credit_decay"] * excess / blocks)
     credited = (credit * device + per_host * host + per_disk * disk) * one["trust"]
     decode = one["decode_blocks"] + told["prompt"]["blocks"] - one["shared_blocks"]
-    own = more = 0.0
-    if weights["expects_booked"]:
-        credited += max(0, one["shared_blocks"] - device - host - disk)
+    own = more = expected = 0.0
+    if weights["expects_booked"]:  # taken off behind the credit: one sum of both rounds otherwise
+        expected = max(0, one["shared_blocks"] - device - host - disk)
     if weights["track_prefill_tokens"]:
-        own = max(0.0, max(isl, cached) / size - credited)
+        own = max(0.0, max(isl, cached) / size - credited - expected)
     if weights["delay_weight"] or weights["eviction_weight"]:
         more = (weights["delay_weight"] + weights["eviction_weight"] * one["churn_tokens"]) * own
-    cost = weights["prefill_load_scale"] * (max(0.0, raw - credited) + more)
+    cost = weights["prefill_load_scale"] * (max(0.0, raw - credited - expected) + more)
     cost += weights["decode_load_scale"] * decode
     cost += weights["context_load_scale"] * one["context_cost"]
     return float(cost * (1.0 if one["taint_factor"] is None else one["taint_factor"]))

@@ -31,8 +31,8 @@ CHOICE: Final = (
         "--eviction-scale",
         values.number(0.0, 1e6),
         "X",
-        "what is lost with each block that a prompt pushes out of an average cache; off: as "
-        "--policy has it",
+        "what is lost with each block that a prompt pushes out of an average cache where all of "
+        "every prompt is found, less where less is; off: as --policy has it",
     ),
     Flag(
         "--expects-booked",

@@ -28,7 +28,7 @@ from select_service.core.books.reservation import Lane, Reservation
 from select_service.core.books.work_done import WorkDone
 from select_service.core.columns import slots_of_mask
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 12):
+if not TYPE_CHECKING and usable("select_service.core._speed", 13):
     from select_service.core._speed import LoadRows
 else:
     from select_service.core.books.plain_load_rows import LoadRows
@@ -78,6 +78,8 @@ class Ledger:
         """Prefill tokens booked lately, which `CHURN_MEMORY_S` forgets: what went into a cache."""
         self.churned = 0.0
         """The sum of that."""
+        self._asked = 0.0  # tokens of the prompts booked lately, forgotten in the same way
+        self._computed = 0.0  # of them, those that nobody had cached
         self._churn_faded = 0.0  # when
         self.prefill_backlog = 0
         """The sum of P."""
@@ -129,6 +131,16 @@ class Ledger:
         self.packed = b""
         """What `columns` returns, b"" when it has to be made anew: any load has changed."""
 
+    @property
+    def turnover(self) -> float:
+        """The churn of all slots over the share of prompts that was found lately, in tokens.
+
+        What a rank's churn is measured by: where little is found, little of what goes out of a
+        cache would have been asked for again; infinite where nothing is.
+        """
+        found = self._asked - self._computed
+        return self.churned / (found / self._asked) if found > 0.0 else math.inf
+
     def columns(self) -> bytes:
         """Return P, D, churn and context of every slot, and their `TOTALS`; see `loads.py`.
 
@@ -136,7 +148,7 @@ class Ledger:
         """
         packed = self.packed
         if not packed:
-            totals = TOTALS.pack(self.prefilling, self.churned)
+            totals = TOTALS.pack(self.prefilling, self.turnover)
             packed = self.packed = b"".join((*self._loads, totals))
         return packed
 
@@ -191,6 +203,8 @@ class Ledger:
             work.at = now
         if now - self._churn_faded > CHURN_STEP_S:
             self._fade_churn(now)
+        self._computed += prefill_tokens
+        self._asked += isl_tokens
         left = self.prefill_left[slot]
         if prefill_tokens:
             if not left:
@@ -358,8 +372,11 @@ class Ledger:
 
     def _fade_churn(self, now: float) -> None:
         """Let what was computed count for less with time. O(slots), a µs for a thousand."""
-        self.churn *= math.exp((self._churn_faded - now) / CHURN_MEMORY_S)
+        left = math.exp((self._churn_faded - now) / CHURN_MEMORY_S)
+        self.churn *= left
         self.churned = float(self.churn.sum())
+        self._asked *= left
+        self._computed *= left
         self._churn_faded = now
 
     def _forget_churn(self, slot: int) -> None:
@@ -550,9 +567,10 @@ class Ledger:
                 assert self.decode[slot] == 0, "an idle slot carries nothing, exactly"
         columns = self.prefill, self.decode, self.churn, self.context
         loads = b"".join(column.tobytes() for column in columns)
-        totals = TOTALS.pack(self.prefilling, self.churned)
+        totals = TOTALS.pack(self.prefilling, self.turnover)
         assert self.columns() == loads + totals, "a true copy"
         assert (self.churn >= 0.0).all()
+        assert self.turnover >= self.churned, "no more is found than is asked for"
         assert math.isclose(self.churned, self.churn.sum(), rel_tol=1e-9, abs_tol=1e-3)
         assert self.prefilling == self.computing.sum()
         assert self.prefill_backlog == sum(self.prefill_left)

@@ -19,8 +19,7 @@ COLUMNS: Final = 4
 """By slot, doubles: P, D, the churn, and the context."""
 
 TOTALS: Final = Layout("=dd")
-"""Behind them: prompts not computed yet, and the sum of the churn. The sum is kept up booking by
-booking, and rounds otherwise than one made of the column would."""
+"""Behind them: prompts not computed yet, and the turnover, which no column tells."""
 
 _VALUE: Final = 8
 
@@ -33,7 +32,7 @@ class Loads(NamedTuple):
     churn: Floats  # tokens computed lately
     context: Floats  # blocks that requests attend to, once for each
     prefilling: float  # requests of all slots whose prefill is not complete
-    churned: float  # tokens, of all slots
+    turnover: float  # tokens, of all slots; `Ledger.turnover`
 
 
 def ranks_in(packed: bytes) -> int:

@@ -24,7 +24,7 @@ from select_service.decision_types import DecisionRefusal
 from select_service.errors import AdmissionRefused
 from select_service.types import SelectPairRequest
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 12):
+if not TYPE_CHECKING and usable("select_service.core._speed", 13):
     from select_service.core._speed import RecordRing
 else:
     from select_service.core.decisions.plain_record_ring import RecordRing
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from select_service.core.decisions.record import Seen
     from select_service.core.fleet.catalog import Catalog
     from select_service.core.partition import Partition
+    from select_service.core.pricing.placement import Placement
     from select_service.core.pricing.scoring import Weights
     from select_service.core.verbs.matchmaking import Match
     from select_service.errors import ServiceError
@@ -92,8 +93,6 @@ class Decisions:
         self._bytes_max = bytes_max
         self._first = first
         self._ring = RecordRing(count_max, bytes_max, first)
-        self.keep_usual = self._ring.keep_usual
-        """What nothing is unusual about goes there at once; see there."""
         self._explained: dict[str, Record] = {}
         self._explained_bytes = 0
 
@@ -104,6 +103,13 @@ class Decisions:
     def is_wanted(self) -> bool:
         """Whether anybody wants decisions to be told here."""
         return self.is_on
+
+    @property
+    def keep_usual(
+        self,
+    ) -> Callable[[Ticket, Placement, Rows, float, CacheHit | None, Lookout], bool]:
+        """Where decisions go at once that nothing is unusual about; see there. Ask once."""
+        return self._ring.keep_usual
 
     @property
     def bytes(self) -> int:

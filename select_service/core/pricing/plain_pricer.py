@@ -300,9 +300,9 @@ class Pricer:
             raise IndexError(row)
         return self._matched[row]
 
-    def packed(self, prefilling: float, churned: float) -> bytes:
+    def packed(self, prefilling: float, turnover: float) -> bytes:
         """Return the columns as they are now, one behind the other, and these totals."""
-        totals = TOTALS.pack(prefilling, churned)
+        totals = TOTALS.pack(prefilling, turnover)
         columns = self._prefill, self._decode, self._churn, self._context
         return b"".join((*(column.data for column in columns), totals))
 

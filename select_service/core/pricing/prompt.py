@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 BLOCKS_MAX: Final = (1 << 63) - 1
 """No bound: callers in this process have their own."""
 
+_HASH_REST: Final = HASH_BYTES - 1
 _AS_THEY_ARE: Final = frozenset({bytes, type(None)})
 
 
@@ -93,11 +94,11 @@ def read_prompt(
         raise _empty()
     local, chain = request.block_hashes, request.sequence_hashes
     if (  # as nearly all come from the door
-        isinstance(local, bytes)
-        and isinstance(chain, bytes)
-        and len(local) == len(chain)
-        and not len(local) % HASH_BYTES
-        and len(local) <= blocks_max * HASH_BYTES
+        type(local) is bytes
+        and type(chain) is bytes
+        and (size := len(local)) == len(chain)
+        and not size & _HASH_REST
+        and size <= blocks_max * HASH_BYTES
     ):
         return Prompt(local, chain, request.isl_tokens)
     blocks = _count(local, HASH_BYTES, "block_hashes")

@@ -36,8 +36,9 @@ DELAY_SCALE: Final = 1.0
 """`first-token`: who is behind waits for what is computed now just as its own request does."""
 
 EVICTION_SCALE: Final = 0.125
-"""`first-token`: of what a prompt pushes out of a cache, an eighth would have been asked for again.
-"""
+"""`first-token`: of what a prompt pushes out of a cache, an eighth of the share that prompts find
+would have been asked for again. Where nothing is found nothing is lost, and to level what went into
+caches would only make loads uneven."""
 
 
 class Weights(NamedTuple):
@@ -45,7 +46,8 @@ class Weights(NamedTuple):
 
     The last five are those of `kv-cost` unless they are given. As configured, `delay_weight` is per
     prompt that a rank computes on average, and `eviction_weight` per multiple of the average churn
-    of a cache; `at_present` makes of them what a decision multiplies with.
+    of a cache, where all of every prompt is found; `at_present` makes of them what a decision
+    multiplies with.
     """
 
     overlap_score_credit: float
@@ -75,14 +77,15 @@ class Weights(NamedTuple):
         """Return them with nothing beyond the contract's formula."""
         return self if self.is_kv_cost else Weights(*self[:_OF_CONTRACT])
 
-    def at_present(self, computing: float, churn: float) -> Weights:
+    def at_present(self, computing: float, turnover: float) -> Weights:
         """Return what one decision multiplies with.
 
         Args:
             computing: prompts not computed yet, per rank.
-            churn: tokens lately computed, per rank; 0: none, and caches are as good as empty.
+            turnover: tokens lately computed, per rank, over the share of prompts that was found;
+                0: none, and caches are as good as empty.
         """
-        eviction = self.eviction_weight / churn if churn > 0.0 else 0.0
+        eviction = self.eviction_weight / turnover if turnover > 0.0 else 0.0
         return Weights(
             *self[:_OF_CONTRACT],
             self.decode_load_scale,

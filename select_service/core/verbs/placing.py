@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from select_service.core.counters import Counters
     from select_service.core.decisions.keeping import Decisions
     from select_service.core.doctor.sampling import Sampler
+    from select_service.core.partition import Partition
     from select_service.core.pricing.placement import Placement
     from select_service.core.shadow.onlooker import Shadow
     from select_service.core.verbs.matchmaking import Matchmaker
@@ -68,7 +69,7 @@ class Placing:
         self.sessions: Sessions | None = None  # where requests may name the session they are of
         self.shadow: Shadow | None = None  # while other weights look on
 
-    def place(
+    def place(  # noqa: C901, PLR0912, PLR0915 - straight on: all pay for it
         self,
         ticket: Ticket,
         rows: Rows,
@@ -80,19 +81,9 @@ class Placing:
 
         What the index finds for the prompt is looked up unless somebody just did.
         """
-        if ticket.request.is_pair:
-            return self._place_pair(ticket, rows, now, effects)
-        return self._place_one(ticket, rows, now, effects, matches)
-
-    def _place_one(  # noqa: C901, PLR0912, PLR0915 - straight on: all pay for it
-        self,
-        ticket: Ticket,
-        rows: Rows,
-        now: float,
-        effects: Effects,
-        matches: Matches | None,
-    ) -> tuple[Answer, Effects]:
         partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
+        if request.is_pair:
+            return self._place_pair(ticket, rows, now, effects)
         found: Found | None = None
         hit: CacheHit | None = None
         hits = self._cache_hits
@@ -119,7 +110,8 @@ class Placing:
         if self.sampler is not None and self.sampler.left:
             self.sampler.take(partition.scope, request, prompt, placement, now)
         answer = self._answer(ticket, placement)
-        answer.advice = self._matchmaker.advise(ticket)
+        if partition.seating.roles.given:
+            answer.advice = self._matchmaker.advise(ticket)
         if hit is not None:
             answer.cache_hit = hit
             if found is not None and found.needs_prefill:
@@ -276,6 +268,21 @@ class Placing:
             known = replace(known)
             _explain(known, record)
         return known
+
+
+def sketch(partition: Partition, slot: int) -> Selection:
+    """Return the answer that sends somebody to a slot for whom nothing matches; a shortcut's."""
+    worker, dp_rank = partition.seating.rank_at(slot)
+    return Selection(
+        model_name=partition.scope.model_name,
+        tenant_id=partition.scope.tenant_id,
+        worker_id=worker.worker_id,
+        dp_rank=dp_rank,
+        endpoint=worker.spec.endpoint,
+        block_size=partition.index.block_size,
+        overlap=partition.no_overlap(worker),
+        effective_prefill_tokens=0,
+    )
 
 
 def _explain(answer: Answer, record: Record) -> None:

@@ -40,7 +40,8 @@ class Reader:
         self.strayed_to: Scope | None = None
         """Where the last of them went."""
         self._partitions = partitions
-        self._weights = weights_in_force(config, None)
+        self.weights = weights_in_force(config, None)
+        """In force for who has none of its own."""
 
     def selection(self, request: SelectRequest) -> tuple[Partition, Prompt, Weights]:
         """Read a prompt that looks for a worker.
@@ -48,12 +49,12 @@ class Reader:
         Raises:
             ServiceError: as in contract 2.
         """
-        read = self.prompt(request)
+        partition, prompt, weights = self.prompt(request)
         if request.pinned_worker is not None:
             check_wishes(request)
         if request.is_pair:  # its legs are compared in the contract's blocks
-            return *read[:2], read[2].kv_cost()
-        return read
+            weights = weights.kv_cost()
+        return partition, prompt, weights
 
     def prompt(self, request: PromptFields) -> tuple[Partition, Prompt, Weights]:
         """Read any prompt.
@@ -70,7 +71,7 @@ class Reader:
             blocks_max=self._limits.blocks_per_request_max,
         )
         override = request.router_config_override
-        return partition, prompt, self._weights if override is None else self.weights_for(request)
+        return partition, prompt, self.weights if override is None else self.weights_for(request)
 
     def draining(self, request: PromptFields) -> Partition | None:
         """Return the partition asked for if all its workers drain: what was booked lives on."""
@@ -120,4 +121,4 @@ class Reader:
     def weights_for(self, request: PromptFields) -> Weights:
         """Return the weights of a request: its own, on top of the process's."""
         override = request.router_config_override
-        return self._weights if override is None else weights_in_force(self.config, override)
+        return self.weights if override is None else weights_in_force(self.config, override)

@@ -25,7 +25,7 @@ from select_service.core.verbs.placing import Placing
 from select_service.core.waves.plan import WavePlan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from indexer.core.tiers import Matches
     from indexer.types import Scope
@@ -209,6 +209,11 @@ class _Decisions(Decisions):
 
     @property
     @override
+    def keep_usual(self) -> Callable[[object, object, object, float, object, object], bool]:
+        return _nothing_is_usual  # else the ring would take it, and nobody hear of it
+
+    @property
+    @override
     def is_wanted(self) -> bool:
         return True
 
@@ -366,3 +371,7 @@ class _WavePlan(WavePlan):
     def _price(self, member: Member) -> tuple[Floats, Floats]:
         self._looked.append((member.number, self._partition.see(member.prompt)))
         return super()._price(member)
+
+
+def _nothing_is_usual(*_: object) -> bool:
+    return False

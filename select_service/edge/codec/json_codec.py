@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -43,7 +43,7 @@ from select_service.types import (
     WorkerSpec,
 )
 
-if usable("select_service._speed", 3):
+if usable("select_service._speed", 4):
     from select_service._speed import Scanner as _Scanner
 
     Scanner: type[_Scanner] | None = _Scanner
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     _Scanned: TypeAlias = tuple[bytes, bool, list[tuple[str, bytes]], bytes | None]
+    _Scan: TypeAlias = Callable[[bytes, int], "Decoded[Any] | _Scanned | None"]
 
 __all__ = [
     "Decoded",
@@ -78,6 +79,9 @@ TOKENS: Final = "token_ids"
 _BOUNDS: Final[Sequence[tuple[str, int, int | None]]] = (
     *((TOKENS, 0, _U32_MAX), *((name, -(1 << 63), None) for name in HASHES)),
 )
+_TEXTS: Final = frozenset({b"model_name", b"tenant_id", b"selection_id"})
+_WHOLES: Final = frozenset({b"isl_tokens"})
+"""Members that nothing is asked of but that they are short texts, or numbers of 64 bits."""
 _Raw: Final = msgspec.Raw
 _RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -114,7 +118,7 @@ class RequestDecoder(Generic[T]):
         self._echoes = issubclass(kind, SelectAndReserveRequest)
         self._scan = _scan_for(kind, self._known_bytes, echoes=self._echoes)
 
-    def decode(self, body: bytes) -> Decoded[T]:
+    def decode(self, body: bytes) -> Decoded[T]:  # noqa: C901 - straight on: all pay for it
         """Decode and check one body; linear in its length.
 
         Raises:
@@ -127,8 +131,10 @@ class RequestDecoder(Generic[T]):
         if is_long:
             self._guard.refuse_bulk(self._type, body)
         if self._scan is not None:
-            scanned = self._scan(body)
-            if scanned is not None:
+            scanned = self._scan(body, self._guard.small_bytes)
+            if type(scanned) is Decoded:
+                return scanned
+            if type(scanned) is tuple:
                 try:
                     return self._fill_in(scanned)
                 except (ServiceError, ValueError, RecursionError):
@@ -221,14 +227,19 @@ def judge_unknown(
     return f'299 - "unknown {kind}: {_printable(unknown)}"' if warn else None
 
 
-def _scan_for(
-    kind: type[msgspec.Struct], names: frozenset[bytes], *, echoes: bool
-) -> Callable[[bytes], _Scanned | None] | None:
-    """Return the kernel's half of decoding, where there is a kernel and something for it to do."""
+def _scan_for(kind: type[msgspec.Struct], names: frozenset[bytes], *, echoes: bool) -> _Scan | None:
+    """Return the kernel's half of decoding, where there is a kernel and something for it to do.
+
+    Of a selection it makes the request, too, where all there is are its prompt and whom it is for.
+    """
     if Scanner is None or not issubclass(kind, PromptFields):
         return None
     shown = ECHOED.encode() if echoes else None
-    return Scanner(names, {name.encode() for name in HASHES}, {TOKENS.encode()}, shown).scan
+    made = Decoded(kind(), None, b"") if kind is SelectRequest else None
+    return Scanner(
+        *(names, {name.encode() for name in HASHES}, {TOKENS.encode()}, shown, made),
+        *(_TEXTS, _WHOLES),
+    ).scan
 
 
 def check_values(request: msgspec.Struct) -> None:

@@ -60,7 +60,8 @@ class Selecting:
     def select_now(self, request: SelectRequest, unknown: bytes = b"") -> Answer | Ticket:
         """POST /select as far as it goes without waiting; a Ticket goes to `wait`."""
         answer, effects = self._core.select(request, self._clock())
-        self._carry_out(effects)
+        if effects is not NOTHING or self._is_kept:  # else there is nothing to do
+            self._carry_out(effects)
         return answer
 
     def select_and_reserve_now(

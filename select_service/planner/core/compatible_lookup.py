@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from select_service.planner.core.curves import NotAKnotSpline
-from select_service.planner.errors import MissingExtra
+from select_service.planner.errors import MissingExtra, ProfileError
 
 if TYPE_CHECKING:
     from select_service.planner.core.profile import (
@@ -88,19 +88,31 @@ class CompatibleDecode:
     def _gridded(self, profile: DecodeProfile) -> Floats:
         try:
             from scipy.interpolate import griddata  # for those who compare
+            from scipy.spatial import QhullError
         except ImportError as error:
             raise MissingExtra("--mode compatible", "planner") from error
 
         points = (profile.kv_usage, profile.context_length)
         values = np.column_stack((profile.itl_ms, profile.thpt_per_gpu))
         grid = tuple(np.meshgrid(self._kv, self._context))
-        cubic: Floats = griddata(points, values, grid, method="cubic")
+        try:
+            cubic: Floats = griddata(points, values, grid, method="cubic")
+        except QhullError as error:
+            raise ProfileError(
+                "the decode samples lie on one line (one KV use, or one context length): the "
+                "reference's surface needs others beside it; --mode slo plans with these, too"
+            ) from error
         nearest: Floats = griddata(points, values, grid, method="nearest")
         return np.where(np.isnan(cubic), nearest, cubic)
 
 
 class CompatibleLookup:
-    """Both halves of a profile."""
+    """Both halves of a profile.
+
+    Raises:
+        ProfileError: its decode samples span no surface.
+        MissingExtra: there is no scipy.
+    """
 
     def __init__(self, profile: Profile) -> None:
         self.prefill = CompatiblePrefill(profile.prefill)

@@ -120,7 +120,7 @@ class Likeness:
             self._place, self._trial, self.price = None, None, None
             return
         past = Past(self._counts, part_s, lead_s)
-        if not past.is_smooth:
+        if not past.is_smooth or past.is_surpassed:
             self._place, self._trial, self.price = None, None, None
             return
         if self._place is None:
@@ -142,6 +142,12 @@ class Likeness:
             return None
         told = self._place.most(self._trial.grid)
         return self._tables[pool].next(told, self.price, current)
+
+    def worth(self, pool: PoolKey, count: int) -> str:
+        """What more engines than so many would be worth, in words."""
+        if self.price is None or self._place is None or self._trial is None:
+            return ""
+        return self._tables[pool].why(self._place.most(self._trial.grid), self.price, count)
 
     @property
     def why(self) -> str:

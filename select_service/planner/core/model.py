@@ -133,7 +133,12 @@ class Model:
             pool.follow(now, self._back_s, look_s)
             greatest = max(needs, key=lambda one: one.engines)
             told.take(pool, next((one for one in needs if one.engines >= pool.engines), greatest))
-            self._go_by_likeness(pool, told)
+            planned = math.ceil(pool.engines - SAME)
+            if not self._go_by_likeness(pool, told, planned) and pool.why:
+                told.reasons.append(f"{pool.key}: {pool.slow}, not {planned}: {pool.why}")
+            if pool.has_more:
+                words = f"{pool.fast}, not {pool.slow}: at the last look {pool.surge_why}"
+                told.reasons.append(f"{pool.key}: {words}")
         return told
 
     def _least(self, pool: Pool, forecast: Forecast, interval_s: float) -> float:
@@ -205,17 +210,21 @@ class Model:
             self.likeness.lose()
         for pool in self.pools:
             pool.follow(now, self._back_s, look_s)
-            pool.fast = None
-            is_told = self._go_by_likeness(pool, told)
-            wanted, why = self._reaction(pool, load, now, None if is_told else counted)
-            if wanted is None:
-                continue
-            pool.fast = wanted
+            is_told = self._go_by_likeness(pool, told, pool.state.desired)
+            pool.fast, pool.surge_why = self._reaction(
+                pool, load, now, None if is_told else counted
+            )
             if pool.slow is None:
                 continue
-            pool.surge()
-            if wanted > max(pool.slow, pool.state.desired):
-                told.reasons.append(f"{pool.key}: {wanted} at once: {why}")
+            if pool.fast is not None:
+                pool.surge()
+            if not pool.has_more:
+                if not is_told and pool.slow != pool.state.desired:
+                    told.reasons.append(_due(pool))
+            elif pool.wanted > pool.state.desired:
+                told.reasons.append(f"{pool.key}: {pool.fast} at once: {pool.surge_why}")
+            else:
+                told.reasons.append(f"{pool.key}: {pool.fast}, not {pool.slow}: {pool.surge_why}")
         return told
 
     def _liken(self, interval_s: float, look_s: float) -> None:
@@ -251,15 +260,21 @@ class Model:
             late = late_decode(self.surface, exact, self.goals, factor, gpus=gpus)
         return table_of(grid, needed, late, gpus)
 
-    def _go_by_likeness(self, pool: Pool, told: Told) -> bool:
-        """Let the past decide about a pool, where it tells anything; says whether it does."""
+    def _go_by_likeness(self, pool: Pool, told: Told, otherwise: int) -> bool:
+        """Let the past decide about a pool, where it tells anything; says whether it does.
+
+        It says why, where it wants another count than there is, or than there would be otherwise.
+        """
         current = pool.state.desired
         wanted = self.likeness.engines(pool.key, current)
         if wanted is None:
             return False
         pool.slow = pool.sure = wanted
         pool.engines = float(wanted)
-        if wanted != current:
+        if wanted != otherwise:
+            words = f"{self.likeness.why}; {self.likeness.worth(pool.key, wanted)}"
+            told.reasons.append(f"{pool.key}: {wanted}, not {otherwise}: {words}")
+        elif wanted != current:
             told.reasons.append(f"{pool.key}: {wanted}: {self.likeness.why}")
         return True
 
@@ -423,14 +438,24 @@ class Told:
     def take(self, pool: Pool, need: Need) -> None:
         """Note what a pool needs."""
         rate = need.terms["rate"]
-        self.reasons.append(
-            f"{pool.key}: {rate:.2f} requests/s are expected, {need.engines:.2f} engines serve them"
-        )
+        engines = f"{_up(need.engines)} engines serve them"
+        self.reasons.append(f"{pool.key}: {rate:.2f} requests/s are expected, {engines}")
         if need.infeasible:
             self.infeasible.append(f"{pool.key}: {need.infeasible}")
         for name, value in need.terms.items():
             self.terms[f"{pool.key}:{name}"] = value
         self.terms[f"{pool.key}:engines"] = need.engines
+
+
+def _due(pool: Pool) -> str:
+    """Say why a plan that has not changed asks for another count now."""
+    needed = f"{_up(pool.engines)} engines are planned until engines ordered now have started"
+    return f"{pool.key}: {pool.slow}: {needed}" + (f", and {pool.why}" if pool.why else "")
+
+
+def _up(engines: float) -> str:
+    """Return two digits that round to as many whole engines."""
+    return f"{math.ceil(100 * (engines - SAME)) / 100:.2f}"
 
 
 def _as_wrong_as_usual(rate: float, usual: float, seconds: float) -> float:

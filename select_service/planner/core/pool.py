@@ -60,8 +60,12 @@ class Pool:
         self.was_steady = False
         self.slow: int | None = None
         self.fast: int | None = None
+        self.surge_why = ""
+        """What made `fast` so many, in words."""
         self.prefills, self.decodes = Backlog(), Backlog()
         self.engines = 0.0
+        self.why = ""
+        """Why `slow` is not what the plan needs, in words; empty: it is."""
         self.sure: int | None = None
         self._plan: list[Course] = []
         self._has_surged = self._had_surged = False  # since the slow loop looked last, and before
@@ -78,6 +82,11 @@ class Pool:
         known = [one for one in (self.slow, self.fast) if one is not None]
         return max(known) if known else self.state.desired
 
+    @property
+    def has_more(self) -> bool:
+        """The load of this moment asks for more than was planned."""
+        return self.slow is not None and self.fast is not None and self.fast > self.slow
+
     def plan(self, courses: Sequence[Course], past_until: float | None) -> None:
         """Take in what the slow loop computes.
 
@@ -93,7 +102,7 @@ class Pool:
 
     def hold(self, engines: int | None) -> None:
         """Nothing is known: so many are needed, or as many as the load tells."""
-        self._plan, self.slow = [], engines
+        self._plan, self.slow, self.why = [], engines, ""
 
     def surge(self) -> None:
         """More came than was planned."""
@@ -116,7 +125,14 @@ class Pool:
         self.engines = max(one.engines for one in seen)
         # between two counts that chance decides about, the one that is there stays
         least = math.ceil(max(one.least for one in seen) - SAME)
-        self.slow = min(max(self.state.desired, least), math.ceil(self.engines - SAME))
+        whole = math.ceil(self.engines - SAME)
+        self.slow = min(max(self.state.desired, least), whole)
+        self.why = ""
+        if self.slow < whole:
+            self.why = (
+                f"{self.state.desired} are there, and {least} do where what comes is below its "
+                "forecast by no more than chance"
+            )
         sure = [one.sure for one in seen if one.sure is not None]
         # who was surprised a moment ago is sure of nothing
         is_sure = len(sure) == len(seen) and not (self._has_surged or self._had_surged)

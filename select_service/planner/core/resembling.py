@@ -44,6 +44,8 @@ _ALIKE: Final = 0.05
 """Two times are never alike to better than that share: more requests are no better ruler."""
 ROUGH_MOST: Final = 1.2
 """Times chance and _ALIKE, that counts of a past may vary around its course."""
+_RECORD: Final = 2.0
+"""Deviations of a mean, that an event has to be above all before it to be higher than any."""
 _SPAN_MOST: Final = 100.0  # the highest rate over the least that are told apart
 
 
@@ -69,6 +71,8 @@ class Past:
         self.usable = _all_known(known, self.lead)
         """Places whose rate is known, and what came after it."""
         self._ease = max(1.0, self._dispersion(known, float(bell.sum()), 0.0))
+        self.is_surpassed = self._is_surpassed(known, bell)
+        """It goes on as nothing before it did: what is happening now is higher than any event."""
         self.is_smooth = self._dispersion(known, float(bell.sum()), _ALIKE) <= ROUGH_MOST
         """It has a course: what jumps within the time an engine takes to start has none."""
 
@@ -91,6 +95,21 @@ class Past:
             return np.zeros(1)
         least = min(max(float(positive.min()), most / _SPAN_MOST), most / 2)
         return np.concatenate(([0.0], np.geomspace(least, most, RATES - 1)))
+
+    def _is_surpassed(self, known: Truths, bell: Floats) -> bool:
+        """Compare what the event of now has reached with everything before it.
+
+        Places in the past are followed by nothing that was higher than the highest of them. While
+        traffic rises above that, they would tell of every moment that it is the last of the rise.
+        """
+        now = max(0, len(self) - LEFT_OUT * self.lead)
+        before, lately = (self.rates[part][known[part]] for part in (slice(now), slice(now, None)))
+        if not len(before) or not len(lately):
+            return True
+        highest = float(before.max())
+        under_s = self.part_s * float(bell.sum()) ** 2 / float((bell**2).sum())
+        chance = math.sqrt(self._ease * max(highest, 1.0 / under_s) / under_s)
+        return float(lately.max()) > highest + _RECORD * chance
 
     def _dispersion(self, known: Truths, weight: float, blur: float) -> float:
         """Return the variance of counts around their rates, 1: chance of Poisson arrivals.

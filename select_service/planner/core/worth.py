@@ -51,6 +51,23 @@ class Table(NamedTuple):
         """Return the engines for what may come, as a distribution over the grid."""
         return self.counts[int(self._best(told[np.newaxis, :], price)[0])]
 
+    def why(self, told: Floats, price: float, count: int) -> str:
+        """Say in words what engines beyond so many would be worth."""
+        row = min(int(np.searchsorted(self.counts, count)), len(self.counts) - 1)
+        costs = self.late @ told + price * self.gpus * np.asarray(self.counts)
+        more = row + 1 + int(costs[row + 1 :].argmin()) if row + 1 < len(self.counts) else row
+        if more == row:
+            return "more were of no use at any rate that came"
+        saved = float((self.late[row] - self.late[more]) @ told)
+        asked = price * self.gpus * (self.counts[more] - self.counts[row])
+        words = (
+            f"{self.counts[more]} would save {saved:.2g} requests/s more from being late, and "
+            f"have to be worth {asked:.2g}"
+        )
+        if count > self.best(told, price):
+            words += f"; who is there stays while worth {KEPT:.0%} of its price"
+        return words
+
     def _best(self, told: Floats, price: float) -> NDArray[np.intp]:
         """Return the row that is cheapest, for every row of distributions."""
         costs = told @ self.late.T + price * self.gpus * np.asarray(self.counts)

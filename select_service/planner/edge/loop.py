@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from select_service.planner.core.planning import Fleet
     from select_service.planner.edge.connectors.connector import Connector
-    from select_service.planner.edge.lease import Lease
+    from select_service.planner.edge.leases.lease import Lease
     from select_service.planner.edge.sources.source import Source
     from select_service.planner.edge.state_file import StateFile
     from select_service.planner.types import Decision, Load, ModelKey, PoolKey, Window

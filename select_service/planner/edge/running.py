@@ -20,9 +20,13 @@ from select_service.planner.core.demand import intervals_of
 from select_service.planner.edge.connectors.connector import DryRun
 from select_service.planner.edge.connectors.virtual import VirtualConnector
 from select_service.planner.edge.kube import Kube
-from select_service.planner.edge.lease import FileLease, KubeLease, NoLease
+from select_service.planner.edge.leases.file import FileLease, model_locks
+from select_service.planner.edge.leases.kubernetes import KubeLease
+from select_service.planner.edge.leases.lease import NoLease, duration_of
+from select_service.planner.edge.leases.ray import RayLease
 from select_service.planner.edge.loop import Loop
 from select_service.planner.edge.predictors import PredictorSettings
+from select_service.planner.edge.ray_cluster import joined
 from select_service.planner.edge.serving import create_app
 from select_service.planner.edge.settings import (
     ModelSettings,
@@ -41,7 +45,7 @@ from select_service.planner.types import PoolState
 if TYPE_CHECKING:
     from select_service.planner.core.planning import Fleet
     from select_service.planner.edge.connectors.connector import Connector
-    from select_service.planner.edge.lease import Lease
+    from select_service.planner.edge.leases.lease import Lease
     from select_service.planner.edge.sources.source import Source
     from select_service.planner.types import PoolKey, Role
 
@@ -67,6 +71,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     connector: str = "dry-run"
     kubernetes_api: str | None = None
     namespace: str | None = None
+    lease: str = "cluster"
     lease_name: str = "select-planner"
     ray_dashboard: str = "http://127.0.0.1:8265"
     ray_token_file: Path | None = None
@@ -102,9 +107,10 @@ async def _run(settings: RunSettings) -> None:
     _warm_up(fleet, settings)
     state, memory = _state(fleet, settings)
     kube = _kube(settings)
-    lease = _lease(settings, kube)
+    lease = _lease(settings, models, kube)
     if isinstance(lease, FileLease) and not await lease.held():
-        raise LeaseHeld(f"another planner uses {settings.state_dir}")
+        told = lease.holder or "it has not said which"
+        raise LeaseHeld(f"another planner is here ({told}): it has locked {lease.taken}")
     loop = Loop(
         fleet,
         _source(settings),
@@ -193,17 +199,23 @@ def _kube(settings: RunSettings) -> Kube | None:
     return Kube.in_cluster(settings.kubernetes_api, settings.namespace)
 
 
-def _lease(settings: RunSettings, kube: Kube | None) -> Lease:
-    if kube is not None:
-        identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        return KubeLease(kube, settings.lease_name, identity, time.monotonic)
-    if settings.state_dir is not None:
-        return FileLease(settings.state_dir / "planner.lock")
+def _lease(settings: RunSettings, models: list[ModelSettings], kube: Kube | None) -> Lease:
+    """Return who keeps a second planner from acting on what this one acts on."""
+    if settings.connector != "dry-run" and settings.state_dir is None:
+        logging.getLogger("select_planner").warning("without --state-dir a restart forgets")
+    identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    duration_s = duration_of(settings.fast_s or settings.tuning.interval_s)
+    timed = (settings.lease_name, identity, time.monotonic, duration_s)
+    if settings.lease == "cluster" and kube is not None:
+        return KubeLease(kube, *timed)
+    if settings.lease == "cluster" and settings.connector == "ray":
+        return RayLease(joined("--connector ray without --lease machine"), *timed)
+    locks = [] if settings.state_dir is None else [settings.state_dir / "planner.lock"]
     if settings.connector != "dry-run":
-        logging.getLogger("select_planner").warning(
-            "without --state-dir nothing keeps a second planner from acting, and a restart forgets"
-        )
-    return NoLease()
+        locks += model_locks([one.key for one in models], settings.lease_name)
+    names = ", ".join(str(one.key) for one in models)
+    whose = f"process {os.getpid()}, port {settings.port}, {names}"
+    return FileLease(*locks, whose=whose) if locks else NoLease()
 
 
 def _source(settings: RunSettings) -> Source:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["PlannerMetrics", "create_app"]
 
 BODY_MAX: Final = 65_536
+ID_MOST: Final = 2**53
+"""Ids of decisions go on from what readers have heard; beyond it JSON's readers round them."""
 PREFIX: Final = "select_planner_"
 _POOL: Final = ("model_name", "tenant_id", "role")
 _MODEL: Final = ("model_name", "tenant_id")
@@ -86,6 +88,8 @@ def _virtual(connector: VirtualConnector) -> list[Route]:
             return _json({"error": "after and wait_s are numbers"}, _BAD)
         if math.isnan(wait_s):  # a wait that never ends
             return _json({"error": "wait_s is not a number"}, _BAD)
+        if not 0 <= after < ID_MOST:
+            return _json({"error": f"after is not within 0 and {ID_MOST}"}, _BAD)
         found = await connector.next(after, wait_s)
         return Response(status_code=_NOTHING) if found is None else _json(found)
 

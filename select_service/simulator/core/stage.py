@@ -145,7 +145,7 @@ class _Ledger:
         self.decode: Floats = np.zeros(capacity)
         self.churn: Floats = np.zeros(capacity)
         self.context: Floats = np.zeros(capacity)
-        self.prefilling = self.churned = 0.0
+        self.prefilling = self.turnover = 0.0
         self.requests = np.zeros(capacity, dtype=np.int64)
         self.blocks = _Blocks()
         self.packed = b""
@@ -160,7 +160,7 @@ class _Ledger:
         loads = unpacked(packed)
         self.prefill[:], self.decode[:] = loads.prefill, loads.decode
         self.churn[:], self.context[:] = loads.churn, loads.context
-        self.prefilling, self.churned = loads.prefilling, loads.churned
+        self.prefilling, self.turnover = loads.prefilling, loads.turnover
 
     def share(self, shared: list[tuple[int, Slots]] | None) -> None:
         self._shared, self.blocks.is_shared = shared, shared is not None

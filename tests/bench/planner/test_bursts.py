@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 
+from bench.planner.__main__ import SETTINGS, Task
+from bench.planner.__main__ import run as run_shape
 from bench.planner.bursts import RISES_S, Lawful, run
 from bench.planner.shapes import HOUR_S, Burst, Bursts
 from select_service.planner.edge.replaying import DECODE, PREFILL
@@ -58,3 +61,12 @@ def test_a_begun_rise_is_what_past_rises_were() -> None:
     done = run(300.0, 2, "ours")
     assert done.attainment > 0.985
     assert done.gpu_hours < 4.4
+
+
+@pytest.mark.slow
+def test_a_ramp_goes_on_when_half_an_hour_of_it_is_learnt() -> None:
+    """Likeness took every moment of it for the end of the rise: 97.2 % in time."""
+    settings = replace(SETTINGS, interval_s=30.0, startup_s=25.0)
+    done = run_shape(Task(shape="ramp", policy="slo", seed=11), settings)
+    assert done.attainment > 0.99
+    assert done.gpu_hours < 4.6

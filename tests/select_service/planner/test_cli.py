@@ -127,6 +127,16 @@ def test_predict_reads_a_list(
     assert told["pred_after_each"] == pytest.approx(KALMAN["pred_after_each"], rel=1e-12)
 
 
+def test_a_trend_that_never_changes_is_a_filter_like_any(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps([10.0] * 40)))
+    flags = ("--kalman-q-trend", "0", "--kalman-q-level", "0")
+    code, told, _ = asked(capsys, "predict", "--predictor", "kalman", *flags)
+    assert code == 0
+    assert told["pred_after_each"][-1] == pytest.approx(10.0)
+
+
 @pytest.mark.parametrize("text", ["", "{}", '["a"]', "[true]", "[1"])
 def test_predict_refuses_what_is_no_list(
     text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,6 @@ an actor with `replicas() -> (desired, ready)` and `scale(replicas)`; that needs
 from __future__ import annotations
 
 import asyncio
-import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
@@ -16,7 +15,8 @@ import msgspec
 from typing_extensions import override
 
 from select_service.planner.edge.connectors.connector import OneByOne
-from select_service.planner.errors import ConnectorError, MissingExtra, SettingsError
+from select_service.planner.edge.ray_cluster import joined
+from select_service.planner.errors import ConnectorError, SettingsError
 from select_service.planner.types import PoolState
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class RayConnector(OneByOne):
         client: for tests.
 
     Raises:
-        SettingsError: a resource is named otherwise.
+        SettingsError: a resource is named otherwise, or an actor and there is no cluster.
         MissingExtra: an actor is named, and Ray is not installed.
     """
 
@@ -73,7 +73,8 @@ class RayConnector(OneByOne):
         self._url = dashboard.rstrip("/") + PATH
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
-        self._ray = _ray() if any(parts[0] == "actor" for parts in self._parts.values()) else None
+        has_actors = any(parts[0] == "actor" for parts in self._parts.values())
+        self._ray = joined("a resource actor/NAMESPACE/NAME") if has_actors else None
 
     async def close(self) -> None:
         """Let go of the connections."""
@@ -154,16 +155,6 @@ def _parts(resource: str) -> tuple[str, str, str]:
         )
     kind, scope, name = parts
     return kind, scope, name
-
-
-def _ray() -> Any:
-    try:
-        ray = importlib.import_module("ray")
-    except ImportError as error:
-        raise MissingExtra("a resource actor/NAMESPACE/NAME", "ray") from error
-    if not ray.is_initialized():
-        ray.init(address="auto", log_to_driver=False)
-    return ray
 
 
 def _with(config: dict[str, Any], deployment: str, replicas: int) -> dict[str, Any]:

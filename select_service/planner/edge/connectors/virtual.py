@@ -104,7 +104,15 @@ class VirtualConnector:
         self._changed = asyncio.Event()
 
     async def next(self, after: int, wait_s: float) -> Issued | None:
-        """Return the newest decision above `after`, waiting for one; None: there is none yet."""
+        """Return the newest decision above `after`, waiting for one; None: there is none yet.
+
+        Who asks may have heard of a later one, by a planner before this that left no state: ids
+        go on from there, or he would hear nothing until they have caught up.
+        """
+        if after > self.decision_id:
+            self.decision_id = after
+            if self.decision is not None:
+                self._issue(self.decision.reason)
         if self.decision is None or self.decision.decision_id <= after:
             changed = self._changed
             try:

@@ -191,6 +191,27 @@ def test_new_prompts_go_where_little_was_evicted(
 
 
 @EITHER
+def test_where_nothing_is_found_nothing_is_lost_by_evicting(
+    twin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One cache was filled more than another by prompts that nobody asks for again.
+
+    Answers were spread as unevenly as caches had been filled, and took longer for it.
+    """
+    monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
+    fleet = Fleet(2)
+    for number in range(3):
+        first = 100_000 + 1000 * number
+        fleet.ask(list(range(first, first + 400)), allowed_worker_ids=[0])
+        fleet.end()
+    counts = [0, 0]
+    for number in range(20):
+        counts[fleet.ask(list(range(1000 * number + 1, 1000 * number + 41)))] += 1
+        fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+    assert counts == [10, 10]
+
+
+@EITHER
 @given(data=st.data())
 def test_only_those_who_may_be_chosen_are(twin: Any, data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -255,6 +276,21 @@ def test_churn_is_forgotten() -> None:
     assert ledger.churned == pytest.approx(100.0 / np.e + 100.0)
     ledger.drop_slot(1)
     assert ledger.churn.tolist()[1] == 0.0, "who comes next has an empty cache"
+    ledger.check()
+
+
+def test_churn_is_measured_by_what_is_found() -> None:
+    ledger = Ledger()
+    ledger.ensure(2)
+    assert ledger.turnover == np.inf
+    ledger.book("a", 0, b"", 100, 10.0, isl_tokens=100)
+    ledger.check()
+    assert ledger.turnover == np.inf, "nothing was found"
+    ledger.book("b", 1, b"", 50, 10.0, isl_tokens=100)
+    ledger.check()
+    assert ledger.turnover == pytest.approx(150.0 / 0.25)
+    ledger.book("c", 1, b"", 0, 10.0 + CHURN_MEMORY_S, isl_tokens=200 / np.e)  # type: ignore[arg-type]
+    assert ledger.turnover == pytest.approx(150.0 / np.e / 0.625), "as late as the churn"
     ledger.check()
 
 

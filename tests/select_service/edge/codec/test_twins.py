@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from select_service.config import FieldValidation
-from select_service.edge.codec.json_codec import RequestDecoder, Scanner
+from select_service.edge.codec.json_codec import Decoded, RequestDecoder, Scanner
 from select_service.errors import ServiceError
 from select_service.types import PromptFields, ReservationRequest, SelectRequest
 
@@ -49,7 +49,7 @@ def check(body: bytes) -> None:
 def taken(body: bytes) -> bool:
     """Whether the kernel does this one itself."""
     assert FAST._scan is not None
-    return FAST._scan(body) is not None
+    return FAST._scan(body, 0) is not None
 
 
 def packed(values: list[int], width: int) -> bytes:
@@ -126,6 +126,48 @@ def test_integers_of_every_length_with_blanks_everywhere(
 def test_it_does_all_that_is_regular(body: bytes) -> None:
     assert taken(body)
     check(body)
+
+
+WHOLE = b'{"model_name":"m","block_hashes":[1],"sequence_hashes":[2],"isl_tokens":16}'
+
+
+@pytest.mark.parametrize(
+    ("body", "is_made"),
+    [
+        (WHOLE, True),
+        (b'{"isl_tokens":0}', True),
+        (b'{"isl_tokens":999999999999999999,"tenant_id":" ~","selection_id":""}', True),
+        (b'{ "token_ids" : [ ] , "isl_tokens" : 1 }', True),
+        (b'{"isl_tokens":1000000000000000000}', False),
+        (b'{"isl_tokens":01}', False),
+        (b'{"isl_tokens":-1}', False),
+        (b'{"isl_tokens":1.0}', False),
+        (b'{"isl_tokens":null}', False),
+        (b'{"isl_tokens":"1"}', False),
+        (b'{"model_name":1}', False),
+        (b'{"model_name":"m\x1f"}', False),
+        (b'{"model_name":"m\x7f"}', False),
+        (b'{"model_name":"m\xc3\xa9"}', False),
+        (b'{"selection_id":null}', False),
+        (b'{"tenant_id":"a","tenant_id":"b"}', False),
+        (b'{"routing_group":"a","block_hashes":[1]}', False),
+        (b'{"block_hashes":null}', False),
+        (b'{"priority":1,"block_hashes":[1]}', False),
+        (b'{"bogus":1,"block_hashes":[1]}', False),
+        (WHOLE[:-1] + b" " * 200 + b"}", False),
+    ],
+    ids=repr,
+)
+def test_it_makes_the_request_where_all_is_plain(body: bytes, is_made: bool) -> None:
+    assert FAST._scan is not None
+    assert (type(FAST._scan(body, 128)) is Decoded) == is_made
+    check(body)
+
+
+def test_requests_it_makes_share_nothing_that_changes() -> None:
+    first, second = FAST.decode(WHOLE).request, FAST.decode(WHOLE).request
+    first.isl_tokens, first.model_name = 5, "other"
+    assert second == FAST.decode(WHOLE).request != first
 
 
 # -- what it leaves to the other ---------------------------------------------------------------

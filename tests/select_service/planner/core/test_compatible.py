@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
 from select_service.planner.core.compatible_lookup import CompatibleLookup
@@ -15,6 +17,7 @@ from select_service.planner.core.compatible_sizing import (
     terms_of,
 )
 from select_service.planner.edge.profile_files import read_profile
+from select_service.planner.errors import ProfileError
 from tests.select_service.planner.golden import GOLDEN, golden
 
 pytest.importorskip("scipy", reason="the extra `planner`")
@@ -93,3 +96,11 @@ def test_rounding_goes_over_the_budget_as_theirs_does(
     plan = plan_as_they(terms, limits)
     assert (plan.num_p, plan.num_d) == counts
     assert plan.num_p * gpus[0] + plan.num_d * gpus[1] > budget
+
+
+def test_samples_on_one_line_are_no_surface() -> None:
+    """A profile of one context length: scipy's own error came out as a traceback."""
+    profile = read_profile(GOLDEN / "profile_a")
+    line = replace(profile.decode, context_length=np.full(len(profile.decode.kv_usage), 3000.0))
+    with pytest.raises(ProfileError, match="on one line"):
+        CompatibleLookup(replace(profile, decode=line))

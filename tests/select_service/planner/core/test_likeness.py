@@ -117,3 +117,14 @@ def test_what_nobody_heard_of_an_interval_came_after_the_last_look() -> None:
         live.now = 60.0
         live.likeness.end(600.0, 60.0, live.now)
     assert one.likeness.why == other.likeness.why
+
+
+def test_while_traffic_rises_above_all_that_was_it_says_nothing() -> None:
+    likeness = Likeness(0.03)
+    rng = np.random.default_rng(5)
+    for index in range(LEARNT_MIN + 40):
+        parts = tuple(float(one) for one in rng.poisson(40.0 + 4.0 * index, PARTS))
+        likeness.learn(Interval(sum(parts), 1000.0, 100.0, parts))
+    live = Live(plan(likeness))
+    live.come(44.0, 60.0)
+    assert live.likeness.engines(POOL, 3) is None

@@ -139,3 +139,31 @@ def test_what_rises_has_a_course_and_what_jumps_has_none() -> None:
     assert Past(rising(rise=18), PART_S, 65.0).is_smooth
     assert Past([100.0] * 50, PART_S, 65.0).is_smooth
     assert not Past(rising(rise=1), PART_S, 65.0).is_smooth
+
+
+def noisy(rates: list[float], rng: random.Random) -> list[float]:
+    return [max(0.0, rng.gauss(one, math.sqrt(one / PART_S))) * PART_S for one in rates]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rise_above_all_that_was_is_like_nothing(seed: int) -> None:
+    """On a ramp every place was followed by more, but for those that matter: the last ones."""
+    rng = random.Random(seed)
+    ramp = noisy([4.0 + 0.1 * part for part in range(360)], rng)
+    assert Past(ramp, PART_S, 65.0).is_surpassed
+    top = noisy([40.0] * 120, rng)
+    assert not Past([*ramp, *top], PART_S, 65.0).is_surpassed, "it has been there for a while"
+    assert not Past([*ramp, *top, *noisy([10.0] * 30, rng)], PART_S, 65.0).is_surpassed
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_burst_as_high_as_those_before_is_no_record(seed: int) -> None:
+    past = rising(5, rng=random.Random(seed))
+    for gone in range(0, 200, 10):  # by chance one of five is the highest
+        assert not Past(past[: len(past) - gone], PART_S, 65.0).is_surpassed
+
+
+def test_of_a_past_that_is_all_one_event_nothing_is_told() -> None:
+    assert Past([100.0] * 60, PART_S, 65.0).is_surpassed
+    assert Past([math.nan] * 100 + [100.0] * 60, PART_S, 65.0).is_surpassed
+    assert not Past([0.0] * 200, PART_S, 65.0).is_surpassed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 
 import numpy as np
 import pytest
@@ -101,3 +102,27 @@ def test_large_fleets_are_compared_at_some_counts_only() -> None:
     assert found.counts[0] == 0
     assert found.counts[-1] == needed(12_000.0)
     assert (np.diff(found.late, axis=0) <= 0).all(), "more engines are never later"
+
+
+@pytest.mark.parametrize("price", [0.001, 0.1, 1.0])
+def test_it_is_said_what_more_engines_would_be_worth(price: float) -> None:
+    """Whatever is told: what is asked for is more than what is saved, or they would be there."""
+    found = table(TRIAL)
+    for told in TRIAL.told[::37]:
+        count = found.best(told, price)
+        words = found.why(told, price, count)
+        if count == found.counts[-1]:
+            assert words == "more were of no use at any rate that came"
+            continue
+        said = re.fullmatch(
+            r"(\d+) would save (\S+) requests/s more from being late, and have to be worth (\S+)",
+            words,
+        )
+        assert said is not None
+        more, saved, asked = int(said[1]), float(said[2]), float(said[3])
+        assert more > count
+        assert saved <= 1.1 * asked  # two digits
+        assert asked == pytest.approx(price * (more - count), rel=0.06)
+    sure = np.zeros(len(TRIAL.grid))
+    sure[0] = 1.0
+    assert "stays while worth 10% of its price" in found.why(sure, 1.0, 2)

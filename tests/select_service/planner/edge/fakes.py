@@ -17,6 +17,15 @@ KEY = ModelKey("m")
 PREFILL, DECODE = PoolKey(KEY, "prefill"), PoolKey(KEY, "decode")
 
 
+class Clock:
+    """Goes when it is told to."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def run(use: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(use(), 20.0))
 

@@ -18,7 +18,7 @@ from select_service.planner.edge.connectors.virtual import Completion, VirtualCo
 from select_service.planner.edge.kube import Kube
 from select_service.planner.errors import MissingExtra, SettingsError
 from select_service.planner.types import PoolState
-from tests.select_service.planner.edge.fakes import DECODE, PREFILL, FakeKube, run, target
+from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, FakeKube, run, target
 
 RESOURCES = {PREFILL: "deployments/prefill", DECODE: "apps/v1/deployments/decode"}
 
@@ -236,13 +236,6 @@ def test_kubernetes_resources_are_named_in_full_or_by_kinds_we_know() -> None:
             path_of(wrong, "n")
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def virtual(clock: Clock, **settings: Any) -> VirtualConnector:
     start = {PREFILL: PoolState(1, 1), DECODE: PoolState(2, 2)}
     return VirtualConnector(start, clock, lambda: 1.5, **settings)
@@ -303,6 +296,28 @@ def test_virtual_decisions_that_were_under_way_are_told_again_after_a_restart() 
         assert (await connector.states([PREFILL]))[PREFILL] == PoolState(9, 4)
         assert connector.complete(8, Completion("done"))
         assert (await connector.states([PREFILL]))[PREFILL] == PoolState(9, 9)
+
+    run(use)
+
+
+def test_virtual_decisions_reach_who_has_heard_of_later_ones() -> None:
+    """A planner that forgot its past began anew at 1, and a reader at 57 heard of no more."""
+
+    async def use() -> None:
+        connector = virtual(Clock())
+        assert await connector.next(57, 0.0) is None
+        await connector.apply([target(DECODE, 4)], [])
+        issued = await connector.next(57, 0.0)
+        assert issued is not None
+        assert issued.decision_id == 58
+        again = await connector.next(90, 0.0)  # another reader, or another planner's
+        assert again is not None
+        assert (again.decision_id, again.targets) == (91, issued.targets)
+        assert connector.complete(58, Completion("done"))  # overtaken
+        assert (await connector.states([DECODE]))[DECODE] == PoolState(4, 2)
+        assert connector.complete(91, Completion("done"))
+        assert (await connector.states([DECODE]))[DECODE] == PoolState(4, 4)
+        assert await connector.next(91, 0.0) is None
 
     run(use)
 

@@ -16,7 +16,9 @@ from select_service.planner.core.planning import Fleet
 from select_service.planner.edge.connectors.connector import Connector, DryRun, Outcome
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
 from select_service.planner.edge.connectors.virtual import Completion, VirtualConnector
-from select_service.planner.edge.lease import DURATION_S, FileLease, KubeLease, Lease, NoLease
+from select_service.planner.edge.leases.file import FileLease
+from select_service.planner.edge.leases.kubernetes import KubeLease
+from select_service.planner.edge.leases.lease import DURATION_S, Lease, NoLease
 from select_service.planner.edge.loop import Loop, _next
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.running import _listener, single_model
@@ -26,7 +28,7 @@ from select_service.planner.edge.state_file import Memory, StateFile
 from select_service.planner.errors import InfeasiblePlan, SettingsError, SourceError
 from select_service.planner.types import Load, Missing, ModelKey, PoolState, Target, Value, Window
 from tests.select_service.planner.core.test_planning import BUSY
-from tests.select_service.planner.edge.fakes import DECODE, KEY, PREFILL, FakeKube, run
+from tests.select_service.planner.edge.fakes import DECODE, KEY, PREFILL, Clock, FakeKube, run
 from tests.select_service.planner.golden import PROFILE
 
 START = {PREFILL: 1, DECODE: 1}
@@ -48,13 +50,6 @@ class Told:
 
     async def close(self) -> None:
         pass
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def fleet(gpus_max: int = 64) -> Fleet:
@@ -277,7 +272,8 @@ def test_what_is_told_over_http() -> None:
             assert (await client.post("/v1/decision/9/complete", json=done)).status_code == 404
             assert (await client.post(path, content=b" " * 65_537)).status_code == 413
             assert (await client.post(path, content=in_parts())).status_code == 413
-            assert (await client.get("/v1/decision?after=x")).status_code == 400
+            for after in ("x", "-1", str(2**53)):
+                assert (await client.get(f"/v1/decision?after={after}")).status_code == 400
             (noted,) = (await client.get("/decisions")).json()["decisions"]
             assert noted["acted"]
             loop.source.window = replace(BUSY, requests=Missing("gone"))  # type: ignore[attr-defined]

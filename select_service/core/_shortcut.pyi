@@ -1,0 +1,31 @@
+import random
+from collections.abc import Mapping
+
+from indexer.types import Scope
+from select_service.admission_types import AdmissionSettings
+from select_service.core.counters import Counters
+from select_service.core.decisions.keeping import Decisions
+from select_service.core.effects import Effects
+from select_service.core.partition import Partition
+from select_service.core.pricing.scoring import Weights
+from select_service.core.verbs.placing import Placing
+from select_service.types import Answer, CoreLimits, SelectRequest
+
+ABI: int
+
+class Shortcut:
+    def __init__(
+        self,
+        partitions: Mapping[Scope, Partition],
+        limits: CoreLimits,
+        settings: AdmissionSettings,
+        weights: Weights,
+        placing: Placing,
+        decisions: Decisions,
+        counters: Counters,
+        rng: random.Random,
+        draws: list[float | int] | None = None,
+    ) -> None: ...
+    @staticmethod
+    def suits(weights: Weights) -> bool: ...
+    def select(self, request: SelectRequest, now: float) -> tuple[Answer, Effects] | None: ...

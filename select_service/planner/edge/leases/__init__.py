@@ -1,0 +1,1 @@
+"""Who may act, where two planners run for the same engines."""

@@ -1,0 +1,144 @@
+"""Locks on files of this machine; the kernel lets go of them when the process ends, however.
+
+One file per model that is planned, so that two planners meet over any model they share; and one in
+the state directory, whose file they would both write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from select_service.planner.errors import PlannerError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from select_service.planner.types import ModelKey
+
+__all__ = ["FileLease", "model_locks"]
+
+
+class FileLease:
+    """Locks on several files: all of them, or none.
+
+    Args:
+        paths: of the files; they are made.
+        whose: written into them, for people.
+    """
+
+    def __init__(self, *paths: Path, whose: str = "") -> None:
+        self._paths = sorted(set(paths))
+        self._whose = whose
+        self._files: dict[Path, int] = {}
+        self.taken: Path | None = None
+        """Which one another planner holds."""
+
+    async def held(self) -> bool:
+        """Try to lock what is not locked, once; a held lock stays held while its file is there.
+
+        Raises:
+            PlannerError: a file cannot be opened.
+        """
+        for path in self._paths:
+            if not self._lock(path):
+                self.taken = path
+                await self.close()
+                return False
+        self.taken = None
+        return True
+
+    def _lock(self, path: Path) -> bool:
+        held = self._files.get(path)
+        if held is not None and not _is_replaced(path, held):
+            return True
+        try:
+            opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            if held is not None:
+                return True  # its directory is gone: nobody else locks anything there
+            raise PlannerError(f"{path}: {error.strerror}") from error
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(opened)
+            return False
+        if _is_replaced(path, opened):  # removed between the two
+            os.close(opened)
+            return False
+        if held is not None:
+            os.close(held)
+        self._files[path] = opened
+        with contextlib.suppress(OSError):  # a full disk: it is for people
+            os.ftruncate(opened, 0)
+            os.pwrite(opened, self._whose.encode(), 0)
+        return True
+
+    @property
+    def holder(self) -> str:
+        """What whoever holds it has written; empty: nothing."""
+        if self.taken is None:
+            return ""
+        try:
+            return self.taken.read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return ""
+
+    async def close(self) -> None:
+        """Unlock them; the files stay, or two could hold one name."""
+        for opened in self._files.values():
+            os.close(opened)
+        self._files.clear()
+
+
+def _is_replaced(path: Path, opened: int) -> bool:
+    """Say whether somebody who comes now would lock another file: /tmp is cleaned now and then."""
+    ours = os.fstat(opened)
+    try:
+        there = os.stat(path)
+    except OSError:
+        return True
+    return (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino)
+
+
+def model_locks(models: Iterable[ModelKey], name: str, folder: Path | None = None) -> list[Path]:
+    """Return where the locks of models are, and make the directory.
+
+    Args:
+        models: that are planned.
+        name: of the lease: fleets of different names may have models of the same name.
+        folder: for tests; None: of this user, on this machine.
+
+    Raises:
+        SettingsError: the directory is somebody else's, or cannot be made.
+    """
+    folder = folder or _folder()
+    return [
+        folder
+        / hashlib.blake2b(
+            "\0".join((name, one.model_name, one.tenant_id)).encode(), digest_size=16
+        ).hexdigest()
+        for one in models
+    ]
+
+
+def _folder() -> Path:
+    """Return a directory nobody else can write to: what ends with a login, or a temporary one."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        folder = Path(runtime) / "select-planner"
+    else:
+        folder = Path(tempfile.gettempdir()) / f"select-planner-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise SettingsError(f"{folder}: {error.strerror}: locks of planners are there") from error
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise SettingsError(f"{folder}: locks of planners are there, and others can change them")
+    return folder
