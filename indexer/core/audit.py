@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from indexer.core.holder import unpack_names
 from indexer.core.node import (
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
     from indexer.core.holder import Holder
     from indexer.core.radix_tree import RadixTree
+
+_LOCATED_ONE_BY_ONE: Final = 16
+"""Blocks of a run. A search in a longer one costs microseconds a name; where each of its positions
+is held, and no name stands there twice, it can find only the right one."""
 
 
 def audit(tree: RadixTree, holders: Sequence[Holder], retired: Sequence[Holder]) -> None:
@@ -116,7 +120,7 @@ def _audit_aliases(tree: RadixTree, node: Node) -> None:
 
 
 def _audit_books(tree: RadixTree, holder: Holder, nodes: dict[Node, None]) -> None:
-    me = holder.holder_id
+    me, where = holder.holder_id, holder.where.get
     assert tree.holders[me] is holder, "holders are found by their id"
     filed = 0
     blocks = [0] * len(Tier)
@@ -130,13 +134,21 @@ def _audit_books(tree: RadixTree, holder: Holder, nodes: dict[Node, None]) -> No
         for tier in Tier:
             blocks[tier] += node.held_on(me, tier).bit_count()
         assert held.bit_length() * HASH_BYTES <= len(run), "every held block has a name"
+        names = unpack_names(run)
         places = node.names_at(me) or {}
-        for position, name in enumerate(unpack_names(run)):
+        if len(names) > _LOCATED_ONE_BY_ONE and not places and held == all_ones(len(names)):
+            assert len(set(names)) == len(names), "each name has one position"
+            assert all(where(name) is node for name in names), "held names are filed for their node"
+            for position in (0, len(names) - 1):
+                assert holder.locate(node, names[position]) == position, "and found there"
+            filed += len(names)
+            continue
+        for position, name in enumerate(names):
             if held >> position & 1:
-                names = places.get(position, {name: 0})
-                filed += len(names)
-                for each in names:
-                    assert holder.where.get(each) is node, "held names are filed for their node"
+                called = places.get(position, {name: 0})
+                filed += len(called)
+                for each in called:
+                    assert where(each) is node, "held names are filed for their node"
                     assert holder.locate(node, each) == position, "and found at their position"
     assert filed == len(holder.where), "no name is filed for a block that is not held"
     assert blocks == holder.blocks, "held blocks are counted per tier"

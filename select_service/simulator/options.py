@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from select_service.admission_types import AdmissionSettings
 from select_service.simulator.core.workloads import KINDS, WorkloadSettings
 from select_service.simulator.runs import Change, RunSettings, Trace
-from select_service.simulator.traces import READERS
+from select_service.simulator.traces import MOONCAKE_BLOCK, READERS
 from select_service.types import RouterConfig
 
 if TYPE_CHECKING:
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["add_options", "pairs_of", "settings_of", "weights_with"]
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
+Told = TypeVar("Told", bound=msgspec.Struct)
+
+SEEDS_MAX: Final = 10_000
+"""Runs of each policy: intervals get no narrower that anybody could see."""
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -28,6 +32,13 @@ def add_options(parser: ArgumentParser) -> None:
     what = parser.add_argument_group("requests (a trace, or workloads side by side)")
     what.add_argument("--trace", metavar="FILE", help="recorded requests")
     what.add_argument("--format", default="mooncake", choices=sorted(READERS), help="of the trace")
+    what.add_argument(
+        "--trace-block-size",
+        type=int,
+        default=MOONCAKE_BLOCK,
+        metavar="N",
+        help="tokens that a hash id of Mooncake's format stands for (%(default)s)",
+    )
     what.add_argument("--limit", type=int, default=0, help="so many requests of it")
     what.add_argument(
         "--jitter", type=float, default=0.0, metavar="S", help="each comes up to so much later"
@@ -89,7 +100,7 @@ def settings_of(args: Namespace) -> RunSettings:
     """
     base = RunSettings()
     if args.settings is not None:
-        base = msgspec.json.decode(Path(args.settings).read_bytes(), type=RunSettings)
+        base = _decoded(Path(args.settings).read_bytes(), RunSettings, args.settings)
     given: dict[str, Any] = {
         "workers": args.workers,
         "prefill_workers": args.prefill_workers,
@@ -102,13 +113,7 @@ def settings_of(args: Namespace) -> RunSettings:
         "seed": args.seed,
     }
     if args.trace is not None:
-        given["trace"] = Trace(
-            path=args.trace,
-            format=args.format,
-            speed=args.speed,
-            jitter_s=args.jitter,
-            limit=args.limit,
-        )
+        given["trace"] = _trace(args)
     if args.workload:
         given["workloads"] = [_workload(text) for text in args.workload]
     if args.engine:
@@ -116,16 +121,52 @@ def settings_of(args: Namespace) -> RunSettings:
     if args.weights:
         given["weights"] = _changed(base.weights, args.weights, "--weights")
     if args.admission is not None:
-        given["admission"] = msgspec.json.decode(args.admission, type=AdmissionSettings)
+        given["admission"] = _admission(args.admission)
     if args.change:
         given["changes"] = [_change(text) for text in args.change]
-    for name in ("seeds", "jobs"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name} must be at least 1")
+    _expect_runs(args)
     _expect_used(args)
     settings = replace(base, **{name: one for name, one in given.items() if one is not None})
     settings.validate()
     return settings
+
+
+def _trace(args: Namespace) -> Trace:
+    return Trace(
+        path=args.trace,
+        format=args.format,
+        speed=args.speed,
+        jitter_s=args.jitter,
+        limit=args.limit,
+        block_size=args.trace_block_size,
+    )
+
+
+def _expect_runs(args: Namespace) -> None:
+    for name in ("seeds", "jobs"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name} must be at least 1")
+    if args.seeds > SEEDS_MAX:
+        raise ValueError(f"--seeds must be at most {SEEDS_MAX:,}")
+
+
+def _admission(text: str) -> AdmissionSettings:
+    members = _decoded(text.encode(), dict[str, Any], "--admission")
+    _expect_known(members, AdmissionSettings, "--admission")
+    return _decoded(text.encode(), AdmissionSettings, "--admission")
+
+
+def _expect_known(values: dict[str, Any], kind: type[msgspec.Struct], where: str) -> None:
+    unknown = values.keys() - set(kind.__struct_fields__)
+    if unknown:
+        raise ValueError(f"{where}: there is no {', '.join(sorted(unknown))}")
+
+
+def _decoded(text: bytes, kind: type[T], where: str) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _expect_used(args: Namespace) -> None:
@@ -134,6 +175,7 @@ def _expect_used(args: Namespace) -> None:
         return
     given = {
         "--format": args.format != "mooncake",
+        "--trace-block-size": args.trace_block_size != MOONCAKE_BLOCK,
         "--limit": args.limit,
         "--jitter": args.jitter,
         "--speed": args.speed != 1.0,
@@ -158,7 +200,7 @@ def _workload(text: str) -> WorkloadSettings:
     )
 
 
-def _changed(base: T, text: str, where: str) -> T:
+def _changed(base: Told, text: str, where: str) -> Told:
     return _converted(base, pairs_of(text, where), where)
 
 
@@ -177,11 +219,9 @@ def pairs_of(text: str, where: str) -> dict[str, Any]:
     return pairs
 
 
-def _converted(base: T, values: dict[str, Any], where: str) -> T:
+def _converted(base: Told, values: dict[str, Any], where: str) -> Told:
     kind = type(base)
-    unknown = values.keys() - set(kind.__struct_fields__)
-    if unknown:
-        raise ValueError(f"{where}: there is no {', '.join(sorted(unknown))}")
+    _expect_known(values, kind, where)
     merged = {name: getattr(base, name) for name in kind.__struct_fields__} | values
     try:
         return msgspec.convert(merged, kind, strict=False)

@@ -18,7 +18,7 @@ from select_service.simulator.comparison import (
 from select_service.simulator.options import add_options, settings_of
 from select_service.simulator.report import html_of
 from select_service.simulator.results import expect_writable, write_whole
-from select_service.simulator.runs import POLICIES, at_load, capacity_of
+from select_service.simulator.runs import POLICIES, at_load, capacity_of, expect_load
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -77,6 +77,7 @@ def loaded(settings: RunSettings, load: float | None) -> tuple[RunSettings, floa
     """
     if load is None:
         return settings, None
+    expect_load(load)
     capacity = capacity_of(settings)
     sys.stdout.write(f"capacity {capacity:.2f} requests/s, offered {load * capacity:.2f}\n")
     return at_load(settings, load, capacity), capacity

@@ -6,20 +6,22 @@ requests. `report.py` shows what comes out, `sweep.py` runs many.
 
 from __future__ import annotations
 
+import gzip
+import math
 import random
-import zipfile
+import zlib
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
-import numpy as np
 from msgspec.structs import replace
 
 from select_service.admission_types import AdmissionSettings
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
-from select_service.simulator.core.latency import AnalyticLatency, Latency, ProfileLatency
+from select_service.simulator.core.latency import AnalyticLatency, Latency
 from select_service.simulator.core.measures import Measures, measure
 from select_service.simulator.core.requests import Request
 from select_service.simulator.core.routers import (
@@ -32,12 +34,21 @@ from select_service.simulator.core.routers import (
 from select_service.simulator.core.settings import PoolSettings
 from select_service.simulator.core.worker import EngineSettings
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
+from select_service.simulator.profiles import read_profile
 from select_service.simulator.recordings import requests_of
-from select_service.simulator.traces import READERS, RECORDING, TraceWorkload, in_order
+from select_service.simulator.traces import (
+    MOONCAKE_BLOCK,
+    READERS,
+    RECORDING,
+    BadTrace,
+    TraceWorkload,
+    in_order,
+    read_mooncake,
+)
 from select_service.types import RouterConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from select_service.simulator.core.requests import Workload
     from select_service.simulator.core.routers import Router
@@ -56,6 +67,12 @@ PEER: Final = "kv-cost"
 POLICIES: Final = (OURS, PEER, *_SIMPLE)
 """`ours`: the core with the settings given, `first-token` unless they say otherwise; `kv-cost`: the
 same with the peer's formula and defaults."""
+
+WORKERS_MAX: Final = 10_000
+"""Of a run: ten thousand are minutes before the first request, and more than a service is for."""
+
+REPLICAS_MAX: Final = 64
+"""Each hears what every other one books."""
 
 STRIDE_S: Final = 10.0
 """Simulated seconds between two words about how far it is."""
@@ -105,6 +122,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     speed: float = 1.0
     jitter_s: float = 0.0  # each comes up to so much later, before speed
     limit: int = 0  # requests; 0: all
+    block_size: int = MOONCAKE_BLOCK  # tokens that one of Mooncake's hash ids stands for
 
     def check(self) -> None:
         """Refuse what cannot be read.
@@ -114,8 +132,12 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """
         if self.format not in READERS:
             raise ValueError(f"format must be one of {', '.join(READERS)}")
-        if not (self.speed > 0.0 and self.jitter_s >= 0.0 and self.limit >= 0):
-            raise ValueError("speed must be above 0, jitter_s and limit at least 0")
+        if not (0.0 < self.speed < math.inf and 0.0 <= self.jitter_s < math.inf):
+            raise ValueError("speed must be above 0 and jitter_s at least 0, both finite")
+        if self.limit < 0 or self.block_size < 1:
+            raise ValueError("limit must be at least 0, block_size of a trace at least 1")
+        if self.block_size != MOONCAKE_BLOCK and self.format != "mooncake":
+            raise ValueError(f"block_size of a trace is of the format mooncake, not {self.format}")
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,6 +148,17 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     count: int = 1
     pool: str = ""
     startup_s: float = 0.0  # of those added; of a failed one: until it is back, 0: never
+
+    def check(self) -> None:
+        """Refuse what cannot happen.
+
+        Raises:
+            ValueError: naming it.
+        """
+        if not (0.0 <= self.at < math.inf and 0.0 <= self.startup_s < math.inf):
+            raise ValueError("a change's at and startup_s must be at least 0, and finite")
+        if not 1 <= self.count <= WORKERS_MAX:
+            raise ValueError(f"a change's count must be from 1 to {WORKERS_MAX:,}")
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -161,48 +194,28 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}")
         if (self.trace is None) == (not self.workloads):
             raise ValueError("a trace or workloads, one of them")
-        if self.workers < 1 or self.replicas < 1 or self.block_size < 1:
-            raise ValueError("workers, replicas and block_size must be at least 1")
+        self._expect_sizes()
         for name in ("sync_delay_s", "event_lag_s", "load_lag_s", "transfer_token_s", "detect_s"):
-            if not getattr(self, name) >= 0.0:
-                raise ValueError(f"{name} must be at least 0")
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0, and finite")
         if not self.session_ttl_s >= 0.0:
             raise ValueError("session_ttl_s must be at least 0")
+        for change in self.changes:
+            change.check()
         if self.trace is not None:
             self.trace.check()
         for one in self.workloads:
             one.check()
 
-
-def read_profile(directory: Path) -> ProfileLatency:
-    """Read `selected_prefill_interpolation` and `selected_decode_interpolation`.
-
-    Raises:
-        OSError: a file is missing.
-        ValueError: an array is missing or does not fit.
-    """
-    arrays: list[dict[str, Any]] = []
-    for part in ("prefill", "decode"):
-        path = directory / f"selected_{part}_interpolation" / "raw_data.npz"
-        arrays.append(_read_arrays(path))
-    try:
-        return ProfileLatency(*arrays)
-    except KeyError as missing:
-        raise ValueError(f"{directory}: there is no array {missing}") from None
-
-
-def _read_arrays(path: Path) -> dict[str, list[float]]:
-    """Read numbers out of an NPZ, and nothing that could be more than numbers."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            found = {}
-            for name in archive.namelist():
-                with archive.open(name) as member:
-                    array = np.lib.format.read_array(member, allow_pickle=False)
-                found[name.removesuffix(".npy")] = array.ravel().tolist()
-            return found
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{path}: {error}") from None
+    def _expect_sizes(self) -> None:
+        if self.workers < 1 or self.replicas < 1 or self.block_size < 1:
+            raise ValueError("workers, replicas and block_size must be at least 1")
+        if self.prefill_workers < 0:
+            raise ValueError("prefill_workers must be at least 0")
+        if self.workers + self.prefill_workers > WORKERS_MAX:
+            raise ValueError(f"there may be {WORKERS_MAX:,} workers at most")
+        if self.replicas > REPLICAS_MAX:
+            raise ValueError(f"there may be {REPLICAS_MAX} replicas at most")
 
 
 def _rng(settings: RunSettings, *names: object) -> random.Random:
@@ -222,8 +235,11 @@ def workload(settings: RunSettings) -> Workload:
         rngs = [_rng(settings, "workload", at) for at in range(len(settings.workloads))]
         return workload_of(settings.workloads, settings.block_size, rngs)
     requests = _read(trace, settings.block_size)
+    first = next(requests, None)
+    if first is None:
+        raise BadTrace(f"{trace.path}: there is no request in it")
     return TraceWorkload(
-        requests,
+        chain([first], requests),
         settings.block_size,
         _rng(settings, "trace"),
         speed=trace.speed,
@@ -236,8 +252,16 @@ def _read(trace: Trace, block_size: int) -> Iterator[Request]:
     if trace.format == RECORDING:
         yield from requests_of(Path(trace.path), block_size)
         return
-    with Path(trace.path).open("rb") as lines:
-        yield from in_order(READERS[trace.format](lines, block_size))
+    reader = READERS[trace.format]
+    if trace.format == "mooncake":
+        reader = partial(read_mooncake, trace_block_size=trace.block_size)
+    try:
+        with Path(trace.path).open("rb") as file:
+            is_packed = file.peek(2).startswith(b"\x1f\x8b")
+            lines: Iterable[bytes] = gzip.GzipFile(fileobj=file) if is_packed else file
+            yield from in_order(reader(lines, block_size))
+    except (BadTrace, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise BadTrace(f"{trace.path}: {error}") from None
 
 
 def router(settings: RunSettings) -> Router:
@@ -333,6 +357,16 @@ _BACKLOG_REQUESTS: Final = 4_000
 _SHORTEST: Final = 20  # requests; fewer have no rate
 
 
+def expect_load(load: float) -> None:
+    """Refuse a share of capacity that is none.
+
+    Raises:
+        ValueError: it is not above 0, or not finite.
+    """
+    if not 0.0 < load < math.inf:
+        raise ValueError("the share of capacity (--load) must be above 0, and finite")
+
+
 def at_load(settings: RunSettings, load: float, capacity: float | None = None) -> RunSettings:
     """Return the settings with the trace at such a share of the fleet's capacity.
 
@@ -342,6 +376,7 @@ def at_load(settings: RunSettings, load: float, capacity: float | None = None) -
     trace = settings.trace
     if trace is None:
         raise ValueError("a share of capacity needs a trace; of workloads set the rate")
+    expect_load(load)
     if capacity is None:
         capacity = capacity_of(settings)
     source = workload(replace(settings, trace=replace(trace, speed=1.0)))

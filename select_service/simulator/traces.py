@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
@@ -80,9 +80,13 @@ def in_order(requests: Iterable[Request]) -> list[Request]:
     if not found:
         return found
     start = found[0].arrival
-    seconds = found[-1].arrival - start
+    first, last = found[0], found[-1]
+    seconds = last.arrival - start
     if not seconds <= SPAN_MAX_S:
-        raise BadTrace(f"requests are {seconds:.3g} s apart: do timestamps have another unit?")
+        raise BadTrace(
+            f"lines {first.number} and {last.number}: requests are {seconds:.3g} s apart: do "
+            "timestamps have another unit?"
+        )
     for one in found:
         one.arrival -= start
     return found
@@ -142,18 +146,22 @@ class _MooncakeLine(msgspec.Struct):
     hash_ids: list[int]
 
 
-def read_mooncake(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
-    """See Reader; blocks of 512 tokens, or of a size that 512 is a multiple of."""
-    if MOONCAKE_BLOCK % block_size:
-        raise ValueError(f"blocks of this trace have {MOONCAKE_BLOCK} tokens, or a part of it")
-    parts = MOONCAKE_BLOCK // block_size
+def read_mooncake(
+    lines: Iterable[bytes], block_size: int, trace_block_size: int = MOONCAKE_BLOCK
+) -> Iterator[Request]:
+    """See Reader; a hash id stands for `trace_block_size` tokens, and is cut into whole blocks."""
+    if trace_block_size % block_size:
+        raise ValueError(
+            f"blocks of {block_size} tokens are no part of the trace's, which have "
+            f"{trace_block_size}"
+        )
+    parts = trace_block_size // block_size
     decoder = msgspec.json.Decoder(_MooncakeLine)
     for number, line in _lines(lines):
         one = _decoded(decoder, line, number)
-        if one.input_length < 1 or one.output_length < 0 or any(id_ < 0 for id_ in one.hash_ids):
-            raise BadTrace(f"line {number}: lengths and hash ids must not be negative")
+        _expect_sound(one, number, trace_block_size)
         full = one.input_length // block_size
-        names = [_name(id_ * parts + part) for id_ in one.hash_ids for part in range(parts)]
+        names = _names(one.hash_ids, parts)
         yield Request(
             number=number,
             arrival=one.timestamp / 1e3,
@@ -163,18 +171,40 @@ def read_mooncake(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
         )
 
 
-def _name(number: int) -> int:
-    """Return a block's number, which has 64 bits; ids that are hashes themselves may need more."""
-    if number < _NAMES - 1:
-        return 1 + number
-    return xxh3_64_intdigest(b"%d" % number)
+def _expect_sound(one: _MooncakeLine, number: int, block_size: int) -> None:
+    if one.input_length < 1:
+        raise BadTrace(f"line {number}: input_length must be at least 1")
+    if one.output_length < 0:
+        raise BadTrace(f"line {number}: output_length must not be negative")
+    if min(one.hash_ids, default=0) < 0:
+        raise BadTrace(f"line {number}: hash_ids must not be negative")
+    # one for each block, the last of which may be a part, or left out; none, or a single one, may
+    # be all that is known of a prompt
+    ids, full = len(one.hash_ids), one.input_length // block_size
+    if ids > full + 2 or 1 < ids < full - 1:
+        raise BadTrace(
+            f"line {number}: {ids} hash_ids for an input_length of {one.input_length}: do they "
+            f"stand for {block_size} tokens each (--trace-block-size)?"
+        )
+
+
+def _names(ids: list[int], parts: int) -> list[int]:
+    """Return block numbers, which have 64 bits; ids that are hashes themselves may need more."""
+    if max(ids, default=0) < _NAMES // parts - 1:
+        runs = [range(1 + id_ * parts, 1 + id_ * parts + parts) for id_ in ids]
+        return list(chain.from_iterable(runs))
+    numbers = [id_ * parts + part for id_ in ids for part in range(parts)]
+    return [
+        1 + number if number < _NAMES - 1 else xxh3_64_intdigest(b"%d" % number)
+        for number in numbers
+    ]
 
 
 # -- OpenAI-style logs ---------------------------------------------------------------------------
 
 
 class _Message(msgspec.Struct):
-    role: str = ""
+    role: str | None = None
     content: str | list[dict[str, object]] | None = None
 
 
@@ -197,7 +227,7 @@ class _Body(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
 
 
@@ -206,7 +236,7 @@ class _LogLine(_Body):
     created: float | None = None
     request: _Body | None = None
     response: _Reply | None = None
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
     session_id: str | None = None
     slo_class: str | None = None
@@ -238,8 +268,10 @@ def _logged(one: _LogLine, number: int, arrival: float, block_size: int) -> Requ
     isl = usage.prompt_tokens or max(1, len(text) // CHARACTERS_PER_TOKEN)
     limit = call.max_completion_tokens or call.max_tokens
     osl = usage.completion_tokens or len(answer) // CHARACTERS_PER_TOKEN or limit or 1
-    if isl < 1 or osl < 1:
-        raise BadTrace(f"line {number}: lengths must not be negative")
+    if isl < 1:
+        raise BadTrace(f"line {number}: usage.prompt_tokens must not be negative")
+    if osl < 1:
+        raise BadTrace(f"line {number}: completion_tokens and max_tokens must not be negative")
     size = block_size * CHARACTERS_PER_TOKEN
     blocks: list[int] = []
     before = 0
@@ -264,7 +296,7 @@ def _when(one: _LogLine, number: int) -> float:
     if isinstance(one.timestamp, str):
         try:
             return datetime.fromisoformat(one.timestamp).timestamp()
-        except ValueError:
+        except (ValueError, OverflowError):
             raise BadTrace(f"line {number}: timestamp is no date of ISO 8601") from None
     when = one.created if one.timestamp is None else one.timestamp
     if when is None:
@@ -283,8 +315,8 @@ def _text_of(call: _Body, number: int) -> str:
 def _said(message: _Message) -> str:
     content = message.content
     if isinstance(content, list):
-        content = "".join(str(part.get("text", "")) for part in content)
-    return f"<{message.role}>{content or ''}\n"
+        content = "".join(str(part.get("text") or "") for part in content)
+    return f"<{message.role or ''}>{content or ''}\n"
 
 
 def _answer_of(reply: _Reply) -> str:

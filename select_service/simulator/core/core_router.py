@@ -1,9 +1,11 @@
 """The real core as a router: the classes the server runs, one instance for each replica.
 
-A replica has its own ledger and index. Bookings made at one are told the others after
-`sync_delay_s`, as the messages the replica plane would carry; KV events go into every replica's
-index by the verbs the event writer calls. What is left out is bytes: bodies, frames, the decoding
-of events. Requests are dealt to the replicas in turn, and what is told of one goes where it went.
+A replica has its own ledger. Bookings made at one are told the others after `sync_delay_s`, as the
+messages the replica plane would carry. All replicas hear a worker's events at the same moment, so
+their indexes would be the same at every moment: there is one, which each takes for its own, and KV
+events go into it by the verbs the event writer calls. What is left out is bytes: bodies, frames,
+the decoding of events. Requests are dealt to the replicas in turn, and what is told of one goes
+where it went.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
+    from indexer.core.index import KvIndex
     from select_service.core.effects import Effects, Pull
     from select_service.core.replicas.messages import ReplicaMessage
     from select_service.simulator.core.kv_pool import KvEvent
@@ -66,13 +69,39 @@ class CoreSettings:
     decision_ring: int = 0  # records of decisions cost time, and nobody asks for them here
 
 
+class _Registry(Registry):
+    """Streams of one replica, on indexes of all.
+
+    What a core itself does to an index (a rank comes, goes, is cleared; a sweep) changes nothing
+    when it is done again at the same moment, and replicas are told of workers at the same moment.
+    """
+
+    def __init__(self, shared: dict[Scope, KvIndex]) -> None:
+        super().__init__()
+        self._shared = shared  # for good: who drops one may want it back while others have it
+
+    def open_index(self, scope: Scope, block_size: int, *, is_eagle: bool = False) -> KvIndex:
+        """See Registry."""
+        if self.index(scope) is None and scope in self._shared:
+            self.adopt_index(scope, self._shared[scope])
+        index = super().open_index(scope, block_size, is_eagle=is_eagle)
+        self._shared[scope] = index
+        return index
+
+
 class _Replica:
     """One core and what it is owed by the others."""
 
-    def __init__(self, number: int, settings: CoreSettings, rng: random.Random) -> None:
+    def __init__(
+        self,
+        number: int,
+        settings: CoreSettings,
+        rng: random.Random,
+        indexes: dict[Scope, KvIndex],
+    ) -> None:
         self.name = f"sim://{number}"
         self.router_id = number + 1 if settings.replicas > 1 else 0
-        self.registry = Registry()
+        self.registry = _Registry(indexes)
         self.core = SelectionCore(
             self.registry,
             settings.config,
@@ -101,7 +130,10 @@ class CoreRouter:
         """
         assert len(rngs) == settings.replicas
         self.settings = settings
-        self.replicas = [_Replica(number, settings, rng) for number, rng in enumerate(rngs)]
+        self._indexes: dict[Scope, KvIndex] = {}
+        self.replicas = [
+            _Replica(number, settings, rng, self._indexes) for number, rng in enumerate(rngs)
+        ]
         self._home: dict[str, _Replica] = {}  # of what is booked or waits, by key
         self._waiting: dict[Ticket, str] = {}
         self._answered: list[tuple[str, Verdict]] = []
@@ -211,17 +243,15 @@ class CoreRouter:
 
     def apply(self, worker_id: int, events: Sequence[KvEvent], now: float) -> None:
         """See Router."""
-        rank = WorkerRank(worker_id, 0)
-        for replica in self.replicas:
-            index = replica.registry.index(_SCOPE)
-            if index is None or index.slot_of(rank) is None:
-                continue
-            for event in events:
-                if isinstance(event, Stored):
-                    blocks = event.blocks
-                    index.store(rank, Tier.DEVICE, event.parent, blocks, packed(blocks))
-                else:
-                    index.remove(rank, Tier.DEVICE, event.blocks)
+        rank, index = WorkerRank(worker_id, 0), self._indexes.get(_SCOPE)
+        if index is None or index.slot_of(rank) is None:
+            return
+        for event in events:
+            if isinstance(event, Stored):
+                blocks = event.blocks
+                index.store(rank, Tier.DEVICE, event.parent, blocks, packed(blocks))
+            else:
+                index.remove(rank, Tier.DEVICE, event.blocks)
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -294,9 +324,13 @@ class CoreRouter:
 
     def check(self) -> None:
         """See Router."""
+        for index in self._indexes.values():
+            index.check()
         for replica in self.replicas:
             replica.core.check()
-            replica.registry.check()
+            for stream in replica.registry.streams():
+                stream.check()
+            assert all(self._indexes[scope] is one for scope, one in replica.registry.indexes())
             if not self._home and not replica.inbox:
                 booked = len(replica.core.desk.bookings)
                 assert not booked, f"{booked} reservations are left in the ledger"

@@ -7,8 +7,8 @@ one request the last of its chain. `events` gathers what an engine would publish
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,11 +31,23 @@ class Removed(NamedTuple):
 
 KvEvent = Stored | Removed
 
+_NOTED_PER_BLOCK: Final = 3
+"""Notes of releases, by blocks of capacity: with more of them the old ones are left out."""
+
 
 class KvPool:
-    """Blocks of one engine; every verb is O(blocks it is about)."""
+    """Blocks of one engine; every verb is O(blocks it is about), as a mean over many calls."""
 
-    __slots__ = ("_idle", "_nameless", "_used", "capacity", "events", "evictions")
+    __slots__ = (
+        "_busy",
+        "_held",
+        "_kept",
+        "_nameless",
+        "_noted",
+        "capacity",
+        "events",
+        "evictions",
+    )
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
@@ -43,82 +55,110 @@ class KvPool:
         self.capacity = capacity
         self.evictions = 0
         self.events: list[KvEvent] = []
-        self._used: dict[int, int] = {}  # named block → requests that use it
-        self._idle: OrderedDict[int, None] = OrderedDict()  # named, unused; oldest first
+        # named block → requests that use it; of one that nobody uses, the mark of its release
+        self._held: dict[int, int] = {}
+        self._busy = 0  # named blocks that are used
+        # releases, oldest first: mark (below 0) and blocks, the next to go at the end. A block
+        # that was used again since bears another mark, and is passed over.
+        self._kept: deque[tuple[int, list[int]]] = deque()
+        self._noted = 0  # blocks there, those that are passed over with them
         self._nameless = 0  # in use
 
     @property
     def used(self) -> int:
         """Blocks that running requests hold."""
-        return len(self._used) + self._nameless
+        return self._busy + self._nameless
 
     @property
     def available(self) -> int:
         """Blocks that could be taken, if need be by forgetting what is kept."""
-        return self.capacity - len(self._used) - self._nameless
+        return self.capacity - self._busy - self._nameless
 
     @property
     def named(self) -> int:
         """Blocks that can be found."""
-        return len(self._used) + len(self._idle)
+        return len(self._held)
 
-    def match(self, chain: Sequence[int], most: int) -> int:
-        """Return how many of the first `most` blocks of a chain are here, up to the first gap."""
-        used, idle = self._used, self._idle
-        found = 0
+    def match(self, chain: Sequence[int], most: int) -> tuple[int, int]:
+        """Look for the first `most` blocks of a chain, up to the first that is not here.
+
+        Returns how many there are, and how many of them nobody uses.
+        """
+        held = self._held.get
+        found = unused = 0
         for block in chain[:most]:
-            if block not in used and block not in idle:
+            users = held(block)
+            if users is None:
                 break
             found += 1
-        return found
-
-    def room_beside(self, chain: Sequence[int], count: int) -> int:
-        """Return what could be taken once the first blocks of a chain are in use."""
-        used = self._used
-        return self.available - sum(block not in used for block in chain[:count])
+            unused += users < 0
+        return found, unused
 
     def use(self, chain: Sequence[int], count: int) -> None:
         """Hold the first blocks of a chain, which are here."""
-        used, idle = self._used, self._idle
+        held = self._held
         for block in chain[:count]:
-            if block in used:
-                used[block] += 1
+            users = held[block]
+            if users > 0:
+                held[block] = users + 1
             else:
-                del idle[block]
-                used[block] = 1
+                held[block] = 1
+                self._busy += 1
 
     def take(self, count: int) -> None:
         """Hold so many more blocks without a name; there must be as many `available`."""
         assert count <= self.available, "asked before it is taken"
-        idle = self._idle
-        short = count - (self.capacity - len(self._used) - self._nameless - len(idle))
+        short = count - (self.capacity - len(self._held) - self._nameless)
         if short > 0:
-            gone = tuple(idle.popitem(last=False)[0] for _ in range(short))
-            self.events.append(Removed(gone))
+            gone = self._evict(short)
+            self.events.append(Removed(tuple(gone)))
             self.evictions += short
         self._nameless += count
+
+    def _evict(self, count: int) -> list[int]:
+        """Forget so many blocks that nobody uses, of which there are as many."""
+        held, kept = self._held, self._kept
+        gone: list[int] = []
+        while len(gone) < count:
+            mark, blocks = kept[0]
+            while blocks and len(gone) < count:
+                block = blocks.pop()
+                self._noted -= 1
+                if held.get(block) == mark:
+                    del held[block]
+                    gone.append(block)
+            if not blocks:
+                kept.popleft()
+        return gone
 
     def name(self, chain: Sequence[int], start: int, stop: int) -> None:
         """Let nameless blocks be found as these of the chain from now on.
 
         What somebody else has computed meanwhile is shared, and the own copy is given back.
         """
-        used, idle = self._used, self._idle
+        held = self._held
+        run = chain[start:stop]
+        self._nameless -= stop - start
+        if held.keys().isdisjoint(run):
+            new = dict.fromkeys(run, 1)
+            if len(new) == len(run):  # else a chain names one block twice
+                held.update(new)
+                self._busy += len(new)
+                self._announce(chain, start, stop)
+                return
         begin = start  # of the run of new ones
         for at in range(start, stop):
             block = chain[at]
-            if block in used:
-                used[block] += 1
-            elif block in idle:
-                del idle[block]
-                used[block] = 1
+            users = held.get(block)
+            if users is None or users < 0:
+                held[block] = 1
+                self._busy += 1
             else:
-                used[block] = 1
-                continue
-            self._announce(chain, begin, at)
-            begin = at + 1
+                held[block] = users + 1
+            if users is not None:
+                self._announce(chain, begin, at)
+                begin = at + 1
         self._announce(chain, begin, stop)
-        self._nameless -= stop - start
 
     def _announce(self, chain: Sequence[int], start: int, stop: int) -> None:
         if start < stop:
@@ -127,19 +167,46 @@ class KvPool:
 
     def release(self, chain: Sequence[int], named: int, nameless: int) -> None:
         """Give back what a request held: the first `named` of its chain, and some without."""
-        used, idle = self._used, self._idle
-        for block in reversed(chain[:named]):  # the end of a prompt is needed least
-            users = used[block] - 1
-            if users:
-                used[block] = users
+        held = self._held
+        mark = self._kept[-1][0] - 1 if self._kept else -1
+        kept: list[int] = []
+        for block in chain[named - 1 :: -1] if named else ():  # the end is needed least
+            users = held[block]
+            if users > 1:
+                held[block] = users - 1
             else:
-                del used[block]
-                idle[block] = None
+                held[block] = mark
+                kept.append(block)
+        self._busy -= len(kept)
         self._nameless -= nameless
+        if kept:
+            kept.reverse()
+            self._kept.append((mark, kept))
+            self._noted += len(kept)
+            if self._noted > _NOTED_PER_BLOCK * self.capacity:
+                self._forget_old_notes()
+
+    def _forget_old_notes(self) -> None:
+        """Leave out what would be passed over."""
+        held, kept = self._held, self._kept
+        self._kept, self._noted = deque(), 0
+        for mark, blocks in kept:
+            rest = [block for block in blocks if held.get(block) == mark]
+            if rest:
+                self._kept.append((mark, rest))
+                self._noted += len(rest)
 
     def check(self) -> None:
         """State every promise of the pool."""
         assert self._nameless >= 0
-        assert all(users > 0 for users in self._used.values())
-        assert not self._used.keys() & self._idle.keys(), "used or kept, not both"
-        assert self.used + len(self._idle) <= self.capacity
+        assert self._busy == sum(users > 0 for users in self._held.values()), "users are counted"
+        assert self._nameless + len(self._held) <= self.capacity
+        assert self._noted == sum(len(blocks) for _, blocks in self._kept), "notes are counted"
+        kept = [
+            block
+            for mark, blocks in self._kept
+            for block in blocks
+            if self._held.get(block) == mark
+        ]
+        unused = [block for block, users in self._held.items() if users <= 0]
+        assert sorted(kept) == sorted(unused), "who is not used can go, once"

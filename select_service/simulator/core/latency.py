@@ -7,6 +7,7 @@ the model tells the time of a whole *stretch* of them at once: nobody simulates 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -62,8 +63,8 @@ class AnalyticLatency:
             ValueError: naming what is wrong.
         """
         for name in self.__slots__:
-            if not getattr(self, name) >= 0.0:
-                raise ValueError(f"{name} must be at least 0")
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0, and finite")
         if not (self.base_s > 0.0 or self.sequence_s > 0.0):
             raise ValueError("base_s or sequence_s must be above 0: a step takes time")
 

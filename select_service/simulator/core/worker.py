@@ -307,10 +307,10 @@ class Worker:
             done = job.computed  # elsewhere: nothing is left to compute here
             blocks = request.blocks
             most = min(len(blocks), (job.total - (not done)) // size)
-            found = pool.match(blocks, most)
+            found, unused = pool.match(blocks, most)
             need = -(-job.total // size) - found
             spare = self._blocks_for(1) + (done > 0)  # for the step that begins
-            if need + spare > pool.room_beside(blocks, found):
+            if need + spare > pool.available - unused:
                 break
             self.waiting.popleft()
             pool.use(blocks, found)

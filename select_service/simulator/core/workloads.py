@@ -28,6 +28,13 @@ __all__ = ["KINDS", "Mix", "Sessions", "Shape", "Waves", "WorkloadSettings", "wo
 Kind = Literal["chat", "agents", "shared-prompts", "rl"]
 
 
+TOKENS_MAX: Final = 10_000_000
+"""Mean length of a part of a prompt, or of an answer: as much as anybody's context holds."""
+
+TURNS_MAX: Final = 10_000
+"""Mean turns of a session; all of it is drawn when it begins."""
+
+
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """What sessions of a kind are like; means, lengths in tokens."""
 
@@ -115,6 +122,11 @@ class WorkloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise ValueError("prompts, output_tokens and turns must be at least 1")
         if shape.prompt_tokens + shape.turn_tokens < 1:
             raise ValueError("prompt_tokens and turn_tokens must not both be 0")
+        lengths = (shape.prompt_tokens, shape.turn_tokens, shape.output_tokens)
+        if max(lengths) > TOKENS_MAX or shape.turns > TURNS_MAX:
+            raise ValueError(
+                f"lengths may be {TOKENS_MAX:,} tokens at most, and sessions {TURNS_MAX:,} turns"
+            )
         if self.diurnal_depth > 1.0:
             raise ValueError("diurnal_depth must be at most 1")
 

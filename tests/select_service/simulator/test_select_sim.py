@@ -11,7 +11,6 @@ import xml.etree.ElementTree as ET  # of our own writing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from select_service.simulator.cli import main
@@ -170,29 +169,6 @@ def test_a_broken_trace_is_told_by_its_line(
     assert "line 4" in capsys.readouterr().err
 
 
-def test_engines_may_be_as_a_profile_measured_them(tmp_path: Path) -> None:
-    arrays: dict[str, dict[str, Any]] = {
-        "prefill": {"prefill_isl": [100, 4000], "prefill_ttft": [10.0, 400.0]},
-        "decode": {
-            "x_kv_usage": [0.1, 0.9],
-            "y_context_length": [1000, 1000],
-            "z_itl": [8.0, 20.0],
-            "max_kv_tokens": [100_000],
-        },
-    }
-    for part, columns in arrays.items():
-        folder = tmp_path / f"selected_{part}_interpolation"
-        folder.mkdir()
-        np.savez(folder / "raw_data.npz", **columns)
-    settings = RunSettings(
-        workloads=[WorkloadSettings(requests=60)], workers=2, block_size=64, policy="random"
-    )
-    engine = type(settings.engine)(profile=str(tmp_path))
-    measured = run(RunSettings(**{**as_dict(settings), "engine": engine}))
-    assert measured.ok == 60
-    assert 0.0079 <= measured.gap_s.p50 <= 0.0202, "bins are 2 % wide"
-
-
 def as_dict(settings: RunSettings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in settings.__struct_fields__}
 
@@ -243,14 +219,15 @@ def test_who_was_not_answered_is_in_no_ceiling(tmp_path: Path) -> None:
     assert 0.2 < found.hit_share <= 1.0
 
 
-def test_an_empty_trace_has_nobody_without_an_answer(
+def test_a_run_that_answers_nobody_has_a_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace, report = tmp_path / "empty.jsonl", tmp_path / "report.html"
-    trace.write_text("")
-    assert main(["run", "--trace", str(trace), "--report", str(report)]) == 0
-    assert all(line.endswith(" 0.00") for line in capsys.readouterr().out.splitlines()[1:])
+    trace, report = trace_file(tmp_path, 3), tmp_path / "report.html"
+    argv = ["run", "--trace", str(trace), "--engine", "kv_tokens=1", "--report", str(report)]
+    assert main(argv) == 0
+    assert all(line.endswith(" 100.00") for line in capsys.readouterr().out.splitlines()[1:])
     assert "<svg" in report.read_text()
+    assert "nan" not in report.read_text()
 
 
 def test_a_result_is_replaced_whole_or_not_at_all(

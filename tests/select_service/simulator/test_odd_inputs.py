@@ -1,0 +1,144 @@
+"""`select-sim run` on files and numbers that it was not built on: read, or refused by name."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from select_service.simulator.cli import main
+from select_service.simulator.core.requests import Request
+from select_service.simulator.runs import RunSettings, Trace, workload
+
+QUICK = ["run", "--policy", "ours", "--workers", "2", "--quiet"]
+
+
+def line(at: int = 0, isl: int = 1500, osl: int = 5, ids: object = (0, 1, 2)) -> bytes:
+    told = {"timestamp": at, "input_length": isl, "output_length": osl, "hash_ids": ids}
+    return json.dumps(told).encode() + b"\n"
+
+
+def written(folder: Path, *lines: bytes) -> str:
+    path = folder / "trace.jsonl"
+    path.write_bytes(b"".join(lines))
+    return str(path)
+
+
+def read(path: str, **changes: object) -> list[Request]:
+    trace = Trace(path=path, **changes)  # type: ignore[arg-type]
+    return list(iter(workload(RunSettings(trace=trace, block_size=16)).next, None))
+
+
+def test_a_packed_trace_is_the_same_trace(tmp_path: Path) -> None:
+    lines = [line(0), line(500, ids=[0, 1, 7])]
+    plain = read(written(tmp_path, *lines))
+    packed = read(written(tmp_path, gzip.compress(b"".join(lines))))
+    assert [one.blocks for one in packed] == [one.blocks for one in plain]
+
+
+@pytest.mark.parametrize("cut", [9, 40])
+def test_a_packed_trace_that_was_cut_is_named(
+    tmp_path: Path, cut: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, gzip.compress(line())[:cut])
+    assert main([*QUICK, "--trace", path]) == 1
+    assert f"{path}: Compressed file ended" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([], "there is no request in it"),
+        ([b"\n", b" \n"], "there is no request in it"),
+        ([line(), line(isl=0, ids=[])], "line 2: input_length must be at least 1"),
+        ([line(), line(osl=-1)], "line 2: output_length must not be negative"),
+        ([line(), line(ids=[-1, 3])], "line 2: hash_ids must not be negative"),
+        ([line(), line(ids=list(range(94)))], "line 2: 94 hash_ids for an input_length of 1500"),
+        ([line(), line(isl=9000, ids=list(range(9)))], "line 2: 9 hash_ids for an input_length"),
+        ([line(), line(10**18)], "lines 1 and 2: requests are 1e+15 s apart"),
+        ([line(), b"\xff\xfe\n"], "line 2: JSON is malformed"),
+        ([line(), line(ids="0")], "line 2: Expected `array`, got `str` - at `$.hash_ids`"),
+    ],
+)
+def test_a_trace_that_cannot_be_read_is_told_by_file_line_and_field(
+    tmp_path: Path, lines: list[bytes], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, *lines)
+    assert main([*QUICK, "--trace", path]) == 1
+    assert f"{path}: {why}" in capsys.readouterr().err
+
+
+def test_blocks_of_a_trace_may_have_another_size(tmp_path: Path) -> None:
+    ids = [4, 9, 4, *range(100, 191)]  # one of them twice
+    path = written(tmp_path, line(ids=ids), line(10, ids=[*ids[:50], *range(200, 244)]))
+    first, second = read(path, block_size=16)
+    assert len(first.blocks) == 1500 // 16 == 93
+    assert first.blocks[0] == first.blocks[2]
+    assert first.blocks[:50] == second.blocks[:50]
+    assert first.blocks[50] != second.blocks[50]
+    assert main([*QUICK, "--trace", path, "--trace-block-size", "16", "--block-size", "16"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["--trace-block-size", "16", "--block-size", "512"], "no part of the trace's"),
+        (["--trace-block-size", "0"], "block_size of a trace at least 1"),
+        (["--trace-block-size", "16", "--format", "openai"], "is of the format mooncake"),
+        (["--seeds", "1000000000"], "--seeds must be at most 10,000"),
+        (["--workers", "100000"], "10,000 workers at most"),
+        (["--prefill-workers", "-1"], "prefill_workers must be at least 0"),
+        (["--replicas", "65"], "64 replicas at most"),
+        (["--event-lag", "inf"], "event_lag_s must be at least 0, and finite"),
+        (["--sync-delay", "inf"], "sync_delay_s must be at least 0, and finite"),
+        (["--speed", "inf"], "both finite"),
+        (["--load", "0"], "(--load) must be above 0"),
+        (["--load", "nan"], "(--load) must be above 0"),
+        (["--change", "nan:fail"], "at and startup_s"),
+        (["--change", "1:fail:-3"], "count must be from 1"),
+        (["--engine", "base_s=inf"], "base_s must be at least 0, and finite"),
+        (["--admission", "{x"], "--admission: JSON is malformed"),
+        (["--admission", '{"cache_hit_treshold": 1}'], "--admission: there is no cache_hit_tr"),
+    ],
+)
+def test_numbers_that_would_never_end_are_refused(
+    tmp_path: Path, argv: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main([*QUICK, "--trace", written(tmp_path, line()), *argv])
+    assert refused.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("told", ["turns=1e300", "prompt_tokens=99999999999"])
+def test_sessions_that_nobody_could_draw_are_refused(
+    told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*QUICK, "--workload", f"chat,requests=10,{told}"])
+    assert "10,000 turns" in capsys.readouterr().err
+
+
+def test_settings_that_cannot_be_read_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, line())
+    with pytest.raises(SystemExit):
+        main([*QUICK, "--settings", path])
+    assert f"{path}: Object contains unknown field `timestamp`" in capsys.readouterr().err
+
+
+def test_what_a_log_says_is_null_is_not_said(tmp_path: Path) -> None:
+    bare = {"timestamp": 1.0, "messages": [{"role": "user", "content": "hi " * 40}]}
+    odd = bare | dict.fromkeys(("max_tokens", "response", "usage", "choices", "user"))
+    parts = [{"type": "text", "text": None}, {"type": "image_url", "image_url": {"url": "x"}}]
+    path = written(
+        tmp_path,
+        *(json.dumps(one).encode() + b"\n" for one in (bare, odd)),
+        json.dumps({"created": 2, "messages": [{"role": None, "content": parts}]}).encode(),
+    )
+    one, other, last = read(path, format="openai")
+    assert (one.isl, one.osl, one.blocks) == (other.isl, other.osl, other.blocks)
+    assert last.isl == 1
