@@ -15,7 +15,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 
 from select_service._layout cimport Layout, add, get, place, put
-from select_service.core._speed cimport Choice, Pricer
+from select_service.core._speed cimport Choice, Pricer, RecordRing
 
 from msgspec import UNSET
 
@@ -23,8 +23,8 @@ from select_service._layout import layout_of
 from select_service.core.admission.queue import Ticket
 from select_service.core.books.demand_tally import DemandTally
 from select_service.core.counters import Counters
+from select_service.core.decisions.lookout import Lookout
 from select_service.core.effects import NOTHING
-from select_service.core.pricing.placement import Placement
 from select_service.core.pricing.prompt import Prompt
 from select_service.core.pricing.scoring import is_plain
 from select_service.core.verbs.placing import sketch
@@ -76,14 +76,12 @@ cdef Layout tickets = layout_of(
     Ticket(None, None, None, None, None, b""), ("partition", "request", "prompt", "weights")
 )
 
-cdef enum:  # members of a placement that its record has
-    PLACEMENT_SLOT
-    PLACEMENT_WEIGHTS
-    PLACEMENT_SEEN
+cdef enum:
+    LOOKOUT_UNTIL
+    LOOKOUT_EVERYONE
+    LOOKOUT_TOLD
 
-cdef Layout placements = layout_of(
-    Placement(None, 0, 0, 0.0, None, 0.0, 0.0, 0.0, 0, 0, None), ("slot", "weights", "seen")
-)
+cdef Layout lookouts = Layout(Lookout.__new__(Lookout), ("until", "everyone", "told"))
 
 cdef enum:
     PROMPT_BLOCK_HASHES
@@ -170,7 +168,8 @@ cdef class Shortcut:
     """Answers plain selections of one core; see above."""
 
     cdef dict _partitions
-    cdef object _limits, _settings, _placing, _counters, _keep, _keep_usual, _draw, _weights
+    cdef object _limits, _settings, _placing, _counters, _keep, _draw, _weights
+    cdef RecordRing _ring  # where nobody listens to what it is told
     cdef list _draws
     cdef double _scale, _credit
     cdef bint _track
@@ -192,7 +191,9 @@ cdef class Shortcut:
         """
         self._partitions, self._limits, self._settings = partitions, limits, settings
         self._placing, self._counters = placing, counters
-        self._keep, self._keep_usual = decisions.keep, decisions.keep_usual
+        self._keep = decisions.keep
+        ring = getattr(decisions.keep_usual, "__self__", None)
+        self._ring = ring if type(ring) is RecordRing else None
         self._draw, self._draws, self._weights = rng.random, draws, weights
         self._scale, self._credit = weights.prefill_load_scale, weights.overlap_score_credit
         self._track = weights.track_prefill_tokens
@@ -308,8 +309,8 @@ cdef class Shortcut:
             if not packed:
                 packed = ledger.packed = glance.pricer.packed(ledger.prefilling, ledger.turnover)
             self._note(
-                self._ticket(request, partition, local, chain, isl), partition, glance, slot,
-                (packed, matched, shared, None), now,
+                request, partition, glance, local, chain, isl, isl_tokens, slot, name, packed,
+                matched, shared, now,
             )
         return answer, NOTHING
 
@@ -335,17 +336,24 @@ cdef class Shortcut:
         return ticket
 
     cdef int _note(
-        self, ticket, partition, Glance glance, Py_ssize_t slot, tuple seen, double now
+        self, request, partition, Glance glance, bytes local, bytes chain, isl,
+        uint64_t isl_tokens, Py_ssize_t slot, str name, bytes packed, list matched, list shared,
+        double now,
     ) except -1:
-        """Have a record kept of a decision."""
+        """Have a record kept of a decision: by the ring at once if nothing is unusual about it."""
         lookout = partition.lookout
-        if lookout is not None:
-            placement = placements.copy_of(placements.first)
-            put(placements, placement, PLACEMENT_SLOT, slot)
-            put(placements, placement, PLACEMENT_WEIGHTS, self._weights)
-            put(placements, placement, PLACEMENT_SEEN, seen)
-            if self._keep_usual(ticket, placement, glance.rows, now, None, lookout):
-                return 0
+        if (
+            lookout is not None
+            and self._ring is not None
+            and now < <double>get(lookouts, lookout, LOOKOUT_UNTIL)
+            and get(lookouts, lookout, LOOKOUT_EVERYONE) is glance.rows
+        ):
+            return self._ring.keep_plain(
+                local, isl_tokens, name, packed, matched, shared, glance.rows, slot, now,
+                self._weights, get(lookouts, lookout, LOOKOUT_TOLD),
+            )
+        ticket = self._ticket(request, partition, local, chain, isl)
+        seen = packed, matched, shared, None
         self._keep(ticket, seen, glance.rows, slot, now, None, None, self._weights)
         return 0
 

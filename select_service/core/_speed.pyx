@@ -20,7 +20,7 @@ from msgspec import UNSET
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 13  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 14  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -323,30 +323,6 @@ cdef enum:  # as in the twin, where they are explained
     ASKED_BYTES = 320
     HIT_BYTES = 64
 
-cdef enum:
-    CHUNK_BYTES = 65536
-    HASH_BYTES_MAX = 4096  # `decision_record.HASH_BYTES_KEPT`
-
-cdef enum:  # of one record to other objects, by place
-    LOOKOUT
-    ROWS
-    COLUMNS
-    MATCHED
-    SHARED
-    TRUST
-    WEIGHTS
-    SELECTION_ID
-    RESERVATION_ID
-    ODDS
-    ASK
-    SAID
-    CACHE_HIT
-    REFERENCES
-
-cdef enum:
-    MEMBERS_MAX = 6
-    KINDS_MAX = 4  # of requests there are three
-
 cdef extern from "Python.h":
     void *Py_TYPE(object)
     ctypedef struct PyMemberDef:
@@ -359,11 +335,6 @@ cdef extern from "structmember.h":
     enum:
         T_OBJECT_EX
 
-cdef struct Kind:
-    void *type  # NULL: none
-    Py_ssize_t offsets[MEMBERS_MAX]  # below 0: it has another way
-
-
 @cython.final
 cdef class Members:
     """Reads some members of objects of a few kinds from where they lie: `__slots__`, structs.
@@ -372,11 +343,6 @@ cdef class Members:
     what it costs. A kind that keeps a member in another way is asked by name.
     """
 
-    cdef tuple _names
-    cdef list _types  # keeps those of `_kinds` alive
-    cdef Kind _kinds[KINDS_MAX]
-    cdef int _next
-
     def __cinit__(self, *names):
         if len(names) > MEMBERS_MAX:
             raise ValueError("too many members")
@@ -384,7 +350,7 @@ cdef class Members:
         self._types = [None] * KINDS_MAX
         memset(self._kinds, 0, sizeof(self._kinds))
 
-    cdef inline const Kind *of(self, object one) except NULL:
+    cdef const Kind *of(self, object one) except NULL:
         cdef int at
         for at in range(KINDS_MAX):
             if self._kinds[at].type == Py_TYPE(one):
@@ -405,7 +371,7 @@ cdef class Members:
         self._next = (self._next + 1) % KINDS_MAX
         return place
 
-    cdef inline object get(self, object one, const Kind *kind, int which):
+    cdef object get(self, object one, const Kind *kind, int which):
         cdef PyObject *found
         if kind.offsets[which] >= 0:
             found = (<PyObject **>(<char *><PyObject *>one + kind.offsets[which]))[0]
@@ -420,23 +386,6 @@ class _Slotted:
 
 cdef object _member_descriptor = type(_Slotted.member)
 
-cdef struct Chunk:
-    Py_ssize_t records  # whose hashes are in it; the last of them goes with it
-    char data[CHUNK_BYTES]
-
-cdef struct Entry:
-    PyObject *of[REFERENCES]
-    double at
-    double since
-    Chunk *chunk
-    Py_ssize_t offset
-    Py_ssize_t hash_bytes
-    Py_ssize_t blocks
-    Py_ssize_t slot
-    Py_ssize_t size
-    uint64_t isl_tokens
-
-
 cdef inline Py_ssize_t text_bytes(str text) noexcept:
     cdef Py_ssize_t length = PyUnicode_GET_LENGTH(text)
     return length if PyUnicode_IS_ASCII(text) else CHAR_BYTES * length
@@ -450,20 +399,6 @@ cdef class RecordRing:
     copied, one record's behind the other's. Objects of its own would be memory that comes cold to
     every request, because those of a thousand requests before it are still in use.
     """
-
-    cdef Entry *_entries  # a place for each
-    cdef Py_ssize_t _oldest, _count, _count_max
-    cdef Chunk *_last  # that of the newest
-    cdef Chunk *_spare
-    cdef Py_ssize_t _filled  # bytes of the last chunk
-    cdef Members _tickets
-    cdef Members _prompts
-    cdef Members _requests
-    cdef Members _placements
-    cdef Members _lookouts
-    cdef long long _bytes_max
-    cdef readonly long long bytes
-    cdef readonly long long next
 
     def __cinit__(self, Py_ssize_t count_max, long long bytes_max, long long first):
         self._count_max = count_max if bytes_max else 0
@@ -544,25 +479,8 @@ cdef class RecordRing:
         cdef bint is_told = bool(self._requests.get(request, kind, 1))
         cdef bytes columns = <bytes?>seen[0]
         cdef bytes trust = <bytes?>seen[3] if seen[3] is not None else None
-        cdef Py_ssize_t width = PyBytes_GET_SIZE(columns)
         cdef Entry entry
         matched, shared = seen[1], seen[2]
-        entry.hash_bytes = min(<Py_ssize_t>HASH_BYTES_MAX, PyBytes_GET_SIZE(block_hashes))
-        entry.size = RECORD_BYTES + entry.hash_bytes + more
-        if matched is not None:
-            entry.size += 2 * width + GROUP_BYTES * len(matched)
-        if shared is not None:
-            entry.size += width + GROUP_BYTES * len(shared)
-        if trust is not None:
-            entry.size += PyBytes_GET_SIZE(trust)
-        if selection_id is not None:
-            entry.size += text_bytes(selection_id)
-        if reservation_id is not None:
-            entry.size += text_bytes(reservation_id)
-        if ask is not None:
-            entry.size += ASKED_BYTES + text_bytes(<str?>ask.tenant_id)
-        if cache_hit is not None:
-            entry.size += HIT_BYTES
         entry.of[LOOKOUT] = <PyObject *>lookout
         entry.of[ROWS] = <PyObject *>rows
         entry.of[COLUMNS] = <PyObject *>columns
@@ -578,6 +496,7 @@ cdef class RecordRing:
         entry.of[CACHE_HIT] = <PyObject *>cache_hit
         entry.at, entry.since = now, since
         entry.blocks, entry.isl_tokens, entry.slot = blocks, isl_tokens, slot
+        self._measure(&entry, block_hashes, more)
         record = None
         if is_told:
             hashes = block_hashes[:HASH_BYTES_MAX]
@@ -585,6 +504,51 @@ cdef class RecordRing:
         if self._count_max:
             self._add(&entry, PyBytes_AS_STRING(block_hashes))
         return record
+
+    cdef int keep_plain(
+        self, bytes block_hashes, uint64_t isl_tokens, str selection_id, bytes columns,
+        list matched, list shared, rows, Py_ssize_t slot, double now, weights, lookout,
+    ) except -1:
+        """Keep the record of a decision of which nothing else is to be said; for other kernels."""
+        cdef Entry entry
+        cdef int at
+        if not self._count_max:
+            return 0
+        for at in range(REFERENCES):
+            entry.of[at] = <PyObject *>None
+        entry.of[LOOKOUT] = <PyObject *>lookout
+        entry.of[ROWS] = <PyObject *>rows
+        entry.of[COLUMNS] = <PyObject *>columns
+        entry.of[MATCHED] = <PyObject *>matched
+        entry.of[SHARED] = <PyObject *>shared
+        entry.of[WEIGHTS] = <PyObject *>weights
+        entry.of[SELECTION_ID] = <PyObject *>selection_id
+        entry.at, entry.since = now, -1.0
+        entry.blocks = PyBytes_GET_SIZE(block_hashes) // HASH_BYTES
+        entry.isl_tokens, entry.slot = isl_tokens, slot
+        self._measure(&entry, block_hashes, 0)
+        return self._add(&entry, PyBytes_AS_STRING(block_hashes))
+
+    cdef int _measure(self, Entry *entry, bytes block_hashes, Py_ssize_t more) except -1:
+        """Note what the record is charged with, its columns aside."""
+        cdef Py_ssize_t width = PyBytes_GET_SIZE(<bytes>entry.of[COLUMNS])
+        entry.hash_bytes = min(<Py_ssize_t>HASH_BYTES_MAX, PyBytes_GET_SIZE(block_hashes))
+        entry.size = RECORD_BYTES + entry.hash_bytes + more
+        if <object>entry.of[MATCHED] is not None:
+            entry.size += 2 * width + GROUP_BYTES * len(<object>entry.of[MATCHED])
+        if <object>entry.of[SHARED] is not None:
+            entry.size += width + GROUP_BYTES * len(<object>entry.of[SHARED])
+        if <object>entry.of[TRUST] is not None:
+            entry.size += PyBytes_GET_SIZE(<bytes>entry.of[TRUST])
+        if <object>entry.of[SELECTION_ID] is not None:
+            entry.size += text_bytes(<str>entry.of[SELECTION_ID])
+        if <object>entry.of[RESERVATION_ID] is not None:
+            entry.size += text_bytes(<str>entry.of[RESERVATION_ID])
+        if <object>entry.of[ASK] is not None:
+            entry.size += ASKED_BYTES + text_bytes(<str?>(<object>entry.of[ASK]).tenant_id)
+        if <object>entry.of[CACHE_HIT] is not None:
+            entry.size += HIT_BYTES
+        return 0
 
     cdef int _add(self, Entry *entry, const char *hashes) except -1:
         cdef Py_ssize_t place, number
@@ -645,7 +609,7 @@ cdef class RecordRing:
             Py_DECREF(<object>gone.of[number])
         return 0
 
-    cdef inline Py_ssize_t _place(self, Py_ssize_t at) noexcept:
+    cdef Py_ssize_t _place(self, Py_ssize_t at) noexcept:
         """Return where the record is that is so many after the oldest."""
         cdef Py_ssize_t place = self._oldest + at
         return place - self._count_max if place >= self._count_max else place

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from indexer.compiled import usable
 from indexer.types import HASH_BYTES
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 13):
+if not TYPE_CHECKING and usable("select_service.core._speed", 14):
     from select_service.core._speed import ValueSet
 else:
     from select_service.core.books.plain_value_set import ValueSet

@@ -28,7 +28,7 @@ from select_service.core.books.reservation import Lane, Reservation
 from select_service.core.books.work_done import WorkDone
 from select_service.core.columns import slots_of_mask
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 13):
+if not TYPE_CHECKING and usable("select_service.core._speed", 14):
     from select_service.core._speed import LoadRows
 else:
     from select_service.core.books.plain_load_rows import LoadRows
