@@ -29,8 +29,10 @@ KERNELS = (
     "indexer._ingest",
     "indexer._names",
     "indexer._speed",
+    "select_service._layout",
     "select_service._speed",
     "select_service.core._memory",
+    "select_service.core._shortcut",
     "select_service.core._speed",
     "select_service.edge._lane",
 )
