@@ -65,7 +65,7 @@ from select_service.core.waves.steps import Waves
 from select_service.core.waves.ushering import Usher
 from select_service.types import CoreLimits, TrustSettings
 
-if usable("select_service.core._shortcut", 1):
+if all([usable("select_service._layout", 1), usable("select_service.core._shortcut", 1)]):
     from select_service.core._shortcut import Shortcut as _Shortcut
 
     Shortcut: type[_Shortcut] | None = _Shortcut
