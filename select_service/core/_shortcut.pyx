@@ -25,6 +25,7 @@ from select_service.core.books.demand_tally import DemandTally
 from select_service.core.counters import Counters
 from select_service.core.decisions.lookout import Lookout
 from select_service.core.effects import NOTHING
+from select_service.core.pricing.placement import device_overlap
 from select_service.core.pricing.prompt import Prompt
 from select_service.core.pricing.scoring import is_plain
 from select_service.core.verbs.placing import sketch
@@ -295,7 +296,9 @@ cdef class Shortcut:
         cdef uint64_t cached = 0
         left = isl
         if matched is not None:
-            put(layout, answer, ANSWERS_OVERLAP, partition.overlap_of(partition.seating.rank_at(slot)[0]))
+            worker = partition.seating.rank_at(slot)[0]
+            overlap = device_overlap(worker, glance.pricer, glance.index.block_size)
+            put(layout, answer, ANSWERS_OVERLAP, overlap)
             cached = <uint64_t>glance.pricer.matched_at(slot) * <uint64_t>glance.size
             left = isl_tokens - cached if cached < isl_tokens else 0
         put(layout, answer, ANSWERS_EFFECTIVE, left)

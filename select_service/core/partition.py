@@ -22,7 +22,7 @@ from select_service.core.books.ledger import Ledger
 from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
 from select_service.core.fleet.seating import Seating
 from select_service.core.pricing.picking import pick
-from select_service.core.pricing.placement import Placement, worker_overlap
+from select_service.core.pricing.placement import Placement, device_overlap, worker_overlap
 from select_service.core.pricing.projection import matched, project
 from select_service.core.pricing.scoring import costs, is_plain, prefer
 from select_service.core.trust.factors import Trust
@@ -213,7 +213,7 @@ class Partition:
             overlap = self.no_overlap(worker)
         else:
             device = pricer.matched_at(slot)
-            overlap = self.overlap_of(worker)
+            overlap = device_overlap(worker, pricer, size)
         cached = device * size
         if trust is not None:  # what we believe need not be computed
             cached = int(cached * trust[slot])
@@ -329,16 +329,6 @@ class Partition:
     def _believed(self) -> bytes | None:
         trust = self.trust.column
         return None if trust is None else trust.tobytes()
-
-    def overlap_of(self, worker: Worker) -> Overlap:
-        """Return what the pricer was told last that a worker has on its devices."""
-        tokens_at, size = self.pricer.matched_at, self.index.block_size
-        best, of_ranks = 0, {}
-        for rank, slot in worker.slots.items():
-            tokens = of_ranks[str(rank)] = tokens_at(slot) * size
-            if tokens > best:  # noqa: PLR1730 - max() is slow
-                best = tokens
-        return Overlap(best, best, of_ranks, best, best)
 
     def no_overlap(self, worker: Worker) -> Overlap:
         """Return what a worker says of which nothing matched."""

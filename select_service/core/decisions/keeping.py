@@ -1,8 +1,8 @@
 """The last decisions, for who asks why: a ring bounded by count and by bytes, found by id.
 
 A record is a row of references and a copy of the prompt's hashes, and one of the load columns when
-a load has changed. What an answer
-about it costs is paid by who asks (`explaining.py`). `placing.py` leaves what it decides here.
+a load has changed. What an answer about it costs is paid by who asks (`explaining.py`).
+`placing.py` leaves what it decides here; what nothing is unusual about goes to the ring at once.
 """
 
 from __future__ import annotations

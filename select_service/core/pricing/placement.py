@@ -11,6 +11,7 @@ from select_service.types import Overlap
 if TYPE_CHECKING:
     from select_service.core.decisions.record import Seen
     from select_service.core.fleet.catalog import Worker
+    from select_service.core.pricing.plain_pricer import Pricer
     from select_service.core.pricing.projection import Overlap as OverlapColumns
     from select_service.core.pricing.scoring import Weights
 
@@ -30,6 +31,16 @@ class Placement(Struct, frozen=True):
     potential_decode_blocks: int
     weights: Weights
     seen: Seen | None = None  # what decided it, when somebody keeps that
+
+
+def device_overlap(worker: Worker, pricer: Pricer, block_size: int) -> Overlap:
+    """Return what the pricer was told last that a worker has on its devices, in tokens."""
+    best, of_ranks = 0, {}
+    for rank, slot in worker.slots.items():
+        tokens = of_ranks[str(rank)] = pricer.matched_at(slot) * block_size
+        if tokens > best:  # noqa: PLR1730 - max() is slow
+            best = tokens
+    return Overlap(best, best, of_ranks, best, best)
 
 
 def worker_overlap(worker: Worker, columns: OverlapColumns | None, block_size: int) -> Overlap:
