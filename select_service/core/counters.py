@@ -49,6 +49,9 @@ class ReplicaCounters(Struct):
     orphans_expired: int = 0
     digests_differed: int = 0
     snapshots_given: int = 0
+    garbled: int = 0  # messages that cannot be what their sender said
+    claims_corrected: int = 0  # known otherwise than their owner's snapshot says, or not its at all
+    numbers_corrected: int = 0  # snapshots of owners that had said less than was heard
     claims_refused: int = 0  # beyond `replica_claims_max`, or malformed
     publishers_refused: int = 0
     leases_renewed: int = 0  # open here, because a replica said so

@@ -208,7 +208,8 @@ class Pairs:
             for claim in claims.alive(name):
                 owner, born = (*claim.record.adopts, claim.key)[0]
                 key = owner, born + step
-                if claim.record.pair != pair or owner == claims.router_id or key in claims.ends:
+                known = owner == claims.router_id or claims.ends.has(other, key)
+                if claim.record.pair != pair or known:
                     continue
                 if not any(key in (one.key, *one.record.adopts) for one in claims.alive(other)):
                     claims.note_end(other, key, now, by_owner=False, freed=True)

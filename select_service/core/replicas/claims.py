@@ -73,16 +73,10 @@ class Claim:
     )
 
     def __init__(self, owner: int, record: ClaimRecord, hashes_digest: int | None = None) -> None:
-        if hashes_digest is None:
-            hashes_digest = xxhash.xxh3_64_intdigest(record.hashes)
-        self.hashes_digest = hashes_digest
         self.owner = owner
         self.born = record.born
         self.reservation_id = record.reservation_id
-        self.scope = Scope(record.model_name, record.tenant_id)
-        self.record = msgspec.structs.replace(record, hashes=b"", growth=_NOTHING)
-        self.digest = _digest(record, hashes_digest)
-        self.hashes = record.hashes  # as long as it is not booked; the ledger has them then
+        self.learn_facts(record, hashes_digest)
         self.reservation: Reservation | None = None  # its booking in our ledger
         self.dead = False  # has ended, but its owner does not say so yet
         self.aged = False  # its owner is gone and its time was up; a return wakes it
@@ -95,6 +89,27 @@ class Claim:
         self.outputs = dict(growth.outputs)
         self.faded_at = growth.faded_at
         self.fraction = growth.fraction
+
+    def learn_facts(self, record: ClaimRecord, hashes_digest: int | None = None) -> None:
+        """Take over all that a record says but for what became of it; nothing may be booked."""
+        if hashes_digest is None:
+            hashes_digest = xxhash.xxh3_64_intdigest(record.hashes)
+        self.hashes_digest = hashes_digest
+        self.scope = Scope(record.model_name, record.tenant_id)
+        self.record = msgspec.structs.replace(record, hashes=b"", growth=_NOTHING)
+        self.digest = _digest(record, hashes_digest)
+        self.hashes = record.hashes  # as long as it is not booked; the ledger has them then
+
+    def agrees(self, record: ClaimRecord) -> bool:
+        """Tell whether a record of the same name says what we know.
+
+        Not compared are what became of it, which only grows, and its terms, which may change.
+        """
+        known = self.record
+        facts = msgspec.structs.replace(
+            record, hashes=b"", growth=_NOTHING, ttl_s=known.ttl_s, lease=known.lease
+        )
+        return facts == known and xxhash.xxh3_64_intdigest(record.hashes) == self.hashes_digest
 
     @property
     def key(self) -> Key:
@@ -303,7 +318,7 @@ class Claims:
     def learn(self, claim: Claim, now: float) -> bool:
         """Take in what an owner says it owns; False when that is known, or over."""
         name, born = claim.reservation_id, claim.born
-        if self.ends.is_word_of_owner(claim.key):
+        if self.ends.is_word_of_owner(name, claim.key):
             return False
         owners = self.sets[claim.owner]
         before = owners.by_id.get(name)
@@ -312,7 +327,7 @@ class Claims:
                 return False
             self.end(before, now)
             self.forget(before)
-        claim.dead = claim.key in self.ends
+        claim.dead = self.ends.has(name, claim.key)
         early = self._early.pop(claim.key, None)
         if early is not None:
             claim.join(early[0])
@@ -338,6 +353,21 @@ class Claims:
             if ttl_s not in (None, claim.lease.lease_ttl_s):
                 self.copies.touch(claim.lease, now, ttl_s)
 
+    def correct(self, claim: Claim, record: ClaimRecord, now: float) -> None:
+        """Its owner says otherwise than we have heard; nothing of it is booked.
+
+        It stays the claim it is, with what became of it and what has yet to be said of that.
+        """
+        owned = self.sets[claim.owner]
+        owned.remove(claim)
+        self._waits_no_more(claim)
+        self.copies.leave(claim)
+        claim.learn_facts(record)
+        claim.hearsay = False
+        owned.add(claim)
+        self._inherit(claim, now)
+        self.counters.claims_corrected += 1
+
     def believe_owner(self, claim: Claim, record: ClaimRecord) -> bool:
         """Its owner itself tells of what others told us before; True: on other terms than they."""
         before = claim.record
@@ -361,13 +391,14 @@ class Claims:
                 self.say_later(kin)
             if claim.join(kin.growth()):
                 self.say_later(claim)
+        name = claim.reservation_id
         for key in claim.record.adopts:
-            if not claim.dead and (self.ends.was_freed(key) or self._freed_since(claim, key)):
+            if not claim.dead and (self.ends.was_freed(name, key) or self._freed_since(claim, key)):
                 self.end(claim, now, by_owner=False, freed=True)
 
     def _freed_since(self, claim: Claim, ancestor: Key) -> bool:
         """Whether a caller freed its id when we knew only that this ancestor of it had ended."""
-        since = self.ends.since(ancestor)
+        since = self.ends.since(claim.reservation_id, ancestor)
         if since is None:
             return False
         names = claim.reservation_id, claim.record.selection_id
@@ -421,9 +452,11 @@ class Claims:
         claims = self._of_id.get(reservation_id, ())
         return [one for one in claims if not names.isdisjoint(one.names)]
 
-    def grow_early(self, key: Key, growth: Growth, teller: int, now: float) -> None:
+    def grow_early(
+        self, reservation_id: str, key: Key, growth: Growth, teller: int, now: float
+    ) -> None:
         """Keep what became of a claim nobody has told us of yet."""
-        if key in self.ends:
+        if self.ends.has(reservation_id, key):
             return
         before = self._early.pop(key, None)
         tellers = {teller}

@@ -2,6 +2,9 @@
 
 What has ended has ended for good, so ends are remembered, for a while and in bounds: whatever else
 is said of such a claim comes too late. Only `claims.py` writes here.
+
+An end is that of a claim on one id: a word about another id under the same name was garbled on its
+way, and ends nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
+import xxhash
 
 from select_service.core.books.bookings import key_of
 from select_service.core.memory import Memory
@@ -37,12 +41,17 @@ class _End(msgspec.Struct, array_like=True, frozen=True):
 
 _pack = msgspec.msgpack.Encoder().encode
 _read_end = msgspec.msgpack.Decoder(_End).decode
-_read_key = msgspec.msgpack.Decoder(tuple[int, int]).decode
+_read_name = msgspec.msgpack.Decoder(tuple[int, int, int]).decode
 _read_lasts = msgspec.msgpack.Decoder(dict[int, int]).decode
 
 
+def _name(reservation_id: str, key: Key) -> bytes:
+    """Pack the name of a claim with its id's digest: 32 bits, or each would take 36 bytes more."""
+    return _pack((*key, xxhash.xxh32_intdigest(reservation_id.encode("utf-8", "surrogatepass"))))
+
+
 class Ends:
-    """Ends by the name of the claim, oldest word first. All moves O(1).
+    """Ends by the name of the claim and its id, oldest word first. All moves O(1).
 
     Attributes:
         lost: forgotten before their time, for their number.
@@ -51,7 +60,7 @@ class Ends:
     def __init__(self, ends_max: int) -> None:
         self.lost = 0
         self._ends_max = ends_max
-        self._ends: Memory[bytes] = Memory()  # a packed `Key` → a packed `_End`
+        self._ends: Memory[bytes] = Memory()  # a `_name` → a packed `_End`
         self._on: Memory[str] = Memory()  # `key_of` the id → each owner's last one, packed
 
     def __len__(self) -> int:
@@ -62,26 +71,27 @@ class Ends:
         """What they take."""
         return self._ends.nbytes + self._on.nbytes
 
-    def __contains__(self, key: Key) -> bool:
-        return _pack(key) in self._ends
+    def has(self, reservation_id: str, key: Key) -> bool:
+        """Tell whether this claim on this id is over."""
+        return _name(reservation_id, key) in self._ends
 
-    def _find(self, key: Key) -> _End | None:
-        found = self._ends.get(_pack(key))
+    def _find(self, reservation_id: str, key: Key) -> _End | None:
+        found = self._ends.get(_name(reservation_id, key))
         return None if found is None else _read_end(found)
 
-    def is_word_of_owner(self, key: Key) -> bool:
+    def is_word_of_owner(self, reservation_id: str, key: Key) -> bool:
         """Tell whether its owner itself said so."""
-        entry = self._find(key)
+        entry = self._find(reservation_id, key)
         return entry is not None and entry.by_owner
 
-    def was_freed(self, key: Key) -> bool:
+    def was_freed(self, reservation_id: str, key: Key) -> bool:
         """Tell whether somebody freed the reservation: then all that took it over is over too."""
-        entry = self._find(key)
+        entry = self._find(reservation_id, key)
         return entry is not None and entry.freed
 
-    def since(self, key: Key) -> float | None:
+    def since(self, reservation_id: str, key: Key) -> float | None:
         """Return when that was heard first, None: it is not over, as far as we know."""
-        entry = self._find(key)
+        entry = self._find(reservation_id, key)
         return None if entry is None else entry.since
 
     def on(self, freed_key: str) -> list[Key]:
@@ -94,17 +104,17 @@ class Ends:
 
     # -- heirs ---------------------------------------------------------------------------------
 
-    def heir_of(self, key: Key) -> Key | None:
+    def heir_of(self, reservation_id: str, key: Key) -> Key | None:
         """Return the claim that lives on in place of one that has ended; None: none we know of."""
-        return None if key not in self else self.living(key)
+        return self.living(reservation_id, key) if self.has(reservation_id, key) else None
 
-    def living(self, key: Key) -> Key | None:
+    def living(self, reservation_id: str, key: Key) -> Key | None:
         """Return that claim, or the last in the row of those that took it over one after another.
 
         None when that one is over too.
         """
         for _ in range(ANCESTORS_MAX):
-            entry = self._find(key)
+            entry = self._find(reservation_id, key)
             if entry is None:
                 return key
             if entry.heir is None or entry.freed:
@@ -116,15 +126,16 @@ class Ends:
 
     def told(self, reservation_id: str, key: Key) -> Ended:
         """Put into words that a claim is over."""
-        return Ended(reservation_id, *key, self.heir_of(key), self.was_freed(key))
+        heir = self.heir_of(reservation_id, key)
+        return Ended(reservation_id, *key, heir, self.was_freed(reservation_id, key))
 
     def retold(self) -> Iterator[Ended]:
         """Yield what is remembered now; it may change meanwhile."""
         for packed, _, _ in self._ends.items():
-            key = _read_key(packed)
-            entry = self._find(key)
-            if entry is not None:
-                yield self.told(entry.name, key)
+            found = self._ends.get(packed)
+            if found is not None:
+                owner, born, _ = _read_name(packed)
+                yield self.told(_read_end(found).name, (owner, born))
 
     # -- changes -------------------------------------------------------------------------------
 
@@ -139,7 +150,7 @@ class Ends:
         freed: bool,
     ) -> None:
         """Remember an end, whether we ever heard of the claim or not."""
-        packed = _pack(key)
+        packed = _name(reservation_id, key)
         before = self._ends.get(packed)
         if before is None:
             end = _End(reservation_id, by_owner, now, heir, freed)
@@ -172,7 +183,7 @@ class Ends:
         oldest = self._ends.pop_oldest(until)
         if oldest is None:
             return False
-        owner, born = _read_key(oldest[0])
+        owner, born, _ = _read_name(oldest[0])
         freed_key = key_of(_read_end(oldest[1]).name)
         lasts = self._lasts_on(freed_key)
         if lasts.get(owner) == born:
@@ -186,7 +197,11 @@ class Ends:
     def check(self) -> None:
         """State every promise."""
         assert len(self._ends) <= self._ends_max
-        for _, _, packed in self._on.items():
+        known: dict[str, set[Key]] = {}
+        for name, _, packed in self._ends.items():
+            owner, born, _ = _read_name(name)
+            known.setdefault(key_of(_read_end(packed).name), set()).add((owner, born))
+        for freed_key, _, packed in self._on.items():
             lasts = _read_lasts(packed)
             assert lasts
-            assert all(key in self for key in lasts.items()), "of what is forgotten nothing is kept"
+            assert lasts.items() <= known[freed_key], "of what is forgotten nothing is kept"

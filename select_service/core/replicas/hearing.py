@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from indexer.types import HASH_BYTES
-from select_service.core.replicas.claims import Claim
+from select_service.core.replicas.claims import SEQ_BITS, Claim
 from select_service.core.replicas.events import AddRequestData, ReplicaEnvelope
 from select_service.core.replicas.foreigners import Foreigners, claimed
 from select_service.core.replicas.messages import (
@@ -62,29 +62,47 @@ class Hearing:
         self._leases = leases
         self.foreigners = Foreigners(limits, claims, desk, resolver, claims.counters)
 
-    def heard(self, peer: str, message: ReplicaMessage, now: float) -> None:
-        """Take in one message."""
+    def heard(
+        self, peer: str, message: ReplicaMessage, now: float, *, checked: bool = False
+    ) -> None:
+        """Take in one message; `checked`: with a checksum, which was right."""
         router_id = _speaker(message)
         if router_id == self._claims.router_id:
             self._counters.namesakes += not self._is_echo(message)
             return
         self._counters.heard += 1
-        if isinstance(message, Heartbeat):
-            self._heard_heartbeat(peer, message, now)
+        if self._is_garbled(router_id, message, checked=checked):
+            self._counters.garbled += 1
+        elif isinstance(message, Heartbeat):
+            self._heard_heartbeat(peer, message, now, checked=checked)
         elif isinstance(message, Said):
-            view = self._publishers.heard_from(router_id, message.epoch, peer, now)
+            view = self._publishers.heard_from(router_id, message.epoch, peer, now, checked=checked)
             if view is not None and self._is_news(view, message.seq, now):
                 for item in message.items:
                     self._apply(view, item, now)
         else:
-            self._heard_envelope(peer, message, now)
+            self._heard_envelope(peer, message, now, checked=checked)
 
-    def _heard_heartbeat(self, peer: str, beat: Heartbeat, now: float) -> None:
+    def _is_garbled(self, router_id: int, message: ReplicaMessage, *, checked: bool) -> bool:
+        """Whether it cannot be what its sender said.
+
+        Older versions of ours send no checksum, and the reference's selectors no stamp. Whoever
+        does belong to those is listened to again once the one it follows is not heard any more.
+        """
+        stamped = message.select_service if isinstance(message, ReplicaEnvelope) else message
+        if stamped is not UNSET and stamped.seq >> SEQ_BITS != stamped.epoch - 1:
+            return True  # no number of that life
+        if checked:
+            return False
+        view = self._publishers.views.get(router_id)
+        return view is not None and not view.gone and (view.checked or stamped is UNSET)
+
+    def _heard_heartbeat(self, peer: str, beat: Heartbeat, now: float, *, checked: bool) -> None:
         known = self._publishers.views.get(beat.router_id)
         if known is not None and known.is_old(beat):
             self._counters.repeated += 1  # no sign of life either: somebody may have kept it
             return
-        view = self._publishers.heard_from(beat.router_id, beat.epoch, peer, now)
+        view = self._publishers.heard_from(beat.router_id, beat.epoch, peer, now, checked=checked)
         if view is None:
             return
         view.follow(beat)
@@ -113,14 +131,18 @@ class Hearing:
         self._counters.repeated += not news
         return news
 
-    def _heard_envelope(self, peer: str, envelope: ReplicaEnvelope, now: float) -> None:
+    def _heard_envelope(
+        self, peer: str, envelope: ReplicaEnvelope, now: float, *, checked: bool
+    ) -> None:
         event, stamp = envelope.event, envelope.select_service
         if event is None:
             return
         if stamp is UNSET:
             self.foreigners.heard(peer, envelope, event, now)
             return
-        view = self._publishers.heard_from(event.router_id, stamp.epoch, peer, now)
+        view = self._publishers.heard_from(
+            *(event.router_id, stamp.epoch, peer, now), checked=checked
+        )
         if view is None or not self._is_news(view, stamp.seq, now):
             return
         if isinstance(event.data, AddRequestData):
@@ -167,6 +189,9 @@ class Hearing:
             if not self._claims.learn(claim, now):
                 return
         else:
+            if not (live or told_of or claim.agrees(record)):  # its owner's snapshot
+                self._resolver.unbook(claim, now)
+                self._claims.correct(claim, record, now)
             if claim.hearsay and not told_of and self._claims.believe_owner(claim, record):
                 self._resolver.book_anew(claim, now)
             self.grown(view, Grown(record.reservation_id, *claim.key, record.growth), now)
@@ -183,7 +208,7 @@ class Hearing:
         owners = self._claims.sets.get(item.owner)
         claim = None if owners is None else owners.find(item.reservation_id, item.born)
         if claim is None:
-            self._claims.grow_early(key, item.growth, view.router_id, now)
+            self._claims.grow_early(item.reservation_id, key, item.growth, view.router_id, now)
         names = {key} if claim is None else claim.names
         for kin in self._claims.kin_of(item.reservation_id, names):
             self._grows(view, kin, item.growth, now, live=live)
@@ -213,7 +238,7 @@ class Hearing:
                 freed=item.freed,
             )
         elif item.heir is not None and not claim.dead:
-            self._succeed(claim, claims.ends.living(item.heir), now)
+            self._succeed(claim, claims.ends.living(item.reservation_id, item.heir), now)
             if not claims.sets[item.owner].holds(claim):
                 return  # ours, and booking its heir has shown that its rank is not here
         kin = [] if claim is None else [claim]
@@ -241,6 +266,16 @@ class Hearing:
             claims.note_freed_before(claim, now)
         if by_owner and not ours:
             claims.forget(claim)
+
+    def unlearn(self, claim: Claim, now: float) -> None:
+        """Its owner has never stated it: what was heard was garbled.
+
+        No end of it is noted, as another claim has that name, or will have it.
+        """
+        self._resolver.unbook(claim, now)
+        self._claims.forget(claim)
+        self._counters.claims_corrected += 1
+        self._resolver.resolve(claim.reservation_id, now)
 
     def _succeed(self, claim: Claim, heir: Key | None, now: float) -> None:
         """A claim ends because somebody has adopted it: know that one's claim, heard or not.

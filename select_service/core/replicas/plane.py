@@ -76,8 +76,7 @@ class Replicas:
         claims.purge(now, self._limits.expired_per_turn_max)
         for view in self.publishers.views.values():
             if view.wants_pull(now, self._limits):
-                view.pulling_since = now
-                view.pulls += 1
+                view.asks(now)
                 effects.pulls.append(Pull(view.peer, view.router_id, view.http_port, view.url))
         return more
 

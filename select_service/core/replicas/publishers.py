@@ -40,7 +40,9 @@ class Publishers:
         self._counters = claims.counters
         self._chores = chores
 
-    def heard_from(self, router_id: int, epoch: int, peer: str, now: float) -> View | None:
+    def heard_from(
+        self, router_id: int, epoch: int, peer: str, now: float, *, checked: bool
+    ) -> View | None:
         """Return the view of who speaks; None: it is nobody we listen to."""
         view = self.views.get(router_id)
         if view is None:
@@ -54,6 +56,7 @@ class Publishers:
             return None
         view.heard_at = now
         view.peer = peer
+        view.checked = checked
         if view.gone:
             view.gone = False
             self._claims.gone.discard(router_id)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from select_service.core.replicas.claims import SEQ_BITS
 from select_service.core.replicas.messages import (
     ClaimRecord,
     Ended,
@@ -21,7 +22,6 @@ from select_service.core.replicas.messages import (
     SnapshotHead,
 )
 from select_service.core.replicas.publishers import LOOKS_PER_STEP
-from select_service.core.replicas.view import Incoming
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,8 +100,9 @@ class Snapshots:
         view = self._publishers.views.get(router_id)
         if view is None or head.router_id != router_id or view.pulling_since is None:
             return False
-        view.pulling_since = now
-        view.incoming = Incoming(head.seq)
+        if head.seq >> SEQ_BITS != head.epoch - 1:
+            return False
+        self._counters.numbers_corrected += not view.comes_in(head.seq, now)
         return True
 
     def part(self, router_id: int, part: SnapshotPart, now: float) -> None:
@@ -113,10 +114,11 @@ class Snapshots:
         if isinstance(part, SnapshotEnd):
             view.incoming.promised = part.claims
         elif isinstance(part, ClaimRecord):
-            view.incoming.seen.add(part.born)
-            if self._claims.ends.is_word_of_owner((router_id, part.born)):
+            name, key = part.reservation_id, (router_id, part.born)
+            view.incoming.seen[part.born] = name
+            if self._claims.ends.is_word_of_owner(name, key):
                 # its state was put back to what it was before that: somebody must remind it
-                self._claims.say_later(Ended(part.reservation_id, router_id, part.born))
+                self._claims.say_later(Ended(name, *key))
             self._hearing.claimed(view, part, now)
         elif isinstance(part, Grown):
             self._hearing.grown(view, part, now)
@@ -150,6 +152,7 @@ class Snapshots:
         if view is None:
             return
         incoming = view.incoming
+        view.asked_high = None
         if not complete or incoming is None or incoming.promised != len(incoming.seen):
             view.pulled(None, now, self._limits)
             return
@@ -157,10 +160,23 @@ class Snapshots:
         self._leases.chores.append(self._forget_unseen(view, incoming, now))
 
     def _forget_unseen(self, view: View, incoming: Incoming, now: float) -> Iterator[None]:
-        """What the publisher owned before the snapshot, and not in it, has ended."""
+        """What the publisher owned before the snapshot, and not in it, has ended.
+
+        And what it has under another id, or under a number it has not come to yet, it never owned.
+        """
         for number, claim in enumerate(list(view.claims.by_id.values())):
-            if claim.born <= incoming.seq and claim.born not in incoming.seen:
-                if view.claims.find(claim.reservation_id, claim.born) is claim:
+            named = incoming.seen.get(claim.born)
+            is_false = (
+                claim.born > max(view.high, incoming.seq)
+                if named is None
+                else named != claim.reservation_id
+            )
+            if is_false or (named is None and claim.born <= incoming.seq):
+                if not view.claims.holds(claim):
+                    pass
+                elif is_false:
+                    self._hearing.unlearn(claim, now)
+                else:
                     self._hearing.ended(view, Ended(claim.reservation_id, *claim.key), now)
                 yield
             elif number % LOOKS_PER_STEP == 0:

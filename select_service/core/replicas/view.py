@@ -24,7 +24,7 @@ class Incoming:
 
     def __init__(self, seq: int) -> None:
         self.seq = seq
-        self.seen: set[int] = set()  # numbers of the claims it holds
+        self.seen: dict[int, str] = {}  # numbers of the claims it holds, with their ids
         self.promised: int | None = None  # how many there are, by its last part
 
 
@@ -43,6 +43,7 @@ class View:
         self.url: str | None = None
         self.heard_at = now
         self.gone = False
+        self.checked = False  # its last message had a checksum, which was right
         self.leaving = False  # it has said that it will go
         self.beaten = (0, 0)  # statement and number of the newest heartbeat
         self.buried = False  # being forgotten
@@ -52,6 +53,7 @@ class View:
         self.pulls = self.pulls_failed = 0
         self.pulling_since: float | None = None
         self.next_pull_at = 0.0
+        self.asked_high: int | None = None  # the newest number we knew of when we asked for it
         self.incoming: Incoming | None = None
         self.gaps = 0
 
@@ -156,6 +158,32 @@ class View:
             return False
         oldest = next(iter(self.missing.values()), now)
         return self.hole is not None or now - oldest >= limits.replica_gap_grace_s
+
+    def asks(self, now: float) -> None:
+        """Its snapshot is being fetched from now on."""
+        self.pulling_since = now
+        self.pulls += 1
+        if self.asked_high is None:  # an earlier answer may be on its way yet
+            self.asked_high = self.high
+
+    def comes_in(self, seq: int, now: float) -> bool:
+        """Its snapshot begins; False when it has said less, by that, than we took it for.
+
+        What we knew of when we asked it had said by then, unless that was garbled, or it has lost
+        what it knew. All above is heard anew, and what was missed meanwhile the next heartbeat
+        tells.
+        """
+        self.pulling_since = now
+        self.incoming = Incoming(seq)
+        if self.asked_high is None or seq >= self.asked_high:
+            return True
+        self.high = seq
+        self.epoch = (seq >> SEQ_BITS) + 1
+        self.hole = None if self.hole is None else min(self.hole, seq)
+        for number in [one for one in self.missing if one > seq]:
+            del self.missing[number]
+        self.beaten = min(self.beaten, (seq, 0))
+        return False
 
     def pulled(self, seq: int | None, now: float, limits: CoreLimits) -> None:
         """The picture is whole up to this number; None: the pull has failed."""

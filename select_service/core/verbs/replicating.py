@@ -35,9 +35,14 @@ class Replicating:
         """Tell where our snapshot can be had; heartbeats carry it."""
         self._replicas.http_port, self._replicas.url = http_port, url
 
-    def heard(self, peer: str, message: ReplicaMessage, now: float) -> Effects:
-        """Take in one decoded message that came from this peer endpoint (contract 6.4)."""
-        self._replicas.hearing.heard(peer, message, now)
+    def heard(
+        self, peer: str, message: ReplicaMessage, now: float, *, checked: bool = False
+    ) -> Effects:
+        """Take in one decoded message that came from this peer endpoint (contract 6.4).
+
+        `checked`: it had a checksum, and that was right.
+        """
+        self._replicas.hearing.heard(peer, message, now, checked=checked)
         return self._relieved(now, NOTHING)
 
     def tick(self, now: float) -> tuple[bool, Effects]:
