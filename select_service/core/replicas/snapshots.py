@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from select_service.core.replicas.publishers import Publishers
     from select_service.core.replicas.resolver import Resolver
     from select_service.core.replicas.shared_leases import SharedLeases
-    from select_service.core.replicas.view import View
+    from select_service.core.replicas.view import Incoming, View
     from select_service.types import CoreLimits
 
 _NOTHING = Growth()

@@ -93,7 +93,8 @@ class ReplicaMetrics(Collector):
 
     def _reservations(self) -> Iterator[Metric]:
         replicas, told = self._service.core.replicas, self._service.core.desk.announcer.claims
-        counts = replicas.counters
+        counts, plane = replicas.counters, self._service.replicas
+        garbled, foreign = (0, 0) if plane is None else (plane.garbled, plane.foreign_refused)
         yield self._counts(
             *("replica_reservations", "Reservations of replicas, here.", "event"),
             {
@@ -123,8 +124,13 @@ class ReplicaMetrics(Collector):
                 "early": told.early_lost,
                 "our_name": counts.namesakes,
                 "impostor": counts.impostors,
-                "foreign": self._service.replicas.foreign_refused if self._service.replicas else 0,
+                "foreign": foreign,
+                "garbled": garbled + counts.garbled,
             },
+        )
+        yield self._counts(
+            *("replica_corrected", "What was known otherwise than its owner's snapshot says."),
+            *("what", {"claim": counts.claims_corrected, "number": counts.numbers_corrected}),
         )
         copies = self._gauge("lease_copies", "Leases known through replicas.")
         copies.add_metric((), len(told.copies))

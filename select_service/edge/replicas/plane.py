@@ -14,6 +14,11 @@ from msgspec import UNSET
 
 from indexer.core.endpoint import check_endpoint
 from indexer.errors import EndpointRefused
+from select_service.core.replicas.checksum import (
+    GarbledReplicaMessage,
+    is_checked,
+    with_checksum,
+)
 from select_service.core.replicas.events import TOPIC, ReplicaEnvelope
 from select_service.core.replicas.messages import OWN_TOPIC
 from select_service.core.replicas.wire import (
@@ -52,14 +57,19 @@ LAST_WORD_S: Final = 0.1
 PIECE_BYTES: Final = 64 * 1024
 """Bytes of a snapshot handed on at once."""
 
+GARBLED_LOG_S: Final = 60.0
+"""The log tells so often at most what came garbled; every one is counted."""
+
 FRAMES: Final = 2  # topic and payload; anything else is no message of this plane
 
 
 class ReplicaCore(PullReader, Protocol):
     """What the plane asks of the core."""
 
-    def replica_heard(self, peer: str, message: ReplicaMessage, now: float) -> Effects:
-        """A peer has said something."""
+    def replica_heard(
+        self, peer: str, message: ReplicaMessage, now: float, *, checked: bool = False
+    ) -> Effects:
+        """A peer has said something; `checked`: under a checksum that is right."""
 
     def replica_tick(self, now: float) -> tuple[bool, Effects]:
         """Time has passed; True: another turn is due at once."""
@@ -81,6 +91,7 @@ class Replicas:
         peers_refused: Peers beyond `--replica-peers-max`.
         heard: Messages of peers taken in.
         malformed: Messages of peers that mean nothing, dropped.
+        garbled: Messages of peers under a checksum that is not theirs, dropped.
         foreign_refused: The reference's own, dropped where keys are asked for: it has none.
         faults: Turns of housekeeping that raised, which is a bug.
         snapshots: Snapshots given out, by outcome.
@@ -131,6 +142,9 @@ class Replicas:
         self.peers_refused = 0
         self.heard = 0
         self.malformed = 0
+        self.garbled = 0
+        self._garbled_told_at: float | None = None
+        self._garbled_told = 0
         self.foreign_refused = 0
         self.faults = 0
         self.snapshots = {"complete": 0, "cut_off": 0, "timeout": 0, "refused": 0}
@@ -157,7 +171,7 @@ class Replicas:
             if not self._turn():
                 break
             await asyncio.sleep(0)
-        self.publisher.publish(*encode_message(self._core.replica_last_word()))
+        self._publish(self._core.replica_last_word())
         await asyncio.sleep(LAST_WORD_S)
 
     # -- peers -------------------------------------------------------------------------------------
@@ -202,16 +216,24 @@ class Replicas:
     def carry_out(self, effects: Effects) -> None:
         """Publish and pull what the core wants; waits for nobody."""
         for message in effects.published:
-            self.publisher.publish(*encode_message(message))
+            self._publish(message)
         for pull in effects.pulls:
             self.pulls.ask(pull)
+
+    def _publish(self, message: ReplicaMessage) -> None:
+        topic, payload = encode_message(message)
+        self.publisher.publish(topic, with_checksum(payload))
 
     def _hear(self, peer: str, frames: Sequence[bytes]) -> None:
         if len(frames) != FRAMES:
             self.malformed += 1
             return
         try:
+            checked = is_checked(frames[1])
             message = decode_message(*frames)
+        except GarbledReplicaMessage:
+            self._note_garbled(peer)
+            return
         except MalformedReplicaMessage:
             self.malformed += 1
             return
@@ -219,7 +241,21 @@ class Replicas:
             self.foreign_refused += 1
             return
         self.heard += 1
-        self._carry_out(self._core.replica_heard(peer, message, self._clock()))
+        now = self._clock()
+        self._carry_out(self._core.replica_heard(peer, message, now, checked=checked))
+
+    def _note_garbled(self, peer: str) -> None:
+        """Count it; what it said is missed by its number, and fetched as any that was lost."""
+        self.garbled += 1
+        now, told_at = self._clock(), self._garbled_told_at
+        if told_at is None or now - told_at >= GARBLED_LOG_S:
+            new = self.garbled - self._garbled_told
+            self._garbled_told_at, self._garbled_told = now, self.garbled
+            _log.warning(
+                "a message of replica %s came garbled and was dropped (%d since last told):"
+                " its checksum is that of other bytes",
+                *(peer, new),
+            )
 
     async def _tick(self) -> None:
         while True:
@@ -260,7 +296,7 @@ class Replicas:
             piece = bytearray()
             until = self._clock() + SLICE_S
             for part in self._core.replica_snapshot(self._clock()):
-                frame = encode_part(part)
+                frame = with_checksum(encode_part(part))
                 piece += len(frame).to_bytes(LENGTH_BYTES, "big") + frame
                 if len(piece) >= PIECE_BYTES:
                     if self._clock() >= ends_at:

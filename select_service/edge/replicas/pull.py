@@ -13,6 +13,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
 from indexer.errors import EndpointRefused, HostNotFound
+from select_service.core.replicas.checksum import GarbledReplicaMessage, is_checked
 from select_service.core.replicas.messages import SnapshotEnd, SnapshotHead
 from select_service.core.replicas.wire import MalformedReplicaMessage, decode_part
 from select_service.edge.security.passport import Passport
@@ -150,7 +151,7 @@ class Pulls:
         self.outcomes = dict.fromkeys(
             (
                 *("complete", "timeout", "unreachable", "denied", "refused", "malformed"),
-                *("too_large", "cut_off", "other_publisher", "left_out", "error"),
+                *("garbled", "too_large", "cut_off", "other_publisher", "left_out", "error"),
             ),
             0,
         )
@@ -234,12 +235,10 @@ class Pulls:
 
     async def _read(self, pull: Pull, url: str) -> None:
         last: SnapshotPart | None = None
+        has_checksums = False
         until = self._clock() + SLICE_S
         async for frame in self._frames(url, self.passport.headers(url, peer_host(pull.peer))):
-            try:
-                part = decode_part(frame)
-            except MalformedReplicaMessage as error:
-                raise PullFailed("malformed", str(error)) from error
+            part, has_checksums = _read_part(frame, must_have=has_checksums)
             now = self._clock()
             if last is None:
                 self._begin(pull, part, now)
@@ -312,6 +311,22 @@ class Pulls:
                 ),
             )
         return client
+
+
+def _read_part(frame: bytes, *, must_have: bool) -> tuple[SnapshotPart, bool]:
+    """Read one frame, and whether it has a checksum: all have if the first one has.
+
+    Older versions put none on any.
+    """
+    try:
+        has_checksum, part = is_checked(frame), decode_part(frame)
+    except GarbledReplicaMessage as error:
+        raise PullFailed("garbled", str(error)) from error
+    except MalformedReplicaMessage as error:
+        raise PullFailed("malformed", str(error)) from error
+    if must_have and not has_checksum:
+        raise PullFailed("garbled", "a frame without a checksum behind others that have one")
+    return part, has_checksum
 
 
 def peer_host(endpoint: str) -> str:
