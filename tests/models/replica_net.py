@@ -1,5 +1,7 @@
 """A few cores on a bad network under a fake clock: messages are lost, doubled, late and overtaken.
 
+And garbled, where a test asks for it: one bit is another.
+
 Everything random comes from one seed. Messages travel as the bytes they would be on the wire;
 snapshots are read part by part while both sides go on living. `stated` is the global observer: all
 claims anybody ever stated, and all that were ended.
@@ -17,9 +19,15 @@ from msgspec import UNSET
 
 from indexer.core.registry import Registry
 from select_service.core.effects import Effects, Pull
+from select_service.core.replicas.checksum import (
+    GarbledReplicaMessage,
+    is_checked,
+    with_checksum,
+)
 from select_service.core.replicas.events import AddRequestData, ReplicaEnvelope
 from select_service.core.replicas.messages import ClaimRecord, Ended, Said, SnapshotHead
 from select_service.core.replicas.wire import (
+    MalformedReplicaMessage,
     decode_message,
     decode_part,
     encode_message,
@@ -58,6 +66,7 @@ class Node:
         self.net = net
         self.number = number
         self.is_down = False
+        self.has_checksums = True  # as older versions have not
         self.core: SelectionCore
         self.restart()
 
@@ -130,7 +139,7 @@ class Net:
         self.limits = limits
         self.rng = random.Random(seed)
         self.now = 1000.0
-        self.loss = self.doubling = 0.0
+        self.loss = self.doubling = self.garbling = 0.0
         self.delay_s = 0.01
         self.cut: set[frozenset[int]] = set()
         self.stated: dict[Key, str] = {}
@@ -139,6 +148,7 @@ class Net:
         self._events: list[tuple[float, int, Any]] = []
         self._order = count()
         self.lost = 0
+        self.garbled = 0
         self.looks = 0
         self.looks_per_check = 1  # a core's own promises cost most of the time
         self.promise: Callable[[Node], None] | None = None  # what a test asks for besides
@@ -160,6 +170,8 @@ class Net:
     def publish(self, source: Node, message: Any) -> None:
         self.observe(source, message)
         topic, payload = encode_message(message)
+        if source.has_checksums:
+            payload = with_checksum(payload)
         for node in self.nodes:
             if node is source or node.is_down or source.is_down:
                 continue
@@ -169,15 +181,30 @@ class Net:
                     self.lost += 1
                     continue
                 late = self.rng.expovariate(1 / self.delay_s)
-                self.at(self.now + late, self.delivery(source, node, topic, payload))
+                told = payload
+                if self.garbling and self.rng.random() < self.garbling:
+                    told = self.garble(payload)
+                self.at(self.now + late, self.delivery(source, node, topic, told))
+
+    def garble(self, payload: bytes) -> bytes:
+        self.garbled += 1
+        told = bytearray(payload)
+        told[self.rng.randrange(len(told))] ^= 1 << self.rng.randrange(8)
+        return bytes(told)
 
     def delivery(self, source: Node, node: Node, topic: bytes, payload: bytes) -> Any:
         core = node.core
 
         def deliver() -> None:
-            if node.core is core and not node.is_down:  # it has not restarted since
-                message = decode_message(topic, payload)
-                node.did(core.replica_heard(f"tcp://n{source.number}", message, self.now))
+            if node.core is not core or node.is_down:  # it has restarted since
+                return
+            try:
+                checked, message = is_checked(payload), decode_message(topic, payload)
+            except (GarbledReplicaMessage, MalformedReplicaMessage):
+                assert self.garbled
+                return
+            peer = f"tcp://n{source.number}"
+            node.did(core.replica_heard(peer, message, self.now, checked=checked))
 
         return deliver
 
@@ -258,7 +285,7 @@ class Net:
 
     def settle(self, seconds: float) -> None:
         """A good network from now on."""
-        self.loss = self.doubling = 0.0
+        self.loss = self.doubling = self.garbling = 0.0
         self.delay_s = 0.01
         self.cut.clear()
         self.run(seconds)

@@ -103,11 +103,17 @@ class Claim:
     def agrees(self, record: ClaimRecord) -> bool:
         """Tell whether a record of the same name says what we know.
 
-        Not compared are what became of it, which only grows, and its terms, which may change.
+        Not compared are what became of it, which only grows, how long its lease lasts, which may
+        change, and terms that its owner has not told us of (`believe_owner`).
         """
         known = self.record
+        leases = [one and one.lease_id for one in (known.lease, record.lease)]
         facts = msgspec.structs.replace(
-            record, hashes=b"", growth=_NOTHING, ttl_s=known.ttl_s, lease=known.lease
+            record,
+            hashes=b"",
+            growth=_NOTHING,
+            ttl_s=known.ttl_s if self.hearsay else record.ttl_s,
+            lease=known.lease if self.hearsay or leases[0] == leases[1] else record.lease,
         )
         return facts == known and xxhash.xxh3_64_intdigest(record.hashes) == self.hashes_digest
 
@@ -325,8 +331,7 @@ class Claims:
         if before is not None:
             if before.born >= born:
                 return False
-            self.end(before, now)
-            self.forget(before)
+            self.forget(before)  # its owner tells of its end; with this id garbled, it has none
         claim.dead = self.ends.has(name, claim.key)
         early = self._early.pop(claim.key, None)
         if early is not None:

@@ -186,8 +186,12 @@ class Hearing:
         if claim is None:
             claim = Claim(view.router_id, record)
             claim.hearsay = told_of
+            before = view.claims.by_id.get(record.reservation_id)
+            was_booked = before is not None and before.booked
             if not self._claims.learn(claim, now):
                 return
+            if was_booked:  # and is nobody's now, also if the new claim is over itself
+                self._resolver.free_unclaimed(record.reservation_id, now)
         else:
             if not (live or told_of or claim.agrees(record)):  # its owner's snapshot
                 self._resolver.unbook(claim, now)

@@ -50,7 +50,9 @@ def healed(here: Replica, there: Replica) -> None:
             break
         pulled(here, there)
     assert here.pulls == [], "it asks for ever"
-    (status,) = here.core.replica_status(here.now)
+    (status,) = (
+        one for one in here.core.replica_status(here.now) if one.router_id == there.router_id
+    )
     assert status.state == "synced"
     ours = here.core.desk.announcer.claims.sets[there.router_id]
     theirs = there.core.desk.announcer.claims.own
@@ -292,3 +294,38 @@ def test_an_admission_of_ours_that_has_lost_its_stamp_is_garbled() -> None:
     assert here.load(1) == (0, 0, 0)
     assert here.core.replicas.counters.garbled == 1
     assert [row.state for row in here.core.replica_status(here.now)] == ["synced"]
+
+
+# -- one id after another --------------------------------------------------------------------------
+
+
+def test_a_claim_under_the_id_of_another_ends_neither() -> None:
+    """Ids that differ in one bit are common: req-1041, req-1045."""
+    here, there = acquainted()
+    there.book("req-1041", 1, 5)
+    here.hears(told(there))
+    there.book("req-1043", 2, 6)
+    here.hears(with_event(told(there), request_id="req-1041"))
+    healed(here, there)
+    for said in here.turn(1.0):
+        there.hears(said)
+    assert there.load(1) == here.load(1) == (16, 1, 1)
+    assert there.load(2) == here.load(2) == (16, 1, 1)
+
+
+def test_what_a_later_claim_on_its_id_has_taken_over_is_not_left_booked() -> None:
+    """The later one was freed by somebody else, of whom that was heard before its admission."""
+    here, there = acquainted()
+    third = Replica(3000)
+    there.book("a", 1, 5)
+    here.hears(told(there))
+    there.free("a")  # lost
+    there.book("a", 1, 6)
+    admission = told(there)
+    third.hears(admission)
+    third.free("a")
+    here.hears(third.effects.published[0], "tcp://third:1")
+    here.hears(admission)
+    assert here.load(1) == (0, 0, 0)
+    there.hears(third.effects.published[0], "tcp://third:1")
+    healed(here, there)
