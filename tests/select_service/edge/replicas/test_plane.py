@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from select_service.core.replicas.checksum import is_checked, with_checksum
 from select_service.core.replicas.events import TOPIC
 from select_service.core.replicas.messages import OWN_TOPIC, SnapshotEnd, SnapshotHead
 from select_service.core.replicas.wire import decode_part
@@ -57,7 +58,9 @@ def test_a_snapshot_holds_what_is_booked() -> None:
             service.reserve(ReservationRequest(reservation_id=str(number), worker_id=1, **PROMPT))
         answer = await client.get(SNAPSHOT)
         assert answer.headers["content-type"] == "application/octet-stream"
-        head, *parts, end = [decode_part(frame) for frame in Frames(9999).feed(answer.content)]
+        frames = list(Frames(9999).feed(answer.content))
+        assert all(is_checked(frame) for frame in frames)
+        head, *parts, end = [decode_part(frame) for frame in frames]
         assert isinstance(head, SnapshotHead)
         assert end == SnapshotEnd(3)
         assert {getattr(part, "reservation_id", None) for part in parts} >= {"0", "1", "2"}
@@ -189,3 +192,47 @@ def test_what_is_no_message_is_counted(frames: list[bytes]) -> None:
         await asyncio.sleep(0)
 
     in_process(use, replica_sync_port=free_port())
+
+
+def test_what_comes_garbled_is_dropped_counted_and_told_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        plane = service.replica_plane()
+        right = with_checksum(msgspec.msgpack.encode(BEAT))
+        wrong = right.replace(b"digest\x00", b"digest\x01")
+        for _ in range(3):
+            plane._hear(PEER, [OWN_TOPIC, wrong])
+        assert (plane.garbled, plane.malformed, plane.heard) == (3, 0, 0)
+        assert service.replica_status() == []
+        plane._hear(PEER, [OWN_TOPIC, right])
+        (row,) = service.replica_status()
+        assert row.router_id == BEAT["router_id"]
+        plane._hear(PEER, [OWN_TOPIC, msgspec.msgpack.encode(BEAT | {"number": 2})])
+        text = (await client.get("/metrics")).text
+        assert 'replica_refused_total{reason="garbled"} 4.0' in text
+        clock = plane._clock
+        plane._clock = lambda: clock() + 61.0
+        plane._hear(PEER, [OWN_TOPIC, wrong])
+
+    in_process(use, replica_sync_port=free_port())
+    first, second = (one.getMessage() for one in caplog.records if "garbled" in one.getMessage())
+    assert f"of replica {PEER} came garbled and was dropped (1 since last told)" in first
+    assert "(3 since last told)" in second
+
+
+def test_all_that_is_published_has_a_checksum() -> None:
+    sent: list[bytes] = []
+
+    async def use(_: httpx.AsyncClient, service: Driver) -> None:
+        plane = service.replica_plane()
+        plane.publisher.publish = lambda _, payload: sent.append(payload)  # type: ignore[method-assign]
+        seat(service)
+        request = ReservationRequest(reservation_id="r", worker_id=1, dp_rank=0, **PROMPT)
+        service.reserve(request)
+        plane.carry_out(service.core.replica_tick(1e9)[1])
+        plane.leave()
+
+    in_process(use, replica_sync_port=free_port())
+    assert len(sent) > 3
+    assert all(map(is_checked, sent))

@@ -18,6 +18,7 @@ from select_service.core.replicas.messages import (
     SnapshotHead,
     SnapshotPart,
 )
+from select_service.core.replicas.checksum import with_checksum
 from select_service.core.replicas.wire import encode_part
 from select_service.edge.replicas.pull import Frames, PullFailed, Pulls, snapshot_url
 from select_service.types import ReplicaLimits
@@ -32,6 +33,13 @@ LIMITS = ReplicaLimits(pull_timeout_s=5.0, pull_backoff_s=0.01, pull_backoff_max
 
 def framed(*parts: SnapshotPart) -> bytes:
     frames = [encode_part(part) for part in parts]
+    return b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
+
+
+def checked(*parts: SnapshotPart, plain: int | None = None) -> bytes:
+    """As we give them, but for one frame without a checksum."""
+    frames = [encode_part(part) for part in parts]
+    frames = [one if at == plain else with_checksum(one) for at, one in enumerate(frames)]
     return b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
 
 
@@ -129,6 +137,11 @@ def test_all_parts_arrive_in_order() -> None:
     assert reader.parts == PARTS * 2
 
 
+def test_all_parts_arrive_with_checksums() -> None:
+    reader, _ = pulled(OK + checked(*PARTS), "complete")
+    assert reader.parts == PARTS
+
+
 def test_frames_may_be_cut_anywhere() -> None:
     async def byte_by_byte(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for byte in OK + framed(HEAD, CLAIM, SnapshotEnd(1)):
@@ -148,6 +161,8 @@ def test_frames_may_be_cut_anywhere() -> None:
         (OK, "cut_off"),
         (OK + framed(CLAIM, SnapshotEnd(1)), "malformed"),
         (OK + b"\0\0\0\x01\xc1", "malformed"),
+        (OK + checked(*PARTS).replace(b"\1" * 64, b"\1" * 63 + b"\0", 1), "garbled"),
+        (OK + checked(*PARTS, plain=3), "garbled"),
         (OK + b"\xff\xff\xff\xff", "too_large"),
         (b"HTTP/1.1 409 Conflict\r\ncontent-length: 0\r\n\r\n", "refused"),
         (b"HTTP/1.1 307 x\r\nlocation: /elsewhere\r\ncontent-length: 0\r\n\r\n", "refused"),
