@@ -231,8 +231,12 @@ class Net:
     # -- pulls ---------------------------------------------------------------------------------
 
     def pull(self, asker: Node, pull: Pull) -> None:
-        source = self.nodes[pull.http_port - 8000]
         core = asker.core
+        if not 0 <= pull.http_port - 8000 < len(self.nodes):  # a garbled one: nobody is there
+            assert self.garbled
+            asker.did(core.replica_snapshot_end(pull.router_id, self.now, complete=False))
+            return
+        source = self.nodes[pull.http_port - 8000]
         parts: Iterator[Any] | None = None
 
         def go_on() -> None:
