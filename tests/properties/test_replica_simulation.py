@@ -29,6 +29,7 @@ from select_service.types import (
     LeaseRenewal,
     LeaseRequest,
     PairSelection,
+    ReplicaStatus,
     ReservationRequest,
     SelectPairRequest,
 )
@@ -453,7 +454,8 @@ class World:
         orphans_s = LIMITS.replica_timeout_s + 2 * LIMITS.replica_orphan_ttl_s + 2.0
         leases_s = LIMITS.replica_timeout_s + LEASE_S + 4.0
         self.net.settle(QUIET_S / 2)
-        self.pass_time(max(orphans_s * bool(self.net.dead_routers), leases_s * bool(self.doomed)))
+        has_orphans = bool(self.net.dead_routers) or self.old  # of publishers that never were
+        self.pass_time(max(orphans_s * has_orphans, leases_s * bool(self.doomed)))
         self.net.run(QUIET_S / 2)
 
     def compare(self, ledger: dict[str, Any], *, crashed: bool) -> None:
@@ -511,6 +513,12 @@ class World:
                     assert row.potential_decode_blocks == row.potential_prefill_tokens == 0
 
 
+def rows_of(node: Node) -> dict[int, ReplicaStatus]:
+    """Publishers as a node sees them; one whose first word has lost its stamp was foreign then."""
+    rows = node.core.replica_status(node.net.now)
+    return {row.router_id: row for row in rows if row.state != "foreign"}
+
+
 def live_through_unchecked(seed: int, steps: int, garbling: float) -> Net:
     """Older versions believe what was garbled; what they still differ in must not last.
 
@@ -527,10 +535,10 @@ def live_through_unchecked(seed: int, steps: int, garbling: float) -> Net:
         for worker_id in WORKERS:
             node.put_worker(worker_id)
     net.settle(LIMITS.replica_timeout_s + 2 * LIMITS.replica_orphan_ttl_s + QUIET_S)
-    before = [{row.router_id: row for row in n.core.replica_status(net.now)} for n in net.nodes]
+    before = [rows_of(node) for node in net.nodes]
     net.run(QUIET_S)
     for node, were in zip(net.nodes, before, strict=True):
-        rows = {row.router_id: row for row in node.core.replica_status(net.now)}
+        rows = rows_of(node)
         known = node.core.desk.announcer.claims
         for other in net.nodes:
             if other is not node:

@@ -12,13 +12,13 @@ import pytest
 
 from indexer.edge.addresses import Addresses
 from select_service.core.effects import NOTHING, Effects, Pull
+from select_service.core.replicas.checksum import with_checksum
 from select_service.core.replicas.messages import (
     ClaimRecord,
     SnapshotEnd,
     SnapshotHead,
     SnapshotPart,
 )
-from select_service.core.replicas.checksum import with_checksum
 from select_service.core.replicas.wire import encode_part
 from select_service.edge.replicas.pull import Frames, PullFailed, Pulls, snapshot_url
 from select_service.types import ReplicaLimits
