@@ -56,7 +56,7 @@ def test_what_has_none_is_no_error(payload: bytes) -> None:
 @given(st.data())
 def test_no_flipped_bit_is_believed(data: st.DataObject) -> None:
     """But for one in the name of the member: then it is as one of an older version."""
-    topic, payload = encode_message(data.draw(st.sampled_from([BEAT, Said(1, 1, 2, [CLAIM])])))
+    topic, payload = encode_message(BEAT if data.draw(st.booleans()) else Said(1, 1, 2, [CLAIM]))
     garbled = bytearray(with_checksum(payload))
     garbled[data.draw(st.integers(0, len(garbled) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     try:

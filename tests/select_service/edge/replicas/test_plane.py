@@ -221,12 +221,12 @@ def test_what_comes_garbled_is_dropped_counted_and_told_once_a_minute(
     assert "(3 since last told)" in second
 
 
-def test_all_that_is_published_has_a_checksum() -> None:
+def test_all_that_is_published_has_a_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[bytes] = []
 
     async def use(_: httpx.AsyncClient, service: Driver) -> None:
         plane = service.replica_plane()
-        plane.publisher.publish = lambda _, payload: sent.append(payload)  # type: ignore[method-assign]
+        monkeypatch.setattr(plane.publisher, "publish", lambda _, payload: sent.append(payload))
         seat(service)
         request = ReservationRequest(reservation_id="r", worker_id=1, dp_rank=0, **PROMPT)
         service.reserve(request)
