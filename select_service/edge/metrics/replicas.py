@@ -138,6 +138,7 @@ class ReplicaMetrics(Collector):
         ended = self._gauge("replica_ended", "Ends of reservations remembered.")
         ended.add_metric((), len(told.ends))
         yield ended
+        renewed = 0 if plane is None else plane.subscriptions.renewed
         gaps = sum(view.gaps for view in replicas.publishers.views.values())
         for name, text, count in (
             ("replica_gaps", "Times a replica's statements were missing.", gaps),
@@ -145,6 +146,11 @@ class ReplicaMetrics(Collector):
                 "replica_digests_differed",
                 "Times a replica owned something else than was known of it.",
                 counts.digests_differed,
+            ),
+            (
+                "replica_connections_renewed",
+                "Connections to replicas that stood, and over which nothing came any more.",
+                renewed,
             ),
         ):
             family = CounterMetricFamily(self._prefix + name, text)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from select_service.core.replicas.messages import Heartbeat, ReplicaMessage, SnapshotPart
     from select_service.edge.places import Place
     from select_service.edge.security.passport import Passport
-    from select_service.types import ReplicaLimits
+    from select_service.types import CoreLimits, ReplicaLimits
 
 _log = logging.getLogger("select_service")
 
@@ -65,6 +65,8 @@ FRAMES: Final = 2  # topic and payload; anything else is no message of this plan
 
 class ReplicaCore(PullReader, Protocol):
     """What the plane asks of the core."""
+
+    limits: CoreLimits
 
     def replica_heard(
         self, peer: str, message: ReplicaMessage, now: float, *, checked: bool = False
@@ -131,7 +133,9 @@ class Replicas:
         self._keys = keys
         self.publisher = ReplicaPublisher(port, limits.send_messages_max, keys)
         self.subscriptions = Subscriptions(
-            *((TOPIC, OWN_TOPIC), self._hear, limits, clock), addresses=addresses, keys=keys
+            *((TOPIC, OWN_TOPIC), self._hear, limits, clock, addresses, keys),
+            beats_on=OWN_TOPIC,
+            silence_s=lambda: core.limits.replica_timeout_s,
         )
         self.pulls = Pulls(
             *(core, carry_out, limits, clock, _log.warning, addresses), passport=passport
@@ -260,6 +264,7 @@ class Replicas:
     async def _tick(self) -> None:
         while True:
             more = self._turn()
+            self.subscriptions.renew_silent()
             await asyncio.sleep(0 if more else TICK_S)
 
     def _turn(self) -> bool:

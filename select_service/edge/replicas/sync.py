@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from indexer.edge.guide import Guide
@@ -41,6 +42,10 @@ RECONNECT_AFTER_S: Final = 1.0
 RECONNECT_AFTER_MAX_S: Final = 5.0
 """Waits before a connection that libzmq has given up is made anew, doubled up to the second. While
 one waits, the other's bookings are not seen; a handshake with a replica costs less than that."""
+
+
+ASLEEP_S: Final = 1.0
+"""Between two looks at who is silent; after longer it is we who have not listened."""
 
 
 class ReplicaPublisher:
@@ -127,12 +132,14 @@ class _Peer:
     """One replica we listen to."""
 
     __slots__ = (
+        "beats",
         "endpoint",
         "guide",
         "heard_at",
         "is_queued",
         "key",
         "patience",
+        "quiet_since",
         "reconnect",
         "state",
         "subscriber",
@@ -142,6 +149,8 @@ class _Peer:
         self.endpoint = endpoint
         self.key = key  # that it must have
         self.heard_at = now
+        self.quiet_since = now  # or since we have done something about it
+        self.beats = False  # it has spoken where nobody is silent for long
         self.subscriber = subscriber
         self.guide: Guide | None = None  # where the endpoint has a name in it
         self.state = Link.RETRYING
@@ -155,6 +164,7 @@ class Subscriptions:
 
     Attributes:
         faults: Messages whose handling raised, which is a bug; the message is lost.
+        renewed: Connections made anew, as they stood and nothing came.
     """
 
     def __init__(
@@ -165,6 +175,9 @@ class Subscriptions:
         clock: Callable[[], float],
         addresses: Addresses,
         keys: ReplicaKeys | None = None,
+        *,
+        beats_on: bytes | None = None,
+        silence_s: Callable[[], float] = lambda: inf,
     ) -> None:
         """Open nothing yet.
 
@@ -175,6 +188,8 @@ class Subscriptions:
             clock: monotonic seconds.
             addresses: where sockets may connect to.
             keys: our own, and those by which peers are known; None: nothing is encrypted.
+            beats_on: who has spoken on this topic does so again and again.
+            silence_s: and is not silent for longer, or the connection is no good.
         """
         self._addresses = addresses
         self._topics = topics
@@ -194,6 +209,10 @@ class Subscriptions:
         self._ready: deque[_Peer] = deque()
         self._turn_handle: asyncio.Handle | None = None
         self.faults = 0
+        self.renewed = 0
+        self._beats_on = beats_on
+        self._silence_s = silence_s
+        self._looked_at = clock()
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -332,7 +351,8 @@ class Subscriptions:
             frames = peer.subscriber.receive()
             if frames is None:
                 return False
-            peer.heard_at = self._clock()
+            peer.heard_at = peer.quiet_since = self._clock()
+            peer.beats = peer.beats or frames[0] == self._beats_on
             try:
                 self._heard(peer.endpoint, frames)
             except Exception as error:  # noqa: BLE001 - a bug must not end the listening
@@ -342,6 +362,26 @@ class Subscriptions:
         return True
 
     # -- connections -------------------------------------------------------------------------------
+
+    def renew_silent(self) -> None:
+        """Make those connections anew that stand, and over which nothing comes; call it often.
+
+        A garbled length has libzmq take all that follows for one message, a garbled subscription
+        has its sender say nothing to us; neither ends the connection, which answers pings. Only
+        of those who send heartbeats is silence a sign: others just may have nothing to say, and
+        what they said meanwhile would be lost.
+        """
+        now, silence_s = self._clock(), self._silence_s()
+        asleep, self._looked_at = now - self._looked_at > ASLEEP_S, now
+        for peer in self._peers.values():
+            if asleep:
+                peer.quiet_since = now
+            is_silent = peer.beats and now - peer.quiet_since > silence_s
+            if is_silent and peer.state is Link.CONNECTED:
+                peer.quiet_since = now
+                self.renewed += 1
+                _log.warning("replica %s: connected and silent, connecting anew", peer.endpoint)
+                peer.subscriber.connect_again()
 
     def _hear_news(self, peer: _Peer) -> None:
         """Follow a connection; make it anew where libzmq does not."""

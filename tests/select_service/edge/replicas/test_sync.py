@@ -250,3 +250,54 @@ def test_a_subscriber_that_does_not_read_costs_messages_not_time() -> None:
         assert ours.sent + ours.dropped == 10_000
         assert deaf.fileno() >= 0
     ours.close()
+
+
+def test_who_sends_heartbeats_and_falls_silent_is_connected_to_anew() -> None:
+    """As after a garbled subscription: the connection stands, and nothing is sent to us."""
+    now = [1000.0]
+
+    async def play() -> None:
+        heard: Heard = []
+        subscriptions = Subscriptions(
+            TOPICS,
+            lambda peer, frames: heard.append((peer, frames)),
+            ReplicaLimits(),
+            lambda: now[0],
+            Addresses(ReachSettings(schemes=("tcp",)), look_up=NAMES.__getitem__),
+            beats_on=b"two",
+            silence_s=lambda: 10.0,
+        )
+
+        def passes(seconds: float) -> None:
+            for _ in range(round(2 * seconds)):
+                now[0] += 0.5
+                subscriptions.renew_silent()
+
+        async with publisher() as (beating, one), publisher() as (other, two):
+            for sock, endpoint, topic in ((beating, one, b"two"), (other, two, b"one")):
+                subscriptions.add(endpoint)
+                await subscribed(sock)
+                sock.send_multipart([topic, b"x"])
+            await until(lambda: len(heard) == 2)
+            passes(9.5)
+            beating.send_multipart([b"two", b"y"])
+            await until(lambda: len(heard) == 3)
+            passes(9.5)
+            assert subscriptions.renewed == 0
+            now[0] += 60.0  # we have slept, not they
+            passes(9.5)
+            assert subscriptions.renewed == 0
+            passes(2.0)
+            assert subscriptions.renewed == 1
+
+            def heard_anew() -> bool:
+                beating.send_multipart([b"two", b"z"])
+                return (one, [b"two", b"z"]) in heard
+
+            await until(heard_anew)
+            other.send_multipart([b"one", b"z"])
+            await until(lambda: (two, [b"one", b"z"]) in heard)
+            assert not other.poll(0), "who sends no heartbeats may be silent"
+        subscriptions.close()
+
+    asyncio.run(asyncio.wait_for(play(), 20))
