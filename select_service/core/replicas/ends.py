@@ -46,8 +46,12 @@ _read_lasts = msgspec.msgpack.Decoder(dict[int, int]).decode
 
 
 def _name(reservation_id: str, key: Key) -> bytes:
-    """Pack the name of a claim with its id's digest: 32 bits, or each would take 36 bytes more."""
-    return _pack((*key, xxhash.xxh32_intdigest(reservation_id.encode("utf-8", "surrogatepass"))))
+    """Pack the name of a claim with its id's digest: 32 bits, or each would take 36 bytes more.
+
+    Of what a long id is remembered by, which is all that a state directory knows of it.
+    """
+    name = key_of(reservation_id).encode("utf-8", "surrogatepass")
+    return _pack((*key, xxhash.xxh32_intdigest(name)))
 
 
 class Ends:
