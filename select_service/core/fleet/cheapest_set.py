@@ -115,7 +115,7 @@ def _one_by_one(
     account: _Account, places: Collection[int], count: int
 ) -> Generator[None, None, list[int]]:
     """Take the cheapest again and again: what is left of `account` is without them."""
-    left, taken = set(places), []
+    left, taken = set(places), list[int]()
     while left and len(taken) < count:
         place = account.cheapest(left)
         account.take(place)

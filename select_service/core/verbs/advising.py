@@ -158,10 +158,10 @@ def _lost(
     place_of = {seat.told.worker_id: place for place, seat in enumerate(seats)}
     found = _Lost({}, {})
     for one in seen:
+        # who left meanwhile holds nothing; who came keeps what it has: ~0 is more than may go
         bit_of = {
-            holder: 1 << place_of[worker_id]
+            holder: 1 << place_of[worker_id] if worker_id in place_of else 0
             for holder, worker_id in one.owners.items()
-            if worker_id in place_of
         }
         for number, (mask, blocks) in enumerate(one.held.blocks.items()):
             if not number % MASKS_PER_SLICE:
@@ -169,8 +169,7 @@ def _lost(
             places = 0
             for holder in bits(mask):
                 places |= bit_of.get(holder, ~0)
-            # who is not among the seats keeps what it has: ~0 is more than may go
-            if places < 0 or places.bit_count() > count:
+            if places <= 0 or places.bit_count() > count:
                 continue
             worth = sum(seats[place].block_worth for place in bits(places))
             found.blocks[places] = found.blocks.get(places, 0.0) + blocks
