@@ -21,7 +21,7 @@ SETS_MAX: Final = 2_000
 """Beginnings of sets that are looked at: a tenth of a second's work, in slices, for 64 workers.
 Where little is shared a few dozen are enough to be sure."""
 
-GROUPS_PER_SLICE: Final = 256
+GROUPS_PER_SLICE: Final = 32
 
 _BETTER: Final = 1.0 - 1e-9
 """A set must beat another by more than sums of floats are off."""
@@ -149,6 +149,7 @@ class _Search:
             yield
         for place in reversed(self.best):
             account.put_back(place)
+            yield
         account.marginal[:] = before  # sums of floats do not come back quite
         if self._wanted < len(self._order):
             yield from self._look(0, 0.0)
@@ -175,3 +176,4 @@ class _Search:
             yield from self._look(number + 1, cost + price)
             self._picked.pop()
             self._account.put_back(place)
+            yield

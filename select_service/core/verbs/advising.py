@@ -36,7 +36,8 @@ DELETION_COST_MAX: Final = 2**31 - 1
 COLD: Final = 1e-3
 """What a token that nobody asked for lately counts, of one that is computed: it breaks ties."""
 
-MASKS_PER_SLICE: Final = 256
+MASKS_PER_SLICE: Final = 32
+WORKERS_PER_SLICE: Final = 32
 
 
 class _Seen(NamedTuple):
@@ -83,17 +84,18 @@ class Advising:
             if model_name in (None, one.scope.model_name)
             and (tenant_ids is None or one.scope.tenant_id in tenant_ids)
         ]
-        seen = []
+        seen, seats = list[_Seen](), list[_Seat]()
         for partition in partitions:
-            owners = {
-                holder: worker.worker_id
-                for worker in partition.seating.present.values()
-                for holder in partition.index.holder_ids(_ranks(worker))
-            }
+            owners: dict[int, int] = {}
+            for number, worker in enumerate(list(partition.seating.present.values())):
+                if not number % WORKERS_PER_SLICE:
+                    yield
+                for holder in partition.index.holder_ids(_ranks(worker)):
+                    owners[holder] = worker.worker_id
             held = yield from partition.index.held_together(_ranks_of_most(partition, count))
             seen.append(_Seen(partition, owners, held))
-        # all at one moment, of those who are still there: from here on it is numbers only
-        seats = [seat for one in seen for seat in _seats(one)]
+        for one in seen:
+            yield from _sit(one, seats)
         seats.sort(key=lambda seat: seat.told.worker_id)
         lost = yield from _lost(seats, seen, count)
         drains = [place for place, seat in enumerate(seats) if seat.told.drains]
@@ -114,7 +116,8 @@ def _ranks_of_most(partition: Partition, count: int) -> int:
     return sum(nlargest(count, (len(worker.slots) for worker in present)))
 
 
-def _seats(seen: _Seen) -> list[_Seat]:
+def _sit(seen: _Seen, seats: list[_Seat]) -> Generator[None, None, None]:
+    """Add those who are still there, each as it is at one moment: from then on it is numbers."""
     partition, copies = seen.partition, seen.held.copies
     index, ledger = partition.index, partition.ledger
     present = list(partition.seating.present.values())
@@ -123,8 +126,11 @@ def _seats(seen: _Seen) -> list[_Seat]:
     extra: dict[int, int] = {}
     for holder, worker_id in seen.owners.items():
         extra[worker_id] = extra.get(worker_id, 0) + copies.get(holder, 0)
-    seats = []
-    for worker, room in zip(present, rooms, strict=True):
+    for number, (worker, room) in enumerate(zip(present, rooms, strict=True)):
+        if not number % WORKERS_PER_SLICE:
+            yield
+        if partition.seating.present.get(worker.worker_id) is not worker:
+            continue
         attached = [rank for rank in _ranks(worker) if index.slot_of(rank) is not None]
         slots = list(worker.slots.values())
         told = ScaleDownCandidate(
@@ -148,7 +154,6 @@ def _seats(seen: _Seen) -> list[_Seat]:
         load = told.prefill_tokens + decode_blocks * index.block_size
         worth = told.reused_tokens / distinct + COLD * index.block_size
         seats.append(_Seat(told, load, worth, room / room_of_all if room_of_all else None))
-    return seats
 
 
 def _lost(
