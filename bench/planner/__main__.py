@@ -205,7 +205,8 @@ def main() -> None:
             progress(
                 f"{task.shape:17} {task.policy:10} goal {task.attainment:.3f} seed {task.seed} "
                 f"learnt {task.learnt_hours} h by {task.predictor}: "
-                f"{100 * one.attainment:.2f} % in time, {one.gpu_hours:.2f} GPU-hours, {one.changes} changes, {one.turns} turns"
+                f"{100 * one.attainment:.2f} % in time, {one.gpu_hours:.2f} GPU-hours, "
+                f"{one.changes} changes, {one.turns} turns"
             )
             write(args.out, args.seeds, settings, done)  # what there is: it may take half an hour
     for row in rows_of(done):
