@@ -1,20 +1,22 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
 """The line of a plain selection, from its request to its answer, without a frame of Python.
 
-Optional: `Selecting.select` with all behind it (`reading.py`, `placing.py`, `partition.py`) is its
-plain twin, and does whatever is not taken here. Taken is a request that says nothing but whom it is
-for and what its prompt is, by hashes, of a partition where nobody judges, waits or is doubted. It
-decides nothing of its own: the index finds, the pricer (`_speed.pyx`) prices and picks, the ring
-keeps. What it saves is looking: members are read from where they lie in objects of known types, and
+Optional: `Selecting.select` and `select_and_reserve` with all behind them (`reading.py`,
+`placing.py`, `partition.py`) are its plain twin, and do whatever is not taken here. Taken is a
+request that says nothing but whom it is for, what its prompt is, by hashes, and what it is called,
+of a partition where nobody judges, waits or is doubted. It decides nothing of its own: the index
+finds, the pricer (`_speed.pyx`) prices and picks, a clerk (`_booking.pyx`) books, the ring keeps. What it saves is looking: members are read from where they lie in objects of known types, and
 answers copied from one that has been made for that rank before.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Contains
 from cpython.object cimport PyObject
+from libc.math cimport INFINITY
 from libc.stdint cimport uint64_t
 
 from select_service._layout cimport Layout, add, get, place, put
+from select_service.core._booking cimport Clerk
 from select_service.core._speed cimport Choice, Pricer, RecordRing
 
 from msgspec import UNSET
@@ -22,6 +24,7 @@ from msgspec import UNSET
 from select_service._layout import layout_of
 from select_service.core.admission.queue import Ticket
 from select_service.core.books.demand_tally import DemandTally
+from select_service.core.books.ledger import Ledger
 from select_service.core.counters import Counters
 from select_service.core.decisions.lookout import Lookout
 from select_service.core.effects import NOTHING
@@ -30,13 +33,13 @@ from select_service.core.pricing.prompt import Prompt
 from select_service.core.pricing.scoring import is_plain
 from select_service.core.verbs.placing import sketch
 from select_service.errors import ServiceError
-from select_service.types import SelectRequest
+from select_service.types import SelectAndReserveRequest, SelectRequest
 
 cdef extern from "Python.h":
     bint PyBytes_CheckExact(PyObject *one)
     bint PyLong_CheckExact(PyObject *one)
 
-ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -53,28 +56,64 @@ cdef enum:  # members of a request; those behind say what is not plain
     ISL_TOKENS
     SELECTION_ID
     UNUSUAL
+    RESERVATION_ID = UNUSUAL  # of one that books
+    UNUSUAL_OF_BOOKING
 
-cdef Layout requests = layout_of(
-    SelectRequest(),
-    ("model_name", "tenant_id", "routing_group", "block_hashes", "sequence_hashes", "isl_tokens",
-     "selection_id"),
+cdef tuple _REQUEST = (
+    "model_name", "tenant_id", "routing_group", "block_hashes", "sequence_hashes", "isl_tokens",
+    "selection_id",
 )
+cdef Layout requests = layout_of(SelectRequest(), _REQUEST)
+cdef Layout booking_requests = layout_of(
+    SelectAndReserveRequest(), (*_REQUEST, "reservation_id")
+)
+
+
+cdef struct Asked:  # what a plain request says; borrowed from it, or from who has it
+    PyObject *partition
+    PyObject *glance
+    PyObject *local
+    PyObject *chain
+    PyObject *isl
+    uint64_t isl_tokens
 
 cdef enum:
     ANSWERS_SELECTION_ID
     ANSWERS_EFFECTIVE
     ANSWERS_OVERLAP
+    ANSWERS_RESERVATION_ID
+    ANSWERS_ISL_TOKENS
+    ANSWERS_TRACK
+    ANSWERS_DECODE_BLOCKS
+    ANSWERS_HASHES
 
-cdef tuple _ANSWER = ("selection_id", "effective_prefill_tokens", "overlap")
+cdef tuple _ANSWER = (
+    "selection_id", "effective_prefill_tokens", "overlap", "reservation_id", "isl_tokens",
+    "track_prefill_tokens", "potential_decode_blocks", "sequence_hashes",
+)
 
 cdef enum:
     TICKET_PARTITION
     TICKET_REQUEST
     TICKET_PROMPT
     TICKET_WEIGHTS
+    TICKET_RESERVATION_ID
+    TICKET_FINGERPRINT
 
 cdef Layout tickets = layout_of(
-    Ticket(None, None, None, None, None, b""), ("partition", "request", "prompt", "weights")
+    Ticket(None, None, None, None, None, b""),
+    ("partition", "request", "prompt", "weights", "reservation_id", "fingerprint"),
+)
+
+cdef enum:
+    LEDGER_PACKED
+    LEDGER_PREFILLING
+    LEDGER_CHURNED
+    LEDGER_ASKED
+    LEDGER_COMPUTED
+
+cdef Layout ledgers = Layout(
+    Ledger(), ("packed", "prefilling", "churned", "_asked", "_computed")
 )
 
 cdef enum:
@@ -169,14 +208,15 @@ cdef class Shortcut:
     """Answers plain selections of one core; see above."""
 
     cdef dict _partitions
-    cdef object _limits, _settings, _placing, _counters, _keep, _draw, _weights
+    cdef object _limits, _settings, _placing, _counters, _keep, _draw, _weights, _new_id, _desk
+    cdef Clerk _clerk
     cdef RecordRing _ring  # where nobody listens to what it is told
     cdef list _draws
     cdef double _scale, _credit
     cdef bint _track
 
     def __init__(self, partitions, limits, settings, weights, placing, decisions, counters, rng,
-                 draws=None):
+                 draws=None, Clerk clerk=None, desk=None, new_id=None):
         """Take the rooms of a core.
 
         Args:
@@ -189,7 +229,11 @@ cdef class Shortcut:
             counters: of the core.
             rng: draws.
             draws: what it has drawn for the decision before, where somebody notes that.
+            clerk: books; None: what is to be booked goes the other way.
+            desk: where he works.
+            new_id: makes the id of a booking that has none.
         """
+        self._clerk, self._desk, self._new_id = clerk, desk, new_id
         self._partitions, self._limits, self._settings = partitions, limits, settings
         self._placing, self._counters = placing, counters
         self._keep = decisions.keep
@@ -206,48 +250,75 @@ cdef class Shortcut:
 
     def select(self, request, double now):
         """Return (answer, effects) as `Selecting.select` does; None: that is to do it."""
-        cdef int at
-        if type(request) is not SelectRequest:
-            return None
-        for at in range(UNUSUAL, requests.count):
-            if place(requests, request, at)[0] != place(requests, requests.first, at)[0]:
-                return None
-        if (
-            not PyBytes_CheckExact(place(requests, request, BLOCK_HASHES)[0])
-            or not PyBytes_CheckExact(place(requests, request, SEQUENCE_HASHES)[0])
-            or not PyLong_CheckExact(place(requests, request, ISL_TOKENS)[0])
+        cdef Asked asked
+        if type(request) is not SelectRequest or not self._read(
+            &asked, requests, UNUSUAL, request
         ):
             return None
-        cdef bytes local = <bytes>get(requests, request, BLOCK_HASHES)
-        cdef bytes chain = <bytes>get(requests, request, SEQUENCE_HASHES)
-        isl = get(requests, request, ISL_TOKENS)
-        cdef uint64_t isl_tokens
-        try:
-            isl_tokens = isl
-        except OverflowError:
-            return None
-        cdef Py_ssize_t length = PyBytes_GET_SIZE(local)
+        name = get(requests, request, SELECTION_ID)
+        return self._place(&asked, request, name, None, None, now)
+
+    def select_and_reserve(self, request, double now):
+        """Return (answer, effects) as `Selecting.select_and_reserve` does; None: that is to do it.
+        """
+        cdef Asked asked
         if (
-            not isl_tokens
-            or length != PyBytes_GET_SIZE(chain)
+            self._clerk is None
+            or type(request) is not SelectAndReserveRequest
+            or not self._read(&asked, booking_requests, UNUSUAL_OF_BOOKING, request)
+        ):
+            return None
+        name = get(booking_requests, request, RESERVATION_ID)
+        second = get(booking_requests, request, SELECTION_ID)
+        if not self._clerk.may_book((<Glance><object>asked.glance).ledger, name, second):
+            return None
+        cdef bytes fingerprint = b""
+        if name is None:
+            name = self._new_id()
+        else:
+            fingerprint = self._clerk.fingerprint(request)
+        return self._place(&asked, request, second, name, fingerprint, now)
+
+    cdef bint _read(self, Asked *asked, Layout kind, int unusual, request) except -1:
+        """Read a request, and have a look at its partition; whether both are plain."""
+        cdef int at
+        for at in range(unusual, kind.count):
+            if place(kind, request, at)[0] != place(kind, kind.first, at)[0]:
+                return False
+        asked.local = place(kind, request, BLOCK_HASHES)[0]
+        asked.chain = place(kind, request, SEQUENCE_HASHES)[0]
+        asked.isl = place(kind, request, ISL_TOKENS)[0]
+        if (
+            not PyBytes_CheckExact(asked.local)
+            or not PyBytes_CheckExact(asked.chain)
+            or not PyLong_CheckExact(asked.isl)
+        ):
+            return False
+        try:
+            asked.isl_tokens = <object>asked.isl
+        except OverflowError:
+            return False
+        cdef Py_ssize_t length = PyBytes_GET_SIZE(<object>asked.local)
+        if (
+            not asked.isl_tokens
+            or length != PyBytes_GET_SIZE(<object>asked.chain)
             or length % HASH
             or length // HASH > self._limits.blocks_per_request_max
         ):
-            return None
-        tenant = get(requests, request, TENANT_ID)
+            return False
+        tenant = get(kind, request, TENANT_ID)
         if tenant is UNSET:
-            tenant = get(requests, request, ROUTING_GROUP)
+            tenant = get(kind, request, ROUTING_GROUP)
             if tenant is UNSET:
                 tenant = "default"
-        partition = self._partitions.get((get(requests, request, MODEL_NAME), tenant))
+        partition = self._partitions.get((get(kind, request, MODEL_NAME), tenant))
         if partition is None:
-            return None
+            return False
         cdef Glance glance = partition.glance
         if glance is None:
             glance = partition.glance = Glance(partition)
-        if not glance.is_plain or self._is_watched_by_others(glance):
-            return None
-        return self._place(request, partition, glance, local, chain, isl, isl_tokens, now)
+        asked.partition, asked.glance = <PyObject *>partition, <PyObject *>glance
+        return glance.is_plain and not self._is_watched_by_others(glance)
 
     cdef bint _is_watched_by_others(self, Glance glance) except -1:
         """Whether anybody waits, judges or looks on, or what the index says is doubted."""
@@ -265,9 +336,14 @@ cdef class Shortcut:
         return glance.queues.all_busy(0, glance.rows)
 
     cdef object _place(
-        self, request, partition, Glance glance, bytes local, bytes chain, isl,
-        uint64_t isl_tokens, double now,
+        self, Asked *asked, request, str selection_id, str reservation_id, bytes fingerprint,
+        double now,
     ):
+        """Choose, and book if there is an id to book under."""
+        partition, isl = <object>asked.partition, <object>asked.isl
+        cdef Glance glance = <Glance><object>asked.glance
+        cdef bytes local = <bytes><object>asked.local, chain = <bytes><object>asked.chain
+        cdef uint64_t isl_tokens = asked.isl_tokens
         cdef Py_ssize_t blocks = PyBytes_GET_SIZE(local) // HASH
         cdef list matched = None, shared = None
         if blocks:
@@ -275,7 +351,7 @@ cdef class Shortcut:
             if has(glance.root.children, first):
                 matches = glance.index.find_matches(local)
                 if matches.host or matches.disk:
-                    ticket = self._ticket(request, partition, local, chain, isl)
+                    ticket = self._ticket(asked, request, reservation_id, fingerprint)
                     return self._place_below(ticket, glance, matches, now)
                 if matches.groups:
                     matched = [(number, matches.slots(mask)) for number, mask in matches.groups]
@@ -302,20 +378,44 @@ cdef class Shortcut:
             cached = <uint64_t>glance.pricer.matched_at(slot) * <uint64_t>glance.size
             left = isl_tokens - cached if cached < isl_tokens else 0
         put(layout, answer, ANSWERS_EFFECTIVE, left)
-        name = get(requests, request, SELECTION_ID)
-        if name is not None:
-            put(layout, answer, ANSWERS_SELECTION_ID, name)
+        if selection_id is not None:
+            put(layout, answer, ANSWERS_SELECTION_ID, selection_id)
         self._count(glance, answer, isl, isl_tokens, left)
+        cdef bytes packed = None
         if partition.is_watched:
-            ledger = glance.ledger
-            packed = ledger.packed
-            if not packed:
-                packed = ledger.packed = glance.pricer.packed(ledger.prefilling, ledger.turnover)
-            self._note(
-                request, partition, glance, local, chain, isl, isl_tokens, slot, name, packed,
-                matched, shared, now,
+            packed = self._packed(glance)  # before anything is booked
+        effects = NOTHING
+        if reservation_id is not None:
+            put(layout, answer, ANSWERS_RESERVATION_ID, reservation_id)
+            put(layout, answer, ANSWERS_ISL_TOKENS, isl)
+            put(layout, answer, ANSWERS_TRACK, self._track)
+            put(layout, answer, ANSWERS_DECODE_BLOCKS, chosen.blocks)
+            effects = self._clerk.book(
+                partition, slot, reservation_id, fingerprint, chain, left if self._track else 0,
+                isl, selection_id, self._track, layout.copy_of(answer), now,
             )
-        return answer, NOTHING
+            put(layout, answer, ANSWERS_HASHES, self._desk.show_hashes(chain))
+        if packed is not None:
+            self._note(
+                asked, request, slot, selection_id, reservation_id, fingerprint, packed, matched,
+                shared, now,
+            )
+        return answer, effects
+
+    cdef bytes _packed(self, Glance glance):
+        """Return the columns as they are, and their totals; see `Ledger.columns`."""
+        ledger = glance.ledger
+        cdef bytes packed = get(ledgers, ledger, LEDGER_PACKED)
+        cdef double asked, found, turnover = INFINITY
+        if PyBytes_GET_SIZE(packed):
+            return packed
+        asked = get(ledgers, ledger, LEDGER_ASKED)
+        found = asked - <double>get(ledgers, ledger, LEDGER_COMPUTED)
+        if found > 0.0:
+            turnover = <double>get(ledgers, ledger, LEDGER_CHURNED) / (found / asked)
+        packed = glance.pricer.packed(<double>get(ledgers, ledger, LEDGER_PREFILLING), turnover)
+        put(ledgers, ledger, LEDGER_PACKED, packed)
+        return packed
 
     cdef object _place_below(self, ticket, Glance glance, matches, double now):
         """Lower tiers take part: let the twin go on from here."""
@@ -325,26 +425,29 @@ cdef class Shortcut:
             self._placing.refuse(ticket, refusal, now)
             raise
 
-    cdef object _ticket(self, request, partition, bytes local, bytes chain, isl):
+    cdef object _ticket(self, Asked *asked, request, reservation_id, fingerprint):
         prompt = prompts.copy_of(prompts.first)
-        put(prompts, prompt, PROMPT_BLOCK_HASHES, local)
-        put(prompts, prompt, PROMPT_CHAIN, chain)
-        put(prompts, prompt, PROMPT_ISL_TOKENS, isl)
-        put(prompts, prompt, PROMPT_BLOCKS, PyBytes_GET_SIZE(chain) // HASH)
+        put(prompts, prompt, PROMPT_BLOCK_HASHES, <object>asked.local)
+        put(prompts, prompt, PROMPT_CHAIN, <object>asked.chain)
+        put(prompts, prompt, PROMPT_ISL_TOKENS, <object>asked.isl)
+        put(prompts, prompt, PROMPT_BLOCKS, PyBytes_GET_SIZE(<object>asked.chain) // HASH)
         ticket = tickets.copy_of(tickets.first)
-        put(tickets, ticket, TICKET_PARTITION, partition)
+        put(tickets, ticket, TICKET_PARTITION, <object>asked.partition)
         put(tickets, ticket, TICKET_REQUEST, request)
         put(tickets, ticket, TICKET_PROMPT, prompt)
         put(tickets, ticket, TICKET_WEIGHTS, self._weights)
+        if reservation_id is not None:
+            put(tickets, ticket, TICKET_RESERVATION_ID, reservation_id)
+            put(tickets, ticket, TICKET_FINGERPRINT, fingerprint)
         return ticket
 
     cdef int _note(
-        self, request, partition, Glance glance, bytes local, bytes chain, isl,
-        uint64_t isl_tokens, Py_ssize_t slot, str name, bytes packed, list matched, list shared,
-        double now,
+        self, Asked *asked, request, Py_ssize_t slot, str selection_id, str reservation_id,
+        bytes fingerprint, bytes packed, list matched, list shared, double now,
     ) except -1:
         """Have a record kept of a decision: by the ring at once if nothing is unusual about it."""
-        lookout = partition.lookout
+        cdef Glance glance = <Glance><object>asked.glance
+        lookout = (<object>asked.partition).lookout
         if (
             lookout is not None
             and self._ring is not None
@@ -352,10 +455,11 @@ cdef class Shortcut:
             and get(lookouts, lookout, LOOKOUT_EVERYONE) is glance.rows
         ):
             return self._ring.keep_plain(
-                local, isl_tokens, name, packed, matched, shared, glance.rows, slot, now,
-                self._weights, get(lookouts, lookout, LOOKOUT_TOLD),
+                <bytes><object>asked.local, asked.isl_tokens, selection_id, reservation_id, packed,
+                matched, shared, glance.rows, slot, now, self._weights,
+                get(lookouts, lookout, LOOKOUT_TOLD),
             )
-        ticket = self._ticket(request, partition, local, chain, isl)
+        ticket = self._ticket(asked, request, reservation_id, fingerprint)
         seen = packed, matched, shared, None
         self._keep(ticket, seen, glance.rows, slot, now, None, None, self._weights)
         return 0
