@@ -25,7 +25,7 @@ cdef extern from "_body.h" nogil:
     Text read_hashes(Text at, Text end, size_t count, uint8_t *out, int *others)
     Text read_tokens(Text at, Text end, size_t count, uint8_t *out)
 
-ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 5  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     NAMES_MAX = 64  # bits of `seen`
@@ -75,8 +75,11 @@ cdef class Scanner:
     cdef int _shown  # number of the one whose text is wanted, -1: none's
     cdef object _made  # holds the first request
     cdef Layout _requests, _mades  # None: none is made here
+    cdef object _note
 
-    def __init__(self, names, hashes, tokens, shown=None, made=None, texts=(), wholes=()):
+    def __init__(
+        self, names, hashes, tokens, shown=None, made=None, texts=(), wholes=(), note=None
+    ):
         """Prepare the table.
 
         Args:
@@ -88,7 +91,9 @@ cdef class Scanner:
                 are made here. None: none is.
             texts: of the names, those that hold short texts.
             wholes: those that hold numbers from 0 to 2^64-1.
+            note: told (packed, text) of the one that is `shown` when a request is made here.
         """
+        self._note = note
         self._names = tuple(names)
         self._shown = self._names.index(shown) if shown is not None else -1
         if len(self._names) > NAMES_MAX:
@@ -154,7 +159,7 @@ cdef class Scanner:
         cdef int is_simple = self._requests is not None
         cdef int places[ARRAYS_MAX]
         cdef Name *name
-        cdef bytes packed, shown = None
+        cdef bytes packed, shown = None, shown_packed = None
         cdef list arrays = []
         if at >= end or at[0] != c"{":
             return None
@@ -189,6 +194,7 @@ cdef class Scanner:
                 if name.number == self._shown:
                     shown = None
                     if not others and at - cuts[cut] < SHOWN_MAX:
+                        shown_packed = packed
                         shown = (<const char *>cuts[cut])[-1 : at - cuts[cut]]
                 rest -= cuts[cut + 1] - cuts[cut]
                 places[cut // 2] = name.place
@@ -217,6 +223,8 @@ cdef class Scanner:
         if is_simple and plain and not objects and rest <= small_bytes:
             made = self._make(simple, simples, places, arrays)
             if made is not None:
+                if shown is not None and self._note is not None:
+                    self._note(shown_packed, shown)
                 return made
         return _without(body, cuts, cut), plain and not objects, arrays, shown
 

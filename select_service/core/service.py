@@ -245,7 +245,7 @@ class SelectionCore:
         self.undrain = draining.undrain
         self.drain_status = draining.status
         self.scale_down_candidates = Advising(self.partitions).candidates
-        reserving = Reserving(
+        reserving = self.reserving = Reserving(
             *(self.reader, self.desk, self.room, self.replicas.leases, self.limits),
             *(self.admitting, self.pairs, self.trusting, selecting.new_id),
         )

@@ -51,12 +51,16 @@ class Told:
     def __init__(self, *, direct: bool, config: RouterConfig, **settings: Any) -> None:
         self.fleet = Fleet(config, **settings)
         self.shortcuts = 0
-        selecting = self.fleet.core.selecting
+        selecting, reserving = self.fleet.core.selecting, self.fleet.core.reserving
         self.shortcut: Any = selecting.shortcut
+        self.clerk: Any = reserving.clerk
         if not direct:
-            selecting.shortcut = None
-        elif self.shortcut is not None:
+            selecting.shortcut = reserving.clerk = None
+            return
+        if self.shortcut is not None:
             selecting.shortcut = Counted(self)  # type: ignore[assignment]
+        if self.clerk is not None:
+            reserving.clerk = Counted(self)  # type: ignore[assignment]
 
     def do(self, step: Callable[[Fleet], object]) -> object:
         """Take a step and return what it led to."""
@@ -88,7 +92,18 @@ class Counted:
         self._told = told
 
     def select(self, request: SelectRequest, now: float) -> Any:
-        done = self._told.shortcut.select(request, now)
+        return self._counted(self._told.shortcut.select(request, now))
+
+    def select_and_reserve(self, request: SelectAndReserveRequest, now: float) -> Any:
+        return self._counted(self._told.shortcut.select_and_reserve(request, now))
+
+    def prefill_complete(self, name: str, now: float) -> Any:
+        return self._counted(self._told.clerk.prefill_complete(name, now))
+
+    def free(self, name: str, now: float) -> Any:
+        return self._counted(self._told.clerk.free(name, now))
+
+    def _counted(self, done: object) -> object:
         self._told.shortcuts += done is not None
         return done
 
