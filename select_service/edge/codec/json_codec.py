@@ -235,8 +235,8 @@ def judge_unknown(
 def _scan_for(kind: type[msgspec.Struct], names: frozenset[bytes], *, echoes: bool) -> _Scan | None:
     """Return the kernel's half of decoding, where there is a kernel and something for it to do.
 
-    Of a selection, booked or not, it makes the request, too, where all there is are its prompt, whom
-    it is for and what it is called.
+    Of a selection, booked or not, it makes the request, too, where all there is are its prompt,
+    whom it is for and what it is called.
     """
     if Scanner is None or not issubclass(kind, PromptFields):
         return None

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from indexer.core.hashing import pack_u64
 from select_service.core import service
 from select_service.core.admission.queue import Ticket
-from select_service.core.booking.desk import fingerprint_of
 from select_service.core.books.reservation import Reservation
 from select_service.core.books.work_done import WorkDone
 from select_service.core.effects import NOTHING, Effects
@@ -256,7 +255,7 @@ def test_nobody_can_tell_which_way_a_reservation_went(
     ttl_s: float,
     config: dict[str, Any],
     router_id: int,
-    is_kept: bool,  # noqa: FBT001 - drawn
+    is_kept: bool,
 ) -> None:
     first, second = (
         Lived(
@@ -304,7 +303,7 @@ def whole_life(name: str, **wishes: Any) -> list[Step]:
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_plain_lives_take_it_also_beside_replicas_and_on_disk(
     router_id: int,
-    is_kept: bool,  # noqa: FBT001 - a parameter
+    is_kept: bool,
 ) -> None:
     lived = direct(router_id=router_id)
     if is_kept:
@@ -367,6 +366,7 @@ def test_a_repeat_is_known_whichever_way_it_was_booked() -> None:
 
 # -- fingerprints ------------------------------------------------------------------------------
 
+CLERK: Final[Any] = Fleet().core.reserving.clerk
 LENGTHS: Final = (0, 1, 31, 32, 255, 256, 65_535, 65_536)
 texts = st.one_of(st.text(), st.sampled_from(["x" * length for length in LENGTHS]))
 
@@ -381,28 +381,18 @@ texts = st.one_of(st.text(), st.sampled_from(["x" * length for length in LENGTHS
         optional={"model_name": texts, "tenant_id": texts, "selection_id": texts},
     ),
 )
-def test_a_fingerprint_is_the_twins(hashes: bytes, isl: int, given_: dict[str, str]) -> None:
+def test_a_fingerprint_is_made_of_what_the_twins_is(
+    hashes: bytes, isl: int, given_: dict[str, Any]
+) -> None:
     request = SelectAndReserveRequest(
         block_hashes=hashes, sequence_hashes=hashes[::-1], isl_tokens=isl, **given_
     )
-    clerk = direct_clerk()
-    form = clerk.form_of(request)
+    form = CLERK.form_of(request)
     if all(text.isascii() for text in given_.values()):
         expected = msgspec.msgpack.Encoder(order="deterministic").encode(request)
         assert form == b"SelectAndReserveRequest" + expected
     else:
         assert form is None
-    assert len(fingerprint_of(request, b"")) == SIZE
-
-
-def direct_clerk() -> Any:
-    clerk = _CLERKS.get("clerk")
-    if clerk is None:
-        clerk = _CLERKS["clerk"] = Lived(direct=True, config=RouterConfig()).clerk
-    return clerk
-
-
-_CLERKS: Final[dict[str, Any]] = {}
 
 
 def test_a_refusal_of_a_booking_leaves_nothing_behind() -> None:
