@@ -79,7 +79,9 @@ cdef inline const char *line_end_in(const char *text, const char *end) noexcept 
     text = <const char *>memchr(text, c"\r", end - text)
     while text != NULL and end - text > 1 and text[1] != c"\n":
         text = <const char *>memchr(text + 1, c"\r", end - text - 1)
-    return NULL if text == NULL or end - text < 2 else text
+    if text == NULL or end - text < 2:
+        return NULL
+    return text
 
 
 cdef inline double seconds_now() noexcept nogil:
