@@ -120,8 +120,8 @@ cdef enum:
 cdef Layout counts = Layout(Counters(), ("reservations_booked", "reservations_freed"))
 
 cdef tuple _VARYING = (  # members that plain requests differ in
-    "model_name", "tenant_id", "routing_group", "block_hashes", "sequence_hashes", "isl_tokens",
-    "selection_id", "reservation_id",
+    "model_name", "tenant_id", "routing_group", "token_ids", "block_hashes", "sequence_hashes",
+    "isl_tokens", "selection_id", "reservation_id",
 )
 cdef Layout requests = layout_of(SelectAndReserveRequest(), _VARYING)
 cdef object _in_order = msgspec.msgpack.Encoder(order="deterministic").encode

@@ -3,8 +3,8 @@
 
 Optional: `Selecting.select` and `select_and_reserve` with all behind them (`reading.py`,
 `placing.py`, `partition.py`) are its plain twin, and do whatever is not taken here. Taken is a
-request that says nothing but whom it is for, what its prompt is, by hashes, and what it is called,
-of a partition where nobody judges, waits or is doubted. It decides nothing of its own: the index
+request that says nothing but whom it is for, what its prompt is, in hashes or in tokens, and what
+it is called, of a partition where nobody judges, waits or is doubted. It decides nothing of its own: the index
 finds, the pricer (`_speed.pyx`) prices and picks, a clerk (`_booking.pyx`) books, the ring keeps. What it saves is looking: members are read from where they lie in objects of known types, and
 answers copied from one that has been made for that rank before.
 """
@@ -21,6 +21,7 @@ from select_service.core._speed cimport Choice, Pricer, RecordRing
 
 from msgspec import UNSET
 
+from indexer.core.hashing import block_hashes, sequence_hashes
 from select_service._layout import layout_of
 from select_service.core.admission.queue import Ticket
 from select_service.core.books.demand_tally import DemandTally
@@ -43,6 +44,7 @@ ABI = 2  # change it with every change of what is offered here: see `indexer/com
 
 cdef enum:
     HASH = 8  # bytes
+    TOKEN = 4
 
 cdef double WHOLE_MAX = 2.0**53  # beyond, columns are not what they stand for to the last token
 
@@ -55,13 +57,14 @@ cdef enum:  # members of a request; those behind say what is not plain
     SEQUENCE_HASHES
     ISL_TOKENS
     SELECTION_ID
+    TOKEN_IDS
     UNUSUAL
     RESERVATION_ID = UNUSUAL  # of one that books
     UNUSUAL_OF_BOOKING
 
 cdef tuple _REQUEST = (
     "model_name", "tenant_id", "routing_group", "block_hashes", "sequence_hashes", "isl_tokens",
-    "selection_id",
+    "selection_id", "token_ids",
 )
 cdef Layout requests = layout_of(SelectRequest(), _REQUEST)
 cdef Layout booking_requests = layout_of(
@@ -72,9 +75,7 @@ cdef Layout booking_requests = layout_of(
 cdef struct Asked:  # what a plain request says; borrowed from it, or from who has it
     PyObject *partition
     PyObject *glance
-    PyObject *local
-    PyObject *chain
-    PyObject *isl
+    PyObject *chain  # sequence hashes; NULL: those of the block hashes
     uint64_t isl_tokens
 
 cdef enum:
@@ -158,6 +159,8 @@ cdef class Glance:
 
     cdef bint is_plain  # nobody judges, has a role or is of a class; the columns are dense
     cdef object index, root, ledger, chains, trust, queues, queue, demand, rows
+    cdef Py_ssize_t block_size
+    cdef object is_eagle
     cdef Pricer pricer
     cdef Py_ssize_t count  # of candidates
     cdef double size  # tokens of a block
@@ -184,6 +187,7 @@ cdef class Glance:
         self.queue = self.queues.of_class[0]
         self.pricer = partition.pricer
         self.count, self.size = self.rows.stop, self.index.block_size
+        self.block_size, self.is_eagle = self.index.block_size, self.index.is_eagle
         self.busy_above = self.queues.busy_above(0, 0)
         self.answers = [None] * self.count
         self.layout = None
@@ -251,61 +255,41 @@ cdef class Shortcut:
     def select(self, request, double now):
         """Return (answer, effects) as `Selecting.select` does; None: that is to do it."""
         cdef Asked asked
-        if type(request) is not SelectRequest or not self._read(
-            &asked, requests, UNUSUAL, request
-        ):
+        cdef bytes local
+        if type(request) is not SelectRequest:
+            return None
+        local = self._read(&asked, requests, UNUSUAL, request)
+        if local is None:
             return None
         name = get(requests, request, SELECTION_ID)
-        return self._place(&asked, request, name, None, None, now)
+        return self._place(&asked, request, local, name, None, None, now)
 
     def select_and_reserve(self, request, double now):
         """Return (answer, effects) as `Selecting.select_and_reserve` does; None: that is to do it.
         """
         cdef Asked asked
-        if (
-            self._clerk is None
-            or type(request) is not SelectAndReserveRequest
-            or not self._read(&asked, booking_requests, UNUSUAL_OF_BOOKING, request)
-        ):
+        cdef bytes local, fingerprint = b""
+        if self._clerk is None or type(request) is not SelectAndReserveRequest:
+            return None
+        local = self._read(&asked, booking_requests, UNUSUAL_OF_BOOKING, request)
+        if local is None:
             return None
         name = get(booking_requests, request, RESERVATION_ID)
         second = get(booking_requests, request, SELECTION_ID)
         if not self._clerk.may_book((<Glance><object>asked.glance).ledger, name, second):
             return None
-        cdef bytes fingerprint = b""
         if name is None:
             name = self._new_id()
         else:
             fingerprint = self._clerk.fingerprint(request)
-        return self._place(&asked, request, second, name, fingerprint, now)
+        return self._place(&asked, request, local, second, name, fingerprint, now)
 
-    cdef bint _read(self, Asked *asked, Layout kind, int unusual, request) except -1:
-        """Read a request, and have a look at its partition; whether both are plain."""
+    cdef bytes _read(self, Asked *asked, Layout kind, int unusual, request):
+        """Read a request, and have a look at its partition; its block hashes if both are plain."""
         cdef int at
         for at in range(unusual, kind.count):
             if place(kind, request, at)[0] != place(kind, kind.first, at)[0]:
-                return False
-        asked.local = place(kind, request, BLOCK_HASHES)[0]
-        asked.chain = place(kind, request, SEQUENCE_HASHES)[0]
-        asked.isl = place(kind, request, ISL_TOKENS)[0]
-        if (
-            not PyBytes_CheckExact(asked.local)
-            or not PyBytes_CheckExact(asked.chain)
-            or not PyLong_CheckExact(asked.isl)
-        ):
-            return False
-        try:
-            asked.isl_tokens = <object>asked.isl
-        except OverflowError:
-            return False
-        cdef Py_ssize_t length = PyBytes_GET_SIZE(<object>asked.local)
-        if (
-            not asked.isl_tokens
-            or length != PyBytes_GET_SIZE(<object>asked.chain)
-            or length % HASH
-            or length // HASH > self._limits.blocks_per_request_max
-        ):
-            return False
+                return None
         tenant = get(kind, request, TENANT_ID)
         if tenant is UNSET:
             tenant = get(kind, request, ROUTING_GROUP)
@@ -313,12 +297,58 @@ cdef class Shortcut:
                 tenant = "default"
         partition = self._partitions.get((get(kind, request, MODEL_NAME), tenant))
         if partition is None:
-            return False
+            return None
         cdef Glance glance = partition.glance
         if glance is None:
             glance = partition.glance = Glance(partition)
         asked.partition, asked.glance = <PyObject *>partition, <PyObject *>glance
-        return glance.is_plain and not self._is_watched_by_others(glance)
+        if not glance.is_plain or self._is_watched_by_others(glance):
+            return None
+        if get(kind, request, TOKEN_IDS) is not None:
+            return self._hashed(asked, glance, kind, request)
+        cdef PyObject *local = place(kind, request, BLOCK_HASHES)[0]
+        cdef PyObject *isl = place(kind, request, ISL_TOKENS)[0]
+        asked.chain = place(kind, request, SEQUENCE_HASHES)[0]
+        if (
+            not PyBytes_CheckExact(local)
+            or not PyBytes_CheckExact(asked.chain)
+            or not PyLong_CheckExact(isl)
+        ):
+            return None
+        try:
+            asked.isl_tokens = <object>isl
+        except OverflowError:
+            return None
+        cdef Py_ssize_t length = PyBytes_GET_SIZE(<object>local)
+        if (
+            not asked.isl_tokens
+            or length != PyBytes_GET_SIZE(<object>asked.chain)
+            or length % HASH
+            or length // HASH > self._limits.blocks_per_request_max
+        ):
+            return None
+        return <bytes><object>local
+
+    cdef bytes _hashed(self, Asked *asked, Glance glance, Layout kind, request):
+        """Return the block hashes of a prompt that is told in tokens, and in nothing else."""
+        tokens = get(kind, request, TOKEN_IDS)
+        if (
+            not PyBytes_CheckExact(<PyObject *>tokens)
+            or get(kind, request, BLOCK_HASHES) is not None
+            or get(kind, request, SEQUENCE_HASHES) is not None
+            or get(kind, request, ISL_TOKENS) is not None
+        ):
+            return None
+        cdef Py_ssize_t length = PyBytes_GET_SIZE(tokens), count = length // TOKEN
+        cdef Py_ssize_t size = glance.block_size
+        if (
+            not count
+            or length % TOKEN
+            or count // size > self._limits.blocks_per_request_max
+        ):
+            return None
+        asked.chain, asked.isl_tokens = NULL, count
+        return block_hashes(tokens, size, is_eagle=glance.is_eagle)
 
     cdef bint _is_watched_by_others(self, Glance glance) except -1:
         """Whether anybody waits, judges or looks on, or what the index says is doubted."""
@@ -336,14 +366,14 @@ cdef class Shortcut:
         return glance.queues.all_busy(0, glance.rows)
 
     cdef object _place(
-        self, Asked *asked, request, str selection_id, str reservation_id, bytes fingerprint,
-        double now,
+        self, Asked *asked, request, bytes local, str selection_id, str reservation_id,
+        bytes fingerprint, double now,
     ):
         """Choose, and book if there is an id to book under."""
-        partition, isl = <object>asked.partition, <object>asked.isl
         cdef Glance glance = <Glance><object>asked.glance
-        cdef bytes local = <bytes><object>asked.local, chain = <bytes><object>asked.chain
+        cdef bytes chain = <bytes><object>asked.chain if asked.chain != NULL else None
         cdef uint64_t isl_tokens = asked.isl_tokens
+        partition, isl = <object>asked.partition, isl_tokens
         cdef Py_ssize_t blocks = PyBytes_GET_SIZE(local) // HASH
         cdef list matched = None, shared = None
         if blocks:
@@ -351,12 +381,15 @@ cdef class Shortcut:
             if has(glance.root.children, first):
                 matches = glance.index.find_matches(local)
                 if matches.host or matches.disk:
-                    ticket = self._ticket(asked, request, reservation_id, fingerprint)
+                    ticket = self._ticket(asked, request, local, reservation_id, fingerprint)
                     return self._place_below(ticket, glance, matches, now)
                 if matches.groups:
                     matched = [(number, matches.slots(mask)) for number, mask in matches.groups]
-            first = PyBytes_FromStringAndSize(PyBytes_AS_STRING(chain), HASH)
+            if chain is not None:  # else they begin alike
+                first = PyBytes_FromStringAndSize(PyBytes_AS_STRING(chain), HASH)
             if has(glance.chains.children, first):
+                if chain is None:
+                    chain = sequence_hashes(local)
                 shared = glance.ledger.shared_groups(chain)
         if self._draws is not None:
             self._draws.clear()
@@ -386,6 +419,8 @@ cdef class Shortcut:
             packed = self._packed(glance)  # before anything is booked
         effects = NOTHING
         if reservation_id is not None:
+            if chain is None:
+                chain = sequence_hashes(local)
             put(layout, answer, ANSWERS_RESERVATION_ID, reservation_id)
             put(layout, answer, ANSWERS_ISL_TOKENS, isl)
             put(layout, answer, ANSWERS_TRACK, self._track)
@@ -397,8 +432,8 @@ cdef class Shortcut:
             put(layout, answer, ANSWERS_HASHES, self._desk.show_hashes(chain))
         if packed is not None:
             self._note(
-                asked, request, slot, selection_id, reservation_id, fingerprint, packed, matched,
-                shared, now,
+                asked, request, local, slot, selection_id, reservation_id, fingerprint, packed,
+                matched, shared, now,
             )
         return answer, effects
 
@@ -425,12 +460,13 @@ cdef class Shortcut:
             self._placing.refuse(ticket, refusal, now)
             raise
 
-    cdef object _ticket(self, Asked *asked, request, reservation_id, fingerprint):
+    cdef object _ticket(self, Asked *asked, request, bytes local, reservation_id, fingerprint):
+        chain = <object>asked.chain if asked.chain != NULL else None
         prompt = prompts.copy_of(prompts.first)
-        put(prompts, prompt, PROMPT_BLOCK_HASHES, <object>asked.local)
-        put(prompts, prompt, PROMPT_CHAIN, <object>asked.chain)
-        put(prompts, prompt, PROMPT_ISL_TOKENS, <object>asked.isl)
-        put(prompts, prompt, PROMPT_BLOCKS, PyBytes_GET_SIZE(<object>asked.chain) // HASH)
+        put(prompts, prompt, PROMPT_BLOCK_HASHES, local)
+        put(prompts, prompt, PROMPT_CHAIN, chain)
+        put(prompts, prompt, PROMPT_ISL_TOKENS, asked.isl_tokens)
+        put(prompts, prompt, PROMPT_BLOCKS, PyBytes_GET_SIZE(local) // HASH)
         ticket = tickets.copy_of(tickets.first)
         put(tickets, ticket, TICKET_PARTITION, <object>asked.partition)
         put(tickets, ticket, TICKET_REQUEST, request)
@@ -442,8 +478,8 @@ cdef class Shortcut:
         return ticket
 
     cdef int _note(
-        self, Asked *asked, request, Py_ssize_t slot, str selection_id, str reservation_id,
-        bytes fingerprint, bytes packed, list matched, list shared, double now,
+        self, Asked *asked, request, bytes local, Py_ssize_t slot, str selection_id,
+        str reservation_id, bytes fingerprint, bytes packed, list matched, list shared, double now,
     ) except -1:
         """Have a record kept of a decision: by the ring at once if nothing is unusual about it."""
         cdef Glance glance = <Glance><object>asked.glance
@@ -455,11 +491,11 @@ cdef class Shortcut:
             and get(lookouts, lookout, LOOKOUT_EVERYONE) is glance.rows
         ):
             return self._ring.keep_plain(
-                <bytes><object>asked.local, asked.isl_tokens, selection_id, reservation_id, packed,
+                local, asked.isl_tokens, selection_id, reservation_id, packed,
                 matched, shared, glance.rows, slot, now, self._weights,
                 get(lookouts, lookout, LOOKOUT_TOLD),
             )
-        ticket = self._ticket(asked, request, reservation_id, fingerprint)
+        ticket = self._ticket(asked, request, local, reservation_id, fingerprint)
         seen = packed, matched, shared, None
         self._keep(ticket, seen, glance.rows, slot, now, None, None, self._weights)
         return 0

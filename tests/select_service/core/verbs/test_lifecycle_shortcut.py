@@ -36,6 +36,7 @@ from tests.select_service.core.verbs.test_shortcut import (
     changes,
     comings,
     holdings,
+    in_tokens,
 )
 from tests.select_service.core.watching.test_witness import Notes
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
@@ -174,7 +175,10 @@ def bookings(draw: st.DrawFn) -> Step:
         )
     )
     unknown = draw(st.sampled_from([b"", b"", b"", b'{"who":"knows"}']))
-    return take(booking(draw(st.sampled_from(CHAINS)), isl, **wishes), unknown)
+    hashes = draw(st.sampled_from(CHAINS))
+    if draw(st.sampled_from([False, False, True])):
+        return take(SelectAndReserveRequest(token_ids=in_tokens(hashes), **wishes), unknown)
+    return take(booking(hashes, isl, **wishes), unknown)
 
 
 @st.composite
@@ -378,7 +382,12 @@ texts = st.one_of(st.text(), st.sampled_from(["x" * length for length in LENGTHS
     ),
     given_=st.fixed_dictionaries(
         {"reservation_id": texts},
-        optional={"model_name": texts, "tenant_id": texts, "selection_id": texts},
+        optional={
+            "model_name": texts,
+            "tenant_id": texts,
+            "selection_id": texts,
+            "token_ids": st.just(in_tokens((1, 2))),
+        },
     ),
 )
 def test_a_fingerprint_is_made_of_what_the_twins_is(
@@ -388,7 +397,7 @@ def test_a_fingerprint_is_made_of_what_the_twins_is(
         block_hashes=hashes, sequence_hashes=hashes[::-1], isl_tokens=isl, **given_
     )
     form = CLERK.form_of(request)
-    if all(text.isascii() for text in given_.values()):
+    if all(text.isascii() for text in given_.values() if isinstance(text, str)):
         expected = msgspec.msgpack.Encoder(order="deterministic").encode(request)
         assert form == b"SelectAndReserveRequest" + expected
     else:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from indexer.core.hashing import pack_u64
+from indexer.core.hashing import block_hashes, pack_tokens, pack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.admission_types import AdmissionSettings
 from select_service.core import service
@@ -113,6 +113,11 @@ def request_for(hashes: tuple[int, ...], isl: int, **wishes: Any) -> SelectReque
     return SelectRequest(block_hashes=packed, sequence_hashes=packed, isl_tokens=isl, **wishes)
 
 
+def in_tokens(hashes: tuple[int, ...], more: int = 3) -> bytes:
+    """Return tokens of so many blocks, and some."""
+    return pack_tokens([number for one in hashes for number in [one] * SIZE] + [7] * more)
+
+
 def ask(request: SelectRequest) -> Callable[[Fleet], object]:
     return lambda fleet: fleet.core.select(request, fleet.now)[0]
 
@@ -149,6 +154,8 @@ wishes = st.one_of(
 def asks(draw: st.DrawFn) -> Callable[[Fleet], object]:
     hashes = draw(prompts)
     isl = draw(st.sampled_from([1, SIZE, 64, 70, 1 << 54, (1 << 64) - 1]))
+    if draw(st.booleans()):
+        return ask(SelectRequest(token_ids=in_tokens(hashes), **draw(wishes)))
     return ask(request_for(hashes, isl, **draw(wishes)))
 
 
@@ -208,7 +215,8 @@ def bookings(draw: st.DrawFn) -> Callable[[Fleet], object]:
 
 @st.composite
 def holdings(draw: st.DrawFn) -> Callable[[Fleet], object]:
-    worker_id, blocks, tier = draw(ids), list(draw(prompts)), draw(tiers)
+    worker_id, blocks, tier = draw(ids), draw(prompts), draw(tiers)
+    packed = draw(st.sampled_from([pack_u64(blocks), block_hashes(in_tokens(blocks), SIZE)]))
 
     def hold(fleet: Fleet) -> None:
         partition = fleet.core.partitions.get(DEFAULT)
@@ -216,7 +224,7 @@ def holdings(draw: st.DrawFn) -> Callable[[Fleet], object]:
             return
         rank = WorkerRank(worker_id, 0)
         names = [1000 + block for block in blocks]
-        partition.index.store(rank, tier, None, names, pack_u64(blocks))
+        partition.index.store(rank, tier, None, names, packed)
 
     return hold
 
@@ -294,6 +302,33 @@ def test_plain_requests_take_it_also_where_something_matches() -> None:
     assert is_taken(told, request_for((1, 2, 3), 50))
     told.fleet.worker(4)
     assert is_taken(told, request_for((1, 2, 3), 50))
+
+
+def test_a_prompt_in_tokens_does_where_it_is_told_in_nothing_else() -> None:
+    told = direct(limits=CoreLimits(blocks_per_request_max=3))
+    told.fleet.core.partitions[DEFAULT].index.store(
+        WorkerRank(2, 0), Tier.DEVICE, None, [1, 2], block_hashes(in_tokens((1, 2)), SIZE)
+    )
+    good = SelectRequest(token_ids=in_tokens((1, 2)), selection_id="s")
+    assert is_taken(told, good)
+    answer = told.shortcut.select(good, 100.0)[0]
+    assert (answer.worker_id, answer.effective_prefill_tokens) == (2, 3)
+    assert is_taken(told, SelectRequest(token_ids=in_tokens((1, 2, 3), SIZE - 1)))
+    packed = pack_u64([1, 2])
+    for name, value in [
+        ("token_ids", [1, 2]),
+        ("token_ids", b""),
+        ("token_ids", b"12345"),
+        ("token_ids", in_tokens((1, 2, 3), SIZE)),
+        ("block_hashes", packed),
+        ("sequence_hashes", packed),
+        ("isl_tokens", 35),
+        ("lora_name", "adapter"),
+        ("cache_salt", "salt"),
+        ("is_eagle", True),
+    ]:
+        request = msgspec.structs.replace(good, **{name: value})
+        assert told.shortcut.select(request, 100.0) is None, name
 
 
 @pytest.mark.parametrize("name", sorted(set(SelectRequest.__struct_fields__)))
