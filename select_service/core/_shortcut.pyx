@@ -217,7 +217,7 @@ cdef class Shortcut:
     cdef RecordRing _ring  # where nobody listens to what it is told
     cdef list _draws
     cdef double _scale, _credit
-    cdef bint _track
+    cdef bint _track, _is_ours  # it is `first-token`
 
     def __init__(self, partitions, limits, settings, weights, placing, decisions, counters, rng,
                  draws=None, Clerk clerk=None, desk=None, new_id=None):
@@ -245,12 +245,12 @@ cdef class Shortcut:
         self._ring = ring if type(ring) is RecordRing else None
         self._draw, self._draws, self._weights = rng.random, draws, weights
         self._scale, self._credit = weights.prefill_load_scale, weights.overlap_score_credit
-        self._track = weights.track_prefill_tokens
+        self._track, self._is_ours = weights.track_prefill_tokens, not weights.is_kv_cost
 
     @staticmethod
     def suits(weights):
-        """Whether these weights leave nothing but the formula to decide."""
-        return weights.is_kv_cost and is_plain(SelectRequest(), weights)
+        """Whether these weights leave nothing but a formula to decide."""
+        return is_plain(SelectRequest(), weights)
 
     def select(self, request, double now):
         """Return (answer, effects) as `Selecting.select` does; None: that is to do it."""
@@ -393,11 +393,17 @@ cdef class Shortcut:
                 shared = glance.ledger.shared_groups(chain)
         if self._draws is not None:
             self._draws.clear()
+        cdef double decode_scale = 1.0, delay = 0.0, eviction = 0.0, context_scale = 0.0
+        cdef bint expects = False
+        weights = self._weights
+        if self._is_ours:
+            weights = partition.at_present(weights)
+            decode_scale, delay, eviction, expects, context_scale = weights.of_ours
         cdef Choice chosen
         glance.pricer.choose(
             &chosen, NULL, glance.count, <double>isl_tokens, glance.size, blocks, self._scale,
-            self._credit, self._track, matched, shared, self._draw, NULL, False, 1.0, 0.0, 0.0,
-            False, 0.0,
+            self._credit, self._track, matched, shared, self._draw, NULL, self._is_ours,
+            decode_scale, delay, eviction, expects, context_scale,
         )
         cdef Py_ssize_t slot = chosen.row
         answer = glance.answer(partition, slot)
@@ -433,7 +439,7 @@ cdef class Shortcut:
         if packed is not None:
             self._note(
                 asked, request, local, slot, selection_id, reservation_id, fingerprint, packed,
-                matched, shared, now,
+                matched, shared, weights, now,
             )
         return answer, effects
 
@@ -479,7 +485,8 @@ cdef class Shortcut:
 
     cdef int _note(
         self, Asked *asked, request, bytes local, Py_ssize_t slot, str selection_id,
-        str reservation_id, bytes fingerprint, bytes packed, list matched, list shared, double now,
+        str reservation_id, bytes fingerprint, bytes packed, list matched, list shared, weights,
+        double now,
     ) except -1:
         """Have a record kept of a decision: by the ring at once if nothing is unusual about it."""
         cdef Glance glance = <Glance><object>asked.glance
@@ -492,12 +499,12 @@ cdef class Shortcut:
         ):
             return self._ring.keep_plain(
                 local, asked.isl_tokens, selection_id, reservation_id, packed,
-                matched, shared, glance.rows, slot, now, self._weights,
+                matched, shared, glance.rows, slot, now, weights,
                 get(lookouts, lookout, LOOKOUT_TOLD),
             )
         ticket = self._ticket(asked, request, local, reservation_id, fingerprint)
         seen = packed, matched, shared, None
-        self._keep(ticket, seen, glance.rows, slot, now, None, None, self._weights)
+        self._keep(ticket, seen, glance.rows, slot, now, None, None, weights)
         return 0
 
     cdef int _count(self, Glance glance, answer, isl, uint64_t isl_tokens, left) except -1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import pytest
@@ -250,23 +250,29 @@ steps = st.one_of(asks(), asks(), asks(), comings(), changes(), bookings(), hold
 @given(
     steps=st.lists(steps, max_size=25),
     limits=st.sampled_from([{}, {"decision_ring": 0}, {"blocks_per_request_max": 3}]),
-    scale=st.sampled_from([1.0, 0.5]),
+    config=st.sampled_from(
+        [
+            {},
+            {"prefill_load_scale": 0.5},
+            {"policy": "first-token"},
+            {"policy": "first-token", "expects_booked": False, "delay_scale": 3.0},
+            {"track_prefill_tokens": False},
+        ]
+    ),
     queue_threshold=st.sampled_from([16.0, 1.0]),
     mode=st.sampled_from(["none", "none", "none", "reject"]),
 )
 def test_nobody_can_tell_which_way_a_selection_went(
     steps: list[Callable[[Fleet], object]],
     limits: dict[str, int],
-    scale: float,
+    config: dict[str, Any],
     queue_threshold: float,
     mode: str,
 ) -> None:
     first, second = (
         Told(
             direct=direct,
-            config=RouterConfig(
-                use_kv_events=False, prefill_load_scale=scale, queue_threshold=queue_threshold
-            ),
+            config=RouterConfig(use_kv_events=False, queue_threshold=queue_threshold, **config),
             limits=CoreLimits(**limits),
             admission=AdmissionSettings(mode=mode),  # type: ignore[arg-type]
         )
@@ -302,6 +308,26 @@ def test_plain_requests_take_it_also_where_something_matches() -> None:
     assert is_taken(told, request_for((1, 2, 3), 50))
     told.fleet.worker(4)
     assert is_taken(told, request_for((1, 2, 3), 50))
+
+
+@pytest.mark.parametrize("policy", ["kv-cost", "first-token"])
+def test_either_policy_takes_it(policy: Literal["kv-cost", "first-token"]) -> None:
+    assert is_taken(direct(config=RouterConfig(policy=policy)), request_for((1, 2), 40))
+
+
+def test_windows_of_eagle_are_hashed_as_such() -> None:
+    answers = []
+    for is_direct in (True, False):
+        told = Told(direct=is_direct, config=RouterConfig())
+        for worker_id in (1, 2):
+            told.fleet.worker(worker_id, is_eagle=True)
+        local = block_hashes(in_tokens((1, 2)), SIZE, is_eagle=True)
+        index = told.fleet.core.partitions[DEFAULT].index
+        index.store(WorkerRank(2, 0), Tier.DEVICE, None, [1, 2], local)
+        request = SelectRequest(token_ids=in_tokens((1, 2)))
+        answers.append(told.do(ask(request)))
+        assert bool(told.shortcuts) == is_direct
+    assert answers[0] == answers[1]
 
 
 def test_a_prompt_in_tokens_does_where_it_is_told_in_nothing_else() -> None:
@@ -366,7 +392,7 @@ def test_a_prompt_that_is_wrong_is_told_so_by_the_twin() -> None:
 def test_nobody_takes_it_where_weights_say_more_or_somebody_looks_on() -> None:
     for config in (
         RouterConfig(temperature=0.5),
-        RouterConfig(policy="first-token"),
+        RouterConfig(policy="first-token", temperature=0.5),
         RouterConfig(overlap_score_credit_decay=0.5),
     ):
         assert direct(config=config).fleet.core.selecting.shortcut is None
