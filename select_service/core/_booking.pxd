@@ -2,8 +2,8 @@ cdef class Clerk:
     cdef object _desk, _room, _limits, _counters, _bookings, _freed
     cdef dict _live, _second_names, _waiting, _pairs
     cdef bint _speaks
-    cdef list _constant  # of what a fingerprint is made of: between the members that differ
-    cdef list _keys  # of those
+    cdef list _parts  # of what a fingerprint is made of: a member, what is before it, its name
+    cdef bytes _rest  # behind them
     cdef int _present  # members that are always there
 
     cdef bint may_book(self, ledger, name, second) except -1

@@ -32,6 +32,8 @@ from select_service.core.effects import NOTHING, Effects
 from select_service.types import SelectAndReserveRequest
 
 cdef extern from "Python.h":
+    bint PyBytes_CheckExact(PyObject *one)
+    bint PyLong_CheckExact(PyObject *one)
     bint PyUnicode_CheckExact(PyObject *one)
     bint PyUnicode_IS_ASCII(object text)
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
@@ -40,7 +42,7 @@ cdef extern from "Python.h":
 ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
-    HEAD_MAX = 9  # bytes of MessagePack before a text, or of a number
+    NAME_BYTES = 23  # of `SelectAndReserveRequest`
     FEW = 16  # members, of a map whose head is one byte
 
 cdef Py_ssize_t LONG_ID = LONG_ID_CHARS
@@ -348,92 +350,102 @@ cdef class Clerk:
 
     def _learn_form(self):
         """Note what of a plain request's form is always the same; see `fingerprint_of`."""
-        self._constant, self._keys, self._present = [], [], 0
+        self._parts, self._present = [], 0
         current = b""
         for name in SelectAndReserveRequest.__struct_encode_fields__:
             key, value = _in_order(name), getattr(requests.first, name)
             if name in _VARYING:
-                self._constant.append(current)
-                self._keys.append((key, _VARYING.index(name)))
+                self._parts.append((_VARYING.index(name), current, key))
                 current = b""
             elif value is not UNSET:
                 current += key + _in_order(value)
                 self._present += 1
-        self._constant.append(current)
+        self._rest = current
         probe = SelectAndReserveRequest(
             block_hashes=b"12345678", sequence_hashes=b"87654321", isl_tokens=300,
             reservation_id="one", tenant_id="two",
         )
         if self._form_of(probe) != b"SelectAndReserveRequest" + _in_order(probe):
-            self._keys = None  # written otherwise by this version of msgspec
+            self._parts = None  # written otherwise by this version of msgspec
 
     cdef bytes fingerprint(self, request):
         """Return the fingerprint of a plain request; the same as `fingerprint_of`."""
         cdef bytes form = None
-        if self._keys is not None:
+        if self._parts is not None:
             form = self._form_of(request)
         return fingerprint_of(request, b"") if form is None else xxh3_128_digest(form)
 
     def form_of(self, request):
         """Return what of a plain request its fingerprint is made of; None: ask msgspec."""
-        return None if self._keys is None else self._form_of(request)
+        return None if self._parts is None else self._form_of(request)
 
     cdef bytes _form_of(self, request):
-        cdef Py_ssize_t size = 32, present = self._present, number, length
-        cdef bytes part, whole
-        cdef tuple key
-        cdef list constant = self._constant, keys = self._keys
-        for part in constant:
-            size += PyBytes_GET_SIZE(part)
-        for key in keys:
-            value = get(requests, request, <int>key[1])
-            size += HEAD_MAX + PyBytes_GET_SIZE(<bytes>key[0])
-            if type(value) is str:
-                if not PyUnicode_IS_ASCII(value):
-                    return None
-                size += PyUnicode_GET_LENGTH(value)
-            elif type(value) is bytes:
-                size += PyBytes_GET_SIZE(<bytes>value)
-            elif value is UNSET:
+        cdef Py_ssize_t size = NAME_BYTES + 3 + PyBytes_GET_SIZE(self._rest), length
+        cdef Py_ssize_t present = self._present
+        cdef bytes before, key, whole
+        cdef PyObject *value
+        cdef int number
+        for number, before, key in <list>self._parts:
+            value = place(requests, request, number)[0]
+            size += PyBytes_GET_SIZE(before)
+            if value == <PyObject *>UNSET:
                 continue
-            elif value is not None and type(value) is not int:
-                return None
             present += 1
-        whole = PyBytes_FromStringAndSize(NULL, size)
-        cdef char *start = PyBytes_AS_STRING(whole)
-        cdef char *at = start
-        memcpy(at, b"SelectAndReserveRequest", 23)
-        at += 23
+            size += PyBytes_GET_SIZE(key)
+            if PyUnicode_CheckExact(value):
+                if not PyUnicode_IS_ASCII(<object>value):
+                    return None
+                length = PyUnicode_GET_LENGTH(<object>value)
+                size += length + (1 if length < 32 else _head_bytes(length))
+            elif PyBytes_CheckExact(value):
+                length = PyBytes_GET_SIZE(<object>value)
+                size += length + _head_bytes(length)
+            elif value == <PyObject *>None:
+                size += 1
+            elif PyLong_CheckExact(value):
+                size += _number_bytes(<object>value)
+            else:
+                return None
         if present < FEW:
-            at[0] = <char>(0x80 | present)
-            at += 1
-        else:
-            at = _head(at, 0xDE, present, 2)
-        for number in range(len(keys)):
-            at = _copy(at, <bytes>constant[number])
-            key = keys[number]
-            value = get(requests, request, <int>key[1])
-            if value is UNSET:
+            return None  # it has a shorter head
+        whole = PyBytes_FromStringAndSize(NULL, size)
+        cdef char *at = PyBytes_AS_STRING(whole)
+        memcpy(at, b"SelectAndReserveRequest", NAME_BYTES)
+        at = _head(at + NAME_BYTES, 0xDE, present, 2)
+        for number, before, key in <list>self._parts:
+            at = _copy(at, before)
+            value = place(requests, request, number)[0]
+            if value == <PyObject *>UNSET:
                 continue
-            at = _copy(at, <bytes>key[0])
-            if value is None:
-                at[0] = <char>0xC0
-                at += 1
-            elif type(value) is str:
-                length = PyUnicode_GET_LENGTH(value)
+            at = _copy(at, key)
+            if PyUnicode_CheckExact(value):
+                length = PyUnicode_GET_LENGTH(<object>value)
                 if length < 32:
                     at[0] = <char>(0xA0 | length)
                     at += 1
                 else:
                     at = _sized(at, 0xD9, length)
-                memcpy(at, PyUnicode_AsUTF8AndSize(value, &length), length)
+                memcpy(at, PyUnicode_AsUTF8AndSize(<object>value, &length), length)
                 at += length
-            elif type(value) is bytes:
-                at = _copy(_sized(at, 0xC4, PyBytes_GET_SIZE(<bytes>value)), <bytes>value)
+            elif PyBytes_CheckExact(value):
+                at = _copy(_sized(at, 0xC4, PyBytes_GET_SIZE(<object>value)), <bytes><object>value)
+            elif value == <PyObject *>None:
+                at[0] = <char>0xC0
+                at += 1
             else:
-                at = _number(at, <uint64_t>value)
-        at = _copy(at, <bytes>constant[len(keys)])
-        return whole[: at - start]
+                at = _number(at, <uint64_t><object>value)
+        _copy(at, self._rest)
+        return whole
+
+
+cdef inline Py_ssize_t _head_bytes(uint64_t size) noexcept nogil:
+    return 2 if size < 1 << 8 else 3 if size < 1 << 16 else 5
+
+
+cdef inline Py_ssize_t _number_bytes(uint64_t value) noexcept nogil:
+    return 1 if value < 128 else 1 + (
+        1 if value < 1 << 8 else 2 if value < 1 << 16 else 4 if value < <uint64_t>1 << 32 else 8
+    )
 
 
 cdef inline char *_copy(char *at, bytes part) noexcept:

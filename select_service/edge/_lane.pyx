@@ -12,7 +12,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.string cimport memchr, memcmp, memcpy
 
-from select_service._layout cimport Layout, add, get
+from select_service._layout cimport Layout, add, get, put
 
 from select_service._layout import layout_of
 from select_service.edge.codec.answers import ONLY_JSON, Response
@@ -58,6 +58,12 @@ cdef enum:
     SECONDS
 
 cdef Layout traffics = Layout(RouteTraffic(), ("seconds",))
+
+cdef enum:
+    PARAMS
+    BODY
+
+cdef Layout requests = layout_of(Request((), b"", b""), ("params", "body"))
 
 cdef object REST = Phase.REST
 cdef bytes NOTHING = b""
@@ -282,7 +288,7 @@ cdef class Turnstile:
         cdef double started = seconds_now()
         api = get(heads, head, HEAD_API)
         try:
-            answer = way.answer(api, Request(params, NOTHING, body))
+            answer = way.answer(api, _request(params, body))
         except Exception as error:
             answer = self._door.fault(error, api, way.route.method, self._path(way, text, line_end))
         if type(answer) is not Response or get(answers, answer, ANSWER_STREAM) is not None:
@@ -336,6 +342,13 @@ cdef class Passage:
             type(lane).data_received(lane, data)
         elif not done:
             GuardedProtocol.data_received(lane, data)
+
+
+cdef object _request(tuple params, bytes body):
+    request = requests.copy_of(requests.first)
+    put(requests, request, PARAMS, params)
+    put(requests, request, BODY, body)
+    return request
 
 
 cdef bytes _message(bytes ok, bytes body):
