@@ -10,7 +10,7 @@ cdef class Clerk:
     cdef bytes fingerprint(self, request)
     cdef object book(
         self, partition, Py_ssize_t slot, str name, bytes fingerprint, bytes chain, prefill, isl,
-        second, track, kept, double now,
+        second, expected, track, kept, double now,
     )
     cdef object _find(self, name)
     cdef object _relieve(self, partition, double now, effects)

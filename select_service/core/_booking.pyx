@@ -58,6 +58,7 @@ cdef enum:
     PREFILL_DONE
     WHOLE_OUTPUTS
     FADED_OUTPUTS
+    EXPECTED
     TRACK
     FINGERPRINT
     LEASE
@@ -67,7 +68,7 @@ cdef enum:
 cdef Layout reservations = Layout(
     Reservation("", 0, Lane(-1), None, 0, 0.0),
     ("reservation_id", "selection_id", "lane", "created", "first_token_at", "prefill_done",
-     "whole_outputs", "faded_outputs", "track_prefill_tokens", "fingerprint", "lease", "claim",
+     "whole_outputs", "faded_outputs", "expected_output_tokens", "track_prefill_tokens", "fingerprint", "lease", "claim",
      "pair"),
 )
 
@@ -123,7 +124,7 @@ cdef Layout counts = Layout(Counters(), ("reservations_booked", "reservations_fr
 
 cdef tuple _VARYING = (  # members that plain requests differ in
     "model_name", "tenant_id", "routing_group", "token_ids", "block_hashes", "sequence_hashes",
-    "isl_tokens", "selection_id", "reservation_id",
+    "isl_tokens", "selection_id", "reservation_id", "expected_output_tokens",
 )
 cdef Layout requests = layout_of(SelectAndReserveRequest(), _VARYING)
 cdef object _in_order = msgspec.msgpack.Encoder(order="deterministic").encode
@@ -247,7 +248,7 @@ cdef class Clerk:
 
     cdef object book(
         self, partition, Py_ssize_t slot, str name, bytes fingerprint, bytes chain, prefill, isl,
-        second, track, kept, double now,
+        second, expected, track, kept, double now,
     ):
         """Book as `Desk.book` and `confirm` do; return what is to be told, if anything.
 
@@ -260,6 +261,7 @@ cdef class Clerk:
             prefill: tokens to book.
             isl: tokens of the prompt.
             second: its selection_id, or None.
+            expected: tokens of output, or None.
             track: whether prefill tokens are tracked.
             kept: the answer, for who repeats the request.
             now: monotonic seconds.
@@ -271,6 +273,7 @@ cdef class Clerk:
         put(reservations, reservation, FINGERPRINT, fingerprint)
         put(reservations, reservation, TRACK, track)
         put(reservations, reservation, SELECTION_ID, second)
+        put(reservations, reservation, EXPECTED, expected)
         booking = bookings.copy_of(bookings.first)
         put(bookings, booking, BOOKING_PARTITION, partition)
         put(bookings, booking, BOOKING_RESERVATION, reservation)

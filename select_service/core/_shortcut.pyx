@@ -58,13 +58,14 @@ cdef enum:  # members of a request; those behind say what is not plain
     ISL_TOKENS
     SELECTION_ID
     TOKEN_IDS
+    EXPECTED  # to be put out; only noted
     UNUSUAL
     RESERVATION_ID = UNUSUAL  # of one that books
     UNUSUAL_OF_BOOKING
 
 cdef tuple _REQUEST = (
     "model_name", "tenant_id", "routing_group", "block_hashes", "sequence_hashes", "isl_tokens",
-    "selection_id", "token_ids",
+    "selection_id", "token_ids", "expected_output_tokens",
 )
 cdef Layout requests = layout_of(SelectRequest(), _REQUEST)
 cdef Layout booking_requests = layout_of(
@@ -290,6 +291,9 @@ cdef class Shortcut:
         for at in range(unusual, kind.count):
             if place(kind, request, at)[0] != place(kind, kind.first, at)[0]:
                 return None
+        expected = get(kind, request, EXPECTED)
+        if expected is not None and not PyLong_CheckExact(<PyObject *>expected):
+            return None
         tenant = get(kind, request, TENANT_ID)
         if tenant is UNSET:
             tenant = get(kind, request, ROUTING_GROUP)
@@ -433,7 +437,8 @@ cdef class Shortcut:
             put(layout, answer, ANSWERS_DECODE_BLOCKS, chosen.blocks)
             effects = self._clerk.book(
                 partition, slot, reservation_id, fingerprint, chain, left if self._track else 0,
-                isl, selection_id, self._track, layout.copy_of(answer), now,
+                isl, selection_id, get(booking_requests, request, EXPECTED), self._track,
+                layout.copy_of(answer), now,
             )
             put(layout, answer, ANSWERS_HASHES, self._desk.show_hashes(chain))
         if packed is not None:

@@ -149,6 +149,7 @@ def bookings(draw: st.DrawFn) -> Step:
     isl = draw(st.sampled_from([1, SIZE, 64, 70, 2048, 1 << 54, (1 << 64) - 1]))
     wishes: dict[str, Any] = {"reservation_id": draw(st.one_of(names, st.none()))}
     wishes["selection_id"] = draw(seconds)
+    wishes["expected_output_tokens"] = draw(st.sampled_from([None, None, 7]))
     wishes |= draw(
         st.one_of(
             *[st.just({})] * 5,
@@ -159,7 +160,7 @@ def bookings(draw: st.DrawFn) -> Step:
                     {"lease_id": "lease", "ttl_s": 3.0},
                     {"lora_name": "lora"},
                     {"fairness_id": "somebody"},
-                    {"expected_output_tokens": 7},
+                    {"priority_jump": 2.0},
                     {"session_id": "one"},
                     {"explain": True},
                     {"tenant_id": "default"},
@@ -315,7 +316,7 @@ def test_plain_lives_take_it_also_beside_replicas_and_on_disk(
     for name in ("one", "two", LONG, "one"):
         steps = whole_life(name, selection_id=name)
         assert [is_taken(lived, step) for step in steps] == [True] * 4, name
-    assert is_taken(lived, take(booking((7,), 16)))
+    assert is_taken(lived, take(booking((7,), 16, expected_output_tokens=300)))
     assert is_taken(lived, _first_of_all("free"))
 
 
@@ -387,6 +388,7 @@ texts = st.one_of(st.text(), st.sampled_from(["x" * length for length in LENGTHS
             "tenant_id": texts,
             "selection_id": texts,
             "token_ids": st.just(in_tokens((1, 2))),
+            "expected_output_tokens": st.integers(0, (1 << 32) - 1),
         },
     ),
 )

@@ -135,6 +135,7 @@ wishes = st.one_of(
             {"selection_id": ""},
             {"tenant_id": "default"},
             {"routing_group": "default"},
+            {"expected_output_tokens": 7},
             {"tenant_id": "nobody"},
             {"explain": True},
             {"pinned_worker": PinnedWorker(worker_id=1, dp_rank=0)},
