@@ -15,6 +15,7 @@ class Scanner:
         made: object = None,
         texts: Collection[bytes] = (),
         wholes: Collection[bytes] = (),
+        counts: Collection[bytes] = (),
         note: Callable[[bytes, bytes], None] | None = None,
     ) -> None: ...
     def scan(self, body: bytes, small_bytes: int = 0) -> Any: ...

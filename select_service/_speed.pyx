@@ -37,11 +37,13 @@ cdef enum:
     SHOWN_MAX = 65536  # bytes: longer ones are not kept for an answer
     SIMPLE_MAX = 8  # members that are no arrays, of a request that is made here
     WHOLE_DIGITS_MAX = 18  # fits 64 bits, whatever the digits are
+    COUNT_DIGITS_MAX = 9  # fits 32 bits, likewise
 
 cdef enum:  # what a member holds, if its request can be made here
     ANYTHING
     TEXT
     WHOLE
+    COUNT
 
 
 cdef struct Name:
@@ -78,7 +80,8 @@ cdef class Scanner:
     cdef object _note
 
     def __init__(
-        self, names, hashes, tokens, shown=None, made=None, texts=(), wholes=(), note=None
+        self, names, hashes, tokens, shown=None, made=None, texts=(), wholes=(), counts=(),
+        note=None,
     ):
         """Prepare the table.
 
@@ -91,6 +94,7 @@ cdef class Scanner:
                 are made here. None: none is.
             texts: of the names, those that hold short texts.
             wholes: those that hold numbers from 0 to 2^64-1.
+            counts: those that hold numbers from 0 to 2^32-1.
             note: told (packed, text) of the one that is `shown` when a request is made here.
         """
         self._note = note
@@ -115,7 +119,8 @@ cdef class Scanner:
                 HASH if name in hashes else TOKEN if name in tokens else 0
             )
             self._table[place].holds = (
-                TEXT if name in texts else WHOLE if name in wholes else ANYTHING
+                TEXT if name in texts else WHOLE if name in wholes
+                else COUNT if name in counts else ANYTHING
             )
             self._table[place].place = i
         self._made, self._requests, self._mades = made, None, None
@@ -236,8 +241,10 @@ cdef class Scanner:
         for at in range(simples):
             if simple[at].name.holds == TEXT:
                 value = _text(simple[at].start, simple[at].end)
+            elif simple[at].name.holds == WHOLE:
+                value = _whole(simple[at].start, simple[at].end, WHOLE_DIGITS_MAX)
             else:
-                value = _whole(simple[at].start, simple[at].end)
+                value = _whole(simple[at].start, simple[at].end, COUNT_DIGITS_MAX)
             if value is None:
                 return None
             put(requests, request, simple[at].name.place, value)
@@ -260,11 +267,11 @@ cdef str _text(Text start, Text end):
     return PyUnicode_DecodeASCII(<const char *>start + 1, end - start - 2, NULL)
 
 
-cdef object _whole(Text start, Text end):
+cdef object _whole(Text start, Text end, Py_ssize_t digits_max):
     """Return a whole number from 0 on; None: it is another, or very large."""
     cdef uint64_t value = 0
     cdef Text at = start
-    if not 0 < end - start <= WHOLE_DIGITS_MAX or (start[0] == c"0" and end - start > 1):
+    if not 0 < end - start <= digits_max or (start[0] == c"0" and end - start > 1):
         return None
     while at < end:
         if not c"0" <= at[0] <= c"9":

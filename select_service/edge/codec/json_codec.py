@@ -81,7 +81,8 @@ _BOUNDS: Final[Sequence[tuple[str, int, int | None]]] = (
 )
 _TEXTS: Final = frozenset({b"model_name", b"tenant_id", b"selection_id"})
 _WHOLES: Final = frozenset({b"isl_tokens"})
-"""Members that nothing is asked of but that they are short texts, or numbers of 64 bits."""
+_COUNTS: Final = frozenset({b"expected_output_tokens"})
+"""Members that nothing is asked of but that they are short texts, numbers of 64 bits, of 32."""
 _MADE: Final[dict[type, frozenset[bytes]]] = {
     SelectRequest: _TEXTS,
     SelectAndReserveRequest: _TEXTS | {b"reservation_id"},
@@ -246,7 +247,7 @@ def _scan_for(kind: type[msgspec.Struct], names: frozenset[bytes], *, echoes: bo
         made = Decoded(kind(), None, b"")
     return Scanner(
         *(names, {name.encode() for name in HASHES}, {TOKENS.encode()}, shown, made),
-        *(texts, _WHOLES, echo.note),
+        *(texts, _WHOLES, _COUNTS, echo.note),
     ).scan
 
 
