@@ -91,9 +91,13 @@ cdef enum:
     BOOKING_YOUNGER
     BOOKING_IS_OWN
 
+cdef tuple _BOOKING = (
+    "partition", "reservation", "answer", "hold", "older", "younger", "is_own",
+)
 cdef Layout bookings = Layout(
     Booking(None, reservations.first, None),
-    ("partition", "reservation", "answer", "hold", "older", "younger", "is_own"),
+    _BOOKING,
+    [one for one in Booking.__slots__ if one not in _BOOKING],
 )
 
 cdef enum:

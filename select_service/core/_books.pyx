@@ -87,9 +87,11 @@ cdef enum:
     NODE_FADED
     NODE_REPEATS
 
+cdef tuple _NODE = (
+    "parent", "edge", "children", "refs", "total", "mask", "plain", "faded", "repeats",
+)
 cdef Layout nodes = Layout(
-    ChainNode(None, b""),
-    ("parent", "edge", "children", "refs", "total", "mask", "plain", "faded", "repeats"),
+    ChainNode(None, b""), _NODE, [one for one in ChainNode.__slots__ if one not in _NODE]
 )
 
 cdef enum:

@@ -68,6 +68,7 @@ from select_service.types import CoreLimits, TrustSettings
 if all(
     [
         usable("select_service._layout", 1),
+        usable("select_service.core._speed", 15),
         usable("select_service.core._books", 1),
         usable("select_service.core._booking", 1),
         usable("select_service.core._shortcut", 2),

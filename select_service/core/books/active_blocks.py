@@ -64,6 +64,7 @@ class ActiveBlocks:
     """
 
     __slots__ = (
+        "__weakref__",
         "_places",
         "_weights",
         "blocks",

@@ -60,6 +60,7 @@ class Ledger:
     """
 
     __slots__ = (
+        "__weakref__",
         "_asked",
         "_churn",
         "_churn_faded",
