@@ -68,8 +68,8 @@ cdef enum:
 cdef Layout reservations = Layout(
     Reservation("", 0, Lane(-1), None, 0, 0.0),
     ("reservation_id", "selection_id", "lane", "created", "first_token_at", "prefill_done",
-     "whole_outputs", "faded_outputs", "expected_output_tokens", "track_prefill_tokens", "fingerprint", "lease", "claim",
-     "pair"),
+     "whole_outputs", "faded_outputs", "expected_output_tokens", "track_prefill_tokens",
+     "fingerprint", "lease", "claim", "pair"),
 )
 
 cdef enum:
@@ -171,7 +171,8 @@ cdef class Clerk:
         if not get(reservations, reservation, PREFILL_DONE):
             demand = partition.demand
             add(demands, demand, DEMAND_FIRST_TOKENS, ONE)
-            add(demands, demand, DEMAND_TTFT_S, now - <double>get(reservations, reservation, CREATED))
+            waited = now - <double>get(reservations, reservation, CREATED)
+            add(demands, demand, DEMAND_TTFT_S, waited)
             put(reservations, reservation, FIRST_TOKEN_AT, now)
         complete(ledger, reservation, now)
         if (
@@ -202,7 +203,8 @@ cdef class Clerk:
         effects = self._desk._announce_end(booking, now) if self._speaks else NOTHING
         demand = partition.demand
         add(demands, demand, DEMAND_ENDED, ONE)
-        add(demands, demand, DEMAND_REQUEST_S, now - <double>get(reservations, reservation, CREATED))
+        lasted = now - <double>get(reservations, reservation, CREATED)
+        add(demands, demand, DEMAND_REQUEST_S, lasted)
         outputs = get(reservations, reservation, WHOLE_OUTPUTS) + get(
             reservations, reservation, FADED_OUTPUTS
         )
@@ -243,7 +245,8 @@ cdef class Clerk:
             return False
         if get(ledgers, ledger, LEDGER_CHANGES) is not None:
             return False
-        if get(knowns, self._bookings, KNOWN_OWN) + len(self._waiting) >= self._limits.reservations_max:
+        expected = get(knowns, self._bookings, KNOWN_OWN) + len(self._waiting)
+        if expected >= self._limits.reservations_max:
             return False
         cdef Py_ssize_t most = self._limits.id_length_max
         return (name is None or _is_plain(name, most)) and (
