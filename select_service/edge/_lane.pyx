@@ -306,7 +306,8 @@ cdef class Turnstile:
         if headers is not self._headers:
             self._preamble.follow(headers)
             self._ok, self._headers = self._preamble.ok, headers
-        self._outbox.put(transport, _message(self._ok, <bytes>get(answers, answer, ANSWER_BODY)), passage.loop)
+        body = <bytes>get(answers, answer, ANSWER_BODY)
+        self._outbox.put(transport, _message(self._ok, body), passage.loop)
         lane._idle_since = 0.0
         return True
 
