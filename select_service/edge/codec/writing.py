@@ -42,7 +42,6 @@ ECHOED: Final = "sequence_hashes"
 
 _OPENS: Final = f'"{ECHOED}":['.encode()
 _ECHOED_BYTES_MAX: Final = 1 << 16  # kept until the next is read
-_ZERO: Final = bytes(HASH_BYTES)
 _POSITIVE: Final = bytes(range(128))  # as the highest byte of a number with a sign
 
 
@@ -81,21 +80,38 @@ class Echo:
         In such a body nothing else can look like that member: strings have no quotes in them.
         Half of what printing them costs.
         """
-        opening = body.find(_OPENS) + len(_OPENS) - 1
-        if not isinstance(packed, bytes) or opening < len(_OPENS):
-            return
-        text = body[opening : body.find(b"]", opening) + 1]
-        find = text.find
-        if len(text) > _ECHOED_BYTES_MAX or find(b" ") >= 0 or find(b"\n") >= 0:
-            return
-        if (
-            find(b"\r") >= 0 or find(b"\t") >= 0 or packed.find(_ZERO) >= 0
-        ):  # it may stand there as -0
+        text = _compact_in(body)
+        if not text or not isinstance(packed, bytes):
             return
         minuses = len(text) - len(text.replace(b"-", b""))  # half of what counting them takes
         negative = len(packed[HASH_BYTES - 1 :: HASH_BYTES].translate(None, _POSITIVE))
         if minuses == negative:
             self.note(packed, text)
+
+    def note_signed(self, body: bytes, packed: PackedHashes) -> None:
+        """Do the same where all are known to stand there as signed numbers."""
+        text = _compact_in(body)
+        if text:
+            self.note(packed, text)
+
+
+def _compact_in(body: bytes) -> bytes:
+    """Return the array of the hashes in a flat body if it has no blanks and no zeros, else b""."""
+    opening = body.find(_OPENS) + len(_OPENS) - 1
+    if opening < len(_OPENS):
+        return b""
+    text = body[opening : body.find(b"]", opening) + 1]
+    find = text.find
+    if (
+        len(text) > _ECHOED_BYTES_MAX
+        or find(b" ") >= 0
+        or find(b"-0") >= 0
+        or find(b"\n") >= 0
+        or find(b"\r") >= 0
+        or find(b"\t") >= 0
+    ):
+        return b""
+    return text
 
 
 echo: Final = Echo()
