@@ -17,8 +17,10 @@ from indexer.types import HASH_BYTES
 
 if not TYPE_CHECKING and usable("select_service.core._speed", 14):
     from select_service.core._speed import ValueSet
+
+    run_of = None
 else:
-    from select_service.core.books.plain_value_set import ValueSet
+    from select_service.core.books.plain_value_set import ValueSet, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -60,7 +62,11 @@ class BlockPlaces:
         """Add a node that no slot holds yet and that is not in the trie yet."""
         blocks = len(node.edge) // HASH_BYTES
         self._home_dues -= blocks
-        fresh = self._values.enter(node.edge)
+        if run_of is None:
+            fresh = self._values.enter(node.edge)
+        else:
+            node.run = run = run_of(node.edge)
+            fresh = self._values.enter_run(run)
         if fresh != blocks:
             self._enter_repeats(node, fresh)
         if self._home is not None:
@@ -69,12 +75,12 @@ class BlockPlaces:
     def leave(self, node: ChainNode) -> None:
         """Forget a node that no slot holds any more."""
         if self._home is None and not node.repeats:
-            self._values.leave(node.edge)  # as nearly all of them go
+            self._leave_whole(node)  # as nearly all of them go
             return
         if self._home is not None:
             deque(map(self._home.__delitem__, self._plain_values(node)), 0)
         if not node.repeats:
-            self._values.leave(node.edge)
+            self._leave_whole(node)
         else:
             for value in self._plain_values(node):
                 self._values.discard(value)
@@ -86,8 +92,15 @@ class BlockPlaces:
         if not self._values or (not self._repeats and self._home_dues <= 0):
             self._home = None
 
+    def _leave_whole(self, node: ChainNode) -> None:
+        if run_of is None:
+            self._values.leave(node.edge)
+        else:
+            self._values.leave_run(run_of(node.edge) if node.run is None else node.run)
+
     def split(self, upper: ChainNode, lower: ChainNode) -> None:
         """Divide the values of `lower` after its edge was; `upper` is new, with the same slots."""
+        lower.run = None
         if not lower.repeats:
             lower.plain -= upper.plain
         else:
@@ -101,6 +114,7 @@ class BlockPlaces:
 
     def join(self, upper: ChainNode, lower: ChainNode) -> None:
         """Undo a split; called while `upper` still has its edge, whatever `lower` has."""
+        lower.run = None
         self._rehome(upper, lower)
         lower.plain += upper.plain
         if not upper.repeats:
@@ -204,6 +218,7 @@ class BlockPlaces:
                 homes.setdefault(value, {})[node] = count
             plain = self._plain_values(node)
             assert node.plain == len(plain), "plain adds up"
+            assert node.run is None or list(node.run) == _unpack(node.edge), "a run is the edge's"
             assert len({repeat.value for repeat in node.repeats or ()}) == len(node.repeats or ())
             assert all(self._home is None or self._home[value] is node for value in plain)
         assert set(self._values) == homes.keys(), "the set of values is the trie's"
