@@ -42,6 +42,7 @@ ECHOED: Final = "sequence_hashes"
 
 _OPENS: Final = f'"{ECHOED}":['.encode()
 _ECHOED_BYTES_MAX: Final = 1 << 16  # kept until the next is read
+_ZERO: Final = bytes(HASH_BYTES)
 _POSITIVE: Final = bytes(range(128))  # as the highest byte of a number with a sign
 
 
@@ -80,9 +81,10 @@ class Echo:
         In such a body nothing else can look like that member: strings have no quotes in them.
         Half of what printing them costs.
         """
-        text = _compact_in(body)
-        if not text or not isinstance(packed, bytes):
+        text = _compact_in(body, packed) if isinstance(packed, bytes) else b""
+        if not text:
             return
+        assert isinstance(packed, bytes)
         minuses = len(text) - len(text.replace(b"-", b""))  # half of what counting them takes
         negative = len(packed[HASH_BYTES - 1 :: HASH_BYTES].translate(None, _POSITIVE))
         if minuses == negative:
@@ -90,13 +92,13 @@ class Echo:
 
     def note_signed(self, body: bytes, packed: PackedHashes) -> None:
         """Do the same where all are known to stand there as signed numbers."""
-        text = _compact_in(body)
+        text = _compact_in(body, packed)
         if text:
             self.note(packed, text)
 
 
-def _compact_in(body: bytes) -> bytes:
-    """Return the array of the hashes in a flat body if it has no blanks and no zeros, else b""."""
+def _compact_in(body: bytes, packed: PackedHashes) -> bytes:
+    """Return the array of these hashes in a flat body, b"" if there are blanks in it or zeros."""
     opening = body.find(_OPENS) + len(_OPENS) - 1
     if opening < len(_OPENS):
         return b""
@@ -105,10 +107,10 @@ def _compact_in(body: bytes) -> bytes:
     if (
         len(text) > _ECHOED_BYTES_MAX
         or find(b" ") >= 0
-        or find(b"-0") >= 0
         or find(b"\n") >= 0
         or find(b"\r") >= 0
         or find(b"\t") >= 0
+        or packed.find(_ZERO) >= 0  # it may stand there as -0
     ):
         return b""
     return text
