@@ -125,7 +125,7 @@ class Pricer:
             and self._is_level(rows)
         ):
             found = self._cheapest_of_equals(
-                *(rows, isl_tokens, block_size, blocks, scale, credit, track, draw)
+                rows, isl_tokens, block_size, blocks, scale, credit, track, draw
             )
             if found is not None:
                 return found
@@ -253,7 +253,8 @@ class Pricer:
         best: list[int] | None = None
         low, others = 0.0, rows
         for number, group in self._groups:
-            if not group or max(group) >= rows or min(group) < 0:
+            group.sort()
+            if not group or group[-1] >= rows or group[0] < 0:
                 return None  # among them is one that nobody may be sent to
             others -= len(group)
             raw = -credit * number
@@ -274,10 +275,7 @@ class Pricer:
             if price <= low:
                 return None
         assert best is not None
-        if len(best) == 1:
-            return best[0], low, int(bare)
-        best.sort()
-        return best[int(draw() * len(best))], low, int(bare)
+        return best[int(draw() * len(best)) if len(best) > 1 else 0], low, int(bare)
 
     def _row(self, rows: int | Slots, at: int) -> int:
         return at if isinstance(rows, int) else int(rows[at])
