@@ -15,9 +15,7 @@ def common_blocks(edge: bytes, at: int, hashes: bytes, start: int) -> int:
 
     One comparison when all agree, else a bisection: O(log n) comparisons of slices.
     """
-    low, high = 0, len(edge) - at
-    if len(hashes) - start < high:
-        high = len(hashes) - start
+    low, high = 0, min(len(edge) - at, len(hashes) - start)
     high -= high % HASH_BYTES
     if hashes.startswith(edge[at : at + high], start):
         return high // HASH_BYTES

@@ -10,23 +10,26 @@ Finding repeats costs one set operation in C per new block; repeats themselves a
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from indexer.compiled import usable
+from indexer.core.packing import unpack_native
 from indexer.types import HASH_BYTES
 
 if not TYPE_CHECKING and usable("select_service.core._speed", 14):
     from select_service.core._speed import ValueSet
-
-    run_of = None
 else:
-    from select_service.core.books.plain_value_set import ValueSet, run_of
+    from select_service.core.books.plain_value_set import ValueSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from indexer.types import PackedHashes
     from select_service.core.books.active_blocks import ChainNode
+
+_KEEPS_RUNS: Final[bool] = hasattr(ValueSet, "enter_run")
+"""Whether values are objects, which leave as they were entered in half the time. Kernels have none.
+"""
 
 
 class Repeat:
@@ -62,11 +65,11 @@ class BlockPlaces:
         """Add a node that no slot holds yet and that is not in the trie yet."""
         blocks = len(node.edge) // HASH_BYTES
         self._home_dues -= blocks
-        if run_of is None:
-            fresh = self._values.enter(node.edge)
-        else:
-            node.run = run = run_of(node.edge)
+        if _KEEPS_RUNS:
+            node.run = run = unpack_native(node.edge)
             fresh = self._values.enter_run(run)
+        else:
+            fresh = self._values.enter(node.edge)
         if fresh != blocks:
             self._enter_repeats(node, fresh)
         if self._home is not None:
@@ -93,10 +96,10 @@ class BlockPlaces:
             self._home = None
 
     def _leave_whole(self, node: ChainNode) -> None:
-        if run_of is None:
+        if node.run is None:
             self._values.leave(node.edge)
         else:
-            self._values.leave_run(run_of(node.edge) if node.run is None else node.run)
+            self._values.leave_run(node.run)
 
     def split(self, upper: ChainNode, lower: ChainNode) -> None:
         """Divide the values of `lower` after its edge was; `upper` is new, with the same slots."""

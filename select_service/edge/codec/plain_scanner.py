@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from typing import TypeAlias
 
-    from typing_extensions import Buffer
+    from numpy.typing import NDArray
 
     _Sign: TypeAlias = Literal["i", "u"]
 
@@ -92,7 +92,9 @@ class PlainScanner(Generic[D]):
         self._signs: tuple[_Sign, _Sign] = "i", "u"  # as hashes were last: signed, or not
         self._parse = Parser(SCANNED_BYTES_MAX).parse
 
-    def scan(self, body: bytes, small_bytes: int = 0) -> D | None:
+    def scan(  # noqa: C901, PLR0912 - straight on: all pay for it
+        self, body: bytes, small_bytes: int = 0
+    ) -> D | None:
         """Return the request of a body, None when that is unusual or wrong.
 
         Args:
@@ -172,8 +174,13 @@ class PlainScanner(Generic[D]):
         return request
 
 
-def _as_tokens(buffer: Buffer) -> bytes:
-    numbers = np.frombuffer(buffer, dtype=np.uint64)  # what is negative is large
+def _as_tokens(buffer: Any) -> bytes:
+    """Return numbers of 64 bits as tokens.
+
+    Raises:
+        ValueError: there is one that is none.
+    """
+    numbers: NDArray[np.uint64] = np.frombuffer(buffer, dtype=np.uint64)  # negative is large
     if len(numbers) and numbers.max() > _U32_MAX:
         raise ValueError("no token")
     return numbers.astype(np.uint32).tobytes()
