@@ -167,10 +167,10 @@ class PlainScanner(Generic[D]):
 
     def _convert(self, members: dict[str, object]) -> msgspec.Struct:
         """Make the request of members that are more than texts and numbers."""
-        longs = {name: members.pop(name) for name in self._longs if name in members}
-        request = msgspec.convert(members, self._kind)
-        for name, packed in longs.items():
-            setattr(request, name, packed)
+        rest = {name: value for name, value in members.items() if name not in self._longs}
+        request = msgspec.convert(rest, self._kind)
+        for name in members.keys() - rest.keys():
+            setattr(request, name, members[name])
         return request
 
 
