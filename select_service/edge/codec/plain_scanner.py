@@ -8,7 +8,7 @@ installed, or something is odd or wrong, the body is read as `json_codec.py` rea
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -105,13 +105,13 @@ class PlainScanner(Generic[D]):
         if find(b"{", 1) >= 0 or find(b"\\") >= 0 or not body.startswith(b"{"):
             return None
         try:
-            document = cast("Mapping[str, Any]", self._parse(body))
+            document: Any = self._parse(body)
             names = tuple(document)
             plan = self._plans.get(names) or self._plan(names)
             longs, simple, others, parts, shown = plan
             if len(body) > small_bytes and (others or 2 * parts > small_bytes):
                 return None
-            members: dict[str, object] = {}
+            members: dict[str, Any] = {}
             before = signs = self._signs
             at = 0
             for name, is_hashes in longs:
@@ -138,7 +138,7 @@ class PlainScanner(Generic[D]):
         except _REFUSALS:
             return None
         if shown and self._echoes and signs is before and signs[0] == "i":
-            echo.note_signed(body, cast("bytes", members[ECHOED]))
+            echo.note_signed(body, members[ECHOED])
         return self._decoded(request, None, b"")
 
     def _plan(self, names: tuple[str, ...]) -> _Plan:
