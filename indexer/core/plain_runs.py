@@ -15,7 +15,9 @@ def common_blocks(edge: bytes, at: int, hashes: bytes, start: int) -> int:
 
     One comparison when all agree, else a bisection: O(log n) comparisons of slices.
     """
-    low, high = 0, min(len(edge) - at, len(hashes) - start)
+    low, high = 0, len(edge) - at
+    if len(hashes) - start < high:  # noqa: PLR1730 - min() is slow
+        high = len(hashes) - start
     high -= high % HASH_BYTES
     if hashes.startswith(edge[at : at + high], start):
         return high // HASH_BYTES
