@@ -1,4 +1,4 @@
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 ABI: int
@@ -15,5 +15,7 @@ class Scanner:
         made: object = None,
         texts: Collection[bytes] = (),
         wholes: Collection[bytes] = (),
+        counts: Collection[bytes] = (),
+        note: Callable[[bytes, bytes], None] | None = None,
     ) -> None: ...
     def scan(self, body: bytes, small_bytes: int = 0) -> Any: ...

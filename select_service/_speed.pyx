@@ -25,7 +25,7 @@ cdef extern from "_body.h" nogil:
     Text read_hashes(Text at, Text end, size_t count, uint8_t *out, int *others)
     Text read_tokens(Text at, Text end, size_t count, uint8_t *out)
 
-ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 5  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     NAMES_MAX = 64  # bits of `seen`
@@ -37,11 +37,13 @@ cdef enum:
     SHOWN_MAX = 65536  # bytes: longer ones are not kept for an answer
     SIMPLE_MAX = 8  # members that are no arrays, of a request that is made here
     WHOLE_DIGITS_MAX = 18  # fits 64 bits, whatever the digits are
+    COUNT_DIGITS_MAX = 9  # fits 32 bits, likewise
 
 cdef enum:  # what a member holds, if its request can be made here
     ANYTHING
     TEXT
     WHOLE
+    COUNT
 
 
 cdef struct Name:
@@ -75,8 +77,12 @@ cdef class Scanner:
     cdef int _shown  # number of the one whose text is wanted, -1: none's
     cdef object _made  # holds the first request
     cdef Layout _requests, _mades  # None: none is made here
+    cdef object _note
 
-    def __init__(self, names, hashes, tokens, shown=None, made=None, texts=(), wholes=()):
+    def __init__(
+        self, names, hashes, tokens, shown=None, made=None, texts=(), wholes=(), counts=(),
+        note=None,
+    ):
         """Prepare the table.
 
         Args:
@@ -88,7 +94,10 @@ cdef class Scanner:
                 are made here. None: none is.
             texts: of the names, those that hold short texts.
             wholes: those that hold numbers from 0 to 2^64-1.
+            counts: those that hold numbers from 0 to 2^32-1.
+            note: told (packed, text) of the one that is `shown` when a request is made here.
         """
+        self._note = note
         self._names = tuple(names)
         self._shown = self._names.index(shown) if shown is not None else -1
         if len(self._names) > NAMES_MAX:
@@ -110,7 +119,8 @@ cdef class Scanner:
                 HASH if name in hashes else TOKEN if name in tokens else 0
             )
             self._table[place].holds = (
-                TEXT if name in texts else WHOLE if name in wholes else ANYTHING
+                TEXT if name in texts else WHOLE if name in wholes
+                else COUNT if name in counts else ANYTHING
             )
             self._table[place].place = i
         self._made, self._requests, self._mades = made, None, None
@@ -154,7 +164,7 @@ cdef class Scanner:
         cdef int is_simple = self._requests is not None
         cdef int places[ARRAYS_MAX]
         cdef Name *name
-        cdef bytes packed, shown = None
+        cdef bytes packed, shown = None, shown_packed = None
         cdef list arrays = []
         if at >= end or at[0] != c"{":
             return None
@@ -189,6 +199,7 @@ cdef class Scanner:
                 if name.number == self._shown:
                     shown = None
                     if not others and at - cuts[cut] < SHOWN_MAX:
+                        shown_packed = packed
                         shown = (<const char *>cuts[cut])[-1 : at - cuts[cut]]
                 rest -= cuts[cut + 1] - cuts[cut]
                 places[cut // 2] = name.place
@@ -217,6 +228,8 @@ cdef class Scanner:
         if is_simple and plain and not objects and rest <= small_bytes:
             made = self._make(simple, simples, places, arrays)
             if made is not None:
+                if shown is not None and self._note is not None:
+                    self._note(shown_packed, shown)
                 return made
         return _without(body, cuts, cut), plain and not objects, arrays, shown
 
@@ -228,8 +241,10 @@ cdef class Scanner:
         for at in range(simples):
             if simple[at].name.holds == TEXT:
                 value = _text(simple[at].start, simple[at].end)
+            elif simple[at].name.holds == WHOLE:
+                value = _whole(simple[at].start, simple[at].end, WHOLE_DIGITS_MAX)
             else:
-                value = _whole(simple[at].start, simple[at].end)
+                value = _whole(simple[at].start, simple[at].end, COUNT_DIGITS_MAX)
             if value is None:
                 return None
             put(requests, request, simple[at].name.place, value)
@@ -252,11 +267,11 @@ cdef str _text(Text start, Text end):
     return PyUnicode_DecodeASCII(<const char *>start + 1, end - start - 2, NULL)
 
 
-cdef object _whole(Text start, Text end):
+cdef object _whole(Text start, Text end, Py_ssize_t digits_max):
     """Return a whole number from 0 on; None: it is another, or very large."""
     cdef uint64_t value = 0
     cdef Text at = start
-    if not 0 < end - start <= WHOLE_DIGITS_MAX or (start[0] == c"0" and end - start > 1):
+    if not 0 < end - start <= digits_max or (start[0] == c"0" and end - start > 1):
         return None
     while at < end:
         if not c"0" <= at[0] <= c"9":

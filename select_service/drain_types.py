@@ -32,23 +32,28 @@ class DrainStatus(Struct, frozen=True, kw_only=True):
 
 
 class ScaleDownCandidate(Struct, frozen=True, kw_only=True):
-    """A worker, and what its loss would cost."""
+    """One of a set that is cheap to lose, and what its loss costs once those before it are gone."""
 
     worker_id: int
     model_name: str
     tenant_id: str
     drains: bool  # it is leaving already
     cost_tokens: float  # lower is cheaper: work in flight, and hot blocks that nobody else has
-    sole_blocks: int  # that nobody else holds, on any tier
+    cost_tokens_so_far: float  # of it and of all before it: the last one's is that of the set
+    sole_blocks: int  # that nobody else holds on any tier, those before it counting as gone
     blocks: int  # it holds
+    room_so_far: float | UnsetType = UNSET
+    """Share of the scope's KV blocks that goes with it and those before; if all have named theirs.
+
+    Where caches are full this is what is missed, whoever goes."""
     reused_tokens: float  # found in its cache lately; half of it is forgotten every ten minutes
     reservations: int
     prefill_tokens: int
     decode_blocks: int
-    pod_deletion_cost: int  # for controller.kubernetes.io/pod-deletion-cost
+    pod_deletion_cost: int  # for controller.kubernetes.io/pod-deletion-cost; drains: below 0
 
 
 class ScaleDownCandidates(Struct, frozen=True, kw_only=True):
-    """GET /scale_down_candidates, the cheapest first."""
+    """GET /scale_down_candidates: the set that is cheapest to lose, in the order to lose it."""
 
     candidates: list[ScaleDownCandidate]

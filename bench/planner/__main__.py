@@ -3,7 +3,8 @@
 Made-up traffic (a day in an hour, a ramp, bursts of three kinds) through simulated engines that
 each policy scales; engines take a minute to start, and the oracle's, too. Then what bursts cost
 that nobody could foresee: the goal of `--attainment` against what was reached and paid. Last, the
-same bursts when the hours before were learnt (`--load-predictor-warmup-trace`). Leaves a JSON file.
+same bursts when the hours before were learnt (`--load-predictor-warmup-trace`). `--predictors`
+plays a day, a ramp and bursts with those, and nothing else. Leaves a JSON file.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import dataclasses
 import os
 import statistics
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,7 +27,7 @@ from bench.planner.shapes import HOUR_S, SHAPES, traffic
 from bench.provenance import provenance
 from select_service.planner.core.demand import Interval, intervals_of
 from select_service.planner.core.warming import TracedRequest
-from select_service.planner.edge.predictors import PredictorSettings
+from select_service.planner.edge.predictors import PREDICTORS, PredictorSettings
 from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.edge.replaying import Replay, ReplaySettings
 from select_service.planner.edge.rivals import POLICIES, make_policy
@@ -33,6 +35,9 @@ from select_service.planner.edge.rivals import POLICIES, make_policy
 PROFILE: Final = Path(__file__).parents[2] / "tests" / "golden" / "planner" / "profile_a"
 GPUS_MAX: Final = 64
 LEARNT: Final = (("recurring bursts", 2), ("odd bursts", 2), ("odd bursts", 3))
+PREDICTED: Final = ("diurnal", "ramp", "bursts")
+FIT_DEADLINE_S: Final = 300.0
+"""A slow machine is not to decide which forecast there is."""
 GOALS: Final = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 SETTINGS: Final = ReplaySettings(ttft_ms=600.0, itl_ms=20.0, start=(1, 1))
 
@@ -45,6 +50,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     attainment: float = 0.99
     learnt_hours: int = 0
+    predictor: str = "auto"
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +70,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     goal: float
     learnt_hours: int
+    predictor: str
     runs: int
     attainment: float
     attainment_least: float
@@ -80,9 +87,10 @@ def run(task: Task, surrounding: ReplaySettings = SETTINGS) -> Done:
     settings = settings_of(task, surrounding)
     compatible = task.policy == "compatible"
     tuning = PredictorSettings(
-        name="kalman" if compatible else "auto",
+        name="kalman" if compatible else task.predictor,
         interval_s=settings.interval_s,
         compatible=compatible,
+        fit_deadline_s=FIT_DEADLINE_S,
     )
     policy = make_policy(task.policy, profile, requests, tuning, settings, GPUS_MAX)
     result = Replay(profile, requests, settings).run(policy)
@@ -121,6 +129,7 @@ def rows_of(done: list[Done]) -> list[Row]:
             policy=task.policy,
             goal=task.attainment,
             learnt_hours=task.learnt_hours,
+            predictor=task.predictor,
             runs=len(runs),
             attainment=statistics.mean(one.attainment for one in runs),
             attainment_least=min(one.attainment for one in runs),
@@ -137,22 +146,11 @@ def rows_of(done: list[Done]) -> list[Row]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=3)
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
-    parser.add_argument("--interval", type=float, default=SETTINGS.interval_s, metavar="SECONDS")
-    parser.add_argument("--startup", type=float, default=SETTINGS.startup_s, metavar="SECONDS")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--out", type=Path, default=Path("build/bench-planner.json"))
-    args = parser.parse_args()
-    seeds = range(args.first_seed, args.first_seed + args.seeds)
-    settings = dataclasses.replace(SETTINGS, interval_s=args.interval, startup_s=args.startup)
+def tasks_of(policies: Sequence[str], seeds: Sequence[int]) -> list[Task]:
     tasks = [
         Task(shape=shape, policy=policy, seed=seed)
         for shape in SHAPES
-        for policy in args.policies
+        for policy in policies
         for seed in seeds
     ]
     tasks += [
@@ -166,6 +164,39 @@ def main() -> None:
         for goal in GOALS
         for seed in seeds
     ]
+    return tasks
+
+
+def tasks_of_predictors(predictors: Sequence[str], seeds: Sequence[int]) -> list[Task]:
+    """Nothing learnt, or two hours; beside an oracle, who needs none."""
+    tasks = [Task(shape=shape, policy="oracle", seed=seed) for shape in PREDICTED for seed in seeds]
+    tasks += [
+        Task(shape=shape, policy="slo", seed=seed, learnt_hours=hours, predictor=predictor)
+        for shape in PREDICTED
+        for hours in (0, 2)
+        for predictor in predictors
+        for seed in seeds
+    ]
+    return tasks
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=3)
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
+    parser.add_argument("--predictors", nargs="+", choices=PREDICTORS, help="of the planner, only")
+    parser.add_argument("--interval", type=float, default=SETTINGS.interval_s, metavar="SECONDS")
+    parser.add_argument("--startup", type=float, default=SETTINGS.startup_s, metavar="SECONDS")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=Path("build/bench-planner.json"))
+    args = parser.parse_args()
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    settings = dataclasses.replace(SETTINGS, interval_s=args.interval, startup_s=args.startup)
+    if args.predictors:
+        tasks = tasks_of_predictors(args.predictors, seeds)
+    else:
+        tasks = tasks_of(args.policies, seeds)
     done = []
     with ProcessPoolExecutor(args.jobs) as pool:
         for one in pool.map(partial(run, surrounding=settings), tasks):
@@ -173,13 +204,15 @@ def main() -> None:
             task = one.task
             progress(
                 f"{task.shape:17} {task.policy:10} goal {task.attainment:.3f} seed {task.seed} "
-                f"learnt {task.learnt_hours} h: {100 * one.attainment:.2f} % in time, "
-                f"{one.gpu_hours:.2f} GPU-hours, {one.changes} changes, {one.turns} turns"
+                f"learnt {task.learnt_hours} h by {task.predictor}: "
+                f"{100 * one.attainment:.2f} % in time, {one.gpu_hours:.2f} GPU-hours, "
+                f"{one.changes} changes, {one.turns} turns"
             )
             write(args.out, args.seeds, settings, done)  # what there is: it may take half an hour
     for row in rows_of(done):
         print(
-            f"{row.shape:17} {row.policy:10} goal {row.goal:5.3f} learnt {row.learnt_hours} h  "
+            f"{row.shape:17} {row.policy:10} goal {row.goal:5.3f} learnt {row.learnt_hours} h "
+            f"{row.predictor:9} "
             f"{100 * row.attainment:6.2f} % (least {100 * row.attainment_least:6.2f}) "
             f"{row.gpu_hours:6.2f} GPU-h {row.of_oracle or 0.0:5.2f} x oracle "
             f"{row.changes:5.1f} changes {row.turns:4.1f} turns"

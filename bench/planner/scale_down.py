@@ -4,8 +4,8 @@ The service routes Mooncake's conversation trace over simulated engines. Halfway
 are taken away: those it advises (`/scale_down_candidates`), the newest ones, or none. What counts
 is the hit rate of the next quarter of the trace. Beside them stands a fleet that was as small from
 the beginning: what it misses is for want of room, and no choice of who goes brings it back.
-`--every` tries every set of so many, too: the best of them bounds what any advice could do. Leaves
-a JSON file.
+`--every` tries every set of so many, too: the best of them bounds what any advice could do.
+`--pause` lets the advised ones go one after the other, too. Leaves a JSON file.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -113,13 +114,16 @@ class Halfway:
         """Return who came last."""
         return self.ids[-gone:]
 
-    def without(self, leaving: Sequence[int]) -> After:
-        """Go on without some, in a copy of this process: what it changes is gone with it."""
+    def without(self, leaving: Sequence[int], pause_s: float = 0.0) -> After:
+        """Go on without some, in a copy of this process: what it changes is gone with it.
+
+        Between two of them are so many seconds of the trace, and no more than its next quarter.
+        """
         reading, writing = os.pipe()
         child = os.fork()
         if not child:
             try:
-                os.write(writing, msgspec.json.encode(self._went_on(leaving)))
+                os.write(writing, msgspec.json.encode(self._went_on(leaving, pause_s)))
             finally:
                 os._exit(0)
         os.close(writing)
@@ -128,10 +132,11 @@ class Halfway:
         os.waitpid(child, 0)
         return msgspec.json.decode(answer, type=After)
 
-    def _went_on(self, leaving: Sequence[int]) -> After:
+    def _went_on(self, leaving: Sequence[int], pause_s: float) -> After:
         cluster, begin = self._cluster, self._cluster.now
-        for worker_id in leaving:
-            cluster.remove_worker(worker_id, begin)
+        for number, worker_id in enumerate(leaving):
+            when = begin + min(number * pause_s, STAGES_S[-1]) / self._fleet.speed
+            cluster.at(when, partial(cluster.remove_worker, worker_id, when))
         stages, cached, prompts, busy = [], 0.0, 0.0, 0.0
         for end in STAGES_S:
             cluster.advance(begin + end / self._fleet.speed)
@@ -166,7 +171,7 @@ def halfway(fleet: Fleet) -> Iterator[Halfway]:
     yield Halfway(fleet, router, cluster)
 
 
-def removals(fleet: Fleet, gone: Sequence[int]) -> list[Run]:
+def removals(fleet: Fleet, gone: Sequence[int], pause_s: float = 0.0) -> list[Run]:
     """Take so many away, or so many, by each choice there is; 0 is none."""
     with halfway(fleet) as there:
         found = [Run(fleet=fleet, gone=0, choice="none", after=there.without([]))]
@@ -176,6 +181,10 @@ def removals(fleet: Fleet, gone: Sequence[int]) -> list[Run]:
                 ("newest", there.newest(count)),
             ):
                 after = there.without(leaving)
+                found.append(Run(fleet=fleet, gone=count, choice=choice, after=after))
+            if pause_s and count > 1:
+                after = there.without(there.advised(count), pause_s)
+                choice = f"advised, {pause_s:g} s apart"
                 found.append(Run(fleet=fleet, gone=count, choice=choice, after=after))
     return found
 
@@ -304,6 +313,7 @@ def main() -> None:
     parser.add_argument("--gone", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--kv-tokens", type=int, default=400_000, help="of one engine's cache")
     parser.add_argument("--speed", type=float, default=1.0)
+    parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS", help="of the trace")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--every", action="store_true", help="try every set of so many, too")
     parser.add_argument("--out", type=Path, default=Path("build/bench-scale-down.json"))
@@ -320,7 +330,7 @@ def main() -> None:
     runs: list[Run] = []
     bounds: list[Bound] = []
     with ProcessPoolExecutor(args.jobs) as pool:
-        asked = [pool.submit(removals, fleet, gone) for fleet, gone in tasks]
+        asked = [pool.submit(removals, fleet, gone, args.pause) for fleet, gone in tasks]
         smaller = [
             pool.submit(never_there, fleet, count) for fleet, gone in tasks for count in gone
         ]

@@ -20,7 +20,7 @@ from indexer.core.budget import Budget
 from indexer.core.dump import TIER_OF, DumpEvent, dump_tier
 from indexer.core.frost import FrozenRun, RankChanged, Thaw, freeze
 from indexer.core.holder import UNDECIDED_GROUP, Holder
-from indexer.core.loss import sole_blocks
+from indexer.core.loss import HeldTogether, held_together
 from indexer.core.radix_tree import RadixTree
 from indexer.core.tiers import Matches, SlotTable, continue_below
 from indexer.types import (
@@ -419,19 +419,19 @@ class KvIndex:
         """Return how many blocks an attached rank holds, per tier."""
         return self._ranks[rank].blocks.copy()
 
-    def holders_of(self, ranks: Iterable[WorkerRank]) -> list[Holder]:
-        """Return the holders of those ranks that are attached."""
+    def holder_ids(self, ranks: Iterable[WorkerRank]) -> list[int]:
+        """Return the bits' numbers, in masks of holders, of those ranks that are attached."""
         found = [self._ranks.get(rank) for rank in ranks]
-        return [one for one in found if one is not None]
+        return [one.holder_id for one in found if one is not None]
 
-    def sole_blocks(self, ranks: Sequence[WorkerRank], gone: int = 0) -> Generator[None, None, int]:
-        """Count blocks that nobody else holds, see `loss.py`; yields between slices.
+    def held_together(self, most: int) -> Generator[None, None, HeldTogether]:
+        """Count blocks by who holds them, at most `most` together; yields between slices.
 
-        `gone` is a mask of holders that count as gone, too.
+        See `loss.py`. No holder's number is given to another meanwhile.
         """
         self._dumps += 1
         try:
-            return (yield from sole_blocks(self.holders_of(ranks), gone, self.tree.live))
+            return (yield from held_together(self._ranks.values(), self.tree.live, most))
         finally:
             self._dumps -= 1
 

@@ -1,14 +1,14 @@
-"""Which blocks would be held by nobody if some ranks went: what their loss costs the fleet.
+"""Which blocks are held by whom together: with a set of ranks goes what no other rank holds.
 
-Read-only and in slices: a rank of a hundred thousand nodes must not hold anybody up. What changes
+Read-only and in slices: an index of millions of blocks must not hold anybody up. What changes
 meanwhile is seen or not, it is an estimate of one moment.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from indexer.core.node import all_ones
+from indexer.core.node import all_ones, bits
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -16,47 +16,88 @@ if TYPE_CHECKING:
     from indexer.core.holder import Holder
     from indexer.core.node import Node
 
-__all__ = ["sole_blocks"]
+__all__ = ["HeldTogether", "held_together"]
 
 NODES_PER_SLICE: Final = 128
+MEMBERS_PER_SLICE: Final = 512
+"""Of one node, whose tiers are compared."""
 
 
-def sole_blocks(leaving: Iterable[Holder], gone: int, live: int) -> Generator[None, None, int]:
-    """Count blocks that only the leaving ranks hold, on any tier; yields between two slices.
+class HeldTogether(NamedTuple):
+    """Who holds what."""
+
+    blocks: dict[int, int]
+    """Mask of holders → blocks that all of these hold, each on any tier, and nobody else."""
+    copies: dict[int, int]
+    """Holder id → its blocks on a second, third or fourth tier, where it has any."""
+
+
+def held_together(
+    holders: Iterable[Holder], live: int, most: int
+) -> Generator[None, None, HeldTogether]:
+    """Count blocks that can be found by who holds them; yields between two slices.
+
+    O(nodes of all holders), and memory by the number of masks: at most one for each node and each
+    of its cuts, and at most the sets of `most` holders.
 
     Args:
-        leaving: ranks of one worker.
-        gone: mask of holders that are taken to be gone already.
+        holders: everybody.
         live: mask of holders that are there.
+        most: blocks that more holders than this share are left out: who asks takes no more away.
     """
-    ours = gone
-    holders = list(leaving)
-    for one in holders:
-        ours |= one.bit
-    others = live & ~ours
-    count, visited = 0, 0
-    seen: set[Node] = set()
-    for holder in holders:
+    together: dict[int, int] = {}
+    copies: dict[int, int] = {}
+    visited = 0
+    for holder in list(holders):
+        bit = holder.bit
         for node in list(holder.runs):
             visited += 1
             if not visited % NODES_PER_SLICE:
                 yield
-            if node.members & holder.bit and node not in seen:
-                seen.add(node)
-                count += _sole(node, holders, others)
-    return count
+            there = 0 if node.orphaned else node.members & live
+            if there & -there != bit:
+                continue  # another of its holders looks at it, or nobody holds it any more
+            if node.lower is None and node.patterns is None:
+                mask = node.full & live
+                if mask and mask.bit_count() <= most:
+                    together[mask] = together.get(mask, 0) + node.size
+                continue
+            if node.lower is not None:
+                yield from _count_copies(node, there, copies)
+            yield from _count_cells(node, live, most, together)
+    return HeldTogether(together, copies)
 
 
-def _sole(node: Node, holders: list[Holder], others: int) -> int:
-    held = 0
-    for one in holders:
-        held |= node.held_anywhere(one.holder_id)
-    if node.members & others:
+def _count_copies(node: Node, there: int, copies: dict[int, int]) -> Generator[None, None, None]:
+    for number, holder_id in enumerate(bits(there), 1):
+        if not number % MEMBERS_PER_SLICE:
+            yield
         ones = all_ones(node.size)
-        for coverage in node.tiers():
-            if coverage.full & others:
-                return 0
-            for positions, mask in (coverage.patterns or {}).items():
-                if mask & others:
-                    held &= ones & ~positions
-    return held.bit_count()
+        held = sum(one.held(holder_id, ones).bit_count() for one in node.tiers())
+        more = held - node.held_anywhere(holder_id).bit_count()
+        if more > 0:
+            copies[holder_id] = copies.get(holder_id, 0) + more
+
+
+def _count_cells(
+    node: Node, live: int, most: int, together: dict[int, int]
+) -> Generator[None, None, None]:
+    """Cut the node where its holders change; yields after every cut."""
+    # copied before anything is let in between: the node may change while we cut
+    parts = [(all_ones(node.size), one.full & live) for one in node.tiers() if one.full & live]
+    for one in node.tiers():
+        parts += [(where, mask & live) for where, mask in (one.patterns or {}).items()]
+    cells = [(all_ones(node.size), 0)]
+    for positions, mask in parts:
+        cut = []
+        for where, held_by in cells:
+            inside, outside = where & positions, where & ~positions
+            if inside and (held_by | mask).bit_count() <= most:
+                cut.append((inside, held_by | mask))
+            if outside:
+                cut.append((outside, held_by))
+        cells = cut
+        yield
+    for where, held_by in cells:
+        if held_by:
+            together[held_by] = together.get(held_by, 0) + where.bit_count()

@@ -1,15 +1,22 @@
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from indexer.types import Scope
 from select_service.admission_types import AdmissionSettings
+from select_service.core._booking import Clerk
+from select_service.core.booking.desk import Desk
 from select_service.core.counters import Counters
 from select_service.core.decisions.keeping import Decisions
 from select_service.core.effects import Effects
 from select_service.core.partition import Partition
 from select_service.core.pricing.scoring import Weights
 from select_service.core.verbs.placing import Placing
-from select_service.types import Answer, CoreLimits, SelectRequest
+from select_service.types import (
+    Answer,
+    CoreLimits,
+    SelectAndReserveRequest,
+    SelectRequest,
+)
 
 ABI: int
 
@@ -25,7 +32,13 @@ class Shortcut:
         counters: Counters,
         rng: random.Random,
         draws: list[float | int] | None = None,
+        clerk: Clerk | None = None,
+        desk: Desk | None = None,
+        new_id: Callable[[], str] | None = None,
     ) -> None: ...
     @staticmethod
     def suits(weights: Weights) -> bool: ...
     def select(self, request: SelectRequest, now: float) -> tuple[Answer, Effects] | None: ...
+    def select_and_reserve(
+        self, request: SelectAndReserveRequest, now: float
+    ) -> tuple[Answer, Effects] | None: ...

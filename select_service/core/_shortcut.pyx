@@ -1,27 +1,31 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
 """The line of a plain selection, from its request to its answer, without a frame of Python.
 
-Optional: `Selecting.select` with all behind it (`reading.py`, `placing.py`, `partition.py`) is its
-plain twin, and does whatever is not taken here. Taken is a request that says nothing but whom it is
-for and what its prompt is, by hashes, of a partition where nobody judges, waits or is doubted. It
-decides nothing of its own: the index finds, the pricer (`_speed.pyx`) prices and picks, the ring
-keeps. What it saves is looking: members are read from where they lie in objects of known types, and
+Optional: `Selecting.select` and `select_and_reserve` with all behind them (`reading.py`,
+`placing.py`, `partition.py`) are its plain twin, and do whatever is not taken here. Taken is a
+request that says nothing but whom it is for, what its prompt is, in hashes or in tokens, and what
+it is called, of a partition where nobody judges, waits or is doubted. It decides nothing of its own: the index
+finds, the pricer (`_speed.pyx`) prices and picks, a clerk (`_booking.pyx`) books, the ring keeps. What it saves is looking: members are read from where they lie in objects of known types, and
 answers copied from one that has been made for that rank before.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Contains
 from cpython.object cimport PyObject
+from libc.math cimport INFINITY
 from libc.stdint cimport uint64_t
 
 from select_service._layout cimport Layout, add, get, place, put
+from select_service.core._booking cimport Clerk
 from select_service.core._speed cimport Choice, Pricer, RecordRing
 
 from msgspec import UNSET
 
+from indexer.core.hashing import block_hashes, sequence_hashes
 from select_service._layout import layout_of
 from select_service.core.admission.queue import Ticket
 from select_service.core.books.demand_tally import DemandTally
+from select_service.core.books.ledger import Ledger
 from select_service.core.counters import Counters
 from select_service.core.decisions.lookout import Lookout
 from select_service.core.effects import NOTHING
@@ -30,16 +34,17 @@ from select_service.core.pricing.prompt import Prompt
 from select_service.core.pricing.scoring import is_plain
 from select_service.core.verbs.placing import sketch
 from select_service.errors import ServiceError
-from select_service.types import SelectRequest
+from select_service.types import SelectAndReserveRequest, SelectRequest
 
 cdef extern from "Python.h":
     bint PyBytes_CheckExact(PyObject *one)
     bint PyLong_CheckExact(PyObject *one)
 
-ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
+    TOKEN = 4
 
 cdef double WHOLE_MAX = 2.0**53  # beyond, columns are not what they stand for to the last token
 
@@ -52,29 +57,65 @@ cdef enum:  # members of a request; those behind say what is not plain
     SEQUENCE_HASHES
     ISL_TOKENS
     SELECTION_ID
+    TOKEN_IDS
+    EXPECTED  # to be put out; only noted
     UNUSUAL
+    RESERVATION_ID = UNUSUAL  # of one that books
+    UNUSUAL_OF_BOOKING
 
-cdef Layout requests = layout_of(
-    SelectRequest(),
-    ("model_name", "tenant_id", "routing_group", "block_hashes", "sequence_hashes", "isl_tokens",
-     "selection_id"),
+cdef tuple _REQUEST = (
+    "model_name", "tenant_id", "routing_group", "block_hashes", "sequence_hashes", "isl_tokens",
+    "selection_id", "token_ids", "expected_output_tokens",
 )
+cdef Layout requests = layout_of(SelectRequest(), _REQUEST)
+cdef Layout booking_requests = layout_of(
+    SelectAndReserveRequest(), (*_REQUEST, "reservation_id")
+)
+
+
+cdef struct Asked:  # what a plain request says; borrowed from it, or from who has it
+    PyObject *partition
+    PyObject *glance
+    PyObject *chain  # sequence hashes; NULL: those of the block hashes
+    uint64_t isl_tokens
 
 cdef enum:
     ANSWERS_SELECTION_ID
     ANSWERS_EFFECTIVE
     ANSWERS_OVERLAP
+    ANSWERS_RESERVATION_ID
+    ANSWERS_ISL_TOKENS
+    ANSWERS_TRACK
+    ANSWERS_DECODE_BLOCKS
+    ANSWERS_HASHES
 
-cdef tuple _ANSWER = ("selection_id", "effective_prefill_tokens", "overlap")
+cdef tuple _ANSWER = (
+    "selection_id", "effective_prefill_tokens", "overlap", "reservation_id", "isl_tokens",
+    "track_prefill_tokens", "potential_decode_blocks", "sequence_hashes",
+)
 
 cdef enum:
     TICKET_PARTITION
     TICKET_REQUEST
     TICKET_PROMPT
     TICKET_WEIGHTS
+    TICKET_RESERVATION_ID
+    TICKET_FINGERPRINT
 
 cdef Layout tickets = layout_of(
-    Ticket(None, None, None, None, None, b""), ("partition", "request", "prompt", "weights")
+    Ticket(None, None, None, None, None, b""),
+    ("partition", "request", "prompt", "weights", "reservation_id", "fingerprint"),
+)
+
+cdef enum:
+    LEDGER_PACKED
+    LEDGER_PREFILLING
+    LEDGER_CHURNED
+    LEDGER_ASKED
+    LEDGER_COMPUTED
+
+cdef Layout ledgers = Layout(
+    Ledger(), ("packed", "prefilling", "churned", "_asked", "_computed")
 )
 
 cdef enum:
@@ -119,6 +160,8 @@ cdef class Glance:
 
     cdef bint is_plain  # nobody judges, has a role or is of a class; the columns are dense
     cdef object index, root, ledger, chains, trust, queues, queue, demand, rows
+    cdef Py_ssize_t block_size
+    cdef object is_eagle
     cdef Pricer pricer
     cdef Py_ssize_t count  # of candidates
     cdef double size  # tokens of a block
@@ -145,6 +188,7 @@ cdef class Glance:
         self.queue = self.queues.of_class[0]
         self.pricer = partition.pricer
         self.count, self.size = self.rows.stop, self.index.block_size
+        self.block_size, self.is_eagle = self.index.block_size, self.index.is_eagle
         self.busy_above = self.queues.busy_above(0, 0)
         self.answers = [None] * self.count
         self.layout = None
@@ -169,14 +213,15 @@ cdef class Shortcut:
     """Answers plain selections of one core; see above."""
 
     cdef dict _partitions
-    cdef object _limits, _settings, _placing, _counters, _keep, _draw, _weights
+    cdef object _limits, _settings, _placing, _counters, _keep, _draw, _weights, _new_id, _desk
+    cdef Clerk _clerk
     cdef RecordRing _ring  # where nobody listens to what it is told
     cdef list _draws
     cdef double _scale, _credit
-    cdef bint _track
+    cdef bint _track, _is_ours  # it is `first-token`
 
     def __init__(self, partitions, limits, settings, weights, placing, decisions, counters, rng,
-                 draws=None):
+                 draws=None, Clerk clerk=None, desk=None, new_id=None):
         """Take the rooms of a core.
 
         Args:
@@ -189,7 +234,11 @@ cdef class Shortcut:
             counters: of the core.
             rng: draws.
             draws: what it has drawn for the decision before, where somebody notes that.
+            clerk: books; None: what is to be booked goes the other way.
+            desk: where he works.
+            new_id: makes the id of a booking that has none.
         """
+        self._clerk, self._desk, self._new_id = clerk, desk, new_id
         self._partitions, self._limits, self._settings = partitions, limits, settings
         self._placing, self._counters = placing, counters
         self._keep = decisions.keep
@@ -197,57 +246,113 @@ cdef class Shortcut:
         self._ring = ring if type(ring) is RecordRing else None
         self._draw, self._draws, self._weights = rng.random, draws, weights
         self._scale, self._credit = weights.prefill_load_scale, weights.overlap_score_credit
-        self._track = weights.track_prefill_tokens
+        self._track, self._is_ours = weights.track_prefill_tokens, not weights.is_kv_cost
 
     @staticmethod
     def suits(weights):
-        """Whether these weights leave nothing but the formula to decide."""
-        return weights.is_kv_cost and is_plain(SelectRequest(), weights)
+        """Whether these weights leave nothing but a formula to decide."""
+        return is_plain(SelectRequest(), weights)
 
     def select(self, request, double now):
         """Return (answer, effects) as `Selecting.select` does; None: that is to do it."""
-        cdef int at
+        cdef Asked asked
+        cdef bytes local
         if type(request) is not SelectRequest:
             return None
-        for at in range(UNUSUAL, requests.count):
-            if place(requests, request, at)[0] != place(requests, requests.first, at)[0]:
+        local = self._read(&asked, requests, UNUSUAL, request)
+        if local is None:
+            return None
+        name = get(requests, request, SELECTION_ID)
+        return self._place(&asked, request, local, name, None, None, now)
+
+    def select_and_reserve(self, request, double now):
+        """Return (answer, effects) as `Selecting.select_and_reserve` does; None: that is to do it.
+        """
+        cdef Asked asked
+        cdef bytes local, fingerprint = b""
+        if self._clerk is None or type(request) is not SelectAndReserveRequest:
+            return None
+        local = self._read(&asked, booking_requests, UNUSUAL_OF_BOOKING, request)
+        if local is None:
+            return None
+        name = get(booking_requests, request, RESERVATION_ID)
+        second = get(booking_requests, request, SELECTION_ID)
+        if not self._clerk.may_book((<Glance><object>asked.glance).ledger, name, second):
+            return None
+        if name is None:
+            name = self._new_id()
+        else:
+            fingerprint = self._clerk.fingerprint(request)
+        return self._place(&asked, request, local, second, name, fingerprint, now)
+
+    cdef bytes _read(self, Asked *asked, Layout kind, int unusual, request):
+        """Read a request, and have a look at its partition; its block hashes if both are plain."""
+        cdef int at
+        for at in range(unusual, kind.count):
+            if place(kind, request, at)[0] != place(kind, kind.first, at)[0]:
                 return None
-        if (
-            not PyBytes_CheckExact(place(requests, request, BLOCK_HASHES)[0])
-            or not PyBytes_CheckExact(place(requests, request, SEQUENCE_HASHES)[0])
-            or not PyLong_CheckExact(place(requests, request, ISL_TOKENS)[0])
-        ):
+        expected = get(kind, request, EXPECTED)
+        if expected is not None and not PyLong_CheckExact(<PyObject *>expected):
             return None
-        cdef bytes local = <bytes>get(requests, request, BLOCK_HASHES)
-        cdef bytes chain = <bytes>get(requests, request, SEQUENCE_HASHES)
-        isl = get(requests, request, ISL_TOKENS)
-        cdef uint64_t isl_tokens
-        try:
-            isl_tokens = isl
-        except OverflowError:
-            return None
-        cdef Py_ssize_t length = PyBytes_GET_SIZE(local)
-        if (
-            not isl_tokens
-            or length != PyBytes_GET_SIZE(chain)
-            or length % HASH
-            or length // HASH > self._limits.blocks_per_request_max
-        ):
-            return None
-        tenant = get(requests, request, TENANT_ID)
+        tenant = get(kind, request, TENANT_ID)
         if tenant is UNSET:
-            tenant = get(requests, request, ROUTING_GROUP)
+            tenant = get(kind, request, ROUTING_GROUP)
             if tenant is UNSET:
                 tenant = "default"
-        partition = self._partitions.get((get(requests, request, MODEL_NAME), tenant))
+        partition = self._partitions.get((get(kind, request, MODEL_NAME), tenant))
         if partition is None:
             return None
         cdef Glance glance = partition.glance
         if glance is None:
             glance = partition.glance = Glance(partition)
+        asked.partition, asked.glance = <PyObject *>partition, <PyObject *>glance
         if not glance.is_plain or self._is_watched_by_others(glance):
             return None
-        return self._place(request, partition, glance, local, chain, isl, isl_tokens, now)
+        if get(kind, request, TOKEN_IDS) is not None:
+            return self._hashed(asked, glance, kind, request)
+        cdef PyObject *local = place(kind, request, BLOCK_HASHES)[0]
+        cdef PyObject *isl = place(kind, request, ISL_TOKENS)[0]
+        asked.chain = place(kind, request, SEQUENCE_HASHES)[0]
+        if (
+            not PyBytes_CheckExact(local)
+            or not PyBytes_CheckExact(asked.chain)
+            or not PyLong_CheckExact(isl)
+        ):
+            return None
+        try:
+            asked.isl_tokens = <object>isl
+        except OverflowError:
+            return None
+        cdef Py_ssize_t length = PyBytes_GET_SIZE(<object>local)
+        if (
+            not asked.isl_tokens
+            or length != PyBytes_GET_SIZE(<object>asked.chain)
+            or length % HASH
+            or length // HASH > self._limits.blocks_per_request_max
+        ):
+            return None
+        return <bytes><object>local
+
+    cdef bytes _hashed(self, Asked *asked, Glance glance, Layout kind, request):
+        """Return the block hashes of a prompt that is told in tokens, and in nothing else."""
+        tokens = get(kind, request, TOKEN_IDS)
+        if (
+            not PyBytes_CheckExact(<PyObject *>tokens)
+            or get(kind, request, BLOCK_HASHES) is not None
+            or get(kind, request, SEQUENCE_HASHES) is not None
+            or get(kind, request, ISL_TOKENS) is not None
+        ):
+            return None
+        cdef Py_ssize_t length = PyBytes_GET_SIZE(tokens), count = length // TOKEN
+        cdef Py_ssize_t size = glance.block_size
+        if (
+            not count
+            or length % TOKEN
+            or count // size > self._limits.blocks_per_request_max
+        ):
+            return None
+        asked.chain, asked.isl_tokens = NULL, count
+        return block_hashes(tokens, size, is_eagle=glance.is_eagle)
 
     cdef bint _is_watched_by_others(self, Glance glance) except -1:
         """Whether anybody waits, judges or looks on, or what the index says is doubted."""
@@ -265,9 +370,14 @@ cdef class Shortcut:
         return glance.queues.all_busy(0, glance.rows)
 
     cdef object _place(
-        self, request, partition, Glance glance, bytes local, bytes chain, isl,
-        uint64_t isl_tokens, double now,
+        self, Asked *asked, request, bytes local, str selection_id, str reservation_id,
+        bytes fingerprint, double now,
     ):
+        """Choose, and book if there is an id to book under."""
+        cdef Glance glance = <Glance><object>asked.glance
+        cdef bytes chain = <bytes><object>asked.chain if asked.chain != NULL else None
+        cdef uint64_t isl_tokens = asked.isl_tokens
+        partition, isl = <object>asked.partition, isl_tokens
         cdef Py_ssize_t blocks = PyBytes_GET_SIZE(local) // HASH
         cdef list matched = None, shared = None
         if blocks:
@@ -275,20 +385,29 @@ cdef class Shortcut:
             if has(glance.root.children, first):
                 matches = glance.index.find_matches(local)
                 if matches.host or matches.disk:
-                    ticket = self._ticket(request, partition, local, chain, isl)
+                    ticket = self._ticket(asked, request, local, reservation_id, fingerprint)
                     return self._place_below(ticket, glance, matches, now)
                 if matches.groups:
                     matched = [(number, matches.slots(mask)) for number, mask in matches.groups]
-            first = PyBytes_FromStringAndSize(PyBytes_AS_STRING(chain), HASH)
+            if chain is not None:  # else they begin alike
+                first = PyBytes_FromStringAndSize(PyBytes_AS_STRING(chain), HASH)
             if has(glance.chains.children, first):
+                if chain is None:
+                    chain = sequence_hashes(local)
                 shared = glance.ledger.shared_groups(chain)
         if self._draws is not None:
             self._draws.clear()
+        cdef double decode_scale = 1.0, delay = 0.0, eviction = 0.0, context_scale = 0.0
+        cdef bint expects = False
+        weights = self._weights
+        if self._is_ours:
+            weights = partition.at_present(weights)
+            decode_scale, delay, eviction, expects, context_scale = weights.of_ours
         cdef Choice chosen
         glance.pricer.choose(
             &chosen, NULL, glance.count, <double>isl_tokens, glance.size, blocks, self._scale,
-            self._credit, self._track, matched, shared, self._draw, NULL, False, 1.0, 0.0, 0.0,
-            False, 0.0,
+            self._credit, self._track, matched, shared, self._draw, NULL, self._is_ours,
+            decode_scale, delay, eviction, expects, context_scale,
         )
         cdef Py_ssize_t slot = chosen.row
         answer = glance.answer(partition, slot)
@@ -302,20 +421,47 @@ cdef class Shortcut:
             cached = <uint64_t>glance.pricer.matched_at(slot) * <uint64_t>glance.size
             left = isl_tokens - cached if cached < isl_tokens else 0
         put(layout, answer, ANSWERS_EFFECTIVE, left)
-        name = get(requests, request, SELECTION_ID)
-        if name is not None:
-            put(layout, answer, ANSWERS_SELECTION_ID, name)
+        if selection_id is not None:
+            put(layout, answer, ANSWERS_SELECTION_ID, selection_id)
         self._count(glance, answer, isl, isl_tokens, left)
+        cdef bytes packed = None
         if partition.is_watched:
-            ledger = glance.ledger
-            packed = ledger.packed
-            if not packed:
-                packed = ledger.packed = glance.pricer.packed(ledger.prefilling, ledger.turnover)
-            self._note(
-                request, partition, glance, local, chain, isl, isl_tokens, slot, name, packed,
-                matched, shared, now,
+            packed = self._packed(glance)  # before anything is booked
+        effects = NOTHING
+        if reservation_id is not None:
+            if chain is None:
+                chain = sequence_hashes(local)
+            put(layout, answer, ANSWERS_RESERVATION_ID, reservation_id)
+            put(layout, answer, ANSWERS_ISL_TOKENS, isl)
+            put(layout, answer, ANSWERS_TRACK, self._track)
+            put(layout, answer, ANSWERS_DECODE_BLOCKS, chosen.blocks)
+            effects = self._clerk.book(
+                partition, slot, reservation_id, fingerprint, chain, left if self._track else 0,
+                isl, selection_id, get(booking_requests, request, EXPECTED), self._track,
+                layout.copy_of(answer), now,
             )
-        return answer, NOTHING
+            put(layout, answer, ANSWERS_HASHES, self._desk.show_hashes(chain))
+        if packed is not None:
+            self._note(
+                asked, request, local, slot, selection_id, reservation_id, fingerprint, packed,
+                matched, shared, weights, now,
+            )
+        return answer, effects
+
+    cdef bytes _packed(self, Glance glance):
+        """Return the columns as they are, and their totals; see `Ledger.columns`."""
+        ledger = glance.ledger
+        cdef bytes packed = get(ledgers, ledger, LEDGER_PACKED)
+        cdef double asked, found, turnover = INFINITY
+        if PyBytes_GET_SIZE(packed):
+            return packed
+        asked = get(ledgers, ledger, LEDGER_ASKED)
+        found = asked - <double>get(ledgers, ledger, LEDGER_COMPUTED)
+        if found > 0.0:
+            turnover = <double>get(ledgers, ledger, LEDGER_CHURNED) / (found / asked)
+        packed = glance.pricer.packed(<double>get(ledgers, ledger, LEDGER_PREFILLING), turnover)
+        put(ledgers, ledger, LEDGER_PACKED, packed)
+        return packed
 
     cdef object _place_below(self, ticket, Glance glance, matches, double now):
         """Lower tiers take part: let the twin go on from here."""
@@ -325,26 +471,31 @@ cdef class Shortcut:
             self._placing.refuse(ticket, refusal, now)
             raise
 
-    cdef object _ticket(self, request, partition, bytes local, bytes chain, isl):
+    cdef object _ticket(self, Asked *asked, request, bytes local, reservation_id, fingerprint):
+        chain = <object>asked.chain if asked.chain != NULL else None
         prompt = prompts.copy_of(prompts.first)
         put(prompts, prompt, PROMPT_BLOCK_HASHES, local)
         put(prompts, prompt, PROMPT_CHAIN, chain)
-        put(prompts, prompt, PROMPT_ISL_TOKENS, isl)
-        put(prompts, prompt, PROMPT_BLOCKS, PyBytes_GET_SIZE(chain) // HASH)
+        put(prompts, prompt, PROMPT_ISL_TOKENS, asked.isl_tokens)
+        put(prompts, prompt, PROMPT_BLOCKS, PyBytes_GET_SIZE(local) // HASH)
         ticket = tickets.copy_of(tickets.first)
-        put(tickets, ticket, TICKET_PARTITION, partition)
+        put(tickets, ticket, TICKET_PARTITION, <object>asked.partition)
         put(tickets, ticket, TICKET_REQUEST, request)
         put(tickets, ticket, TICKET_PROMPT, prompt)
         put(tickets, ticket, TICKET_WEIGHTS, self._weights)
+        if reservation_id is not None:
+            put(tickets, ticket, TICKET_RESERVATION_ID, reservation_id)
+            put(tickets, ticket, TICKET_FINGERPRINT, fingerprint)
         return ticket
 
     cdef int _note(
-        self, request, partition, Glance glance, bytes local, bytes chain, isl,
-        uint64_t isl_tokens, Py_ssize_t slot, str name, bytes packed, list matched, list shared,
+        self, Asked *asked, request, bytes local, Py_ssize_t slot, str selection_id,
+        str reservation_id, bytes fingerprint, bytes packed, list matched, list shared, weights,
         double now,
     ) except -1:
         """Have a record kept of a decision: by the ring at once if nothing is unusual about it."""
-        lookout = partition.lookout
+        cdef Glance glance = <Glance><object>asked.glance
+        lookout = (<object>asked.partition).lookout
         if (
             lookout is not None
             and self._ring is not None
@@ -352,12 +503,13 @@ cdef class Shortcut:
             and get(lookouts, lookout, LOOKOUT_EVERYONE) is glance.rows
         ):
             return self._ring.keep_plain(
-                local, isl_tokens, name, packed, matched, shared, glance.rows, slot, now,
-                self._weights, get(lookouts, lookout, LOOKOUT_TOLD),
+                local, asked.isl_tokens, selection_id, reservation_id, packed,
+                matched, shared, glance.rows, slot, now, weights,
+                get(lookouts, lookout, LOOKOUT_TOLD),
             )
-        ticket = self._ticket(request, partition, local, chain, isl)
+        ticket = self._ticket(asked, request, local, reservation_id, fingerprint)
         seen = packed, matched, shared, None
-        self._keep(ticket, seen, glance.rows, slot, now, None, None, self._weights)
+        self._keep(ticket, seen, glance.rows, slot, now, None, None, weights)
         return 0
 
     cdef int _count(self, Glance glance, answer, isl, uint64_t isl_tokens, left) except -1:

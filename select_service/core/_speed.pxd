@@ -113,6 +113,7 @@ cdef class RecordRing:
         bytes block_hashes,
         uint64_t isl_tokens,
         str selection_id,
+        str reservation_id,
         bytes columns,
         list matched,
         list shared,
@@ -132,3 +133,23 @@ cdef class RecordRing:
     cdef int _drop_oldest(self) except -1
     cdef Py_ssize_t _place(self, Py_ssize_t at) noexcept
     cdef tuple _told(self, Py_ssize_t at)
+
+cdef class LoadRows:
+    cdef double[::1] _prefill
+    cdef double[::1] _decode
+    cdef double[::1] _churn
+    cdef double[::1] _context
+    cdef int64_t[::1] _requests
+    cdef int64_t[::1] _computing
+
+    cpdef book(
+        self,
+        Py_ssize_t slot,
+        double left,
+        double tokens,
+        int64_t requests,
+        double decode,
+        double blocks,
+    )
+    cpdef complete(self, Py_ssize_t slot, double left)
+    cpdef free(self, Py_ssize_t slot, int64_t requests, double decode, double blocks)

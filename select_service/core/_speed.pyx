@@ -20,7 +20,7 @@ from msgspec import UNSET
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 14  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 15  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -506,8 +506,8 @@ cdef class RecordRing:
         return record
 
     cdef int keep_plain(
-        self, bytes block_hashes, uint64_t isl_tokens, str selection_id, bytes columns,
-        list matched, list shared, rows, Py_ssize_t slot, double now, weights, lookout,
+        self, bytes block_hashes, uint64_t isl_tokens, str selection_id, str reservation_id,
+        bytes columns, list matched, list shared, rows, Py_ssize_t slot, double now, weights, lookout,
     ) except -1:
         """Keep the record of a decision of which nothing else is to be said; for other kernels."""
         cdef Entry entry
@@ -523,6 +523,7 @@ cdef class RecordRing:
         entry.of[SHARED] = <PyObject *>shared
         entry.of[WEIGHTS] = <PyObject *>weights
         entry.of[SELECTION_ID] = <PyObject *>selection_id
+        entry.of[RESERVATION_ID] = <PyObject *>reservation_id
         entry.at, entry.since = now, -1.0
         entry.blocks = PyBytes_GET_SIZE(block_hashes) // HASH_BYTES
         entry.isl_tokens, entry.slot = isl_tokens, slot
@@ -654,13 +655,6 @@ cdef tuple _tuple_of(const Entry *entry, long long number, bytes hashes):
 cdef class LoadRows:
     """The rows of the load columns that a step of a reservation's life changes, all in one go."""
 
-    cdef double[::1] _prefill
-    cdef double[::1] _decode
-    cdef double[::1] _churn
-    cdef double[::1] _context
-    cdef int64_t[::1] _requests
-    cdef int64_t[::1] _computing
-
     def __cinit__(
         self,
         double[::1] prefill not None,
@@ -682,7 +676,7 @@ cdef class LoadRows:
         self._prefill, self._decode, self._churn, self._context = prefill, decode, churn, context
         self._requests, self._computing = requests, computing
 
-    def book(
+    cpdef book(
         self,
         Py_ssize_t slot,
         double left,
@@ -701,14 +695,14 @@ cdef class LoadRows:
         self._decode[slot] = decode
         self._context[slot] += blocks
 
-    def complete(self, Py_ssize_t slot, double left):
+    cpdef complete(self, Py_ssize_t slot, double left):
         """A prompt is computed; so many tokens are left."""
         if not 0 <= slot < self._prefill.shape[0]:
             raise IndexError(slot)
         self._prefill[slot] = left
         self._computing[slot] -= 1
 
-    def free(self, Py_ssize_t slot, int64_t requests, double decode, double blocks):
+    cpdef free(self, Py_ssize_t slot, int64_t requests, double decode, double blocks):
         """A request whose prompt is computed went."""
         if not 0 <= slot < self._prefill.shape[0]:
             raise IndexError(slot)

@@ -65,12 +65,22 @@ from select_service.core.waves.steps import Waves
 from select_service.core.waves.ushering import Usher
 from select_service.types import CoreLimits, TrustSettings
 
-if all([usable("select_service._layout", 1), usable("select_service.core._shortcut", 1)]):
+if all(
+    [
+        usable("select_service._layout", 1),
+        usable("select_service.core._speed", 15),
+        usable("select_service.core._books", 1),
+        usable("select_service.core._booking", 1),
+        usable("select_service.core._shortcut", 2),
+    ]
+):
+    from select_service.core._booking import Clerk as _Clerk
     from select_service.core._shortcut import Shortcut as _Shortcut
 
+    Clerk: type[_Clerk] | None = _Clerk
     Shortcut: type[_Shortcut] | None = _Shortcut
 else:
-    Shortcut = None
+    Clerk = Shortcut = None
 
 if TYPE_CHECKING:
     import random
@@ -170,6 +180,7 @@ class SelectionCore:
         self.admitting = Admitting(settings, self.catalog, self.partitions, self.limits)
         self.shadowing = Shadowing(config, self.partitions, stopwatch)
         self._rng = rng
+        self._clerk: _Clerk | None = None  # does at the desk what is plain
         self._open_line(kinds, config, trace_decisions=trace_decisions)
         self._open_rooms(kinds)
         self._open_state()
@@ -198,11 +209,14 @@ class SelectionCore:
             *(self.reader, self.desk, self.admitting, placing, self.room, rng)
         )
         weights = self.reader.weights
+        if Clerk is not None and kinds.desk is Desk:
+            self._clerk = Clerk(self.desk, self.room, self.limits, self.counters)
         is_usable = kinds.has_shortcut and not trace_decisions
         if Shortcut is not None and is_usable and Shortcut.suits(weights):
             self.selecting.shortcut = Shortcut(
                 *(self.partitions, self.limits, self.admitting.settings, weights, placing),
                 *(self.decisions, self.counters, rng, kinds.draws),
+                *(self._clerk, self.desk, self.selecting.new_id),
             )
         self._usher = Usher(*(self.reader, self.desk, self.admitting, placing, self.room, rng))
 
@@ -232,10 +246,11 @@ class SelectionCore:
         self.undrain = draining.undrain
         self.drain_status = draining.status
         self.scale_down_candidates = Advising(self.partitions).candidates
-        reserving = Reserving(
+        reserving = self.reserving = Reserving(
             *(self.reader, self.desk, self.room, self.replicas.leases, self.limits),
             *(self.admitting, self.pairs, self.trusting, selecting.new_id),
         )
+        reserving.clerk = self._clerk
         self.reserve = reserving.reserve
         self.prefill_complete = reserving.prefill_complete
         self.output_block = reserving.output_block

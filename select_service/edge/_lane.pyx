@@ -10,16 +10,16 @@ what a call may do is asked each time. A `Passage` keeps what never changes of o
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeASCII
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memchr, memcmp, memcpy
 
+from select_service._layout cimport Layout, add, get, put
+
+from select_service._layout import layout_of
 from select_service.edge.codec.answers import ONLY_JSON, Response
-from select_service.edge.http.calls import Call
+from select_service.edge.http.calls import Call, Head
 from select_service.edge.http.api import Request
 from select_service.edge.http.protocol import GuardedProtocol, Phase
-from select_service.edge.http.traffic import LATENCY_BUCKETS_S
-
-cdef extern from "string.h" nogil:
-    void *memmem(const void *text, size_t size, const void *wanted, size_t wanted_size)
+from select_service.edge.http.traffic import LATENCY_BUCKETS_S, RouteTraffic
 
 cdef extern from "time.h" nogil:
     cdef struct timespec:
@@ -28,12 +28,42 @@ cdef extern from "time.h" nogil:
     int clock_gettime(int clock, timespec *now)
     int CLOCK_MONOTONIC
 
-ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     BUCKETS_MAX = 64
     DIGITS_MAX = 24
     OK = 200
+
+cdef enum:
+    HEAD_API
+    HEAD_LENGTH
+    HEAD_GRANT
+    HEAD_IS_READABLE
+    HEAD_HAS_TYPE
+
+cdef Layout heads = layout_of(
+    Head(None, 0, False, False), ("api", "length", "grant", "is_readable", "has_type")
+)
+
+cdef enum:
+    ANSWER_STATUS
+    ANSWER_BODY
+    ANSWER_HEADERS
+    ANSWER_STREAM
+
+cdef Layout answers = layout_of(Response(OK, b""), ("status", "body", "headers", "stream"))
+
+cdef enum:
+    SECONDS
+
+cdef Layout traffics = Layout(RouteTraffic(), ("seconds",))
+
+cdef enum:
+    PARAMS
+    BODY
+
+cdef Layout requests = layout_of(Request((), b"", b""), ("params", "body"))
 
 cdef object REST = Phase.REST
 cdef bytes NOTHING = b""
@@ -48,6 +78,16 @@ for _number, _bound in enumerate(LATENCY_BUCKETS_S):
 cdef bint may_be_in_id[256]
 for _number in range(256):
     may_be_in_id[_number] = _number < 128 and (chr(_number).isalnum() or chr(_number) in "_.~:@-")
+
+
+cdef inline const char *line_end_in(const char *text, const char *end) noexcept nogil:
+    """Where a line ends; NULL if it does not before `end`."""
+    text = <const char *>memchr(text, c"\r", end - text)
+    while text != NULL and end - text > 1 and text[1] != c"\n":
+        text = <const char *>memchr(text + 1, c"\r", end - text - 1)
+    if text == NULL or end - text < 2:
+        return NULL
+    return text
 
 
 cdef inline double seconds_now() noexcept nogil:
@@ -139,8 +179,7 @@ cdef class Way:
             at += 1
         self.statuses[status] += 1
         self.buckets[at] += 1
-        self.stats.seconds += seconds
-        return 0
+        return add(traffics, self.stats, SECONDS, seconds)
 
 
 cdef class Turnstile:
@@ -181,12 +220,12 @@ cdef class Turnstile:
         """Whether a body under this head may be handled at once, as `Door.suits` says."""
         if length > <Py_ssize_t>self._door.max_body_bytes:
             return False
-        grant = head.grant
+        grant = get(heads, head, HEAD_GRANT)
         if grant is not None and not grant.allows(way.route):
             return False
-        if way.takes_any_body or head.is_readable:
+        if way.takes_any_body or get(heads, head, HEAD_IS_READABLE):
             return True
-        return way.body_optional and not head.has_type and not length
+        return way.body_optional and not get(heads, head, HEAD_HAS_TYPE) and not length
 
     def passage(self, lane):
         """Return what receives the data of a connection in its place.
@@ -210,16 +249,19 @@ cdef class Turnstile:
         cdef const char *text = PyBytes_AS_STRING(data)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t read_max = 8192  # READ_BYTES_MAX of the twin
-        cdef const char *found = <const char *>memmem(
-            text, size if size < read_max else read_max, b"\r\n\r\n", 4
-        )
+        cdef const char *limit = text + (size if size < read_max else read_max)
+        cdef const char *found = line_end_in(text, limit)
         if found == NULL:
             return None
+        cdef Py_ssize_t line_end = found - text
+        while limit - found < 4 or found[2] != c"\r" or found[3] != c"\n":
+            found = line_end_in(found + 2, limit)
+            if found == NULL:
+                return None
         cdef Py_ssize_t end = found - text
-        cdef Py_ssize_t line_end = <const char *>memmem(text, end + 2, b"\r\n", 2) - text
         cdef Py_ssize_t length = size - end - 4
         head = passage.known.get(PyBytes_FromStringAndSize(text + line_end, end - line_end))
-        if head is None or <Py_ssize_t>head.length != length:
+        if head is None or <Py_ssize_t>get(heads, head, HEAD_LENGTH) != length:
             return None
         cdef Way way = self._way(text, line_end)
         if way is None or not self._suits(way, head, length):
@@ -244,25 +286,28 @@ cdef class Turnstile:
         if way.takes_body and length:
             body = PyBytes_FromStringAndSize(text + end + 4, length)
         cdef double started = seconds_now()
-        api = head.api
+        api = get(heads, head, HEAD_API)
         try:
-            answer = way.answer(api, Request(params, NOTHING, body))
+            answer = way.answer(api, _request(params, body))
         except Exception as error:
             answer = self._door.fault(error, api, way.route.method, self._path(way, text, line_end))
-        if type(answer) is not Response or answer.stream is not None:
+        if type(answer) is not Response or get(answers, answer, ANSWER_STREAM) is not None:
             lane._idle_since = None
             call = Call(way.route, params, NOTHING, self._path(way, text, line_end))
             return lane.hand_on(call, head, answer)
-        status = answer.status
+        status = get(answers, answer, ANSWER_STATUS)
         way.observe(status, seconds_now() - started)
-        if status != OK or answer.headers is not ONLY_JSON or lane._is_last:
+        if (
+            status != OK or get(answers, answer, ANSWER_HEADERS) is not ONLY_JSON or lane._is_last
+        ):
             lane.write_answer(answer)
             return True
         headers = passage.state.default_headers
         if headers is not self._headers:
             self._preamble.follow(headers)
             self._ok, self._headers = self._preamble.ok, headers
-        self._outbox.put(transport, _message(self._ok, answer.body), passage.loop)
+        body = <bytes>get(answers, answer, ANSWER_BODY)
+        self._outbox.put(transport, _message(self._ok, body), passage.loop)
         lane._idle_since = 0.0
         return True
 
@@ -298,6 +343,13 @@ cdef class Passage:
             type(lane).data_received(lane, data)
         elif not done:
             GuardedProtocol.data_received(lane, data)
+
+
+cdef object _request(tuple params, bytes body):
+    request = requests.copy_of(requests.first)
+    put(requests, request, PARAMS, params)
+    put(requests, request, BODY, body)
+    return request
 
 
 cdef bytes _message(bytes ok, bytes body):

@@ -31,6 +31,8 @@ KERNELS = (
     "indexer._speed",
     "select_service._layout",
     "select_service._speed",
+    "select_service.core._booking",
+    "select_service.core._books",
     "select_service.core._memory",
     "select_service.core._shortcut",
     "select_service.core._speed",

@@ -180,6 +180,12 @@ FIXED = (
         "workers one GET /scale_down_candidates names",
     ),
     (
+        "select_service.core.fleet.cheapest_set",
+        "SETS_MAX",
+        "beginnings of sets one GET /scale_down_candidates looks at before it takes the cheapest "
+        "one after the other",
+    ),
+    (
         "select_service.core.decisions.keeping",
         "EXPLAINED_MAX",
         "explained bookings, for who repeats one",

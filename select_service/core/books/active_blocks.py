@@ -65,6 +65,15 @@ class ActiveBlocks:
     Times below are for a chain whose path has k nodes, with f blocks that are new to the trie.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_places",
+        "_weights",
+        "blocks",
+        "nodes",
+        "root",
+    )
+
     def __init__(self, weights: DecodeBlocks) -> None:
         self._weights = weights  # of the same slots; the ledger adds its output blocks there
         self.root = ChainNode(None, b"")  # the handle of the empty chain

@@ -16,7 +16,7 @@ from indexer.compiled import usable
 from indexer.core.packing import unpack_native
 from indexer.types import HASH_BYTES
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 14):
+if not TYPE_CHECKING and usable("select_service.core._speed", 15):
     from select_service.core._speed import ValueSet
 else:
     from select_service.core.books.plain_value_set import ValueSet
@@ -46,6 +46,14 @@ class Repeat:
 
 class BlockPlaces:
     """The values of all nodes of a trie, with the repeats among them."""
+
+    __slots__ = (
+        "_home",
+        "_home_dues",
+        "_repeats",
+        "_values",
+        "_walk",
+    )
 
     def __init__(self, walk: Callable[[], Iterable[ChainNode]]) -> None:
         self._walk = walk  # over the nodes entered so far

@@ -62,6 +62,20 @@ class Booking:
 class Bookings:
     """Live ids, their second names, waiting ids and recently freed ids."""
 
+    __slots__ = (
+        "_dropped",
+        "_freed",
+        "_freed_ids_max",
+        "_live",
+        "_second_names",
+        "_waiting",
+        "changes",
+        "freed_ids_lost",
+        "hold",
+        "own",
+        "pairs",
+    )
+
     def __init__(self, *, freed_ids_max: int) -> None:
         self._live: dict[str, Booking] = {}
         self._second_names: dict[str, Booking] = {}  # selection_id → the youngest made with it

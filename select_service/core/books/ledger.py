@@ -28,7 +28,7 @@ from select_service.core.books.reservation import Lane, Reservation
 from select_service.core.books.work_done import WorkDone
 from select_service.core.columns import slots_of_mask
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 14):
+if not TYPE_CHECKING and usable("select_service.core._speed", 15):
     from select_service.core._speed import LoadRows
 else:
     from select_service.core.books.plain_load_rows import LoadRows
@@ -58,6 +58,44 @@ class Ledger:
 
     The columns are replaced, not resized, by `ensure`; read them through the ledger every time.
     """
+
+    __slots__ = (
+        "__weakref__",
+        "_asked",
+        "_churn",
+        "_churn_faded",
+        "_closed",
+        "_computed",
+        "_computing",
+        "_context",
+        "_deadlines",
+        "_decode",
+        "_displaced",
+        "_free_numbers",
+        "_lanes",
+        "_loads",
+        "_numbers",
+        "_prefill",
+        "_rows",
+        "_slots",
+        "_weights",
+        "blocks",
+        "changes",
+        "churn",
+        "churned",
+        "computing",
+        "context",
+        "decode",
+        "live",
+        "packed",
+        "prefill",
+        "prefill_backlog",
+        "prefill_left",
+        "prefilling",
+        "requests",
+        "tenures",
+        "work",
+    )
 
     def __init__(self) -> None:
         self.prefill: Floats = np.zeros(0)

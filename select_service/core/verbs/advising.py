@@ -1,21 +1,29 @@
 """Which workers are cheapest to lose: the answer to "scale down by so many, but whom?".
 
 A worker that goes takes along what it computes, and the blocks nobody else has. The first is its
-active load, in tokens. The second counts as far as those blocks are in use: the cached tokens its
-requests found on it lately, times the share of its blocks that nobody else holds. Several are
-chosen one after the other: what two hold together is lost with the second.
+active load, in tokens. The second counts as far as those blocks are in use: what requests found on
+the worker lately, spread evenly over its blocks. Blocks that several hold are lost with the last of
+them, and what was found on any of them with it. So it is a set that is chosen, by
+`fleet/cheapest_set.py`; here is what is at stake.
 """
 
 from __future__ import annotations
 
+from heapq import nlargest
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from indexer.core.node import bits
 from indexer.types import WorkerRank
+from select_service.core.fleet.cheapest_set import cheapest_set, marginals
 from select_service.drain_types import ScaleDownCandidate
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Collection, Generator, Mapping, Sequence
 
+    from indexer.core.loss import HeldTogether
     from indexer.types import Scope
     from select_service.core.fleet.catalog import Worker
     from select_service.core.partition import Partition
@@ -25,14 +33,35 @@ __all__ = ["Advising"]
 DELETION_COST_MAX: Final = 2**31 - 1
 """Of `controller.kubernetes.io/pod-deletion-cost`, an int32."""
 
+COLD: Final = 1e-3
+"""What a token that nobody asked for lately counts, of one that is computed: it breaks ties."""
 
-class _Loss(NamedTuple):
-    cost: float
-    worker_id: int
+MASKS_PER_SLICE: Final = 32
+WORKERS_PER_SLICE: Final = 32
+
+
+class _Seen(NamedTuple):
+    """Who held what in one partition when that was counted."""
+
     partition: Partition
-    worker: Worker
-    sole: int
-    blocks: int
+    owners: dict[int, int]  # holder id → worker_id
+    held: HeldTogether
+
+
+class _Seat(NamedTuple):
+    """One who may go: what is told of it, and what that says of its loss."""
+
+    told: ScaleDownCandidate
+    load: float
+    block_worth: float  # tokens that are lost with one of its blocks
+    room: float | None  # its share of the partition's KV blocks, if all have said
+
+
+class _Lost(NamedTuple):
+    """What is lost once all of a set of places are gone."""
+
+    blocks: dict[int, float]
+    tokens: dict[int, float]
 
 
 class Advising:
@@ -42,76 +71,141 @@ class Advising:
         self._partitions = partitions
 
     def candidates(
-        self, count: int, model_name: str | None, tenant_id: str | None
+        self, count: int, model_name: str | None, tenant_ids: Collection[str] | None
     ) -> Generator[None, None, list[ScaleDownCandidate]]:
-        """Return up to `count` workers, cheapest first; yields between slices of work.
+        """Return up to `count` workers that are cheap to lose together, in the order to lose them.
 
-        Workers that drain already come first: they are leaving anyway. O(count x nodes of all
-        ranks), a hundred nodes a slice.
+        Workers that drain already come first: they are leaving anyway. None: of all models, of all
+        tenants. Yields between slices of work, O(nodes of all ranks) in all.
         """
         partitions = [
             one
             for one in self._partitions.values()
             if model_name in (None, one.scope.model_name)
-            and tenant_id in (None, one.scope.tenant_id)
+            and (tenant_ids is None or one.scope.tenant_id in tenant_ids)
         ]
-        chosen: list[ScaleDownCandidate] = []
-        gone: dict[int, int] = {}  # by partition: the mask of ranks that were chosen
-        taken: set[int] = set()
-        while len(chosen) < count:
-            losses = []
-            for partition in partitions:
-                for worker in list(partition.seating.present.values()):
-                    if worker.worker_id in taken:
-                        continue
-                    loss = yield from _loss(partition, worker, gone)
-                    losses.append(loss)
-            if not losses:
-                break
-            best = min(losses, key=lambda one: (one.worker.drain is None, one.cost, one.worker_id))
-            taken.add(best.worker_id)
-            mask = sum(one.bit for one in best.partition.index.holders_of(_ranks(best.worker)))
-            gone[id(best.partition)] = gone.get(id(best.partition), 0) | mask
-            chosen.append(_told(best))
-        return chosen
+        seen, seats = list[_Seen](), list[_Seat]()
+        for partition in partitions:
+            owners: dict[int, int] = {}
+            for number, worker in enumerate(list(partition.seating.present.values())):
+                if not number % WORKERS_PER_SLICE:
+                    yield
+                for holder in partition.index.holder_ids(_ranks(worker)):
+                    owners[holder] = worker.worker_id
+            held = yield from partition.index.held_together(_ranks_of_most(partition, count))
+            seen.append(_Seen(partition, owners, held))
+        for one in seen:
+            yield from _sit(one, seats)
+        seats.sort(key=lambda seat: seat.told.worker_id)
+        lost = yield from _lost(seats, seen, count)
+        drains = [place for place, seat in enumerate(seats) if seat.told.drains]
+        loads = [seat.load for seat in seats]
+        order = yield from cheapest_set(loads, lost.tokens, drains, count)
+        costs = yield from marginals(order, loads, lost.tokens)
+        sole = yield from marginals(order, [0.0] * len(seats), lost.blocks)
+        return _told([seats[place] for place in order], costs, sole)
 
 
 def _ranks(worker: Worker) -> list[WorkerRank]:
     return [WorkerRank(worker.worker_id, rank) for rank in worker.slots]
 
 
-def _loss(
-    partition: Partition, worker: Worker, gone: Mapping[int, int]
-) -> Generator[None, None, _Loss]:
-    ranks, index, ledger = _ranks(worker), partition.index, partition.ledger
-    sole = yield from index.sole_blocks(ranks, gone.get(id(partition), 0))
-    blocks = sum(sum(index.blocks_of(rank)) for rank in ranks if index.slot_of(rank) is not None)
-    load = sum(
-        ledger.prefill_tokens(slot) + float(ledger.decode[slot]) * index.block_size
-        for slot in worker.slots.values()
-    )
-    reused = partition.demand.reused.get(worker.worker_id, 0.0)
-    hot = reused * sole / blocks if blocks else 0.0
-    # cold blocks break ties: they may be asked for again
-    cost = load + hot + 1e-3 * sole * index.block_size
-    return _Loss(cost, worker.worker_id, partition, worker, sole, blocks)
+def _ranks_of_most(partition: Partition, count: int) -> int:
+    """Return how many ranks so many workers have at most."""
+    present = partition.seating.present.values()
+    return sum(nlargest(count, (len(worker.slots) for worker in present)))
 
 
-def _told(loss: _Loss) -> ScaleDownCandidate:
-    partition, worker = loss.partition, loss.worker
-    ledger = partition.ledger
-    slots = list(worker.slots.values())
-    return ScaleDownCandidate(
-        worker_id=worker.worker_id,
-        model_name=partition.scope.model_name,
-        tenant_id=partition.scope.tenant_id,
-        drains=worker.drain is not None,
-        cost_tokens=loss.cost,
-        sole_blocks=loss.sole,
-        blocks=loss.blocks,
-        reused_tokens=partition.demand.reused.get(worker.worker_id, 0.0),
-        reservations=sum(int(ledger.requests[slot]) for slot in slots),
-        prefill_tokens=sum(ledger.prefill_tokens(slot) for slot in slots),
-        decode_blocks=sum(int(ledger.decode[slot]) for slot in slots),
-        pod_deletion_cost=min(int(loss.cost), DELETION_COST_MAX),
-    )
+def _sit(seen: _Seen, seats: list[_Seat]) -> Generator[None, None, None]:
+    """Add those who are still there, each as it is at one moment: from then on it is numbers."""
+    partition, copies = seen.partition, seen.held.copies
+    index, ledger = partition.index, partition.ledger
+    present = list(partition.seating.present.values())
+    rooms = [(one.spec.total_kv_blocks or 0) * len(one.slots) for one in present]
+    room_of_all = sum(rooms) if all(rooms) else 0
+    extra: dict[int, int] = {}
+    for holder, worker_id in seen.owners.items():
+        extra[worker_id] = extra.get(worker_id, 0) + copies.get(holder, 0)
+    for number, (worker, room) in enumerate(zip(present, rooms, strict=True)):
+        if not number % WORKERS_PER_SLICE:
+            yield
+        if partition.seating.present.get(worker.worker_id) is not worker:
+            continue
+        attached = [rank for rank in _ranks(worker) if index.slot_of(rank) is not None]
+        slots = list(worker.slots.values())
+        told = ScaleDownCandidate(
+            worker_id=worker.worker_id,
+            model_name=partition.scope.model_name,
+            tenant_id=partition.scope.tenant_id,
+            drains=worker.drain is not None,
+            cost_tokens=0.0,
+            cost_tokens_so_far=0.0,
+            sole_blocks=0,
+            blocks=sum(sum(index.blocks_of(rank)) for rank in attached),
+            reused_tokens=partition.demand.reused.get(worker.worker_id, 0.0),
+            reservations=sum(int(ledger.requests[slot]) for slot in slots),
+            prefill_tokens=sum(ledger.prefill_tokens(slot) for slot in slots),
+            decode_blocks=sum(int(ledger.decode[slot]) for slot in slots),
+            pod_deletion_cost=0,
+        )
+        # a block on two tiers is found once
+        distinct = max(1, told.blocks - extra.get(worker.worker_id, 0))
+        decode_blocks = sum(float(ledger.decode[slot]) for slot in slots)
+        load = told.prefill_tokens + decode_blocks * index.block_size
+        worth = told.reused_tokens / distinct + COLD * index.block_size
+        seats.append(_Seat(told, load, worth, room / room_of_all if room_of_all else None))
+
+
+def _lost(
+    seats: Sequence[_Seat], seen: Sequence[_Seen], count: int
+) -> Generator[None, None, _Lost]:
+    """Say in places what the partitions told in holders."""
+    place_of = {seat.told.worker_id: place for place, seat in enumerate(seats)}
+    found = _Lost({}, {})
+    for one in seen:
+        # who left meanwhile holds nothing; who came keeps what it has: ~0 is more than may go
+        bit_of = {
+            holder: 1 << place_of[worker_id] if worker_id in place_of else 0
+            for holder, worker_id in one.owners.items()
+        }
+        for number, (mask, blocks) in enumerate(one.held.blocks.items()):
+            if not number % MASKS_PER_SLICE:
+                yield
+            places = 0
+            for holder in bits(mask):
+                places |= bit_of.get(holder, ~0)
+            if places <= 0 or places.bit_count() > count:
+                continue
+            worth = sum(seats[place].block_worth for place in bits(places))
+            found.blocks[places] = found.blocks.get(places, 0.0) + blocks
+            found.tokens[places] = found.tokens.get(places, 0.0) + blocks * worth
+    return found
+
+
+def _told(
+    seats: Sequence[_Seat], costs: Sequence[float], sole: Sequence[float]
+) -> list[ScaleDownCandidate]:
+    answer: list[ScaleDownCandidate] = []
+    so_far = 0.0
+    rooms: dict[tuple[str, str], float] = {}
+    for seat, cost, blocks in zip(seats, costs, sole, strict=True):
+        so_far += cost
+        scope = seat.told.model_name, seat.told.tenant_id
+        rooms[scope] = rooms.get(scope, 0.0) + (seat.room or 0.0)
+        answer.append(
+            replace(
+                seat.told,
+                cost_tokens=cost,
+                cost_tokens_so_far=so_far,
+                sole_blocks=int(blocks),
+                room_so_far=UNSET if seat.room is None else rooms[scope],
+                pod_deletion_cost=_deletion_cost(cost, drains=seat.told.drains),
+            )
+        )
+    return answer
+
+
+def _deletion_cost(cost: float, *, drains: bool) -> int:
+    """Return the int32 that Kubernetes sorts pods by: who drains is below everybody else."""
+    capped = min(int(cost), DELETION_COST_MAX)
+    return capped - DELETION_COST_MAX - 1 if drains else capped

@@ -33,6 +33,7 @@ from select_service.types import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from select_service.core._booking import Clerk
     from select_service.core.admission.admitting import Admitting
     from select_service.core.booking.desk import Desk
     from select_service.core.booking.pairs import Pairs
@@ -87,6 +88,7 @@ class Reserving:
         self._pairs = pairs
         self._trusting = trusting
         self._new_id = new_id
+        self.clerk: Clerk | None = None  # for what is plain
 
     def reserve(
         self, request: ReservationRequest, now: float, *, unknown: bytes = b""
@@ -199,6 +201,10 @@ class Reserving:
         """
         if cached_tokens is not None:
             self._trusting.hear(name, cached_tokens, now)
+        if self.clerk is not None:
+            done = self.clerk.prefill_complete(name, now)
+            if done is not None:
+                return done
         desk = self._desk
         of_pair = None
         if desk.bookings.pairs or desk.announcer.speaks:  # else no id is a pair's
@@ -231,6 +237,10 @@ class Reserving:
         Raises:
             ReservationNotFound: the id was never seen.
         """
+        if self.clerk is not None:
+            done = self.clerk.free(name, now)
+            if done is not None:
+                return done
         desk = self._desk
         of_pair = None
         if desk.bookings.pairs or desk.announcer.speaks:  # as above

@@ -99,6 +99,10 @@ class Selecting:
         Raises:
             ServiceError: as in contract 2 to 4, and what the gate refuses.
         """
+        if self.shortcut is not None and not unknown:
+            done = self.shortcut.select_and_reserve(request, now)
+            if done is not None:
+                return done
         ticket = None
         try:
             partition, prompt, weights = self._reader.selection(request)

@@ -43,7 +43,7 @@ from select_service.types import (
     WorkerSpec,
 )
 
-if usable("select_service._speed", 4):
+if usable("select_service._speed", 5):
     from select_service._speed import Scanner as _Scanner
 
     Scanner: type[_Scanner] | None = _Scanner
@@ -81,7 +81,13 @@ _BOUNDS: Final[Sequence[tuple[str, int, int | None]]] = (
 )
 _TEXTS: Final = frozenset({b"model_name", b"tenant_id", b"selection_id"})
 _WHOLES: Final = frozenset({b"isl_tokens"})
-"""Members that nothing is asked of but that they are short texts, or numbers of 64 bits."""
+_COUNTS: Final = frozenset({b"expected_output_tokens"})
+"""Members that nothing is asked of but that they are short texts, numbers of 64 bits, of 32."""
+_MADE: Final[dict[type, frozenset[bytes]]] = {
+    SelectRequest: _TEXTS,
+    SelectAndReserveRequest: _TEXTS | {b"reservation_id"},
+}
+"""Requests that are made by the kernel where nothing else is in them, and which texts may be."""
 _Raw: Final = msgspec.Raw
 _RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -230,7 +236,8 @@ def judge_unknown(
 def _scan_for(kind: type[msgspec.Struct], names: frozenset[bytes], *, echoes: bool) -> _Scan | None:
     """Return who takes the long arrays out first, where there is somebody and may be some.
 
-    A regular request is made there, too.
+    A regular request is made there, too: by a kernel where all there is are its prompt, whom it is
+    for and what it is called.
     """
     if not issubclass(kind, PromptFields):
         return None
@@ -243,10 +250,12 @@ def _scan_for(kind: type[msgspec.Struct], names: frozenset[bytes], *, echoes: bo
         wholes = [name.decode() for name in _WHOLES]
         return plain_scanner.PlainScanner(kind, Decoded, longs, wholes, echoes=echoes).scan
     shown = ECHOED.encode() if echoes else None
-    made = Decoded(kind(), None, b"") if kind is SelectRequest else None
+    texts, made = _MADE.get(kind, _TEXTS), None
+    if kind in _MADE:
+        made = Decoded(kind(), None, b"")
     return Scanner(
         *(names, {name.encode() for name in HASHES}, {TOKENS.encode()}, shown, made),
-        *(_TEXTS, _WHOLES),
+        *(texts, _WHOLES, _COUNTS, echo.note),
     ).scan
 
 

@@ -175,7 +175,7 @@ class PlainOutbox:
                 transport.write(data)
 
 
-if usable("select_service.edge._lane", 2):
+if usable("select_service.edge._lane", 3):
     from select_service.edge._lane import Outbox as CompiledOutbox
     from select_service.edge._lane import Turnstile as _Turnstile
 

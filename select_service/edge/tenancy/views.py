@@ -174,12 +174,9 @@ class TenantView:
         self, count: int, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[ScaleDownCandidate]:
         """GET /scale_down_candidates, of tenants the token may see."""
-        found = [
-            one
-            for tenant in self._asked(tenant_id)
-            for one in await self._service.scale_down_candidates(count, model_name, tenant)
-        ]
-        return sorted(found, key=lambda one: (not one.drains, one.cost_tokens))[:count]
+        return await self._service.scale_down_candidates(
+            count, model_name, among=self._asked(tenant_id)
+        )
 
     def report(self, worker_id: int, metrics: WorkerMetrics) -> WorkerMetricsAnswer:
         """POST /workers/{id}/metrics."""

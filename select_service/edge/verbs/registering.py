@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from select_service.core.fleet.discovery import API
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from select_service.core.effects import Effects
     from select_service.drain_types import DrainRequest, DrainStatus, ScaleDownCandidate
     from select_service.edge.driving.turn import Turn
@@ -65,10 +67,19 @@ class Registering:
         return self._core.drain_status(worker_id)
 
     async def scale_down_candidates(
-        self, count: int, model_name: str | None = None, tenant_id: str | None = None
+        self,
+        count: int,
+        model_name: str | None = None,
+        tenant_id: str | None = None,
+        *,
+        among: Collection[str] | None = None,
     ) -> list[ScaleDownCandidate]:
-        """GET /scale_down_candidates; the loop is let go every few hundred microseconds."""
-        asked = self._core.scale_down_candidates(count, model_name, tenant_id)
+        """GET /scale_down_candidates, of one tenant, some or all.
+
+        The loop is let go every few hundred microseconds.
+        """
+        tenant_ids = among if tenant_id is None else (tenant_id,)
+        asked = self._core.scale_down_candidates(count, model_name, tenant_ids)
         until = self._clock() + CANDIDATES_SLICE_S
         while True:
             try:

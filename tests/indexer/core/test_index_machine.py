@@ -26,7 +26,8 @@ from indexer.core.frost import FrozenRun, Thaw
 from indexer.core.index import KvIndex
 from indexer.types import Tier, WorkerRank
 from tests.effort import examples, share_of
-from tests.models.index_twin import Content, IndexTwin, RankTwin
+from tests.models.index_twin import ROOT, Content, IndexTwin, RankTwin
+from tests.sliced import answer_of
 
 RANKS = [WorkerRank(1, 0), WorkerRank(1, 1), WorkerRank(2, 0)]
 ranks = st.sampled_from(RANKS)
@@ -331,6 +332,25 @@ class IndexMachine(RuleBasedStateMachine):
         for tier in Tier if self.thaw is None else ():
             held = sum(len(twin.on_tier(tier)) for twin in self.twin.ranks.values())
             assert self.index.stats.holdings[tier] == held
+
+    @invariant()
+    def who_holds_what_together_agrees(self) -> None:
+        if not hasattr(self, "index") or self.thaw is not None:
+            return
+        holders: dict[Content, set[int]] = {}
+        copies: Counter[int] = Counter()
+        for rank, twin in self.twin.ranks.items():
+            [holder] = self.index.holder_ids([rank])
+            for content in (one for tier in Tier for one in twin.on_tier(tier)):
+                if content[0] == ROOT[0]:  # who waits for a parent cannot be found
+                    copies[holder] += holder in holders.setdefault(content, set())
+                    holders[content].add(holder)
+        together = Counter(sum(1 << one for one in those) for those in holders.values())
+        for most in (1, 2, len(RANKS)):
+            told = answer_of(self.index.held_together(most))
+            expected = {who: n for who, n in together.items() if who.bit_count() <= most}
+            assert told.blocks == expected
+            assert told.copies == +copies
 
     @invariant()
     def dump_is_watched(self) -> None:

@@ -12,6 +12,7 @@ from bench.planner.scale_down import (
     Fleet,
     advised_places,
     every_hit_rate,
+    halfway,
     never_there,
     removals,
     rows_of,
@@ -99,6 +100,9 @@ def test_trying_every_worker_finds_what_the_advised_one_and_the_newest_cost() ->
     runs = {run.choice: run.after.hit_rate for run in removals(like, [1])}
     assert found[advised_places(like, 1)] == runs["advised"]
     assert found[(3,)] == runs["newest"]
+    with halfway(like) as there:
+        one_after_the_other = there.without(there.ids[:1:-1], pause_s=STAGES_S[-1])
+    assert one_after_the_other.hit_rate == found[(3,)], "the next goes when all is over"
     smaller = never_there(like, 1).after
     assert runs["none"] > smaller.hit_rate
     assert len(smaller.stages) == len(STAGES_S)

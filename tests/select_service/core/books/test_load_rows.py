@@ -14,7 +14,7 @@ from select_service.core.books import plain_load_rows
 
 ROWS = 3
 KINDS: list[Any] = [plain_load_rows.LoadRows]
-if usable("select_service.core._speed", 14):
+if usable("select_service.core._speed", 15):
     from select_service.core._speed import LoadRows
 
     KINDS.append(LoadRows)

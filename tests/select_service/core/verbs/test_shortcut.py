@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from indexer.core.hashing import pack_u64
+from indexer.core.hashing import block_hashes, pack_tokens, pack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.admission_types import AdmissionSettings
 from select_service.core import service
@@ -51,12 +51,16 @@ class Told:
     def __init__(self, *, direct: bool, config: RouterConfig, **settings: Any) -> None:
         self.fleet = Fleet(config, **settings)
         self.shortcuts = 0
-        selecting = self.fleet.core.selecting
+        selecting, reserving = self.fleet.core.selecting, self.fleet.core.reserving
         self.shortcut: Any = selecting.shortcut
+        self.clerk: Any = reserving.clerk
         if not direct:
-            selecting.shortcut = None
-        elif self.shortcut is not None:
+            selecting.shortcut = reserving.clerk = None
+            return
+        if self.shortcut is not None:
             selecting.shortcut = Counted(self)  # type: ignore[assignment]
+        if self.clerk is not None:
+            reserving.clerk = Counted(self)  # type: ignore[assignment]
 
     def do(self, step: Callable[[Fleet], object]) -> object:
         """Take a step and return what it led to."""
@@ -88,7 +92,18 @@ class Counted:
         self._told = told
 
     def select(self, request: SelectRequest, now: float) -> Any:
-        done = self._told.shortcut.select(request, now)
+        return self._counted(self._told.shortcut.select(request, now))
+
+    def select_and_reserve(self, request: SelectAndReserveRequest, now: float) -> Any:
+        return self._counted(self._told.shortcut.select_and_reserve(request, now))
+
+    def prefill_complete(self, name: str, now: float) -> Any:
+        return self._counted(self._told.clerk.prefill_complete(name, now))
+
+    def free(self, name: str, now: float) -> Any:
+        return self._counted(self._told.clerk.free(name, now))
+
+    def _counted(self, done: object) -> object:
         self._told.shortcuts += done is not None
         return done
 
@@ -96,6 +111,11 @@ class Counted:
 def request_for(hashes: tuple[int, ...], isl: int, **wishes: Any) -> SelectRequest:
     packed = pack_u64(list(hashes))
     return SelectRequest(block_hashes=packed, sequence_hashes=packed, isl_tokens=isl, **wishes)
+
+
+def in_tokens(hashes: tuple[int, ...], more: int = 3) -> bytes:
+    """Return tokens of so many blocks, and some."""
+    return pack_tokens([number for one in hashes for number in [one] * SIZE] + [7] * more)
 
 
 def ask(request: SelectRequest) -> Callable[[Fleet], object]:
@@ -115,6 +135,7 @@ wishes = st.one_of(
             {"selection_id": ""},
             {"tenant_id": "default"},
             {"routing_group": "default"},
+            {"expected_output_tokens": 7},
             {"tenant_id": "nobody"},
             {"explain": True},
             {"pinned_worker": PinnedWorker(worker_id=1, dp_rank=0)},
@@ -134,6 +155,8 @@ wishes = st.one_of(
 def asks(draw: st.DrawFn) -> Callable[[Fleet], object]:
     hashes = draw(prompts)
     isl = draw(st.sampled_from([1, SIZE, 64, 70, 1 << 54, (1 << 64) - 1]))
+    if draw(st.booleans()):
+        return ask(SelectRequest(token_ids=in_tokens(hashes), **draw(wishes)))
     return ask(request_for(hashes, isl, **draw(wishes)))
 
 
@@ -193,7 +216,8 @@ def bookings(draw: st.DrawFn) -> Callable[[Fleet], object]:
 
 @st.composite
 def holdings(draw: st.DrawFn) -> Callable[[Fleet], object]:
-    worker_id, blocks, tier = draw(ids), list(draw(prompts)), draw(tiers)
+    worker_id, blocks, tier = draw(ids), draw(prompts), draw(tiers)
+    packed = draw(st.sampled_from([pack_u64(blocks), block_hashes(in_tokens(blocks), SIZE)]))
 
     def hold(fleet: Fleet) -> None:
         partition = fleet.core.partitions.get(DEFAULT)
@@ -201,7 +225,7 @@ def holdings(draw: st.DrawFn) -> Callable[[Fleet], object]:
             return
         rank = WorkerRank(worker_id, 0)
         names = [1000 + block for block in blocks]
-        partition.index.store(rank, tier, None, names, pack_u64(blocks))
+        partition.index.store(rank, tier, None, names, packed)
 
     return hold
 
@@ -227,23 +251,29 @@ steps = st.one_of(asks(), asks(), asks(), comings(), changes(), bookings(), hold
 @given(
     steps=st.lists(steps, max_size=25),
     limits=st.sampled_from([{}, {"decision_ring": 0}, {"blocks_per_request_max": 3}]),
-    scale=st.sampled_from([1.0, 0.5]),
+    config=st.sampled_from(
+        [
+            {},
+            {"prefill_load_scale": 0.5},
+            {"policy": "first-token"},
+            {"policy": "first-token", "expects_booked": False, "delay_scale": 3.0},
+            {"track_prefill_tokens": False},
+        ]
+    ),
     queue_threshold=st.sampled_from([16.0, 1.0]),
     mode=st.sampled_from(["none", "none", "none", "reject"]),
 )
 def test_nobody_can_tell_which_way_a_selection_went(
     steps: list[Callable[[Fleet], object]],
     limits: dict[str, int],
-    scale: float,
+    config: dict[str, Any],
     queue_threshold: float,
     mode: str,
 ) -> None:
     first, second = (
         Told(
             direct=direct,
-            config=RouterConfig(
-                use_kv_events=False, prefill_load_scale=scale, queue_threshold=queue_threshold
-            ),
+            config=RouterConfig(use_kv_events=False, queue_threshold=queue_threshold, **config),
             limits=CoreLimits(**limits),
             admission=AdmissionSettings(mode=mode),  # type: ignore[arg-type]
         )
@@ -281,6 +311,53 @@ def test_plain_requests_take_it_also_where_something_matches() -> None:
     assert is_taken(told, request_for((1, 2, 3), 50))
 
 
+@pytest.mark.parametrize("policy", ["kv-cost", "first-token"])
+def test_either_policy_takes_it(policy: Literal["kv-cost", "first-token"]) -> None:
+    assert is_taken(direct(config=RouterConfig(policy=policy)), request_for((1, 2), 40))
+
+
+def test_windows_of_eagle_are_hashed_as_such() -> None:
+    answers = []
+    for is_direct in (True, False):
+        told = Told(direct=is_direct, config=RouterConfig())
+        for worker_id in (1, 2):
+            told.fleet.worker(worker_id, is_eagle=True)
+        local = block_hashes(in_tokens((1, 2)), SIZE, is_eagle=True)
+        index = told.fleet.core.partitions[DEFAULT].index
+        index.store(WorkerRank(2, 0), Tier.DEVICE, None, [1, 2], local)
+        request = SelectRequest(token_ids=in_tokens((1, 2)))
+        answers.append(told.do(ask(request)))
+        assert bool(told.shortcuts) == is_direct
+    assert answers[0] == answers[1]
+
+
+def test_a_prompt_in_tokens_does_where_it_is_told_in_nothing_else() -> None:
+    told = direct(limits=CoreLimits(blocks_per_request_max=3))
+    told.fleet.core.partitions[DEFAULT].index.store(
+        WorkerRank(2, 0), Tier.DEVICE, None, [1, 2], block_hashes(in_tokens((1, 2)), SIZE)
+    )
+    good = SelectRequest(token_ids=in_tokens((1, 2)), selection_id="s")
+    assert is_taken(told, good)
+    answer = told.shortcut.select(good, 100.0)[0]
+    assert (answer.worker_id, answer.effective_prefill_tokens) == (2, 3)
+    assert is_taken(told, SelectRequest(token_ids=in_tokens((1, 2, 3), SIZE - 1)))
+    packed = pack_u64([1, 2])
+    for name, value in [
+        ("token_ids", [1, 2]),
+        ("token_ids", b""),
+        ("token_ids", b"12345"),
+        ("token_ids", in_tokens((1, 2, 3), SIZE)),
+        ("block_hashes", packed),
+        ("sequence_hashes", packed),
+        ("isl_tokens", 35),
+        ("lora_name", "adapter"),
+        ("cache_salt", "salt"),
+        ("is_eagle", True),
+    ]:
+        request = msgspec.structs.replace(good, **{name: value})
+        assert told.shortcut.select(request, 100.0) is None, name
+
+
 @pytest.mark.parametrize("name", sorted(set(SelectRequest.__struct_fields__)))
 def test_whoever_says_more_does_not(name: str) -> None:
     """Members that come to be know nothing of the shortcut, so it must not take them."""
@@ -316,7 +393,7 @@ def test_a_prompt_that_is_wrong_is_told_so_by_the_twin() -> None:
 def test_nobody_takes_it_where_weights_say_more_or_somebody_looks_on() -> None:
     for config in (
         RouterConfig(temperature=0.5),
-        RouterConfig(policy="first-token"),
+        RouterConfig(policy="first-token", temperature=0.5),
         RouterConfig(overlap_score_credit_decay=0.5),
     ):
         assert direct(config=config).fleet.core.selecting.shortcut is None

@@ -13,14 +13,19 @@ from hypothesis import strategies as st
 from select_service.config import FieldValidation
 from select_service.edge.codec.json_codec import Decoded, RequestDecoder, Scanner
 from select_service.errors import ServiceError
-from select_service.types import PromptFields, ReservationRequest, SelectRequest
+from select_service.types import (
+    PromptFields,
+    ReservationRequest,
+    SelectAndReserveRequest,
+    SelectRequest,
+)
 
 if Scanner is None:
     pytest.skip("the kernel is not in use", allow_module_level=True)
 from select_service._speed import signed_json
 from tests.effort import examples
 
-KINDS = (SelectRequest, ReservationRequest)
+KINDS = (SelectRequest, SelectAndReserveRequest, ReservationRequest)
 MODES = tuple(FieldValidation)
 
 
@@ -139,6 +144,11 @@ WHOLE = b'{"model_name":"m","block_hashes":[1],"sequence_hashes":[2],"isl_tokens
         (b'{"isl_tokens":999999999999999999,"tenant_id":" ~","selection_id":""}', True),
         (b'{ "token_ids" : [ ] , "isl_tokens" : 1 }', True),
         (b'{"isl_tokens":1000000000000000000}', False),
+        (b'{"expected_output_tokens":0,"isl_tokens":7}', True),
+        (b'{"expected_output_tokens":999999999}', True),
+        (b'{"expected_output_tokens":1000000000}', False),
+        (b'{"expected_output_tokens":4294967296}', False),
+        (b'{"expected_output_tokens":null}', False),
         (b'{"isl_tokens":01}', False),
         (b'{"isl_tokens":-1}', False),
         (b'{"isl_tokens":1.0}', False),
@@ -161,6 +171,26 @@ WHOLE = b'{"model_name":"m","block_hashes":[1],"sequence_hashes":[2],"isl_tokens
 def test_it_makes_the_request_where_all_is_plain(body: bytes, is_made: bool) -> None:
     assert FAST._scan is not None
     assert (type(FAST._scan(body, 128)) is Decoded) == is_made
+    check(body)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_made"),
+    [
+        (b'"reservation_id":"r"', True),
+        (b'"reservation_id":"r","selection_id":"s","tenant_id":"t"', True),
+        (b'"reservation_id":null', False),
+        (b'"reservation_id":"\xc3\xa9"', False),
+        (b'"ttl_s":1.5', False),
+        (b'"lease_id":"l"', False),
+    ],
+    ids=repr,
+)
+def test_of_a_booking_too_with_its_id(more: bytes, is_made: bool) -> None:
+    decoder = RequestDecoder(SelectAndReserveRequest, FieldValidation.WARN)
+    body = WHOLE[:-1] + b"," + more + b"}"
+    assert decoder._scan is not None
+    assert (type(decoder._scan(body, 256)) is Decoded) == is_made
     check(body)
 
 

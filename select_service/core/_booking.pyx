@@ -1,0 +1,509 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
+"""The life of a plain reservation at the desk, without a frame of Python.
+
+Optional: `Desk.book`, `confirm`, `prefill_complete` and `free`, `Bookings` and `fingerprint_of` are
+its plain twins; the load is written by `_books.pyx`. Each step here does in the same order what its
+twin does, to the same objects. What is unusual about a step (output blocks, a lease, a claim, a
+state directory) is left to the twin of that step; a name that nothing live has, to the whole line.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.dict cimport PyDict_Contains, PyDict_DelItem, PyDict_GetItem
+from cpython.object cimport PyObject
+from libc.math cimport INFINITY
+from libc.stdint cimport uint64_t
+from libc.string cimport memcpy
+
+from select_service._layout cimport Layout, add, get, place, put
+from select_service.core._books cimport complete, enter, take_out
+
+import msgspec
+from msgspec import UNSET
+from xxhash import xxh3_128_digest
+
+from select_service._layout import layout_of
+from select_service.core.books.bookings import LONG_ID_CHARS, Booking, Bookings
+from select_service.core.books.demand_tally import DemandTally
+from select_service.core.books.ledger import Ledger
+from select_service.core.books.reservation import Lane, Reservation
+from select_service.core.booking.desk import fingerprint_of
+from select_service.core.counters import Counters
+from select_service.core.effects import NOTHING, Effects
+from select_service.types import SelectAndReserveRequest
+
+cdef extern from "Python.h":
+    bint PyBytes_CheckExact(PyObject *one)
+    bint PyLong_CheckExact(PyObject *one)
+    bint PyUnicode_CheckExact(PyObject *one)
+    bint PyUnicode_IS_ASCII(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+
+ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+
+cdef enum:
+    NAME_BYTES = 23  # of `SelectAndReserveRequest`
+    FEW = 16  # members, of a map whose head is one byte
+
+cdef Py_ssize_t LONG_ID = LONG_ID_CHARS
+cdef object ONE = 1
+
+
+cdef enum:
+    RESERVATION_ID
+    SELECTION_ID
+    LANE
+    CREATED
+    FIRST_TOKEN_AT
+    PREFILL_DONE
+    WHOLE_OUTPUTS
+    FADED_OUTPUTS
+    EXPECTED
+    TRACK
+    FINGERPRINT
+    LEASE
+    CLAIM
+    PAIR
+
+cdef Layout reservations = Layout(
+    Reservation("", 0, Lane(-1), None, 0, 0.0),
+    ("reservation_id", "selection_id", "lane", "created", "first_token_at", "prefill_done",
+     "whole_outputs", "faded_outputs", "expected_output_tokens", "track_prefill_tokens",
+     "fingerprint", "lease", "claim", "pair"),
+)
+
+cdef enum:
+    LANE_IS_OPEN
+
+cdef Layout lanes = Layout(Lane(0), ("is_open",))
+
+cdef enum:
+    LEDGER_CHANGES
+
+cdef Layout ledgers = Layout(Ledger(), ("changes",))
+
+cdef enum:
+    BOOKING_PARTITION
+    BOOKING_RESERVATION
+    BOOKING_ANSWER
+    BOOKING_HOLD
+    BOOKING_OLDER
+    BOOKING_YOUNGER
+    BOOKING_IS_OWN
+
+cdef tuple _BOOKING = (
+    "partition", "reservation", "answer", "hold", "older", "younger", "is_own",
+)
+cdef Layout bookings = Layout(
+    Booking(None, reservations.first, None),
+    _BOOKING,
+    [one for one in Booking.__slots__ if one not in _BOOKING],
+)
+
+cdef enum:
+    KNOWN_OWN
+    KNOWN_HOLD
+    KNOWN_CHANGES
+    KNOWN_FREED_MAX
+
+cdef Layout knowns = Layout(
+    Bookings(freed_ids_max=1), ("own", "hold", "changes", "_freed_ids_max")
+)
+
+cdef enum:
+    DEMAND_FIRST_TOKENS
+    DEMAND_TTFT_S
+    DEMAND_ENDED
+    DEMAND_REQUEST_S
+
+cdef Layout demands = Layout(
+    DemandTally(), ("first_tokens", "ttft_s", "ended", "request_s")
+)
+
+cdef enum:
+    COUNT_BOOKED
+    COUNT_FREED
+
+cdef Layout counts = Layout(Counters(), ("reservations_booked", "reservations_freed"))
+
+cdef tuple _VARYING = (  # members that plain requests differ in
+    "model_name", "tenant_id", "routing_group", "token_ids", "block_hashes", "sequence_hashes",
+    "isl_tokens", "selection_id", "reservation_id", "expected_output_tokens",
+)
+cdef Layout requests = layout_of(SelectAndReserveRequest(), _VARYING)
+cdef object _in_order = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+cdef class Clerk:
+    """Does for a desk what is plain; see above.
+
+    `prefill_complete` and `free` are for who has a name, the others for other kernels.
+    """
+
+    def __init__(self, desk, room, limits, counters):
+        """Work at a desk.
+
+        Args:
+            desk: begins and ends reservations; it itself, no kind of it that notes what it does.
+            room: lets in who waits.
+            limits: of the core.
+            counters: of the core.
+        """
+        self._desk, self._room, self._limits, self._counters = desk, room, limits, counters
+        self._bookings = known = desk.bookings
+        self._live, self._second_names = known._live, known._second_names
+        self._waiting, self._pairs, self._freed = known._waiting, known.pairs, known._freed
+        self._speaks = desk.announcer.speaks
+        self._learn_form()
+
+    # -- what others ask ------------------------------------------------------------------------
+
+    def prefill_complete(self, name, double now):
+        """Return effects as `Reserving.prefill_complete` does; None: that is to do it."""
+        booking = self._find(name)
+        if booking is None:
+            return None
+        reservation = get(bookings, booking, BOOKING_RESERVATION)
+        partition = get(bookings, booking, BOOKING_PARTITION)
+        ledger = partition.ledger
+        if get(ledgers, ledger, LEDGER_CHANGES) is not None:
+            return None
+        if not get(reservations, reservation, PREFILL_DONE):
+            demand = partition.demand
+            add(demands, demand, DEMAND_FIRST_TOKENS, ONE)
+            waited = now - <double>get(reservations, reservation, CREATED)
+            add(demands, demand, DEMAND_TTFT_S, waited)
+            put(reservations, reservation, FIRST_TOKEN_AT, now)
+        complete(ledger, reservation, now)
+        if (
+            get(reservations, reservation, LEASE) is not None
+            or get(reservations, reservation, CLAIM) is not None
+            or get(knowns, self._bookings, KNOWN_CHANGES) is not None
+        ):
+            self._desk._cared_for(booking, now)
+        effects = NOTHING
+        if self._speaks:
+            effects = Effects()
+            effects.published.append(self._desk.announcer.completed(partition, reservation))
+        return self._relieve(partition, now, effects)
+
+    def free(self, name, double now):
+        """Return effects as `Reserving.free` does; None: that is to do it."""
+        booking = self._find(name)
+        if booking is None:
+            return None
+        reservation = get(bookings, booking, BOOKING_RESERVATION)
+        partition = get(bookings, booking, BOOKING_PARTITION)
+        ledger = partition.ledger
+        if get(ledgers, ledger, LEDGER_CHANGES) is not None:
+            return None
+        lease = get(reservations, reservation, LEASE)
+        if lease is not None or get(reservations, reservation, CLAIM) is not None:
+            self._desk._renew_lease(booking, now)
+        effects = self._desk._announce_end(booking, now) if self._speaks else NOTHING
+        demand = partition.demand
+        add(demands, demand, DEMAND_ENDED, ONE)
+        lasted = now - <double>get(reservations, reservation, CREATED)
+        add(demands, demand, DEMAND_REQUEST_S, lasted)
+        outputs = get(reservations, reservation, WHOLE_OUTPUTS) + get(
+            reservations, reservation, FADED_OUTPUTS
+        )
+        if outputs:
+            tokens = outputs * partition.index.block_size
+            demand.tell_output(tokens, get(reservations, reservation, FIRST_TOKEN_AT), now)
+        take_out(ledger, reservation)
+        if lease is not None:
+            self._desk.leases.leave(reservation)
+        self._forget(booking, reservation, now)
+        add(counts, self._counters, COUNT_FREED, ONE)
+        return self._relieve(partition, now, effects)
+
+    cdef object _find(self, name):
+        """Return the live booking of a reservation_id where no id is a pair's, else None."""
+        cdef PyObject *found
+        if self._pairs or not PyUnicode_CheckExact(<PyObject *>name):
+            return None
+        found = PyDict_GetItem(self._live, name)
+        if found == NULL:
+            return None
+        booking = <object>found
+        lane = get(reservations, get(bookings, booking, BOOKING_RESERVATION), LANE)
+        return booking if get(lanes, lane, LANE_IS_OPEN) is True else None
+
+    cdef object _relieve(self, partition, double now, effects):
+        if self._room._waiting:
+            return self._room.relieve(partition, now, effects)
+        return effects
+
+    # -- a booking ------------------------------------------------------------------------------
+
+    cdef bint may_book(self, ledger, name, second) except -1:
+        """Whether nothing speaks against a booking, nor has to be looked at: ids, room, a gate."""
+        if name is not None and (
+            self._pairs or self._waiting or PyDict_Contains(self._live, name)
+        ):
+            return False
+        if get(ledgers, ledger, LEDGER_CHANGES) is not None:
+            return False
+        expected = get(knowns, self._bookings, KNOWN_OWN) + len(self._waiting)
+        if expected >= self._limits.reservations_max:
+            return False
+        cdef Py_ssize_t most = self._limits.id_length_max
+        return (name is None or _is_plain(name, most)) and (
+            second is None or _is_plain(second, most)
+        )
+
+    cdef object book(
+        self, partition, Py_ssize_t slot, str name, bytes fingerprint, bytes chain, prefill, isl,
+        second, expected, track, kept, double now,
+    ):
+        """Book as `Desk.book` and `confirm` do; return what is to be told, if anything.
+
+        Args:
+            partition: `may_book` holds for its ledger.
+            slot: who has been chosen.
+            name: its id.
+            fingerprint: of its request.
+            chain: its sequence hashes.
+            prefill: tokens to book.
+            isl: tokens of the prompt.
+            second: its selection_id, or None.
+            expected: tokens of output, or None.
+            track: whether prefill tokens are tracked.
+            kept: the answer, for who repeats the request.
+            now: monotonic seconds.
+        """
+        ledger = partition.ledger
+        ttl_s = self._limits.reservation_ttl_s
+        tenant = partition.scope.tenant_id
+        reservation = enter(ledger, slot, name, chain, prefill, isl, ttl_s, tenant, now)
+        put(reservations, reservation, FINGERPRINT, fingerprint)
+        put(reservations, reservation, TRACK, track)
+        put(reservations, reservation, SELECTION_ID, second)
+        put(reservations, reservation, EXPECTED, expected)
+        booking = bookings.copy_of(bookings.first)
+        put(bookings, booking, BOOKING_PARTITION, partition)
+        put(bookings, booking, BOOKING_RESERVATION, reservation)
+        put(bookings, booking, BOOKING_ANSWER, kept)
+        self._remember(booking, reservation, name, second)
+        add(counts, self._counters, COUNT_BOOKED, ONE)
+        if not self._speaks:
+            return NOTHING
+        effects = Effects()
+        effects.published.append(self._desk.announcer.booked(partition, reservation))
+        return effects
+
+    cdef int _remember(self, booking, reservation, str name, second) except -1:
+        """Do what `Bookings.add` does."""
+        known = self._bookings
+        if (
+            get(knowns, known, KNOWN_CHANGES) is not None
+            or get(knowns, known, KNOWN_HOLD) is not None
+            or PyDict_Contains(self._live, name)
+            or PyUnicode_GET_LENGTH(name) > LONG_ID
+            or (
+                second is not None
+                and (
+                    PyDict_Contains(self._second_names, second)
+                    or PyUnicode_GET_LENGTH(second) > LONG_ID
+                )
+            )
+        ):
+            known.add(booking)
+            return 0
+        self._live[name] = booking
+        add(knowns, known, KNOWN_OWN, ONE)
+        self._freed.discard(name)
+        if second is not None:
+            self._second_names[second] = booking
+            if second != name:
+                self._freed.discard(second)
+        return 0
+
+    cdef int _forget(self, booking, reservation, double now) except -1:
+        """Do what `Bookings.forget` does."""
+        known = self._bookings
+        cdef str name = get(reservations, reservation, RESERVATION_ID)
+        second = get(reservations, reservation, SELECTION_ID)
+        if (
+            get(knowns, known, KNOWN_CHANGES) is not None
+            or get(reservations, reservation, PAIR) is not None
+            or get(bookings, booking, BOOKING_OLDER) is not None
+            or get(bookings, booking, BOOKING_YOUNGER) is not None
+        ):
+            known.forget(reservation, now)
+            return 0
+        PyDict_DelItem(self._live, name)
+        if get(bookings, booking, BOOKING_IS_OWN):
+            add(knowns, known, KNOWN_OWN, -1)
+        if second is not None:
+            PyDict_DelItem(self._second_names, second)
+            if second != name:
+                self._note_freed(<str>second, now)
+        return self._note_freed(name, now)
+
+    cdef int _note_freed(self, str name, double now) except -1:
+        """Do what `Bookings._remember_freed` does where no state is kept, and no pair is live."""
+        known = self._bookings
+        if PyUnicode_GET_LENGTH(name) > LONG_ID:
+            known._remember_freed(name, now)
+            return 0
+        if PyDict_Contains(self._live, name) or PyDict_Contains(self._second_names, name):
+            return 0
+        self._freed.put(name, now)
+        if len(self._freed) > get(knowns, known, KNOWN_FREED_MAX):
+            self._freed.pop_oldest(INFINITY)
+            known.freed_ids_lost += 1
+        return 0
+
+    # -- fingerprints ---------------------------------------------------------------------------
+
+    def _learn_form(self):
+        """Note what of a plain request's form is always the same; see `fingerprint_of`."""
+        self._parts, self._present = [], 0
+        current = b""
+        for name in SelectAndReserveRequest.__struct_encode_fields__:
+            key, value = _in_order(name), getattr(requests.first, name)
+            if name in _VARYING:
+                self._parts.append((_VARYING.index(name), current, key))
+                current = b""
+            elif value is not UNSET:
+                current += key + _in_order(value)
+                self._present += 1
+        self._rest = current
+        probe = SelectAndReserveRequest(
+            block_hashes=b"12345678", sequence_hashes=b"87654321", isl_tokens=300,
+            reservation_id="one", tenant_id="two",
+        )
+        if self._form_of(probe) != b"SelectAndReserveRequest" + _in_order(probe):
+            self._parts = None  # written otherwise by this version of msgspec
+
+    cdef bytes fingerprint(self, request):
+        """Return the fingerprint of a plain request; the same as `fingerprint_of`."""
+        cdef bytes form = None
+        if self._parts is not None:
+            form = self._form_of(request)
+        return fingerprint_of(request, b"") if form is None else xxh3_128_digest(form)
+
+    def form_of(self, request):
+        """Return what of a plain request its fingerprint is made of; None: ask msgspec."""
+        return None if self._parts is None else self._form_of(request)
+
+    cdef bytes _form_of(self, request):
+        cdef Py_ssize_t size = NAME_BYTES + 3 + PyBytes_GET_SIZE(self._rest), length
+        cdef Py_ssize_t present = self._present
+        cdef bytes before, key, whole
+        cdef PyObject *value
+        cdef int number
+        for number, before, key in <list>self._parts:
+            value = place(requests, request, number)[0]
+            size += PyBytes_GET_SIZE(before)
+            if value == <PyObject *>UNSET:
+                continue
+            present += 1
+            size += PyBytes_GET_SIZE(key)
+            if PyUnicode_CheckExact(value):
+                if not PyUnicode_IS_ASCII(<object>value):
+                    return None
+                length = PyUnicode_GET_LENGTH(<object>value)
+                size += length + (1 if length < 32 else _head_bytes(length))
+            elif PyBytes_CheckExact(value):
+                length = PyBytes_GET_SIZE(<object>value)
+                size += length + _head_bytes(length)
+            elif value == <PyObject *>None:
+                size += 1
+            elif PyLong_CheckExact(value):
+                size += _number_bytes(<object>value)
+            else:
+                return None
+        if present < FEW:
+            return None  # it has a shorter head
+        whole = PyBytes_FromStringAndSize(NULL, size)
+        cdef char *at = PyBytes_AS_STRING(whole)
+        memcpy(at, b"SelectAndReserveRequest", NAME_BYTES)
+        at = _head(at + NAME_BYTES, 0xDE, present, 2)
+        for number, before, key in <list>self._parts:
+            at = _copy(at, before)
+            value = place(requests, request, number)[0]
+            if value == <PyObject *>UNSET:
+                continue
+            at = _copy(at, key)
+            if PyUnicode_CheckExact(value):
+                length = PyUnicode_GET_LENGTH(<object>value)
+                if length < 32:
+                    at[0] = <char>(0xA0 | length)
+                    at += 1
+                else:
+                    at = _sized(at, 0xD9, length)
+                memcpy(at, PyUnicode_AsUTF8AndSize(<object>value, &length), length)
+                at += length
+            elif PyBytes_CheckExact(value):
+                at = _copy(_sized(at, 0xC4, PyBytes_GET_SIZE(<object>value)), <bytes><object>value)
+            elif value == <PyObject *>None:
+                at[0] = <char>0xC0
+                at += 1
+            else:
+                at = _number(at, <uint64_t><object>value)
+        _copy(at, self._rest)
+        return whole
+
+
+cdef inline Py_ssize_t _head_bytes(uint64_t size) noexcept nogil:
+    return 2 if size < 1 << 8 else 3 if size < 1 << 16 else 5
+
+
+cdef inline Py_ssize_t _number_bytes(uint64_t value) noexcept nogil:
+    return 1 if value < 128 else 1 + (
+        1 if value < 1 << 8 else 2 if value < 1 << 16 else 4 if value < <uint64_t>1 << 32 else 8
+    )
+
+
+cdef inline char *_copy(char *at, bytes part) noexcept:
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(part)
+    memcpy(at, PyBytes_AS_STRING(part), size)
+    return at + size
+
+
+cdef inline char *_head(char *at, int kind, uint64_t value, int width) noexcept:
+    """Write a byte that says what comes, and a number, its highest byte first."""
+    at[0] = <char>kind
+    for kind in range(width):
+        at[width - kind] = <char>(value >> 8 * kind & 0xFF)
+    return at + 1 + width
+
+
+cdef inline char *_sized(char *at, int kind, uint64_t size) noexcept:
+    """Begin what comes with a length: the byte for a short one, then those for longer ones."""
+    if size < 1 << 8:
+        return _head(at, kind, size, 1)
+    if size < 1 << 16:
+        return _head(at, kind + 1, size, 2)
+    return _head(at, kind + 2, size, 4)
+
+
+cdef inline char *_number(char *at, uint64_t value) noexcept:
+    if value < 128:
+        at[0] = <char>value
+        return at + 1
+    if value < 1 << 8:
+        return _head(at, 0xCC, value, 1)
+    if value < 1 << 16:
+        return _head(at, 0xCD, value, 2)
+    if value < <uint64_t>1 << 32:
+        return _head(at, 0xCE, value, 4)
+    return _head(at, 0xCF, value, 8)
+
+
+cdef bint _is_plain(text, Py_ssize_t most) except -1:
+    """Whether a name is none too long, and printable."""
+    cdef Py_ssize_t size, at
+    cdef const char *letters
+    if not PyUnicode_CheckExact(<PyObject *>text) or PyUnicode_GET_LENGTH(text) > most:
+        return False
+    if not PyUnicode_IS_ASCII(text):
+        return text.isprintable()
+    letters = PyUnicode_AsUTF8AndSize(text, &size)
+    for at in range(size):
+        if not c" " <= letters[at] < 127:
+            return False
+    return True

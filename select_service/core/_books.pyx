@@ -1,0 +1,441 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
+"""The load of a plain reservation in the books, without a frame of Python: for other kernels.
+
+Optional: `Ledger.book`, `prefill_complete` and `free`, `ActiveBlocks` and `BlockPlaces` are its
+plain twins. Each step does in the same order what its twin does, to the same objects; what is
+unusual about a step (a fork, a value that comes twice, blocks of output) is left to the twin of
+that step. Where a gate follows the load (`Ledger.changes`) nobody may come here.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.dict cimport PyDict_DelItem, PyDict_GetItem, PyDict_New
+from cpython.object cimport PyObject
+from libc.string cimport memcmp
+
+from select_service._layout cimport Layout, add, get, put
+from select_service.core._speed cimport LoadRows
+
+from indexer.core.runs import common_blocks
+from select_service.core.books.active_blocks import ActiveBlocks, ChainNode
+from select_service.core.books.decode_blocks import DecodeBlocks
+from select_service.core.books.ledger import CHURN_STEP_S, Ledger
+from select_service.core.books.reservation import Lane, Reservation
+from select_service.core.books.work_done import WorkDone
+
+ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+
+cdef enum:
+    HASH = 8  # bytes
+
+cdef double CHURN_STEP = CHURN_STEP_S
+cdef object ONE = 1
+
+cdef enum:
+    LEDGER_LANES
+    LEDGER_BLOCKS
+    LEDGER_WEIGHTS
+    LEDGER_ROWS
+    LEDGER_WORK
+    LEDGER_DEADLINES
+    LEDGER_PREFILL_LEFT
+    LEDGER_LIVE
+    LEDGER_PREFILLING
+    LEDGER_BACKLOG
+    LEDGER_PACKED
+    LEDGER_CHURNED
+    LEDGER_ASKED
+    LEDGER_COMPUTED
+    LEDGER_FADED
+    LEDGER_CHANGES
+    LEDGER_COMPUTING
+
+cdef Layout ledgers = Layout(
+    Ledger(),
+    ("_lanes", "blocks", "_weights", "_rows", "work", "_deadlines", "prefill_left", "live",
+     "prefilling", "prefill_backlog", "packed", "churned", "_asked", "_computed", "_churn_faded",
+     "changes", "_computing"),
+)
+
+cdef enum:
+    BLOCKS_ROOT
+    BLOCKS_PLACES
+    BLOCKS_WEIGHTS
+    BLOCKS_NODES
+    BLOCKS_BLOCKS
+
+cdef Layout tries = Layout(
+    ActiveBlocks(DecodeBlocks()), ("root", "_places", "_weights", "nodes", "blocks")
+)
+
+cdef enum:
+    PLACES_VALUES
+    PLACES_HOME
+    PLACES_DUES
+
+cdef Layout places = Layout(
+    get(tries, tries.first, BLOCKS_PLACES), ("_values", "_home", "_home_dues")
+)
+
+cdef enum:
+    NODE_PARENT
+    NODE_EDGE
+    NODE_CHILDREN
+    NODE_REFS
+    NODE_TOTAL
+    NODE_MASK
+    NODE_PLAIN
+    NODE_FADED
+    NODE_REPEATS
+
+cdef tuple _NODE = (
+    "parent", "edge", "children", "refs", "total", "mask", "plain", "faded", "repeats",
+)
+cdef Layout nodes = Layout(
+    ChainNode(None, b""), _NODE, [one for one in ChainNode.__slots__ if one not in _NODE]
+)
+
+cdef enum:
+    WEIGHTS_WHOLE
+    WEIGHTS_FADED
+
+cdef Layout weights_of = Layout(DecodeBlocks(), ("whole", "_faded"))
+
+cdef enum:
+    LANE_NUMBER
+    LANE_RESERVATIONS
+    LANE_IS_OPEN
+
+cdef Layout lanes = Layout(Lane(0), ("number", "reservations", "is_open"))
+
+cdef enum:
+    WORK_AT
+    WORK_COMPUTED
+    WORK_ENDED
+    WORK_COMPUTING
+    WORK_RANK_MARKS
+    WORK_SPAN_MARKS
+
+cdef Layout works = Layout(
+    WorkDone(), ("at", "computed", "ended", "computing", "_rank_marks", "_span_marks")
+)
+
+cdef enum:
+    RESERVATION_ID
+    SLOT
+    LANE
+    CHAIN
+    PREFILL_TOKENS
+    PREFILL_DONE
+    WHOLE_OUTPUTS
+    FADED_OUTPUTS
+    PROMPT_BLOCKS
+    CONTEXT_BLOCKS
+    CREATED
+    FIRST_TOKEN_AT
+    TOUCHED
+    TTL_S
+    DEADLINE
+    FAIRNESS_ID
+    ISL_TOKENS
+
+cdef tuple _RESERVATION = (
+    "reservation_id", "slot", "lane", "chain", "prefill_tokens", "prefill_done", "whole_outputs",
+    "faded_outputs", "prompt_blocks", "context_blocks", "created", "first_token_at", "touched",
+    "ttl_s", "deadline", "fairness_id", "isl_tokens",
+)
+cdef object _nobody = Reservation("", 0, Lane(-1), None, 0, 0.0)
+_nobody.leave()
+cdef object NOWHERE = _nobody.lane
+cdef Layout reservations = Layout(
+    _nobody,
+    _RESERVATION,
+    [one for one in Reservation.__slots__ if one not in _RESERVATION],
+)
+
+
+# -- the ledger -----------------------------------------------------------------------------
+
+
+cdef object enter(
+    ledger, Py_ssize_t slot, str name, bytes chain, prefill, isl, ttl_s, tenant,
+    double now,
+):
+    """Do what `Ledger.book` does where no gate follows."""
+    lane = (<list>get(ledgers, ledger, LEDGER_LANES))[slot]
+    number = get(lanes, lane, LANE_NUMBER)
+    end = _acquire(get(ledgers, ledger, LEDGER_BLOCKS), chain, number)
+    reservation = reservations.copy_of(reservations.first)
+    at = now
+    put(reservations, reservation, RESERVATION_ID, name)
+    put(reservations, reservation, SLOT, slot)
+    put(reservations, reservation, LANE, lane)
+    put(reservations, reservation, CHAIN, end)
+    put(reservations, reservation, PREFILL_TOKENS, prefill)
+    put(reservations, reservation, CREATED, at)
+    put(reservations, reservation, TOUCHED, at)
+    put(reservations, reservation, ISL_TOKENS, isl)
+    put(reservations, reservation, FAIRNESS_ID, tenant)
+    cdef dict booked = get(lanes, lane, LANE_RESERVATIONS)
+    booked[name] = reservation
+    add(ledgers, ledger, LEDGER_LIVE, ONE)
+    add(ledgers, ledger, LEDGER_PREFILLING, ONE)
+    decode = _decode(get(ledgers, ledger, LEDGER_WEIGHTS), number)
+    cdef Py_ssize_t blocks = PyBytes_GET_SIZE(chain) // HASH
+    if not blocks:
+        blocks = 1
+    held = blocks
+    put(reservations, reservation, PROMPT_BLOCKS, held)
+    put(reservations, reservation, CONTEXT_BLOCKS, held)
+    put(ledgers, ledger, LEDGER_PACKED, b"")
+    work = get(ledgers, ledger, LEDGER_WORK)
+    if now > <double>get(works, work, WORK_AT):
+        put(works, work, WORK_AT, at)
+    if now - <double>get(ledgers, ledger, LEDGER_FADED) > CHURN_STEP:
+        ledger._fade_churn(now)
+    add(ledgers, ledger, LEDGER_COMPUTED, prefill)
+    add(ledgers, ledger, LEDGER_ASKED, isl)
+    cdef list all_left = get(ledgers, ledger, LEDGER_PREFILL_LEFT)
+    left = all_left[slot]
+    if prefill:
+        if not left:
+            _starts(work)
+        left = left + prefill
+        all_left[slot] = left
+        add(ledgers, ledger, LEDGER_BACKLOG, prefill)
+        add(ledgers, ledger, LEDGER_CHURNED, prefill)
+    (<LoadRows>get(ledgers, ledger, LEDGER_ROWS)).book(
+        slot, left, prefill, len(booked), decode, blocks
+    )
+    if ttl_s:
+        deadlines = get(ledgers, ledger, LEDGER_DEADLINES)
+        queue = (<dict>deadlines._queues).get(ttl_s)
+        if queue is None:
+            deadlines.add(reservation, ttl_s, at)
+        else:
+            put(reservations, reservation, TTL_S, ttl_s)
+            put(reservations, reservation, DEADLINE, at + ttl_s)
+            queue[reservation] = None
+    return reservation
+
+
+cdef int complete(ledger, reservation, double now) except -1:
+    """Do what `Ledger.prefill_complete` does where no gate follows."""
+    at = now
+    put(reservations, reservation, TOUCHED, at)
+    ttl_s = get(reservations, reservation, TTL_S)
+    if ttl_s:
+        deadlines = get(ledgers, ledger, LEDGER_DEADLINES)
+        put(reservations, reservation, DEADLINE, at + ttl_s)
+        (<dict>deadlines._queues)[ttl_s].move_to_end(reservation)
+    if get(reservations, reservation, PREFILL_DONE):
+        return 0
+    put(reservations, reservation, PREFILL_DONE, True)
+    cdef Py_ssize_t slot = get(reservations, reservation, SLOT)
+    tokens = get(reservations, reservation, PREFILL_TOKENS)
+    add(ledgers, ledger, LEDGER_PREFILLING, -1)
+    work = get(ledgers, ledger, LEDGER_WORK)
+    if now > <double>get(works, work, WORK_AT):
+        put(works, work, WORK_AT, at)
+    cdef list all_left = get(ledgers, ledger, LEDGER_PREFILL_LEFT)
+    left = all_left[slot]
+    if tokens:
+        add(works, work, WORK_COMPUTED, tokens)
+        left = left - tokens
+        all_left[slot] = left
+        add(ledgers, ledger, LEDGER_BACKLOG, -tokens)
+        if not left:
+            _stops(work)
+    (<LoadRows>get(ledgers, ledger, LEDGER_ROWS)).complete(slot, left)
+    put(ledgers, ledger, LEDGER_PACKED, b"")
+    return 0
+
+
+cdef int take_out(ledger, reservation) except -1:
+    """Do what `Ledger.free` does where no gate follows."""
+    cdef Py_ssize_t slot = get(reservations, reservation, SLOT)
+    lane = get(reservations, reservation, LANE)
+    number = get(lanes, lane, LANE_NUMBER)
+    cdef dict booked = get(lanes, lane, LANE_RESERVATIONS)
+    PyDict_DelItem(booked, get(reservations, reservation, RESERVATION_ID))
+    ttl_s = get(reservations, reservation, TTL_S)
+    if ttl_s:
+        deadlines = get(ledgers, ledger, LEDGER_DEADLINES)
+        del (<dict>deadlines._queues)[ttl_s][reservation]
+        put(reservations, reservation, TTL_S, 0.0)
+    trie = get(ledgers, ledger, LEDGER_BLOCKS)
+    _release(trie, get(reservations, reservation, CHAIN), number)
+    put(reservations, reservation, CHAIN, get(tries, trie, BLOCKS_ROOT))
+    if get(reservations, reservation, WHOLE_OUTPUTS) or get(
+        reservations, reservation, FADED_OUTPUTS
+    ):
+        ledger._drop_outputs(reservation)
+    put(reservations, reservation, LANE, NOWHERE)
+    add(works, get(ledgers, ledger, LEDGER_WORK), WORK_ENDED, ONE)
+    add(ledgers, ledger, LEDGER_LIVE, -1)
+    decode = _decode(get(ledgers, ledger, LEDGER_WEIGHTS), number)
+    (<LoadRows>get(ledgers, ledger, LEDGER_ROWS)).free(
+        slot, len(booked), decode, get(reservations, reservation, CONTEXT_BLOCKS)
+    )
+    put(ledgers, ledger, LEDGER_PACKED, b"")
+    if not get(reservations, reservation, PREFILL_DONE):
+        get(ledgers, ledger, LEDGER_COMPUTING)[slot] -= 1
+        add(ledgers, ledger, LEDGER_PREFILLING, -1)
+        ledger._add_prefill(slot, -get(reservations, reservation, PREFILL_TOKENS))
+    return 0
+
+
+cdef object _decode(weights, Py_ssize_t number):
+    """Do what `DecodeBlocks.count` does."""
+    if (<list>get(weights_of, weights, WEIGHTS_FADED))[number]:
+        return weights.count(number)
+    return (<list>get(weights_of, weights, WEIGHTS_WHOLE))[number]
+
+
+cdef object _acquire(trie, bytes chain, number):
+    """Do what `ActiveBlocks.acquire` does."""
+    node = get(tries, trie, BLOCKS_ROOT)
+    cdef Py_ssize_t position = 0, size = PyBytes_GET_SIZE(chain), length
+    cdef const char *text = PyBytes_AS_STRING(chain)
+    cdef bytes edge, first
+    cdef PyObject *found
+    while position < size:
+        first = PyBytes_FromStringAndSize(text + position, HASH)
+        found = PyDict_GetItem(<dict>get(nodes, node, NODE_CHILDREN), first)
+        if found == NULL:
+            return _grow(trie, node, first, chain[position:], number)
+        child = <object>found
+        edge = <bytes>get(nodes, child, NODE_EDGE)
+        length = PyBytes_GET_SIZE(edge)
+        if length > size - position or memcmp(
+            PyBytes_AS_STRING(edge), text + position, length
+        ):
+            child = trie._split(child, common_blocks(edge, 0, chain, position))
+            length = PyBytes_GET_SIZE(<bytes>get(nodes, child, NODE_EDGE))
+        _hold(trie, child, number)
+        position += length
+        node = child
+    return node
+
+
+cdef int _hold(trie, node, number) except -1:
+    cdef dict refs
+    if get(nodes, node, NODE_REPEATS):
+        trie._hold(node, number)
+        return 0
+    refs = get(nodes, node, NODE_REFS)
+    before = refs.get(number, 0)
+    refs[number] = before + 1
+    add(nodes, node, NODE_TOTAL, ONE)
+    if before:
+        return 0
+    put(nodes, node, NODE_MASK, get(nodes, node, NODE_MASK) | ONE << number)
+    _weigh(trie, number, get(nodes, node, NODE_PLAIN))
+    return 0
+
+
+cdef int _weigh(trie, Py_ssize_t number, blocks) except -1:
+    cdef list whole = get(weights_of, get(tries, trie, BLOCKS_WEIGHTS), WEIGHTS_WHOLE)
+    whole[number] = whole[number] + blocks
+    return 0
+
+
+cdef object _grow(trie, parent, bytes first, bytes edge, number):
+    """Do what `ActiveBlocks._grow` does, and `BlockPlaces.enter`."""
+    cdef Py_ssize_t count = PyBytes_GET_SIZE(edge) // HASH
+    blocks = count
+    node = nodes.copy_of(nodes.first)
+    put(nodes, node, NODE_PARENT, parent)
+    put(nodes, node, NODE_EDGE, edge)
+    put(nodes, node, NODE_PLAIN, blocks)
+    refs, children, faded = PyDict_New(), PyDict_New(), PyDict_New()
+    put(nodes, node, NODE_REFS, refs)
+    put(nodes, node, NODE_CHILDREN, children)
+    put(nodes, node, NODE_FADED, faded)
+    values = get(tries, trie, BLOCKS_PLACES)
+    add(places, values, PLACES_DUES, -count)
+    cdef Py_ssize_t fresh = get(places, values, PLACES_VALUES).enter(edge)
+    if fresh != count:
+        values._enter_repeats(node, fresh)
+    if get(places, values, PLACES_HOME) is not None:
+        values._rehome(node)
+    (<dict>get(nodes, parent, NODE_CHILDREN))[first] = node
+    add(tries, trie, BLOCKS_NODES, ONE)
+    add(tries, trie, BLOCKS_BLOCKS, blocks)
+    if get(nodes, node, NODE_REPEATS):
+        trie._hold(node, number)
+        return node
+    (<dict>refs)[number] = ONE
+    put(nodes, node, NODE_TOTAL, ONE)
+    put(nodes, node, NODE_MASK, ONE << number)
+    _weigh(trie, number, blocks)
+    return node
+
+
+cdef int _release(trie, node, number) except -1:
+    """Do what `ActiveBlocks.release` does."""
+    while True:
+        parent = get(nodes, node, NODE_PARENT)
+        if parent is None:
+            return 0
+        if get(nodes, node, NODE_FADED) or get(nodes, node, NODE_REPEATS):
+            trie._let_go(node, number)
+            if get(nodes, node, NODE_TOTAL):
+                trie._join(node)
+            else:
+                trie._cut(node)
+        elif <Py_ssize_t>get(nodes, node, NODE_TOTAL) == 1:
+            _weigh(trie, number, -get(nodes, node, NODE_PLAIN))
+            _cut(trie, parent, node)
+        else:
+            _let_go(trie, node, number)
+            if len(<dict>get(nodes, node, NODE_CHILDREN)) == 1:
+                trie._join(node)
+        node = parent
+
+
+cdef int _let_go(trie, node, number) except -1:
+    """Do what `ActiveBlocks._let_go` does to a node of whole blocks that others hold, too."""
+    cdef dict refs = get(nodes, node, NODE_REFS)
+    add(nodes, node, NODE_TOTAL, -1)
+    left = refs[number] - 1
+    if left:
+        refs[number] = left
+        return 0
+    PyDict_DelItem(refs, number)
+    put(nodes, node, NODE_MASK, get(nodes, node, NODE_MASK) ^ ONE << number)
+    return _weigh(trie, number, -get(nodes, node, NODE_PLAIN))
+
+
+cdef int _cut(trie, parent, node) except -1:
+    """Do what `ActiveBlocks._cut` does to a node without repeats, and `BlockPlaces.leave`."""
+    cdef bytes edge = get(nodes, node, NODE_EDGE)
+    cdef bytes first = PyBytes_FromStringAndSize(PyBytes_AS_STRING(edge), HASH)
+    PyDict_DelItem(<dict>get(nodes, parent, NODE_CHILDREN), first)
+    values = get(tries, trie, BLOCKS_PLACES)
+    if get(places, values, PLACES_HOME) is None:
+        get(places, values, PLACES_VALUES).leave(edge)
+    else:
+        values.leave(node)
+    add(tries, trie, BLOCKS_NODES, -1)
+    add(tries, trie, BLOCKS_BLOCKS, -(PyBytes_GET_SIZE(edge) // HASH))
+    return 0
+
+
+cdef int _starts(work) except -1:
+    """Do what `WorkDone.starts` does."""
+    at = get(works, work, WORK_AT)
+    if not get(works, work, WORK_COMPUTING):
+        put(works, work, WORK_SPAN_MARKS, get(works, work, WORK_SPAN_MARKS) - at)
+    add(works, work, WORK_COMPUTING, ONE)
+    put(works, work, WORK_RANK_MARKS, get(works, work, WORK_RANK_MARKS) - at)
+    return 0
+
+
+cdef int _stops(work) except -1:
+    """Do what `WorkDone.stops` does."""
+    at = get(works, work, WORK_AT)
+    add(works, work, WORK_COMPUTING, -1)
+    add(works, work, WORK_RANK_MARKS, at)
+    if not get(works, work, WORK_COMPUTING):
+        add(works, work, WORK_SPAN_MARKS, at)
+    return 0

@@ -1,0 +1,179 @@
+"""Which set of so many workers is cheapest to lose together.
+
+A worker takes along what is lost with it alone, and the last of several takes along what they
+share. So what one costs only grows with those who went before it, and the cheapest two need not
+hold the cheapest one. `advising.py` says what is at stake; here are numbers only, in places.
+"""
+
+from __future__ import annotations
+
+from heapq import nsmallest
+from typing import TYPE_CHECKING, Final
+
+from indexer.core.node import bits
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Generator, Mapping, Sequence
+
+__all__ = ["cheapest_set", "marginals"]
+
+SETS_MAX: Final = 2_000
+"""Beginnings of sets that are looked at: a tenth of a second's work, in slices, for 64 workers.
+Where little is shared a few dozen are enough to be sure."""
+
+GROUPS_PER_SLICE: Final = 32
+
+_BETTER: Final = 1.0 - 1e-9
+"""A set must beat another by more than sums of floats are off."""
+
+
+class _Account:
+    """What each place costs, with some of them gone."""
+
+    def __init__(self, alone: Sequence[float], shared: Mapping[int, float]) -> None:
+        self.marginal = list(alone)
+        self._left = list(shared)  # of each group: who of it is still there
+        self._weight = list(shared.values())
+        self._groups: list[list[int]] = [[] for _ in alone]
+
+    def fill(self) -> Generator[None, None, None]:
+        """Say of every place in which groups it is, and what nobody shares; yields in between."""
+        for number, mask in enumerate(self._left):
+            if not number % GROUPS_PER_SLICE:
+                yield
+            if not mask & mask - 1:
+                self.marginal[mask.bit_length() - 1] += self._weight[number]
+                continue
+            for place in bits(mask):
+                self._groups[place].append(number)
+
+    def take(self, place: int) -> None:
+        """Let one go: who is the last of a group stands for all of it."""
+        left = self._left
+        for group in self._groups[place]:
+            rest = left[group] = left[group] ^ 1 << place
+            if rest and not rest & rest - 1:
+                self.marginal[rest.bit_length() - 1] += self._weight[group]
+
+    def put_back(self, place: int) -> None:
+        """Undo `take` of who went last."""
+        left = self._left
+        for group in self._groups[place]:
+            rest = left[group]
+            if rest and not rest & rest - 1:
+                self.marginal[rest.bit_length() - 1] -= self._weight[group]
+            left[group] = rest ^ 1 << place
+
+    def cheapest(self, places: Collection[int]) -> int:
+        """Return who costs least now, the first of equals."""
+        return min(places, key=lambda place: (self.marginal[place], place))
+
+
+def cheapest_set(
+    alone: Sequence[float], shared: Mapping[int, float], firsts: Sequence[int], count: int
+) -> Generator[None, None, list[int]]:
+    """Choose up to `count` places, in the order to lose them; yields between slices of work.
+
+    Who is in `firsts` comes first. The rest are those found by taking the cheapest again and again,
+    or, where one of `SETS_MAX` other sets costs less together, that one. Either way the next in the
+    answer is the cheapest of the set once those before it are gone.
+
+    Args:
+        alone: what the loss of each place costs, whoever else goes; not negative.
+        shared: mask of places → what is lost once all of them are gone; not negative.
+        firsts: places that go before others.
+        count: how many are to go.
+    """
+    account = _Account(alone, shared)
+    yield from account.fill()
+    before = yield from _one_by_one(account, firsts, count)
+    others = set(range(len(alone))).difference(before)
+    wanted = min(count - len(before), len(others))
+    if wanted < 1:
+        return before
+    search = _Search(account, others, wanted)
+    yield from search.run()
+    return before + (yield from _one_by_one(account, search.best, wanted))
+
+
+def marginals(
+    order: Sequence[int], alone: Sequence[float], shared: Mapping[int, float]
+) -> Generator[None, None, list[float]]:
+    """Return what is lost with each of `order` once those before it are gone; in slices."""
+    turn = {place: number for number, place in enumerate(order)}
+    lost = [alone[place] for place in order]
+    for number, (mask, weight) in enumerate(shared.items()):
+        if not number % GROUPS_PER_SLICE:
+            yield
+        last = max(turn.get(place, len(order)) for place in bits(mask))
+        if last < len(order):
+            lost[last] += weight
+    return lost
+
+
+def _one_by_one(
+    account: _Account, places: Collection[int], count: int
+) -> Generator[None, None, list[int]]:
+    """Take the cheapest again and again: what is left of `account` is without them."""
+    left, taken = set(places), list[int]()
+    while left and len(taken) < count:
+        place = account.cheapest(left)
+        account.take(place)
+        left.remove(place)
+        taken.append(place)
+        yield
+    return taken
+
+
+class _Search:
+    """Branch and bound over sets of `wanted` places: costs only grow as others go."""
+
+    def __init__(self, account: _Account, places: Collection[int], wanted: int) -> None:
+        self._account = account
+        self._order = sorted(places, key=lambda place: (account.marginal[place], place))
+        self._wanted = wanted
+        self._left = SETS_MAX
+        self._cost = 0.0
+        self._picked: list[int] = []
+        self.best: list[int] = []
+
+    def run(self) -> Generator[None, None, None]:
+        """Find the best set; `account` is left as it was."""
+        account = self._account
+        before = account.marginal.copy()
+        for _ in range(self._wanted):
+            place = account.cheapest(set(self._order).difference(self.best))
+            self._cost += account.marginal[place]
+            account.take(place)
+            self.best.append(place)
+            yield
+        for place in reversed(self.best):
+            account.put_back(place)
+            yield
+        account.marginal[:] = before  # sums of floats do not come back quite
+        if self._wanted < len(self._order):
+            yield from self._look(0, 0.0)
+        account.marginal[:] = before
+
+    def _look(self, start: int, cost: float) -> Generator[None, None, None]:
+        need = self._wanted - len(self._picked)
+        if not need:
+            if cost < self._cost * _BETTER:
+                self._cost, self.best = cost, self._picked.copy()
+            return
+        marginal = self._account.marginal
+        for number in range(start, len(self._order) - need + 1):
+            rest = self._order[number:]
+            least = cost + sum(nsmallest(need, map(marginal.__getitem__, rest)))
+            if self._left <= 0 or least >= self._cost * _BETTER:
+                return
+            self._left -= 1
+            yield
+            place = rest[0]
+            price = marginal[place]
+            self._account.take(place)
+            self._picked.append(place)
+            yield from self._look(number + 1, cost + price)
+            self._picked.pop()
+            self._account.put_back(place)
+            yield
