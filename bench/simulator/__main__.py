@@ -4,6 +4,8 @@ For each size of fleet the capacity is measured first (requests a second with th
 the peer's formula), then the trace is played at shares of it, every policy with the same seeds.
 Leaves a JSON file, every metric as mean and half of its 95 % interval, and a picture beside it.
 Ends with how fast it was: simulated requests per minute of processor time, all work included.
+With `--others FILE` cells of policies that do not run come from an earlier result: a policy that
+has not changed has the same numbers again.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -50,6 +52,43 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, Estimate]
 
 
+class Before(msgspec.Struct, frozen=True, kw_only=True):
+    """An earlier result, as far as it is taken over."""
+
+    provenance: dict[str, Any]
+    settings: RunSettings
+    seeds: int
+    capacity_requests_per_s: dict[int, float]
+    cells: list[Cell]
+
+    def expect(self, settings: RunSettings, seeds: int, capacities: dict[int, float]) -> None:
+        """Refuse to lay cells beside these that had other requests, engines or loads.
+
+        Raises:
+            ValueError: naming what differs.
+        """
+        if self.settings != settings:
+            raise ValueError("--others: its settings are not those of this run")
+        if self.seeds != seeds:
+            raise ValueError(f"--others: it has {self.seeds} seeds, this run {seeds}")
+        for workers, capacity in capacities.items():
+            if (known := self.capacity_requests_per_s.get(workers)) != capacity:
+                raise ValueError(
+                    f"--others: capacity of {workers} workers is {known}, not {capacity}"
+                )
+
+    def with_anew(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return its cells of other policies, and these: where they were, else behind."""
+        anew = {(one.workers, one.load, one.policy): one for one in cells}
+        policies = {one.policy for one in cells}
+        taken = [
+            anew.pop(place, one)
+            for one in self.cells
+            if (place := (one.workers, one.load, one.policy)) in anew or one.policy not in policies
+        ]
+        return [*taken, *anew.values()]
+
+
 class Timed(msgspec.Struct, frozen=True):
     """Measures, and the processor time they took."""
 
@@ -74,8 +113,10 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", default=[one for one in POLICIES if one != OURS])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("build/bench-simulator.json"))
+    parser.add_argument("--others", type=Path, help="earlier result, for policies that do not run")
     args = parser.parse_args()
     trace = Trace(path=args.trace, jitter_s=args.jitter, limit=args.limit)
+    before = msgspec.json.decode(args.others.read_bytes(), type=Before) if args.others else None
     cells: list[Cell] = []
     capacities: dict[int, float] = {}
     spent: dict[str, list[tuple[int, float]]] = {}
@@ -84,6 +125,8 @@ def main() -> None:
             base = RunSettings(trace=trace, workers=workers)
             capacity = capacities[workers] = capacity_of(base)
             print(f"{workers} workers: capacity {capacity:.2f} requests/s", flush=True)
+            if before is not None:
+                before.expect(settings_of(args), args.seeds, capacities)
             for load in args.loads:
                 offered = at_load(base, load, capacity)
                 tasks = [
@@ -97,7 +140,7 @@ def main() -> None:
                     of_policy.append((one.measures.requests, one.cpu_s))
                 cells += cells_of(workers, load, [one.measures for one in done])
                 print(told(cells[-len(args.policies) :]), flush=True)
-            write(args, trace, capacities, cells, spent)  # what there is: it may take an hour
+            write(args, before, capacities, cells, spent)  # what there is: it may take an hour
     print("requests per minute of processor time:", speed_of(spent))
 
 
@@ -109,22 +152,37 @@ def speed_of(spent: dict[str, list[tuple[int, float]]]) -> dict[str, int]:
     }
 
 
+def settings_of(args: argparse.Namespace) -> RunSettings:
+    """Return what all runs have in common, but the speed of the trace."""
+    name = Path(args.trace).name  # wherever it lies
+    return RunSettings(trace=Trace(path=name, jitter_s=args.jitter, limit=args.limit))
+
+
 def write(
     args: argparse.Namespace,
-    trace: Trace,
+    before: Before | None,
     capacities: dict[int, float],
     cells: Sequence[Cell],
     spent: dict[str, list[tuple[int, float]]],
 ) -> None:
-    result = {
+    result: dict[str, Any] = {
         "what": "policies on a recorded trace, simulated",
         "provenance": provenance(),
-        "settings": RunSettings(trace=replace(trace, path=Path(args.trace).name)),
+        "settings": settings_of(args),
         "seeds": args.seeds,
         "capacity_requests_per_s": capacities,
         "requests_per_cpu_minute": speed_of(spent),
         "cells": cells,
     }
+    if before is not None:
+        run_anew = {one.policy for one in cells}
+        kept = sorted({one.policy for one in before.cells} - run_anew)
+        result["others"] = {
+            "from": args.others.name,
+            "policies": kept,
+            "provenance": before.provenance,
+        }
+        result["cells"] = cells = before.with_anew(cells)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     args.out.with_suffix(".svg").write_text(picture_of(cells), encoding="utf-8")

@@ -21,6 +21,7 @@ __all__ = [
     "pack_tokens",
     "pack_u64",
     "unpack_i64",
+    "unpack_native",
     "unpack_u32",
     "unpack_u64",
 ]
@@ -31,6 +32,7 @@ _GLANCE: Final = 8  # values that tell whether some are negative, as half of all
 _FITS: Final = struct.calcsize("n") == HASH_BYTES and sys.byteorder == "little"
 _SIGNED, _UNSIGNED = ("%dn", "%dN") if _FITS else ("<%dq", "<%dQ")
 """So many hashes. `struct` packs what C calls a size in half the time of 64 bits."""
+_NATIVE: Final = "%dN" if _FITS else "=%dQ"
 _LENGTHS_MAX: Final = 4096  # of prompts, in blocks, whose form is kept ready
 _SWAP: Final = sys.byteorder == "big"  # `array` packs in the order of the machine
 
@@ -88,6 +90,11 @@ def _form(form: str, count: int) -> struct.Struct:
 def unpack_u64(packed: PackedHashes) -> list[int]:
     """The hashes as unsigned numbers."""
     return list(struct.unpack(f"<{len(packed) // HASH_BYTES}Q", packed))
+
+
+def unpack_native(packed: PackedHashes) -> tuple[int, ...]:
+    """The hashes as unsigned numbers in the machine's byte order: they can be told apart."""
+    return _form(_NATIVE, len(packed) // HASH_BYTES).unpack(packed)
 
 
 def unpack_i64(packed: PackedHashes) -> list[int]:

@@ -6,10 +6,8 @@ from typing import Final
 
 from indexer.types import HASH_BYTES
 
-_FEW: Final = 16
-"""So many blocks are cheaper told apart as two numbers than by halving on."""
-
-_HASH_BITS: Final = 8 * HASH_BYTES
+_FEW_BYTES: Final = 16 * HASH_BYTES
+"""So many are cheaper told apart as two numbers than by halving on."""
 
 
 def common_blocks(edge: bytes, at: int, hashes: bytes, start: int) -> int:
@@ -17,17 +15,18 @@ def common_blocks(edge: bytes, at: int, hashes: bytes, start: int) -> int:
 
     One comparison when all agree, else a bisection: O(log n) comparisons of slices.
     """
-    low, high = 0, min(len(edge) - at, len(hashes) - start) // HASH_BYTES
-    if hashes.startswith(edge[at : at + high * HASH_BYTES], start):
-        return high
-    while high - low > _FEW:
-        middle = (low + high) // 2
-        offset = low * HASH_BYTES
-        if hashes.startswith(edge[at + offset : at + middle * HASH_BYTES], start + offset):
+    low, high = 0, len(edge) - at
+    if len(hashes) - start < high:  # noqa: PLR1730 - min() is slow
+        high = len(hashes) - start
+    high -= high % HASH_BYTES
+    if hashes.startswith(edge[at : at + high], start):
+        return high // HASH_BYTES
+    while high - low > _FEW_BYTES:
+        middle = (low + high) // (2 * HASH_BYTES) * HASH_BYTES
+        if hashes.startswith(edge[at + low : at + middle], start + low):
             low = middle
         else:
             high = middle
-    first, last = low * HASH_BYTES, high * HASH_BYTES
-    differ = int.from_bytes(edge[at + first : at + last], "little")
-    differ ^= int.from_bytes(hashes[start + first : start + last], "little")
-    return low + ((differ & -differ).bit_length() - 1) // _HASH_BITS
+    differ = int.from_bytes(edge[at + low : at + high], "big")
+    differ ^= int.from_bytes(hashes[start + low : start + high], "big")
+    return (high - (differ.bit_length() + 7) // 8) // HASH_BYTES

@@ -213,7 +213,7 @@ class Partition:
             overlap = self.no_overlap(worker)
         else:
             device = pricer.matched_at(slot)
-            overlap = device_overlap(worker, pricer, size)
+            overlap = device_overlap(worker, pricer, size, device)
         cached = device * size
         if trust is not None:  # what we believe need not be computed
             cached = int(cached * trust[slot])

@@ -42,6 +42,7 @@ class ChainNode:
         "plain",
         "refs",
         "repeats",
+        "run",
         "total",
     )
 
@@ -55,6 +56,7 @@ class ChainNode:
         self.plain = len(edge) // HASH_BYTES  # blocks whose value stands nowhere else
         self.faded: dict[int, float] = {}  # slot → fraction of the plain blocks, when not 1
         self.repeats: set[Repeat] | None = None  # the other values of this edge
+        self.run: tuple[int, ...] | None = None  # the edge's, as `block_places` has entered it
 
 
 class ActiveBlocks:

@@ -10,9 +10,10 @@ Finding repeats costs one set operation in C per new block; repeats themselves a
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from indexer.compiled import usable
+from indexer.core.packing import unpack_native
 from indexer.types import HASH_BYTES
 
 if not TYPE_CHECKING and usable("select_service.core._speed", 15):
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
     from indexer.types import PackedHashes
     from select_service.core.books.active_blocks import ChainNode
+
+_KEEPS_RUNS: Final[bool] = hasattr(ValueSet, "enter_run")
+"""Whether values are objects, which leave as they were entered in half the time. Kernels have none.
+"""
 
 
 class Repeat:
@@ -68,7 +73,11 @@ class BlockPlaces:
         """Add a node that no slot holds yet and that is not in the trie yet."""
         blocks = len(node.edge) // HASH_BYTES
         self._home_dues -= blocks
-        fresh = self._values.enter(node.edge)
+        if _KEEPS_RUNS:
+            node.run = run = unpack_native(node.edge)
+            fresh = self._values.enter_run(run)
+        else:
+            fresh = self._values.enter(node.edge)
         if fresh != blocks:
             self._enter_repeats(node, fresh)
         if self._home is not None:
@@ -77,12 +86,12 @@ class BlockPlaces:
     def leave(self, node: ChainNode) -> None:
         """Forget a node that no slot holds any more."""
         if self._home is None and not node.repeats:
-            self._values.leave(node.edge)  # as nearly all of them go
+            self._leave_whole(node)  # as nearly all of them go
             return
         if self._home is not None:
             deque(map(self._home.__delitem__, self._plain_values(node)), 0)
         if not node.repeats:
-            self._values.leave(node.edge)
+            self._leave_whole(node)
         else:
             for value in self._plain_values(node):
                 self._values.discard(value)
@@ -94,8 +103,15 @@ class BlockPlaces:
         if not self._values or (not self._repeats and self._home_dues <= 0):
             self._home = None
 
+    def _leave_whole(self, node: ChainNode) -> None:
+        if node.run is None:
+            self._values.leave(node.edge)
+        else:
+            self._values.leave_run(node.run)
+
     def split(self, upper: ChainNode, lower: ChainNode) -> None:
         """Divide the values of `lower` after its edge was; `upper` is new, with the same slots."""
+        lower.run = None
         if not lower.repeats:
             lower.plain -= upper.plain
         else:
@@ -109,6 +125,7 @@ class BlockPlaces:
 
     def join(self, upper: ChainNode, lower: ChainNode) -> None:
         """Undo a split; called while `upper` still has its edge, whatever `lower` has."""
+        lower.run = None
         self._rehome(upper, lower)
         lower.plain += upper.plain
         if not upper.repeats:
@@ -212,6 +229,7 @@ class BlockPlaces:
                 homes.setdefault(value, {})[node] = count
             plain = self._plain_values(node)
             assert node.plain == len(plain), "plain adds up"
+            assert node.run is None or list(node.run) == _unpack(node.edge), "a run is the edge's"
             assert len({repeat.value for repeat in node.repeats or ()}) == len(node.repeats or ())
             assert all(self._home is None or self._home[value] is node for value in plain)
         assert set(self._values) == homes.keys(), "the set of values is the trie's"

@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from indexer.core.packing import unpack_native
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from indexer.types import PackedHashes
 
 __all__ = ["ValueSet"]
 
@@ -31,16 +35,25 @@ class ValueSet:
     def __iter__(self) -> Iterator[int]:
         return iter(self._values)
 
-    def enter(self, packed: bytes) -> int:
+    def enter(self, packed: PackedHashes) -> int:
         """Add a run of values; return how many were not in."""
-        before = len(self._values)
-        self._values.update(memoryview(packed).cast("Q"))
-        return len(self._values) - before
+        return self.enter_run(unpack_native(packed))
 
-    def leave(self, packed: bytes) -> None:
+    def enter_run(self, run: tuple[int, ...]) -> int:
+        """Add the values of a run; return how many were not in."""
+        values = self._values
+        before = len(values)
+        values.update(run)
+        return len(values) - before
+
+    def leave(self, packed: PackedHashes) -> None:
         """Discard a run of values."""
+        self.leave_run(unpack_native(packed))
+
+    def leave_run(self, run: tuple[int, ...]) -> None:
+        """Discard the values of a run: in half the time where they are the very objects entered."""
         # Not difference_update: it rebuilds a set of millions in one go when a quarter is gone.
-        deque(map(self._values.discard, memoryview(packed).cast("Q")), 0)  # a loop in C
+        deque(map(self._values.discard, run), 0)  # a loop in C
         if not self._values:
             self._values = set()  # the table of a set that was large stays large
 

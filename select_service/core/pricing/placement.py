@@ -33,11 +33,24 @@ class Placement(Struct, frozen=True):
     seen: Seen | None = None  # what decided it, when somebody keeps that
 
 
-def device_overlap(worker: Worker, pricer: Pricer, block_size: int) -> Overlap:
-    """Return what the pricer was told last that a worker has on its devices, in tokens."""
+def device_overlap(
+    worker: Worker, pricer: Pricer, block_size: int, chosen: int | None = None
+) -> Overlap:
+    """Return what the pricer was told last that a worker has on its devices, in tokens.
+
+    Args:
+        worker: of the rank that was chosen.
+        pricer: knows.
+        block_size: tokens of a block.
+        chosen: blocks that rank has, if somebody has asked already.
+    """
     best, of_ranks = 0, {}
     for rank, slot in worker.slots.items():
-        tokens = of_ranks[str(rank)] = pricer.matched_at(slot) * block_size
+        if chosen is not None and len(worker.slots) == 1:
+            blocks = chosen
+        else:
+            blocks = pricer.matched_at(slot)
+        tokens = of_ranks[str(rank)] = blocks * block_size
         if tokens > best:  # noqa: PLR1730 - max() is slow
             best = tokens
     return Overlap(best, best, of_ranks, best, best)

@@ -65,7 +65,7 @@ class Fill:
 class Pricer:
     """Reads the first rows of the columns."""
 
-    __slots__ = ("_churn", "_context", "_decode", "_matched", "_prefill")
+    __slots__ = ("_churn", "_context", "_decode", "_groups", "_matched", "_prefill", "_views")
 
     def __init__(self, prefill: Floats, decode: Floats, churn: Floats, context: Floats) -> None:
         if not len(prefill) == len(decode) == len(churn) == len(context):
@@ -74,7 +74,9 @@ class Pricer:
         self._context = context
         self._prefill = prefill
         self._decode = decode
-        self._matched: list[int] = []
+        self._views = prefill.data, decode.data, churn.data, context.data
+        self._groups: list[tuple[int, list[int]]] = []  # of the last call
+        self._matched: list[int] | None = []  # the same by row, None: nobody has asked yet
 
     def cheapest(
         self,
@@ -107,27 +109,36 @@ class Pricer:
             trust: by what the credit of each row of the columns is multiplied; None: 1.0.
             ours: the weights that only `first-token` has, as `Weights` ends; None: `kv-cost`.
         """
-        count = rows if isinstance(rows, int) else len(rows)
+        count = rows if type(rows) is int else len(rows)  # type: ignore[arg-type] # then a column
         is_short = trust is not None and len(trust) < len(self._prefill)
         if not 0 < count <= len(self._prefill) or is_short:
             raise ValueError("rows beyond the columns")
+        if matched is None:
+            self._groups, self._matched = [], []
+        else:
+            self._groups, self._matched = _listed(matched), None
+        if (
+            shared is None
+            and trust is None
+            and ours is None
+            and type(rows) is int
+            and self._is_level(rows)
+        ):
+            found = self._cheapest_of_equals(
+                rows, isl_tokens, block_size, blocks, scale, credit, track, draw
+            )
+            if found is not None:
+                return found
         if not isinstance(rows, int):
             self._check(rows)
         common = None if shared is None else self._by_row(_listed(shared))
-        groups = [] if matched is None else _listed(matched)
-        self._matched = [] if matched is None else self._by_row(groups)
-        among = slice(0, rows) if isinstance(rows, int) else rows
+        self._matched = self._column()
         if ours is not None:
             return self._cheapest_of_ours(
                 *(rows, isl_tokens, block_size, blocks, scale, credit, track, common, draw, trust),
                 ours,
             )
-        if common is None and trust is None and isinstance(rows, int) and self._is_level(rows):
-            found = self._cheapest_of_equals(
-                *(rows, isl_tokens, block_size, blocks, scale, credit, track, groups, draw)
-            )
-            if found is not None:
-                return found
+        among = slice(0, rows) if isinstance(rows, int) else rows
         if count > FEW or trust is not None:
             bare = self._decode[among] + blocks
             if common is not None:
@@ -161,13 +172,13 @@ class Pricer:
             left = [held - number for held, number in zip(left, here, strict=True)]
         active = self._prefill[among].tolist()
         if not track:
-            numbers = _of(self._matched, rows) if self._matched else [0] * len(left)
+            numbers = _of(self._column(), rows) if self._groups else [0] * len(left)
             few = [max(0.0, -credit * number) for number in numbers]
         elif matched is None:
             few = [(booked + isl_tokens) / block_size for booked in active]
         else:
             few = []
-            for booked, number in zip(active, _of(self._matched, rows), strict=True):
+            for booked, number in zip(active, _of(self._column(), rows), strict=True):
                 tokens = number * block_size
                 if tokens < isl_tokens:  # noqa: PLR1730 - max() is slow
                     tokens = isl_tokens
@@ -196,8 +207,8 @@ class Pricer:
         bare, prefill = self._decode[among] + blocks, self._prefill[among]
         device, tokens = np.zeros(len(bare)), np.full(len(bare), float(isl_tokens))
         credited = device
-        if self._matched:
-            device = np.array(self._matched, dtype=np.float64)[among]
+        if self._groups:
+            device = np.array(self._column(), dtype=np.float64)[among]
             tokens, credited = device * block_size, credit * device
             if trust is not None:
                 tokens, credited = np.floor(tokens * trust[among]), credited * trust[among]
@@ -220,8 +231,11 @@ class Pricer:
 
     def _is_level(self, rows: int) -> bool:
         """Tell whether the first rows carry the same, as all do where nobody books."""
-        prefill, decode = self._prefill[:rows].tobytes(), self._decode[:rows].tobytes()
-        return prefill[_DOUBLE:] == prefill[:-_DOUBLE] and decode[_DOUBLE:] == decode[:-_DOUBLE]
+        prefill = self._prefill[:rows].tobytes()
+        if prefill != prefill[:_DOUBLE] * rows:
+            return False
+        decode = self._decode[:rows].tobytes()
+        return decode == decode[:_DOUBLE] * rows
 
     def _cheapest_of_equals(
         self,
@@ -232,16 +246,16 @@ class Pricer:
         scale: float,
         credit: float,
         track: bool,
-        matched: list[tuple[int, list[int]]],
         draw: Callable[[], float],
     ) -> tuple[int, float, int] | None:
         """Do it with one price for each group of rows that carry the same; None: not that plain."""
-        booked, bare = float(self._prefill[0]), float(self._decode[0]) + blocks
+        booked, bare = self._views[0][0], self._views[1][0] + blocks
         best: list[int] | None = None
         low, others = 0.0, rows
-        for number, group in matched:
-            if not group or max(group) >= rows:  # among them is one that nobody may be sent to
-                return None
+        for number, group in self._groups:
+            group.sort()
+            if not group or group[-1] >= rows or group[0] < 0:
+                return None  # among them is one that nobody may be sent to
             others -= len(group)
             raw = -credit * number
             if track:
@@ -261,7 +275,6 @@ class Pricer:
             if price <= low:
                 return None
         assert best is not None
-        best.sort()
         return best[int(draw() * len(best)) if len(best) > 1 else 0], low, int(bare)
 
     def _row(self, rows: int | Slots, at: int) -> int:
@@ -283,9 +296,9 @@ class Pricer:
     ) -> Floats:
         """Return the prefill blocks of each row, less what is credited, at least 0."""
         prefill = self._prefill[among]
-        if not self._matched:
+        if not self._groups:
             return (prefill + isl_tokens) / block_size if track else np.zeros(len(prefill))
-        device = np.array(self._matched, dtype=np.float64)[among]
+        device = np.array(self._column(), dtype=np.float64)[among]
         raw: Floats = np.zeros(len(prefill))
         cached, credited = device * block_size, credit * device
         if trust is not None:
@@ -296,15 +309,24 @@ class Pricer:
 
     def matched_at(self, row: int) -> int:
         """Blocks that `matched` of the last call gave a row."""
-        if not 0 <= row < len(self._matched):
+        if self._matched is None:
+            for blocks, group in self._groups:
+                if row in group:
+                    return blocks
+        column = self._column()
+        if not 0 <= row < len(column):
             raise IndexError(row)
-        return self._matched[row]
+        return column[row]
 
     def packed(self, prefilling: float, turnover: float) -> bytes:
         """Return the columns as they are now, one behind the other, and these totals."""
-        totals = TOTALS.pack(prefilling, turnover)
-        columns = self._prefill, self._decode, self._churn, self._context
-        return b"".join((*(column.data for column in columns), totals))
+        return b"".join((*self._views, TOTALS.pack(prefilling, turnover)))
+
+    def _column(self) -> list[int]:
+        column = self._matched
+        if column is None:
+            column = self._matched = self._by_row(self._groups)
+        return column
 
     def _by_row(self, groups: list[tuple[int, list[int]]]) -> list[int]:
         column = [0] * len(self._prefill)  # ranks that nobody may be sent to are matched, too

@@ -234,13 +234,21 @@ def judge_unknown(
 
 
 def _scan_for(kind: type[msgspec.Struct], names: frozenset[bytes], *, echoes: bool) -> _Scan | None:
-    """Return the kernel's half of decoding, where there is a kernel and something for it to do.
+    """Return who takes the long arrays out first, where there is somebody and may be some.
 
-    Of a selection, booked or not, it makes the request, too, where all there is are its prompt,
-    whom it is for and what it is called.
+    A regular request is made there, too: by a kernel where all there is are its prompt, whom it is
+    for and what it is called.
     """
-    if Scanner is None or not issubclass(kind, PromptFields):
+    if not issubclass(kind, PromptFields):
         return None
+    if Scanner is None:
+        from select_service.edge.codec import plain_scanner  # without kernels
+
+        if not plain_scanner.IS_USABLE:
+            return None
+        longs = dict.fromkeys(HASHES, True) | {TOKENS: False}
+        wholes = [name.decode() for name in _WHOLES]
+        return plain_scanner.PlainScanner(kind, Decoded, longs, wholes, echoes=echoes).scan
     shown = ECHOED.encode() if echoes else None
     texts, made = _MADE.get(kind, _TEXTS), None
     if kind in _MADE:

@@ -81,21 +81,39 @@ class Echo:
         In such a body nothing else can look like that member: strings have no quotes in them.
         Half of what printing them costs.
         """
-        opening = body.find(_OPENS) + len(_OPENS) - 1
-        if not isinstance(packed, bytes) or opening < len(_OPENS):
+        text = _compact_in(body, packed) if isinstance(packed, bytes) else b""
+        if not text:
             return
-        text = body[opening : body.find(b"]", opening) + 1]
-        find = text.find
-        if len(text) > _ECHOED_BYTES_MAX or find(b" ") >= 0 or find(b"\n") >= 0:
-            return
-        if (
-            find(b"\r") >= 0 or find(b"\t") >= 0 or packed.find(_ZERO) >= 0
-        ):  # it may stand there as -0
-            return
+        assert isinstance(packed, bytes)
         minuses = len(text) - len(text.replace(b"-", b""))  # half of what counting them takes
         negative = len(packed[HASH_BYTES - 1 :: HASH_BYTES].translate(None, _POSITIVE))
         if minuses == negative:
             self.note(packed, text)
+
+    def note_signed(self, body: bytes, packed: PackedHashes) -> None:
+        """Do the same where all are known to stand there as signed numbers."""
+        text = _compact_in(body, packed)
+        if text:
+            self.note(packed, text)
+
+
+def _compact_in(body: bytes, packed: PackedHashes) -> bytes:
+    """Return the array of these hashes in a flat body, b"" if there are blanks in it or zeros."""
+    opening = body.find(_OPENS) + len(_OPENS) - 1
+    if opening < len(_OPENS):
+        return b""
+    text = body[opening : body.find(b"]", opening) + 1]
+    find = text.find
+    if (
+        len(text) > _ECHOED_BYTES_MAX
+        or find(b" ") >= 0
+        or find(b"\n") >= 0
+        or find(b"\r") >= 0
+        or find(b"\t") >= 0
+        or packed.find(_ZERO) >= 0  # it may stand there as -0
+    ):
+        return b""
+    return text
 
 
 echo: Final = Echo()

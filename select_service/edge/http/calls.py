@@ -6,7 +6,7 @@ one comparison around an id. Every other line is found by `edge/routing.py`.
 
 from __future__ import annotations
 
-import re
+from string import ascii_letters, digits
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "Head", "OpenLines", "plain_lines"]
 
-_ONE_OPEN: Final = re.compile(rb"([A-Z]+ /[a-z_]+/)([\w.~:@-]+)((?:/[a-z_]+)? HTTP/1\.1)")
-"""A request line with one open segment, the second, in which nothing has to be decoded."""
+_PLAIN: Final = b"%b%b_.~:@-" % (ascii_letters.encode(), digits.encode())
+"""Of an id in a path in which nothing has to be decoded."""
 _SECOND: Final = 2
 _VERSION: Final = len(" HTTP/1.1")
 
@@ -74,11 +74,14 @@ class OpenLines:
 
     def find(self, line: bytes) -> Call | None:
         """Return the call of a line that has one parameter, an id as they are."""
-        found = _ONE_OPEN.fullmatch(line)
-        if found is None:
-            return None
-        before, name, behind = found.groups()
-        route = self.routes.get((before, behind))
+        start = line.find(b"/", line.find(b"/") + 1) + 1
+        blank = line.find(b" ", start)
+        slash = line.find(b"/", start, blank)
+        end = blank if slash < 0 else slash
+        route = self.routes.get((line[:start], line[end:]))
         if route is None:
+            return None
+        name = line[start:end]
+        if not name or name.translate(None, _PLAIN):
             return None
         return Call(route, (name.decode("ascii"),), b"", line[len(route.method) + 1 : -_VERSION])

@@ -13,6 +13,7 @@ bytes (`Heads`). Lines for tracing are others with every request: they are left 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
@@ -62,6 +63,8 @@ HEAD_BYTES_MAX: Final = 1024
 ANSWERS_MAX: Final = 16
 """So many are sent at the latest, that the first of them does not wait long: 16 take half a
 millisecond to make."""
+
+_LENGTHS_MAX: Final = 1024  # of answers that are written once
 
 READ_BYTES_MAX: Final = 8192
 """The longest that is searched for lines for tracing, to see whether the rest is remembered."""
@@ -185,17 +188,17 @@ else:
 class _Preamble:
     """The beginning of every answer; uvicorn makes a new list of its own lines every second."""
 
-    __slots__ = ("_headers", "_others", "lines", "ok")
+    __slots__ = ("_others", "headers", "lines", "ok")
 
     def __init__(self) -> None:
-        self._headers: list[tuple[bytes, bytes]] = []
+        self.headers: list[tuple[bytes, bytes]] = []  # uvicorn's, as they were followed last
         self._others: dict[tuple[tuple[bytes, bytes], ...], bytes] = {}
         self.lines = b""  # those of uvicorn
         self.ok = b""  # all but the length, of an answer 200 in JSON
 
     def follow(self, headers: list[tuple[bytes, bytes]]) -> None:
-        if headers is not self._headers:
-            self._headers, self.lines = headers, _lines(headers)
+        if headers is not self.headers:
+            self.headers, self.lines = headers, _lines(headers)
             self._others.clear()
             self.ok = self.of(ONLY_JSON)
 
@@ -551,17 +554,19 @@ class FastLane(GuardedProtocol):
     def write_answer(self, answer: Response) -> None:
         """Put an answer that is whole into the outbox, and count it."""
         preamble, body = self.preamble, answer.body
-        preamble.follow(self.server_state.default_headers)
+        lines = self.server_state.default_headers
+        if lines is not preamble.headers:
+            preamble.follow(lines)
         if answer.status == _OK and not self._is_last:
             headers = answer.headers
             ok = preamble.ok if headers is ONLY_JSON else preamble.of(headers)
-            data = b"%b%d\r\n\r\n%b" % (ok, len(body), body)
+            data = b"".join((ok, _head_end(len(body)), body))
         else:
-            lines = _lines(answer.headers)
+            own = _lines(answer.headers)
             if self._is_last and _CLOSE_LINE not in preamble.lines:
-                lines += _CLOSE_LINE
-            lines = status_line(answer.status) + preamble.lines + lines
-            data = b"%bcontent-length: %d\r\n\r\n%b" % (lines, len(body), body)
+                own += _CLOSE_LINE
+            head = status_line(answer.status) + preamble.lines + own
+            data = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
         self.outbox.put(self.transport, data, self.loop)
         self._idle_since = 0.0
         if self._is_last:
@@ -582,6 +587,12 @@ def fast_lane(
         door.authority.on_change(lane.heads.forget)
         door.authority.on_change(lane.peers.forget)
     return lane
+
+
+@lru_cache(_LENGTHS_MAX)
+def _head_end(length: int) -> bytes:
+    """Return how a head ends whose last line is the length of a body."""
+    return b"%d\r\n\r\n" % length
 
 
 def status_line(status: int) -> bytes:
