@@ -20,7 +20,11 @@ from tests.select_service.edge.serving import Wire, in_process, on_a_port, seat,
 
 HASHES = [1, 2, 3, 4]
 BODY: dict[str, Any] = {"block_hashes": HASHES, "sequence_hashes": HASHES, "isl_tokens": 64}
-ON: dict[str, Any] = {"shadow_weights": {"overlap_score_credit": 0.0}, "shadow_sample": 1.0}
+ON: dict[str, Any] = {
+    "shadow_weights": {"overlap_score_credit": 0.0},
+    "shadow_sample": 1.0,
+    "shadow_cost_max": 1.0,  # it looks on however busy this machine is
+}
 LOAD = {"reservation_id": "load", "worker_id": 1, "sequence_hashes": [90, 91], "isl_tokens": 16}
 
 
@@ -70,7 +74,7 @@ def test_what_is_told_of_it() -> None:
         assert (await client.get("/decisions/s")).json()["shadow"] == expected
         told = (await client.get("/shadow")).json()
         assert told["enabled"]
-        assert (told["sample"], told["cost_max"]) == (1.0, 0.01)
+        assert (told["sample"], told["cost_max"]) == (1.0, 1.0)
         assert 0.0 < told["cost_s"] < 1.0
         assert told["shadow_weights"] == expected["weights"]
         assert told["live_weights"]["overlap_score_credit"] == 1.0
@@ -166,7 +170,7 @@ def test_prometheus_is_told() -> None:
         assert value(samples, "shadow_chosen_decode_blocks_total", **live) == 12
         text = (await client.get("/metrics")).text
         assert 'select_service_shadow_weight{name="overlap_score_credit"} 0.0\n' in text
-        assert 'select_service_limit{name="shadow_cost_max"} 0.01\n' in text
+        assert 'select_service_limit{name="shadow_cost_max"} 1.0\n' in text
         assert value(samples, "shadow_cost_seconds_total") > 0.0
 
     in_process(use, **ON)
