@@ -114,7 +114,7 @@ test-beside-soak: $(VENV)/.installed-test
 
 test-heavy: downloads
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "(heavy or slow) and not long" --timeout=600 \
-	  --ignore=tests/faults --ignore=tests/on_ray
+	  --durations=30 --ignore=tests/faults --ignore=tests/on_ray
 
 # All that the heavy tests and those on Ray are run with, one after the other. What cannot be had is
 # noted, and the tests that need it skip.
