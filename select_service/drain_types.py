@@ -43,7 +43,8 @@ class ScaleDownCandidate(Struct, frozen=True, kw_only=True):
     sole_blocks: int  # that nobody else holds on any tier, those before it counting as gone
     blocks: int  # it holds
     room_so_far: float | UnsetType = UNSET
-    """Share of the scope's KV blocks that goes with it and those before; if all have named theirs.
+    """Share of the KV blocks of its scope, or of the role asked for there, that goes with it and
+    those before; if all have named theirs.
 
     Where caches are full this is what is missed, whoever goes."""
     reused_tokens: float  # found in its cache lately; half of it is forgotten every ten minutes

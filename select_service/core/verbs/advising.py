@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.fleet.catalog import Worker
     from select_service.core.partition import Partition
+    from select_service.types import Role
 
 __all__ = ["Advising"]
 
@@ -54,7 +55,7 @@ class _Seat(NamedTuple):
     told: ScaleDownCandidate
     load: float
     block_worth: float  # tokens that are lost with one of its blocks
-    room: float | None  # its share of the partition's KV blocks, if all have said
+    room: float | None  # its share of the KV blocks of those asked for, if all have said
 
 
 class _Lost(NamedTuple):
@@ -71,12 +72,17 @@ class Advising:
         self._partitions = partitions
 
     def candidates(
-        self, count: int, model_name: str | None, tenant_ids: Collection[str] | None
+        self,
+        count: int,
+        model_name: str | None,
+        tenant_ids: Collection[str] | None,
+        role: Role | None = None,
     ) -> Generator[None, None, list[ScaleDownCandidate]]:
         """Return up to `count` workers that are cheap to lose together, in the order to lose them.
 
         Workers that drain already come first: they are leaving anyway. None: of all models, of all
-        tenants. Yields between slices of work, O(nodes of all ranks) in all.
+        tenants, whatever they are for. What others hold, too, is not lost. Yields between slices of
+        work, O(nodes of all ranks) in all.
         """
         partitions = [
             one
@@ -87,7 +93,7 @@ class Advising:
         seen, seats = list[_Seen](), list[_Seat]()
         for partition in partitions:
             owners: dict[int, int] = {}
-            for number, worker in enumerate(list(partition.seating.present.values())):
+            for number, worker in enumerate(_asked_for(partition, role)):
                 if not number % WORKERS_PER_SLICE:
                     yield
                 for holder in partition.index.holder_ids(_ranks(worker)):
@@ -95,7 +101,7 @@ class Advising:
             held = yield from partition.index.held_together(_ranks_of_most(partition, count))
             seen.append(_Seen(partition, owners, held))
         for one in seen:
-            yield from _sit(one, seats)
+            yield from _sit(one, role, seats)
         seats.sort(key=lambda seat: seat.told.worker_id)
         lost = yield from _lost(seats, seen, count)
         drains = [place for place, seat in enumerate(seats) if seat.told.drains]
@@ -104,6 +110,12 @@ class Advising:
         costs = yield from marginals(order, loads, lost.tokens)
         sole = yield from marginals(order, [0.0] * len(seats), lost.blocks)
         return _told([seats[place] for place in order], costs, sole)
+
+
+def _asked_for(partition: Partition, role: Role | None) -> list[Worker]:
+    """Return the workers of a role, who has none is aggregated; None: all."""
+    present = partition.seating.present.values()
+    return [one for one in present if role in (None, one.spec.role or "aggregated")]
 
 
 def _ranks(worker: Worker) -> list[WorkerRank]:
@@ -116,11 +128,11 @@ def _ranks_of_most(partition: Partition, count: int) -> int:
     return sum(nlargest(count, (len(worker.slots) for worker in present)))
 
 
-def _sit(seen: _Seen, seats: list[_Seat]) -> Generator[None, None, None]:
+def _sit(seen: _Seen, role: Role | None, seats: list[_Seat]) -> Generator[None, None, None]:
     """Add those who are still there, each as it is at one moment: from then on it is numbers."""
     partition, copies = seen.partition, seen.held.copies
     index, ledger = partition.index, partition.ledger
-    present = list(partition.seating.present.values())
+    present = _asked_for(partition, role)
     rooms = [(one.spec.total_kv_blocks or 0) * len(one.slots) for one in present]
     room_of_all = sum(rooms) if all(rooms) else 0
     extra: dict[int, int] = {}

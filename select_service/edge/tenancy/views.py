@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         RankTrustRow,
         ReservationAnswer,
         ReservationRequest,
+        Role,
         ScopeLoads,
         SelectAndReserveRequest,
         SelectPairRequest,
@@ -171,11 +172,15 @@ class TenantView:
         return self._service.drain_status(worker_id)
 
     async def scale_down_candidates(
-        self, count: int, model_name: str | None = None, tenant_id: str | None = None
+        self,
+        count: int,
+        model_name: str | None = None,
+        tenant_id: str | None = None,
+        role: Role | None = None,
     ) -> list[ScaleDownCandidate]:
         """GET /scale_down_candidates, of tenants the token may see."""
         return await self._service.scale_down_candidates(
-            count, model_name, among=self._asked(tenant_id)
+            count, model_name, role=role, among=self._asked(tenant_id)
         )
 
     def report(self, worker_id: int, metrics: WorkerMetrics) -> WorkerMetricsAnswer:

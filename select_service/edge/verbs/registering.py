@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from select_service.core.effects import Effects
     from select_service.drain_types import DrainRequest, DrainStatus, ScaleDownCandidate
     from select_service.edge.driving.turn import Turn
-    from select_service.types import WorkerPatch, WorkerRecord, WorkerSpec
+    from select_service.types import Role, WorkerPatch, WorkerRecord, WorkerSpec
 
 __all__ = ["Registering"]
 
@@ -71,15 +71,16 @@ class Registering:
         count: int,
         model_name: str | None = None,
         tenant_id: str | None = None,
+        role: Role | None = None,
         *,
         among: Collection[str] | None = None,
     ) -> list[ScaleDownCandidate]:
-        """GET /scale_down_candidates, of one tenant, some or all.
+        """GET /scale_down_candidates, of one tenant, some or all, and of one role or all.
 
         The loop is let go every few hundred microseconds.
         """
         tenant_ids = among if tenant_id is None else (tenant_id,)
-        asked = self._core.scale_down_candidates(count, model_name, tenant_ids)
+        asked = self._core.scale_down_candidates(count, model_name, tenant_ids, role)
         until = self._clock() + CANDIDATES_SLICE_S
         while True:
             try:

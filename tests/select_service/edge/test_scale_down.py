@@ -94,9 +94,26 @@ def test_who_drains_goes_first_and_scopes_are_kept_apart() -> None:
         assert len(found) == 3
         assert [one["worker_id"] for one in await candidates(client, model_name="other")] == [3]
         assert await candidates(client, model_name="nobody") == []
-        for wrong in ({"count": 0}, {"count": 65}):
+        for wrong in ({"count": 0}, {"count": 65}, {"role": "both"}):
             answer = await client.get("/scale_down_candidates", params=wrong)
             assert answer.status_code == 400
+
+    in_process(use)
+
+
+def test_a_pool_is_asked_for_by_its_role() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        for worker_id, role in ((1, "prefill"), (2, "prefill"), (3, "decode"), (4, None)):
+            seat(service, worker_id, **({} if role is None else {"role": role}))
+        hold(service, 1, SHARED)
+        hold(service, 2, [10, 11])
+        hold(service, 3, SHARED)
+        found = await candidates(client, count=9, role="prefill")
+        assert [one["worker_id"] for one in found] == [1, 2]
+        assert [one["sole_blocks"] for one in found] == [0, 2], "a decode worker has the others"
+        assert [one["worker_id"] for one in await candidates(client, role="decode")] == [3]
+        assert [one["worker_id"] for one in await candidates(client, role="aggregated")] == [4]
+        assert len(await candidates(client, count=9)) == 4
 
     in_process(use)
 

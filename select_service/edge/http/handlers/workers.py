@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast, get_args
 
 from select_service.drain_types import ScaleDownCandidates
 from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in
 from select_service.edge.routing import read_count, read_query, read_u64
+from select_service.errors import InvalidQuery
+from select_service.types import Role
 
 if TYPE_CHECKING:
     from select_service.edge.codec.answers import Response
     from select_service.edge.http.api import Answer, Api, Request
 
-CANDIDATE_QUERY: Final = ("count", *SCOPE_QUERY)
+CANDIDATE_QUERY: Final = ("count", "role", *SCOPE_QUERY)
 CANDIDATES_MAX: Final = 64
 """Each costs a walk over the index; more are no answer to "whom first?" but a fleet that ends."""
 
@@ -56,13 +58,28 @@ def scale_down_candidates(api: Api, request: Request) -> Answer:
     """Name the workers that are cheapest to lose, `count` (1) of those asked for."""
     values = read_query(request.query, CANDIDATE_QUERY)
     count = read_count("count", values.get("count"), 1, CANDIDATES_MAX)
-    return _candidates(api, count, *scope_in(values))
+    return _candidates(api, count, *scope_in(values), _role_in(values))
+
+
+def _role_in(values: dict[str, str]) -> Role | None:
+    """Read what workers are for in a query.
+
+    Raises:
+        InvalidQuery: it is no role.
+    """
+    text = values.get("role")
+    if text is None:
+        return None
+    for role in get_args(Role):
+        if text == role:
+            return cast("Role", role)
+    raise InvalidQuery(f"`role` must be one of {', '.join(get_args(Role))}", field="role")
 
 
 async def _candidates(
-    api: Api, count: int, model_name: str | None, tenant_id: str | None
+    api: Api, count: int, model_name: str | None, tenant_id: str | None, role: Role | None
 ) -> Response:
-    found = await api.service.scale_down_candidates(count, model_name, tenant_id)
+    found = await api.service.scale_down_candidates(count, model_name, tenant_id, role)
     return api.writer.reply(ScaleDownCandidates(candidates=found))
 
 

@@ -16,12 +16,14 @@ from indexer.core.hashing import pack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.core.verbs.advising import COLD
 from select_service.drain_types import ScaleDownCandidate
+from select_service.types import Role
 from tests.effort import examples
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 from tests.sliced import answer_of
 
 Content = tuple[int, ...]
 BLOCK = 16
+ROLES: list[Role | None] = [None, None, "aggregated", "prefill", "decode"]
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Somebody:
     reused: float = 0.0
     drains: bool = False
     requests: int = 0
+    role: Role | None = None
 
 
 @dataclass
@@ -51,6 +54,7 @@ def fleets(draw: st.DrawFn) -> tuple[list[Somebody], list[Held]]:
             reused=draw(st.sampled_from([0.0, 100.0, 1e4])),
             drains=draw(st.sampled_from([False, False, False, True])),
             requests=draw(st.sampled_from([0, 0, 1, 3])),
+            role=draw(st.sampled_from(ROLES)),
         )
         for _ in range(draw(st.integers(1, 5)))
     ]
@@ -78,6 +82,7 @@ def build(those: list[Somebody], held: list[Held]) -> Fleet:
             kv_events_endpoint=None,
             kv_events_endpoints=endpoints,
             total_kv_blocks=100,
+            role=one.role,
         )
     partition = fleet.core.partitions[DEFAULT]
     for what in held:
@@ -98,9 +103,12 @@ def build(those: list[Somebody], held: list[Held]) -> Fleet:
 
 
 def asked(
-    fleet: Fleet, count: int, tenant_ids: Collection[str] | None = None
+    fleet: Fleet,
+    count: int,
+    tenant_ids: Collection[str] | None = None,
+    role: Role | None = None,
 ) -> list[ScaleDownCandidate]:
-    return answer_of(fleet.core.scale_down_candidates(count, None, tenant_ids))
+    return answer_of(fleet.core.scale_down_candidates(count, None, tenant_ids, role))
 
 
 def lost_with(gone: Collection[int], those: list[Somebody]) -> set[Content]:
@@ -129,26 +137,30 @@ def cost_of(gone: Collection[int], those: list[Somebody], fleet: Fleet) -> float
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(fleets(), st.integers(1, 6))
+@given(fleets(), st.integers(1, 6), st.sampled_from(ROLES))
 def test_no_other_set_costs_less_and_rows_add_up(
-    made: tuple[list[Somebody], list[Held]], count: int
+    made: tuple[list[Somebody], list[Held]], count: int, role: Role | None
 ) -> None:
     those, held = made
     fleet = build(those, held)
-    told = asked(fleet, count)
-    assert len(told) == min(count, len(those))
+    told = asked(fleet, count, role=role)
+    may = [who for who, one in enumerate(those) if role in (None, one.role or "aggregated")]
+    assert len(told) == min(count, len(may))
+    if not told:
+        return
     order = [one.worker_id for one in told]
-    leaving = {who for who, one in enumerate(those) if one.drains}
+    assert set(order) <= set(may)
+    leaving = {who for who in may if those[who].drains}
     forced = order[: min(len(leaving), count)]
     assert set(forced) <= leaving
     assert [one.drains for one in told] == [one.worker_id in leaving for one in told]
-    others = sorted(set(range(len(those))) - set(forced))
+    others = sorted(set(may) - set(forced))
     least = min(
         cost_of({*forced, *rest}, those, fleet)
         for rest in itertools.combinations(others, len(told) - len(forced))
     )
     assert told[-1].cost_tokens_so_far == pytest.approx(least)
-    ranks = sum(one.ranks for one in those)
+    ranks = sum(those[who].ranks for who in may)
     for number, one in enumerate(told, 1):
         gone, before = order[:number], order[: number - 1]
         assert one.cost_tokens_so_far == pytest.approx(cost_of(gone, those, fleet))
