@@ -44,6 +44,7 @@ def installed(place: Path) -> Path:
     target = place / "installed"
     python = str(BASE / "bin" / f"python3.{sys.version_info.minor}")
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment["CFLAGS"] = "-O0"  # how fast its kernels run is not asked here
     done = subprocess.run(
         [ROOT / "deploy/install.sh", target, python],
         check=False, capture_output=True, text=True, env=environment, timeout=450,
