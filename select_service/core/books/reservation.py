@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from select_service.core.books.active_blocks import ChainNode
     from select_service.core.books.leases import Lease
-    from select_service.core.replicas.claims import Claim
+    from select_service.core.replicas.claim import Claim
 
 
 class Lane:

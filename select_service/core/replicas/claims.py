@@ -19,7 +19,8 @@ import xxhash
 from indexer.types import Scope
 from select_service.core.counters import ReplicaCounters
 from select_service.core.memory import Memory
-from select_service.core.replicas.ends import ANCESTORS_MAX, Ends, Key
+from select_service.core.replicas.claim import Claim, ClaimSet
+from select_service.core.replicas.ends import Ends, Key
 from select_service.core.replicas.events import Stamp
 from select_service.core.replicas.lease_copies import LeaseCopies
 from select_service.core.replicas.messages import (
@@ -36,177 +37,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized
 
     from select_service.core.books.reservation import Reservation
-    from select_service.core.replicas.lease_copies import LeaseCopy
     from select_service.core.replicas.messages import Statement
     from select_service.types import CoreLimits, LeaseState
 
 SEQ_BITS: Final = 40
 """Statements of one life; the epoch stands above them, so that numbers never repeat."""
 
-_DIGEST_MASK: Final = (1 << 64) - 1
-_NOTHING: Final = Growth()
-
-
-class Claim:
-    """One publisher's word that an id is booked on a rank; see ClaimRecord for the facts."""
-
-    __slots__ = (
-        "aged",
-        "born",
-        "dead",
-        "digest",
-        "faded_at",
-        "fraction",
-        "hashes",
-        "hashes_digest",
-        "hearsay",
-        "lease",
-        "noted",
-        "outputs",
-        "owner",
-        "prefill_done",
-        "record",
-        "reservation",
-        "reservation_id",
-        "scope",
-        "tellers",
-    )
-
-    def __init__(self, owner: int, record: ClaimRecord, hashes_digest: int | None = None) -> None:
-        self.owner = owner
-        self.born = record.born
-        self.reservation_id = record.reservation_id
-        self.learn_facts(record, hashes_digest)
-        self.reservation: Reservation | None = None  # its booking in our ledger
-        self.dead = False  # has ended, but its owner does not say so yet
-        self.aged = False  # its owner is gone and its time was up; a return wakes it
-        self.tellers: set[int] | None = None  # who, but for its owner, told us how it grew
-        self.lease: LeaseCopy | None = None  # it lives under; of our own, the booking knows
-        self.noted = False  # we have said how it grew, and it is not ours
-        self.hearsay = False  # its owner has not told us of it: its terms may be others
-        growth = record.growth
-        self.prefill_done = growth.prefill_done
-        self.outputs = dict(growth.outputs)
-        self.faded_at = growth.faded_at
-        self.fraction = growth.fraction
-
-    def learn_facts(self, record: ClaimRecord, hashes_digest: int | None = None) -> None:
-        """Take over all that a record says but for what became of it; nothing may be booked."""
-        if hashes_digest is None:
-            hashes_digest = xxhash.xxh3_64_intdigest(record.hashes)
-        self.hashes_digest = hashes_digest
-        self.scope = Scope(record.model_name, record.tenant_id)
-        self.record = msgspec.structs.replace(record, hashes=b"", growth=_NOTHING)
-        self.digest = _digest(record, hashes_digest)
-        self.hashes = record.hashes  # as long as it is not booked; the ledger has them then
-
-    def agrees(self, record: ClaimRecord) -> bool:
-        """Tell whether a record of the same name says what we know.
-
-        Not compared are what became of it, which only grows, how long its lease lasts, which may
-        change, and terms that its owner has not told us of (`believe_owner`).
-        """
-        known = self.record
-        leases = [one and one.lease_id for one in (known.lease, record.lease)]
-        facts = msgspec.structs.replace(
-            record,
-            hashes=b"",
-            growth=_NOTHING,
-            ttl_s=known.ttl_s if self.hearsay else record.ttl_s,
-            lease=known.lease if self.hearsay or leases[0] == leases[1] else record.lease,
-        )
-        return facts == known and xxhash.xxh3_64_intdigest(record.hashes) == self.hashes_digest
-
-    @property
-    def key(self) -> Key:
-        """Its name."""
-        return self.owner, self.born
-
-    @property
-    def names(self) -> set[Key]:
-        """Its own, and those of the claims it took over."""
-        return {self.key, *self.record.adopts}
-
-    @property
-    def booked(self) -> bool:
-        """Whether our ledger carries its load."""
-        return self.reservation is not None and self.reservation.live
-
-    def succeeded(self, born: int) -> ClaimRecord:
-        """What somebody states who adopts it: the same but for name, growth and terms."""
-        adopts = [*self.record.adopts[1 - ANCESTORS_MAX :], self.key]
-        return msgspec.structs.replace(self.record, born=born, adopts=adopts)
-
-    def growth(self) -> Growth:
-        """What became of it so far."""
-        return Growth(self.prefill_done, dict(self.outputs), self.faded_at, self.fraction)
-
-    def join(self, growth: Growth) -> bool:
-        """Take in what somebody knows of it; tells whether that was news."""
-        news = False
-        if growth.prefill_done and not self.prefill_done:
-            self.prefill_done = news = True
-        for router_id, count in growth.outputs.items():
-            if count > self.outputs.get(router_id, 0):
-                self.outputs[router_id] = count
-                news = True
-        if (growth.faded_at, -growth.fraction) > (self.faded_at, -self.fraction):
-            self.faded_at, self.fraction = growth.faded_at, growth.fraction
-            news = True
-        return news
-
 
 def _name_digest(name: str) -> bytes:
     return xxhash.xxh3_128_digest(name.encode("utf-8", "surrogatepass"))
-
-
-def _digest(record: ClaimRecord, hashes_digest: int) -> int:
-    facts = (
-        f"{record.born} {record.worker_id} {record.dp_rank} {record.prefill_tokens} "
-        f"{hashes_digest} {record.model_name!r} {record.tenant_id!r} "
-        f"{record.reservation_id!r}"
-    )
-    return xxhash.xxh3_64_intdigest(facts.encode("utf-8", "surrogatepass"))
-
-
-class ClaimSet:
-    """What one publisher owns, by id, with the digest of it all."""
-
-    def __init__(self) -> None:
-        self.by_id: dict[str, Claim] = {}
-        self.digest = 0  # a sum, so that order does not matter and parts can leave
-        self.tied = 0  # those the ledger carries
-
-    def __len__(self) -> int:
-        return len(self.by_id)
-
-    def add(self, claim: Claim) -> None:
-        """Take a claim in; its id must be free in this set."""
-        assert claim.reservation_id not in self.by_id
-        self.by_id[claim.reservation_id] = claim
-        self.digest = (self.digest + claim.digest) & _DIGEST_MASK
-        self.tied += claim.reservation is not None
-
-    def remove(self, claim: Claim) -> None:
-        """Let a claim of this set go."""
-        del self.by_id[claim.reservation_id]
-        self.digest = (self.digest - claim.digest) & _DIGEST_MASK
-        self.tied -= claim.reservation is not None
-
-    def find(self, reservation_id: str, born: int) -> Claim | None:
-        """Return the claim of that name."""
-        claim = self.by_id.get(reservation_id)
-        return claim if claim is not None and claim.born == born else None
-
-    def holds(self, claim: Claim) -> bool:
-        """Whether this very claim is in the set."""
-        return self.by_id.get(claim.reservation_id) is claim
-
-    def check(self) -> None:
-        """State every promise."""
-        assert self.tied == sum(one.reservation is not None for one in self.by_id.values())
-        assert self.digest == sum(one.digest for one in self.by_id.values()) & _DIGEST_MASK
-        assert all(one.reservation_id == name for name, one in self.by_id.items())
 
 
 class Claims:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, Struct
 
 from indexer.core.hashing import pack_u64
-from select_service.core.replicas.claims import Claim
+from select_service.core.replicas.claim import Claim
 from select_service.core.replicas.events import AddRequestData
 from select_service.core.replicas.messages import ClaimRecord, Ended
 from select_service.types import ReplicaStatus

@@ -13,7 +13,8 @@ import msgspec
 from msgspec import UNSET
 
 from indexer.types import HASH_BYTES
-from select_service.core.replicas.claims import SEQ_BITS, Claim
+from select_service.core.replicas.claim import Claim
+from select_service.core.replicas.claims import SEQ_BITS
 from select_service.core.replicas.events import AddRequestData, ReplicaEnvelope
 from select_service.core.replicas.foreigners import Foreigners, claimed
 from select_service.core.replicas.messages import (

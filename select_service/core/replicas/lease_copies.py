@@ -19,7 +19,7 @@ from select_service.types import LeaseRecord, LeaseState
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from select_service.core.replicas.claims import Claim
+    from select_service.core.replicas.claim import Claim
     from select_service.types import CoreLimits
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from select_service.core.replicas.claims import ClaimSet
+from select_service.core.replicas.claim import ClaimSet
 from select_service.core.replicas.messages import Ended
 from select_service.core.replicas.view import View
 from select_service.types import ReplicaStatus

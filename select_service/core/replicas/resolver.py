@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from select_service.core.counters import ReplicaCounters
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
-    from select_service.core.replicas.claims import Claim, Claims
+    from select_service.core.replicas.claim import Claim
+    from select_service.core.replicas.claims import Claims
 
 
 class Resolver:

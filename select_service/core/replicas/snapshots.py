@@ -26,7 +26,8 @@ from select_service.core.replicas.publishers import LOOKS_PER_STEP
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from select_service.core.replicas.claims import Claim, Claims
+    from select_service.core.replicas.claim import Claim
+    from select_service.core.replicas.claims import Claims
     from select_service.core.replicas.hearing import Hearing
     from select_service.core.replicas.messages import SnapshotPart
     from select_service.core.replicas.publishers import Publishers

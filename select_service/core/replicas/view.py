@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from select_service.core.replicas.claims import SEQ_BITS
 
 if TYPE_CHECKING:
-    from select_service.core.replicas.claims import ClaimSet
+    from select_service.core.replicas.claim import ClaimSet
     from select_service.core.replicas.messages import Heartbeat
     from select_service.types import CoreLimits
 
