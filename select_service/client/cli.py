@@ -54,6 +54,8 @@ def main(argv: Sequence[str]) -> int:
     except ServiceError as refusal:
         print(msgspec.json.encode(refusal.body()).decode(), file=sys.stderr)
         return _REFUSED
+    except BrokenPipeError:  # who reads us has seen enough
+        raise
     except (ClientError, OSError, ValueError) as error:
         print(f"select-service {argv[0]}: {error}", file=sys.stderr)
         return _NO_ANSWER
@@ -104,7 +106,7 @@ def _call(client: Client, chosen: argparse.Namespace) -> None:
 
 def _workers(client: Client, chosen: argparse.Namespace) -> None:
     found = client.workers(chosen.model_name, chosen.tenant_id)
-    print(msgspec.json.encode(found).decode() if chosen.json else showing.workers(found), end="\n")
+    print(msgspec.json.encode(found).decode() if chosen.json else showing.workers(found))
 
 
 def _loads(client: Client, chosen: argparse.Namespace) -> None:
