@@ -104,6 +104,8 @@ def test_a_session(server: Server, ask: Terminal) -> None:
     listed = dict(zip(names.split(), row.split(), strict=True))
     assert (code, listed["DECISION"], listed["COST"]) == (0, "r", told["COST"])
     assert listed["MARGIN"] == "-", "nobody else was there"
+    code, out, _ = ask("explain", "--json", *at)
+    assert (code, json.loads(out)[0]["decision_id"]) == (0, "r")
 
     code, _, err = ask("call", "select", "-", *at, stdin='{"token_ids": [1], "tenant_id": "x"}')
     assert (code, json.loads(err)["code"]) == (1, "no_schedulable_worker")
