@@ -36,7 +36,10 @@ def cost_by(weights: dict[str, Any], told: dict[str, Any], one: dict[str, Any]) 
     cached = cached_by(weights, told, one)
     credit, raw = weights["overlap_score_credit"], 0.0
     if weights["track_prefill_tokens"]:
-        raw = (one["prefill_tokens"] + max(isl, cached)) / size
+        worked = 0.0
+        if weights["pace"]:
+            worked = min(max(0.0, one["unheard_s"] * weights["pace"]), one["ahead_tokens"])
+        raw = (one["prefill_tokens"] - worked + max(isl, cached)) / size
         if weights["overlap_score_credit_decay"] > 0.0:
             least = min(other["prefill_tokens"] for other in open_to(told))
             excess = (one["prefill_tokens"] - least) / size

@@ -50,7 +50,7 @@ def price(
     waiting: float = 1.0,
 ) -> float:
     """The price of one rank of a fleet whose ranks compute and evict on average."""
-    weights = weights_in_force(OURS, None).at_present(waiting, 1000.0)
+    weights = weights_in_force(OURS, None).at_present(waiting, 1000.0, 8000.0)
     one = np.array([float(device)])
     nothing = np.zeros(1)
     projection = Projection(
