@@ -125,7 +125,7 @@ class Partition:
         except NoEligibleWorker as none:
             raise self.seating.only_draining(request) or none from None
 
-    def place(
+    def place(  # noqa: PLR0917 - every selection pays for names
         self,
         request: SelectRequest,
         prompt: Prompt,
@@ -176,7 +176,7 @@ class Partition:
             seen,
         )
 
-    def _place_plain(
+    def _place_plain(  # noqa: PLR0917 - as above
         self,
         prompt: Prompt,
         rows: Rows,

@@ -51,8 +51,8 @@ CHOICE: Final = (
         "--pace-scale",
         values.number(0.0, 1.0),
         "X",
-        "what share of what a rank can have computed since it was last heard of counts as gone from "
-        "its queue; off: as --policy has it",
+        "share of what a rank can have computed since it was last heard of that counts as gone "
+        "from its queue; off: as --policy has it",
     ),
     Flag(
         "--overtaking-s",

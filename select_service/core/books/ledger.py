@@ -108,7 +108,9 @@ class Ledger:
         "work",
     )
 
-    def __init__(self, *, prior_tokens_per_s: float = PRIOR_TOKENS_PER_S) -> None:
+    def __init__(  # noqa: PLR0915 - one line a column
+        self, *, prior_tokens_per_s: float = PRIOR_TOKENS_PER_S
+    ) -> None:
         self.prefill: Floats = np.zeros(0)
         """P: booked prefill tokens of reservations whose prefill is not complete."""
         self.decode: Floats = np.zeros(0)
@@ -217,10 +219,11 @@ class Ledger:
         """
         packed = self.packed
         if not packed:
-            parts = *self._loads, TOTALS.pack(self.prefilling, self.turnover)
+            totals = TOTALS.pack(self.prefilling, self.turnover)
+            packed = b"".join((*self._loads, totals))
             if self.follows_queues:
-                parts += *self._queues, PACE.pack(self.pace)
-            packed = self.packed = b"".join(parts)
+                packed = b"".join((packed, *self._queues, PACE.pack(self.pace)))
+            self.packed = packed
         return packed
 
     def follow_queues(self, wanted: bool) -> None:  # noqa: FBT001 - a switch
@@ -251,7 +254,7 @@ class Ledger:
 
     # -- lifecycle -----------------------------------------------------------------------------
 
-    def book(
+    def book(  # noqa: PLR0915 - straight on: all pay for it
         self,
         reservation_id: str,
         slot: int,

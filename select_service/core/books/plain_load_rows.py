@@ -6,7 +6,7 @@ The plain twin of the one in `_speed.pyx`: same names, same answers.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
@@ -45,7 +45,8 @@ class LoadRows:
         self._prefill, self._decode = prefill.data, decode.data
         self._churn, self._context = churn.data, context.data
         self._requests, self._computing = requests.data, computing.data
-        self._heard, self._ahead, self._step = heard.data, ahead.data, step.data
+        self._heard, self._ahead = _floats(heard), _floats(ahead)
+        self._step = _floats(step)
 
     def book(
         self,
@@ -69,7 +70,7 @@ class LoadRows:
             now: monotonic seconds.
         """
         if not self._prefill[slot]:  # it is the queue, and begins now
-            self._heard[slot], self._ahead[slot] = now, left
+            self._heard[slot], self._ahead[slot] = now, float(left)
         self._prefill[slot] = left
         self._churn[slot] += tokens
         self._requests[slot] = requests
@@ -91,10 +92,14 @@ class LoadRows:
         self._heard[slot] = now
         step = self._step[slot]
         most = math.ceil(head / step) * step if head > step > 0.0 else step
-        self._ahead[slot] = left if left < most else most
+        self._ahead[slot] = min(most, left)
 
     def free(self, slot: int, requests: int, decode: int, blocks: int) -> None:
         """A request whose prompt is computed went; arguments as above."""
         self._requests[slot] = requests
         self._decode[slot] = decode
         self._context[slot] -= blocks
+
+
+def _floats(column: Floats) -> memoryview[float]:
+    return cast("memoryview[float]", column.data)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from select_service.core.books.loads import COLUMNS, PACE, TOTALS, worked_off
+from select_service.core.books.loads import PACE, TOTALS, worked_off
 from select_service.core.pricing.picking import FEW, cheapest, cheapest_of_few
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Pricer:
         self._decode = decode
         self._heard = heard
         self._ahead = ahead
-        self._views = tuple(one.data for one in columns)
+        self._views = prefill.data, decode.data, churn.data, context.data
         self._groups: list[tuple[int, list[int]]] = []  # of the last call
         self._matched: list[int] | None = []  # the same by row, None: nobody has asked yet
 
@@ -349,9 +349,10 @@ class Pricer:
 
         With a pace also what is told of queues.
         """
-        loads, queues = self._views[:COLUMNS], self._views[COLUMNS:]
-        parts = *loads, TOTALS.pack(prefilling, turnover)
-        return b"".join(parts if pace is None else (*parts, *queues, PACE.pack(pace)))
+        loads = b"".join((*self._views, TOTALS.pack(prefilling, turnover)))
+        if pace is None:
+            return loads
+        return b"".join((loads, self._heard.data, self._ahead.data, PACE.pack(pace)))
 
     def _column(self) -> list[int]:
         column = self._matched

@@ -43,8 +43,8 @@ caches would only make loads uneven."""
 
 PACE_SCALE: Final = 1.0
 """`first-token`: of what a rank can have computed since it was last heard of all is gone from its
-queue. Without, queues fall by a whole step at once, just when the next has begun, and who comes then
-waits for all of it."""
+queue. Without, queues fall by a whole step at once, just when the next has begun, and who comes
+then waits for all of it."""
 
 
 class Weights(NamedTuple):
@@ -52,8 +52,8 @@ class Weights(NamedTuple):
 
     The last six are those of `kv-cost` unless they are given. As configured, `delay_weight` is per
     prompt that a rank computes on average, and `eviction_weight` per multiple of the average churn
-    of a cache, where all of every prompt is found, and `pace` a share of that of a rank; `at_present` makes of
-    them what a decision multiplies with: `pace` is in tokens a second then.
+    of a cache, where all of every prompt is found, and `pace` a share of that of a rank;
+    `at_present` makes of them what a decision multiplies with: `pace` is in tokens a second then.
     """
 
     overlap_score_credit: float

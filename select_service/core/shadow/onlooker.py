@@ -238,7 +238,7 @@ class Watch:
 
     __slots__ = ("_dice", "_now", "_rows", "_shadow", "_ticket", "_weights", "matches")
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - what it looks at
         self,
         shadow: Shadow,
         ticket: Ticket,
@@ -279,9 +279,7 @@ class Watch:
         """Price all candidates by both sides' weights."""
         ticket, rows, slot = self._ticket, self._rows, placement.slot
         asked = ticket.request, ticket.prompt, rows
-        projection, costs = ticket.partition.priced(
-            *asked, ticket.weights, self._now, self.matches
-        )
+        projection, costs = ticket.partition.priced(*asked, ticket.weights, self._now, self.matches)
         _, others = ticket.partition.priced(*asked, self._weights, self._now, self.matches)
         live = slot if isinstance(rows, slice) else int(np.flatnonzero(rows == slot)[0])
         own = self._pick(others, live)
