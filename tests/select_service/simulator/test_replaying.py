@@ -24,7 +24,6 @@ from select_service.simulator.replaying import RecordedRandom, replay
 from select_service.types import RouterConfig
 from tests.models.recorded_fleet import RecordedFleet
 
-
 GOLDEN = Path(__file__).parents[2] / "golden"
 
 
@@ -78,10 +77,10 @@ def test_what_was_recorded_before_queues_counted_as_worked_off_is_made_again() -
 def test_queues_that_count_as_worked_off_decide_what_is_made_again(tmp_path: Path) -> None:
     """Were they left out, some of these decisions would be other ones."""
     worked = otherwise = 0
-    for seed in range(6):
+    for seed in (0, 1, 22):
         fleet, path = recorded(tmp_path, seed)
-        if weights_in_force(fleet.config, None).pace:
-            told = replay([path], {"pace_scale": 0.0, "temperature": 0.0}).what_if
+        if weights_in_force(fleet.config, None).pace == 1.0:
+            told = replay([path], {"pace_scale": 0.0}).what_if
             assert told is not None
             otherwise += told.changed
         for _, one in single(path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -122,7 +123,7 @@ class Fleet:
     """Workers whose caches are told, and requests that are booked."""
 
     def __init__(self, workers: int, config: RouterConfig = OURS) -> None:
-        config = RouterConfig(policy=config.policy, use_kv_events=False)
+        config = msgspec.structs.replace(config, use_kv_events=False)
         self.core = SelectionCore(Registry(), config, random.Random(1))
         for worker_id in range(workers):
             spec = WorkerSpec(worker_id=worker_id, endpoint="x", block_size=SIZE)
@@ -151,6 +152,32 @@ class Fleet:
     def end(self) -> None:
         self.core.prefill_complete(f"r{self.made}", self.now)
         self.core.free(f"r{self.made}", self.now)
+
+
+@EITHER
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_queue_counts_as_worked_off_between_reports(
+    twin: Any, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longer queue has been computed for longer, and is the shorter one by now."""
+    monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
+    chosen = {}
+    for name, config in {
+        "as it is": OURS,
+        "as booked": RouterConfig(policy="first-token", pace_scale=0.0),
+        "kv-cost": RouterConfig(),
+    }.items():
+        fleet = Fleet(2, config)
+        if not kernels:
+            fleet.core.selecting.shortcut = None
+        long, short = list(range(1, 401)), list(range(1001, 1351))
+        there = fleet.ask(long)
+        fleet.now += 0.7  # 5,600 of its 6,400 tokens, as fast as a rank is before it is measured
+        other = fleet.ask(short)
+        assert other != there
+        fleet.now += 0.05
+        chosen[name] = fleet.ask(list(range(2001, 2010)), explain=True) == there
+    assert chosen == {"as it is": True, "as booked": False, "kv-cost": False}
 
 
 @EITHER
