@@ -92,7 +92,7 @@ def worked_off(weights: dict[str, Any], one: dict[str, Any]) -> float:
     assert weights["pace"] > 0.0
     assert one["unheard_s"] >= 0.0
     assert 0 <= one["ahead_tokens"] <= one["prefill_tokens"]
-    worked = min(one["unheard_s"] * weights["pace"], float(one["ahead_tokens"]))
+    worked: float = min(one["unheard_s"] * weights["pace"], float(one["ahead_tokens"]))
     assert one["worked_off_tokens"] == worked
     return worked
 

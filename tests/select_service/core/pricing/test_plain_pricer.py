@@ -231,8 +231,12 @@ def test_columns_are_copied_as_they_are_now(twin: ModuleType, rows: int) -> None
     assert ranks_in(paced) == rows
     assert paced == before + heard.tobytes() + ahead.tobytes() + np.array([0.5]).tobytes()
     told = unpacked(paced)
-    columns = *columns, heard, ahead
-    assert [one.tolist() for one in (*told[:4], *told[6:8])] == [one.tolist() for one in columns]  # type: ignore[union-attr]
+    assert told.heard is not None
+    assert told.ahead is not None
+    paced_columns = [*told[:4], told.heard, told.ahead]
+    assert [one.tolist() for one in paced_columns] == [
+        one.tolist() for one in (*columns, heard, ahead)
+    ]
     assert (*told[4:6], told.pace) == (3.0, 7.5, 0.5)
     prefill += 1.0
     assert pricer.packed(3, 7.5)[: 8 * rows] == prefill.tobytes()
