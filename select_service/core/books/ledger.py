@@ -694,6 +694,8 @@ class Ledger:
         """Yield the dicts that grow with reservations; see `slimming.py`."""
         yield self.blocks.root.children
         yield from [lane.reservations for lane in self._lanes]
+        if self.follows_queues:
+            yield from [lane.queue for lane in self._lanes]
 
     def _check_lanes(self) -> None:
         used = [lane.number for lane in (*self._lanes, *self._closed)]

@@ -227,9 +227,7 @@ class Wave(Struct, array_like=True, tag="W"):
     prompts: list[Prompted]
     members: list[Member]
     steps: list[Step]
-    planned_at: float = (
-        0.0  # as of when queues counted; 0: written before anything was told of them
-    )
+    planned_at: float = 0.0  # as of when queues counted; 0: nothing was told of queues
 
 
 class Life(Struct, array_like=True, tag="L"):
