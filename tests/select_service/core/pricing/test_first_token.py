@@ -180,6 +180,44 @@ def test_a_queue_counts_as_worked_off_between_reports(
     assert chosen == {"as it is": True, "as booked": False, "kv-cost": False}
 
 
+def sent_to_who_hangs(config: RouterConfig, seconds: float, isl_tokens: int, load: float) -> int:
+    """Requests that come to one of four engines after it has stopped for good, and said nothing.
+
+    Engines compute 8,000 tokens a second, one prompt after the other. At a load of 1 three of them
+    are just enough.
+    """
+    fleet = Fleet(4, config)
+    free_at = [0.0] * 4
+    reports: list[tuple[float, str]] = []
+    every = isl_tokens / 8000.0 / 3.0 / load
+    sent = number = 0
+    while fleet.now < 11.0 + seconds:
+        fleet.now += every
+        for at, name in sorted(one for one in reports if one[0] <= fleet.now):
+            fleet.core.prefill_complete(name, at)
+            fleet.core.free(name, at)
+        reports = [one for one in reports if one[0] > fleet.now]
+        number += 1
+        chosen = fleet.ask([number * 10 + 10**6, number * 10 + 1 + 10**6], isl_tokens=isl_tokens)
+        begins = max(fleet.now, free_at[chosen])
+        free_at[chosen] = begins + isl_tokens / 8000.0
+        if chosen == 0 and free_at[0] > 11.0:
+            sent += fleet.now > 11.0
+        else:
+            reports.append((free_at[chosen], f"r{number}"))
+    return sent
+
+
+@pytest.mark.parametrize(("isl_tokens", "load"), [(3000, 1.0), (3000, 1.3), (20_000, 1.3)])
+def test_an_engine_that_hangs_draws_one_prompt_more_however_long_it_does(
+    isl_tokens: int, load: float
+) -> None:
+    booked = RouterConfig(policy="first-token", pace_scale=0.0)
+    for seconds in (10.0, 20.0):
+        without = sent_to_who_hangs(booked, seconds, isl_tokens, load)
+        assert without <= sent_to_who_hangs(OURS, seconds, isl_tokens, load) <= without + 1
+
+
 @EITHER
 def test_what_is_booked_counts_before_its_events_come(
     twin: Any, monkeypatch: pytest.MonkeyPatch
