@@ -155,7 +155,9 @@ cdef class Pricer:
         cdef double *device = self._scratch
         cdef double *common = device + self._rows
         cdef double *price = common + self._rows
-        cdef double raw, adjusted, low = 0.0, tokens, bare, credited, held, own, worked
+        cdef const double *heard = &self._heard[0]  # what is written here might lie there, else
+        cdef const double *ahead = &self._ahead[0]
+        cdef double raw, adjusted, low = 0.0, tokens, bare, credited, held, own, worked, most
         cdef Py_ssize_t at, row, ties = 0, best = 0, which
         if matched is not None:
             self._fill(device, matched)
@@ -179,9 +181,9 @@ cdef class Pricer:
                         credited = credited * factor[row]
                     if tokens < isl_tokens:
                         tokens = isl_tokens
-                worked = (now - self._heard[row]) * pace
-                worked = worked if worked > 0.0 else 0.0
-                worked = worked if worked < self._ahead[row] else self._ahead[row]
+                worked, most = (now - heard[row]) * pace, ahead[row]
+                worked = 0.0 if worked < 0.0 else worked
+                worked = most if most < worked else worked
                 raw = (self._prefill[row] - worked + tokens) / block_size if track else 0.0
                 own = tokens / block_size if track else 0.0
                 if matched is not None:
