@@ -23,6 +23,7 @@ from select_service.edge.http.asgi import Door
 from select_service.edge.http.calls import Head
 from select_service.edge.http.fast_lane import ANSWERS_MAX, PEERS_MAX, FastLane, Peers
 from select_service.edge.http.routes import ROUTES
+from select_service.edge.http.steady import KEPT
 from select_service.edge.server import Server
 from tests.effort import examples
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat, until
@@ -179,7 +180,7 @@ def _told(answer: Any) -> Any:
 )
 def test_a_call_with_an_id_is_the_one_that_the_router_finds(name: str, is_usual: bool) -> None:
     door = create_door(create_driver(SETTINGS), SETTINGS)[0]
-    head = door.head_of(b"application/json", None, 2)
+    head = door.head_of(b"application/json", None)
     found = set()
     for route in ROUTES:
         path = re.sub(r"{\w+}", name, route.pattern)
@@ -187,7 +188,7 @@ def test_a_call_with_an_id_is_the_one_that_the_router_finds(name: str, is_usual:
             line = f"{method} {path} HTTP/1.1".encode()
             call = door.call_in_line(line) or door.call_with_id(line)
             if call is not None:
-                assert call == door.call_for(method.encode(), path.encode(), head)
+                assert call == door.call_for(method.encode(), path.encode(), head, 2)
                 found.add((method, route.pattern))
     with_id = {(route.method, route.pattern) for route in ROUTES if "{" in route.pattern}
     assert with_id <= found if is_usual else not with_id & found
@@ -420,6 +421,7 @@ def test_nonsense_behind_an_answer_that_waits_for_the_disk(
     async def use(port: int, _: Driver, server: Server) -> None:
         written = asyncio.get_running_loop().create_future()
         owed = Settling(Response(200, b'"owed"'), written)
+        monkeypatch.setattr(Api, "direct", lambda *_: None)
         monkeypatch.setattr(Api, "do", lambda *_: owed)
         wire = await Wire.to(port)
         wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nNONSENSE\r\n\r\n")
@@ -450,6 +452,7 @@ def test_after_an_answer_that_waited_for_the_disk_heads_are_known_as_before(
             asyncio.get_running_loop().call_soon(written.set_result, None)
             return Settling(Response(200, b"{}"), written)
 
+        monkeypatch.setattr(Api, "direct", lambda *_: None)
         monkeypatch.setattr(Api, "do", settling)
         monkeypatch.setattr(FastLane, "on_headers_complete", spy)
         wire = await Wire.to(port)
@@ -466,6 +469,7 @@ def test_who_is_owed_an_answer_by_the_disk_may_take_its_time(
 ) -> None:
     async def use(port: int, _: Driver, server: Server) -> None:
         written = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(Api, "direct", lambda *_: None)
         monkeypatch.setattr(Api, "do", lambda *_: Settling(Response(200, b'"owed"'), written))
         wire = await Wire.to(port)
         wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nGET")
@@ -490,12 +494,10 @@ def test_what_is_remembered_of_a_certificates_bearer_can_always_be_forgotten() -
     head: Any = object()
     for heads in (*kept, beyond):
         heads.learn(b"lines", head)
-        heads.learn_call(b"text", head, head)
     assert not beyond.known
-    assert not beyond.calls
     assert peers.heads_of(("0",)) is kept[0]
     peers.forget()
-    assert not any(heads.known or heads.calls for heads in kept)
+    assert not any(heads.known for heads in kept)
     del kept[:], heads
     assert peers.heads_of(("one more",)) is not beyond, "there is room again"
 
@@ -621,11 +623,12 @@ def _found_by_the_kernel(door: Door, line: bytes) -> tuple[Any, tuple[str, ...]]
             return Response(418, b"")
 
     lane: Any = _Lane()
-    lane.heads.known = {lines: Head(cast("Any", Counter()), 0, True, False)}
+    lane.heads.known = {lines: Head(cast("Any", Counter()), True, False)}
     lane.transport.is_closing.return_value = False
     lane.flow.write_paused = False
     assert fast_lane.Turnstile is not None
-    turnstile = fast_lane.Turnstile(door, mock.Mock(), fast_lane.Outbox(ANSWERS_MAX))
+    outbox, limits = fast_lane.Outbox(ANSWERS_MAX), mock.Mock(header_lines_max=9)
+    turnstile = fast_lane.Turnstile(door, mock.Mock(), outbox, limits, KEPT)
     turnstile.passage(lane).data_received(line + lines + b"\r\n\r\n")
     assert lane.write_answer.called is bool(asked)
     assert lane.twin.called is not bool(asked)

@@ -76,6 +76,16 @@ VARYING = [
     select(b"b3:" + b" " * 600),
     ask(b"GET /health", b"tracestate: a=b"),
     ask(b"GET /loads?model_name=default", b"x-request-id: 1"),
+    select(b"X-Forwarded-For: 10.0.0.7, 10.0.0.8", b"cookie: a=b"),
+    select(b"authorization: Bearer x"),
+    select(b"x_y: z", b"via:", b"keep-alive: 5"),
+    select(b"x(y: z"),
+    select(b"proxy-connection: close"),
+    select(*(b"x: y" for _ in range(200))),
+    select(body=BODY + b" " * 9),
+    select(body=BODY + b"\n"),
+    select(length=f"0{LENGTH}"),
+    select(length=f"\t{LENGTH}"),
 ]
 LEASE = b'{"owner":"o","ttl_s":600,"lease_id":"l"}'
 FORMS = [
