@@ -1,9 +1,9 @@
 """Answers plain requests as soon as they are complete, without a task or an ASGI exchange.
 
 Most requests arrive whole, are answered from memory and fit one write; for those a task, an event
-and a scope per request cost more than the answer. Whatever is unusual (a body in chunks, `Expect`,
-HEAD, a client that pipelines or does not read, an answer that has to wait or comes as a stream)
-takes the ASGI way through the same `Door`, the same routes and the same counters.
+and a scope per request cost more than the answer. Whatever is unusual (`Expect`, HEAD, a client
+that pipelines or does not read, an answer that has to wait or comes as a stream) takes the ASGI way
+through the same `Door`, the same routes and the same counters.
 
 Of those that arrive in one piece not even the head is parsed as a rule: what matters of it is the
 same with every request of a client (`steady.py`), so what the parser has found in those lines once
@@ -25,7 +25,7 @@ from indexer.compiled import usable
 from select_service.edge.codec.answers import ONLY_JSON, Response, Settling
 from select_service.edge.http.asgi import CERTIFICATE, HANDED_OVER
 from select_service.edge.http.framing import is_host
-from select_service.edge.http.protocol import GuardedProtocol, Phase
+from select_service.edge.http.protocol import GuardedProtocol, Phase, TurnedAway
 from select_service.edge.http.steady import GUARDED, KEPT, LENGTH_DIGITS_MAX, Steady
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FastLane", "Heads", "Outbox", "Peers", "fast_lane"]
 
-_UNUSUAL: Final = frozenset((b"content-encoding", b"expect", b"transfer-encoding", b"upgrade"))
+_UNUSUAL: Final = frozenset((b"content-encoding", b"expect", b"upgrade"))
 _CLOSE_LINE: Final = b"connection: close\r\n"
 _OK: Final = 200
 _FORMS_MAX: Final = 8
@@ -238,7 +238,7 @@ class FastLane(GuardedProtocol):
     _head: Head  # of that
     _body: bytes | bytearray = b""
     _turn_used = False  # one request per read: a client that pipelines must not own the loop
-    _is_last = False  # the server is leaving; said of one connection or of the whole class
+    _is_last = False  # it ends with its next answer; of the whole class: the server is leaving
     _debt: _Debt | None = None  # an answer that waits for the disk
     _idle_since: float | None = None  # 0.0: our last answer was since the last sweep; loop time of
     # the first sweep that found it so; None on the ASGI way
@@ -361,6 +361,8 @@ class FastLane(GuardedProtocol):
 
     @override
     def on_message_begin(self) -> None:
+        if self._refused:  # the last answer is given
+            raise TurnedAway
         self._enter_head()
         self.url = b""
         self.expect_100_continue = False
@@ -381,6 +383,10 @@ class FastLane(GuardedProtocol):
     @override
     def on_body(self, body: bytes) -> None:
         if self._call is None:
+            super().on_body(body)
+        elif len(self._body) + len(body) > self.door.max_body_bytes:  # in chunks: nobody has said
+            self._call, body, self._body = None, bytes(self._body) + body, b""
+            self._take_asgi_way()
             super().on_body(body)
         elif not self._body:
             self._body = body
@@ -486,11 +492,15 @@ class FastLane(GuardedProtocol):
             or self._unanswered() is not None
             or self.flow.write_paused
             or self.transport.is_closing()
-            or not self.parser.should_keep_alive()
-            or self.parser.get_http_version() != "1.1"
         ):
             return None
         self._turn_used = True
+        version = self.parser.get_http_version()
+        is_old = version == "1.0"
+        if version != "1.1" and not is_old:
+            return None  # where it is refused
+        is_last = is_old or not self.parser.should_keep_alive()
+        is_chunked = False
         content_type, accept, length, credentials, kept = None, None, 0, None, 0
         host: bytes | None = None
         for name, value in self.headers:
@@ -509,13 +519,22 @@ class FastLane(GuardedProtocol):
                 if host is not None:
                     return None
                 host = value
+            elif name == b"transfer-encoding":
+                is_chunked = True
+                if is_old or value.strip().lower() != b"chunked":
+                    return None  # likewise
             elif name in _UNUSUAL:
                 return None
-        if host is None or not is_host(host):
-            return None  # where it is refused
+        if not is_host(host or b"") or (host is None and not is_old):
+            return None  # likewise
+        if is_chunked:
+            length = 1  # at least a byte, for all that is said
         head = self.door.head_of(content_type, accept, credentials, self._certificate)
         self._head = head
         call = self.door.call_for(self.parser.get_method(), self.url, head, length)
+        if is_last or is_chunked:  # which is the parser's to see
+            self._is_last |= is_last and call is not None
+            return call
         if head.grant is not None and head.grant.name is None:
             return call  # strangers could have their headers push those of others out
         if call is not None and self._lines_read.count(b"\n") == kept:
@@ -550,6 +569,7 @@ class FastLane(GuardedProtocol):
         self.outbox.put(self.transport, data, self.loop)
         self._idle_since = 0.0
         if self._is_last:
+            self._refused = True
             self.outbox.flush()
             self.transport.close()
 

@@ -273,7 +273,7 @@ def test_who_pipelines_is_answered_in_order_and_one_at_a_time(taken: list[bytes]
 
 @pytest.mark.parametrize(
     "headers",
-    [("connection: close",), ("expect: 100-continue",), ("content-length: 99999999999999",)],
+    [("upgrade: x",), ("expect: 100-continue",), ("content-length: 99999999999999",)],
 )
 def test_the_unusual_goes_the_long_way(taken: list[bytes], headers: tuple[str, ...]) -> None:
     async def use(port: int, service: Driver, _: Server) -> None:
@@ -285,15 +285,65 @@ def test_the_unusual_goes_the_long_way(taken: list[bytes], headers: tuple[str, .
     on_a_port(use)
 
 
-def test_http_1_0(taken: list[bytes]) -> None:
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.0\r\n\r\n",
+        b"GET /health HTTP/1.0\r\nconnection: keep-alive\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: s\r\nconnection: close\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("more", [b"", b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n", b"x\r\n"])
+def test_who_asks_once_is_answered_and_parted_with(
+    taken: list[bytes], head: bytes, more: bytes
+) -> None:
     async def use(port: int, service: Driver, _: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(b"GET /health HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
-        assert (await wire.answer())[0] == 200
-        assert await wire.rest() == b""
-        assert taken == []
+        for _again in range(3):  # what ends a connection is not remembered
+            wire = await Wire.to(port)
+            wire.say(head + more)
+            status, headers, _body = await wire.answer()
+            assert (status, headers["connection"]) == (200, "close")
+            assert await wire.rest() == b""
+        assert taken == [b"/health"] * 3
 
     on_a_port(use)
+
+
+CHUNKED = (
+    b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: %b\r\ntransfer-encoding: Chunked\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+@pytest.mark.parametrize("end", [b"0\r\n\r\n", b"0\r\nx: y\r\n\r\n"])
+def test_a_body_in_chunks(taken: list[bytes], size: int, end: bytes) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        body = json.dumps(PROMPT).encode()
+        parts = [body[at : at + size] for at in range(0, len(body), size)]
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + end
+        wire = await Wire.to(port)
+        for _again in range(3):
+            wire.say(CHUNKED % b"application/json" + chunks)
+            assert (await wire.answer())[0] == 200
+        assert taken == [b"/select"] * 3
+
+    on_a_port(use)
+
+
+def test_chunks_of_more_than_a_body_may_have(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(CHUNKED % b"application/json" + b"40\r\n" + b" " * 64 + b"\r\n")
+        wire.say(b"1\r\n \r\n0\r\n\r\n")
+        status, _headers, body = await wire.answer()
+        assert (status, json.loads(body)["code"]) == (413, "body_too_large")
+        wire = await Wire.to(port)
+        wire.say(CHUNKED % b"text/plain" + b"1\r\nx\r\n0\r\n\r\n")
+        assert (await wire.answer())[0] == 415
+        assert taken == []
+
+    on_a_port(use, max_body_bytes=64)
 
 
 def test_with_an_access_log_every_request_is_in_it(taken: list[bytes]) -> None:

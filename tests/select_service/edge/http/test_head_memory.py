@@ -124,6 +124,14 @@ LENGTHS = [
 UPGRADE = ask(b"GET /health", b"connection: upgrade", b"upgrade: h2c")
 ENDS = [
     UPGRADE,
+    select(b"connection: close"),
+    select(b"connection: close, x") + HEALTH,
+    ask(b"POST /select HTTP/1.0", JSON, body=BODY),
+    ask(b"POST /select HTTP/1.0", JSON, b"transfer-encoding: chunked"),
+    ask(b"GET /health HTTP/1.0").replace(b"host: s\r\n", b""),
+    ask(b"GET /nope", b"connection: close"),
+    ask(b"POST /select", JSON, b"transfer-encoding: chunked, chunked") + b"0\r\n\r\n",
+    ask(b"POST /leases/x/renew", b"transfer-encoding: chunked") + b"1\r\nx\r\n0\r\nx: y\r\n\r\n",
     ask(b"GET /health", b"connection: close"),
     ask(b"GET /health HTTP/1.0"),
     ask(b"GET /health", b"connection: upgrade, http2-settings", b"upgrade: h2c"),
