@@ -50,8 +50,11 @@ if TYPE_CHECKING:
 
     from bench.load.http import Operation
 
-ROWS = ("W1@512", "W1@2048", "W1@8192", "W2@2048", "W2@8192", "W3@2048", "W4", "W5@256", "W5@1024")
-ROWS += (LENGTHS := "lengths", OVERRIDE := "override")
+LENGTHS, OVERRIDE = "lengths", "override"
+ROWS = (
+    *("W1@512", "W1@2048", "W1@8192", "W2@2048", "W2@8192", "W3@2048", "W4", "W5@256", "W5@1024"),
+    *(LENGTHS, OVERRIDE),
+)
 _LENGTHS = 3000
 _OVERRIDE = {"router_config_override": {"overlap_score_weight": 2.0}, "request_type": "chat"}
 

@@ -185,7 +185,7 @@ def test_fingerprints_of_different_bodies_differ() -> None:
 
 @pytest.mark.parametrize("kind", [np.uint32, np.int64])
 def test_arrays_of_numpy_are_what_lists_are(kind: Any) -> None:
-    tokens = np.array(TOKENS, dtype=kind)
+    tokens: Any = np.array(TOKENS, dtype=kind)
     assert parts(read(token_ids=tokens)) == parts(read(token_ids=TOKENS))
     media = MmRoutingInfo(routing_token_ids=tokens)
     assert parts(read(mm_routing_info=media)) == parts(read(token_ids=TOKENS))
