@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator, Sized
 
 from indexer.types import Scope
 from select_service.core.effects import Effects
@@ -80,11 +81,17 @@ def test_all_tables_are_looked_at_in_turn() -> None:
 
 
 def test_after_a_round_the_tables_rest() -> None:
-    rounds = []
-    slimming = Slimming(lambda: iter([rounds.append(None) or {} for _ in range(3)]))
+    rounds = 0
+
+    def tables() -> Iterator[Sized]:
+        nonlocal rounds
+        rounds += 1
+        return iter([{}, {}, {}])
+
+    slimming = Slimming(tables)
     for turn in range(1000):
         slimming.go_on(turn / 100)
-    assert len(rounds) == 3 * 10 / ROUND_EVERY_S
+    assert rounds == 10 / ROUND_EVERY_S
 
 
 def test_after_many_reservations_no_table_is_large() -> None:
