@@ -29,6 +29,7 @@ GUARDED: Final = KEPT | {b"authorization"}
 """Those where tokens are asked for."""
 
 LENGTH_DIGITS_MAX: Final = 12
+"""Of a Content-Length: a terabyte. One that is longer is the parser's to judge."""
 
 LINES_MAX: Final = 256
 """Heads whose lines are remembered as they were read, each of 8 KiB at most (`READ_BYTES_MAX`):
