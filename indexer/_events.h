@@ -186,7 +186,10 @@ static int kv_ascii_text(kv_reader *r, kv_ascii *text) {
 }
 
 static inline int kv_same(const kv_ascii *a, const kv_ascii *b) {
-    return a->bytes == b->bytes && (!a->bytes || !memcmp(a->at, b->at, a->bytes));
+    if (a->bytes != b->bytes) return 0;
+    for (size_t i = 0; i < a->bytes; i++) /* a few: a call would cost more */
+        if (a->at[i] != b->at[i]) return 0;
+    return 1;
 }
 
 #define KV_IS(text, length, literal) \
@@ -445,12 +448,13 @@ static int kv_parent(kv_reader *r, kv_event *e) {
 /* The media of `core/normal.py`, which knows what to do about others. */
 static int kv_medium(kv_reader *r, kv_event *e) {
     static const struct { const char *name; int tier; } media[] = {
-        {"GPU", 0}, {"CPU", 1}, {"CPU_PINNED", 1}, {"CPU_TIER1", 1}, {"CPU_TIER2", 2}, {"DISK", 2},
+        {"CPU", 1}, {"GPU", 0}, {"CPU_PINNED", 1}, {"CPU_TIER1", 1}, {"CPU_TIER2", 2}, {"DISK", 2},
         {"DEVICE", 0}, {"STORAGE", 2}, {"FS", 2}, {"OBJ", 2}, {"NVME", 2}, {"EXTERNAL", 3},
         {"NETWORK", 3}, {"REMOTE", 3}, {"SHARED", 3},
     };
     if (kv_nil(r)) return 1;
-    if (!kv_ascii_text(r, &e->medium)) return 0;
+    if (!kv_text(r, &e->medium.at, &e->medium.bytes)) return 0;
+    if (KV_IS(e->medium.at, e->medium.bytes, "GPU")) return 1;
     for (size_t k = 0; k < sizeof media / sizeof *media; k++) {
         size_t i = 0;
         const char *name = media[k].name;

@@ -152,6 +152,7 @@ cdef array.array u32_array = _array.array("I")
 cdef array.array u64_array = _array.array("Q")
 cdef list tiers = sorted(Tier)
 cdef object zero = 0
+cdef object base_namespace = BASE_NAMESPACE
 cdef long dear = SLICE_BLOCKS // 16  # in blocks: what Python has to do for an event
 
 if SLICE_BLOCKS != SLICE or READ_AT_ONCE_BYTES != READ_AT_ONCE or NESTING_MAX != NESTING or EDGE_BYTES_MAX != SLICE * HASH or u32_array.itemsize != 4:
@@ -641,9 +642,6 @@ cdef class Feeder:
 
     cdef bint _is_own_leaf(self, PyObject *node, int tier) except -1:
         """Whether the rank alone holds a leaf, entirely, and on that tier only."""
-        cdef PyObject *lower = SLOT(node, N_LOWER)
-        cdef PyObject *coverage
-        cdef int one
         if not (
             SLOT(node, N_ORPHANED) == Py_False
             and PyDict_Size(<object>SLOT(node, N_CHILDREN)) == 0
@@ -651,8 +649,15 @@ cdef class Feeder:
             and _same(SLOT(node, N_MEMBERS), self.bit)
         ):
             return False
-        if not tier:
-            return lower == <PyObject *>None and _same(SLOT(node, N_FULL), self.bit)
+        if tier:
+            return self._is_only_on(node, tier)
+        return SLOT(node, N_LOWER) == <PyObject *>None and _same(SLOT(node, N_FULL), self.bit)
+
+    cdef bint _is_only_on(self, PyObject *node, int tier) except -1:
+        """Whether the rank, if nobody else holds any of a node, holds all of it on one lower tier."""
+        cdef PyObject *lower = SLOT(node, N_LOWER)
+        cdef PyObject *coverage
+        cdef int one
         if lower == <PyObject *>None:
             return False
         for one in range(4):
@@ -666,7 +671,7 @@ cdef class Feeder:
     cdef object _space(self, kv_event *e, object inherited):
         """Adapter and salt of the blocks, the rule of `IndexWriter`."""
         if not e.lora_name.bytes and not e.salt.bytes:
-            return BASE_NAMESPACE if inherited is None else inherited
+            return base_namespace if inherited is None else inherited
         if inherited is None:
             if not (_says(&e.lora_name, self.space[0]) and _says(&e.salt, self.space[1])):
                 self.space = Namespace(_text(&e.lora_name), _text(&e.salt))
@@ -905,7 +910,7 @@ cdef class Feeder:
         cdef uint64_t seed = base_seed
         cdef size_t i, width = 4 * self.block_size
         cdef uint8_t *tokens = <uint8_t *>(scratch.tokens + e.tokens_at)
-        if namespace is not BASE_NAMESPACE:
+        if namespace is not base_namespace:
             if namespace is not self.seeded:
                 self.seed = PyLong_AsUnsignedLongLong(namespace_seed(namespace))
                 self.seeded = namespace
