@@ -31,7 +31,7 @@ from indexer.core.events import (
 )
 from indexer.core.hashing import BASE_SEED, namespace_seed
 from indexer.core.index import KvIndex
-from indexer.core.node import EDGE_BYTES_MAX, Coverage, Node
+from indexer.core.node import EDGE_BLOCKS_MAX, EDGE_BYTES_MAX, Coverage, Node, all_ones
 from indexer.core.plain_walk import NESTING_MAX
 from indexer.core.radix_tree import RadixTree
 from indexer.core.writer import APPLIED, COLOURED_SLICE_BLOCKS, EVENT_COST_BLOCKS, SLICE_BLOCKS
@@ -44,6 +44,8 @@ cdef extern from "Python.h":
     object PyLong_FromUnsignedLongLong(unsigned long long value)
     unsigned long long PyLong_AsUnsignedLongLong(object value) except? 0xffffffffffffffff
     object PyNumber_And(object a, object b)
+    object PyNumber_Xor(object a, object b)
+    object PyNumber_Lshift(object a, object b)
     PyObject *Py_False
     bint PyUnicode_IS_COMPACT_ASCII(object text)
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
@@ -152,6 +154,10 @@ cdef array.array u32_array = _array.array("I")
 cdef array.array u64_array = _array.array("Q")
 cdef list tiers = sorted(Tier)
 cdef object zero = 0
+cdef enum:
+    NOT_OURS, TOGETHER, GONE
+cdef list first_ones = [all_ones(count) for count in range(EDGE_BLOCKS_MAX + 1)]
+cdef list only_one = [1 << position for position in range(EDGE_BLOCKS_MAX)]
 cdef object base_namespace = BASE_NAMESPACE
 cdef long dear = SLICE_BLOCKS // 16  # in blocks: what Python has to do for an event
 
@@ -180,6 +186,7 @@ cdef Py_ssize_t N_NAMESPACE = _slot(Node, b"namespace")
 cdef Py_ssize_t N_ORPHANED = _slot(Node, b"orphaned")
 cdef Py_ssize_t N_PARENT = _slot(Node, b"parent")
 cdef Py_ssize_t N_PARTIAL = _slot(Coverage, b"partial")
+cdef Py_ssize_t N_PATTERNS = _slot(Coverage, b"patterns")
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -409,7 +416,7 @@ cdef class Feeder:
     """
 
     cdef object stream, index, tree, cursor, writer, decoder, tallies, rank, backlog
-    cdef object holder, bit, runs, groups
+    cdef object holder, me, bit, runs, groups
     cdef object space  # the last namespace of a sequence's first blocks
     cdef object seeded  # and the last of which `seed` is known
     cdef uint64_t seed
@@ -510,7 +517,7 @@ cdef class Feeder:
         self.has_many_orphans = self.tree.orphan_blocks > self.index.orphan_blocks_max
         holder = self.holder
         self.room = self.index.budget.room(len(holder.where))
-        self.bit = holder.bit
+        self.bit, self.me = holder.bit, holder.holder_id
         if type(holder.where) is not NameMap:
             return False
         self.where = holder.where
@@ -948,7 +955,8 @@ cdef class Feeder:
         """Let go of blocks; False, and nothing done, if it is for `IndexWriter` to say which."""
         cdef size_t i, same, total = e.names, done = 0
         cdef uint64_t *names = scratch.names + e.names_at
-        cdef uint64_t *run
+        cdef int how
+        cdef uint64_t *run = NULL
         cdef Py_ssize_t held
         cdef PyObject *node
         cdef PyObject *filed
@@ -975,40 +983,130 @@ cdef class Feeder:
             if node == NULL:
                 done += 1
                 continue
-            filed = NULL
-            if type(<object>node) is Node and self._is_own_leaf(node, e.tier):
-                filed = PyDict_GetItemWithError(self.runs, <object>node)
+            if type(<object>node) is not Node:
+                break
+            filed = PyDict_GetItemWithError(self.runs, <object>node)
             if filed == NULL:
                 break
-            held = PyBytes_GET_SIZE(<object>filed) // HASH
-            if held * HASH != PyBytes_GET_SIZE(<object>SLOT(node, N_EDGE)):
-                break
-            run = <uint64_t *>PyBytes_AS_STRING(<object>filed)
             same = 0
-            while (
-                done + same < total
-                and <Py_ssize_t>same < held
-                and run[held - 1 - same] == names[done + same]
+            held = PyBytes_GET_SIZE(<object>filed) // HASH
+            if (
+                self._is_own_leaf(node, e.tier)
+                and held * HASH == PyBytes_GET_SIZE(<object>SLOT(node, N_EDGE))
             ):
-                same += 1
-            if not same or <Py_ssize_t>same == held:
-                break  # from the middle, or all of the leaf: more than its tail changes
-            leaf = <object>node
-            for i in range(done, done + same):
-                where.drop(names[i])
-            held -= same
-            edge = PyBytes_FromStringAndSize(
-                PyBytes_AS_STRING(<object>SLOT(node, N_EDGE)), held * HASH
-            )
-            self.runs[leaf] = PyBytes_FromStringAndSize(<char *>run, held * HASH)
-            slot_put(<PyObject *>leaf, N_EDGE, <PyObject *>edge)
-            self.more_blocks -= same
-            self.more_held[e.tier] -= same
+                run = <uint64_t *>PyBytes_AS_STRING(<object>filed)
+                while (
+                    done + same < total
+                    and <Py_ssize_t>same < held
+                    and run[held - 1 - same] == names[done + same]
+                ):
+                    same += 1
+            if not same:
+                same = total - done
+                how = NOT_OURS if e.tier else self._punch(node, filed, names + done, &same)
+                if how == NOT_OURS:
+                    break
+                if how == TOGETHER:
+                    self._uncover(e, done, done + same)
+                done += same
+                continue
+            if <Py_ssize_t>same == held:
+                self._uncover(e, done, done + same)  # the leaf goes
+            else:
+                leaf = <object>node
+                for i in range(done, done + same):
+                    where.drop(names[i])
+                held -= same
+                edge = PyBytes_FromStringAndSize(
+                    PyBytes_AS_STRING(<object>SLOT(node, N_EDGE)), held * HASH
+                )
+                self.runs[leaf] = PyBytes_FromStringAndSize(<char *>run, held * HASH)
+                slot_put(<PyObject *>leaf, N_EDGE, <PyObject *>edge)
+                self.more_blocks -= same
+                self.more_held[e.tier] -= same
             done += same
         if done < total:
-            rest = [PyLong_FromUnsignedLongLong(names[i]) for i in range(done, total)]
-            removal.uncover_listed(self.tree, holder, tiers[e.tier], rest)
-            self.dear = dear
+            self._uncover(e, done, total)
         self.removed_events += e.joined
         self.removed_blocks += total
         return True
+
+    cdef int _uncover(self, kv_event *e, size_t start, size_t end) except -1:
+        """Let Python let go of some of an event's blocks, which are held once each."""
+        cdef size_t i
+        cdef uint64_t *names = scratch.names + e.names_at
+        rest = [PyLong_FromUnsignedLongLong(names[i]) for i in range(start, end)]
+        removal.uncover_listed(self.tree, self.holder, tiers[e.tier], rest)
+        self.dear = dear
+        return 0
+
+    cdef int _punch(
+        self, PyObject *node, PyObject *filed, uint64_t *names, size_t *count
+    ) except -1:
+        """Let go of any blocks of a node that the rank alone holds, and on the device only.
+
+        Engines that forget what was used least leave holes in a run, and cut its end now and then.
+        Of `count` names it is those that are neighbours, and that is their number then. They may
+        still be for Python to let go of, `TOGETHER`, or any block of the node, `NOT_OURS`.
+        """
+        cdef uint64_t *run = <uint64_t *>PyBytes_AS_STRING(<object>filed)
+        cdef Py_ssize_t at, start, held = PyBytes_GET_SIZE(<object>filed) // HASH
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(<object>SLOT(node, N_EDGE)) // HASH
+        cdef Py_ssize_t i, same = 1, most = count[0]
+        if (
+            not _same(SLOT(node, N_MEMBERS), self.bit)
+            or SLOT(node, N_ALIASES) != <PyObject *>None
+            or SLOT(node, N_LOWER) != <PyObject *>None
+            or held > size
+        ):
+            return NOT_OURS
+        leaf, run_now = <object>node, <object>filed
+        old = first_ones[size] if self._is_full(node) else leaf.partial[self.me]
+        at = held
+        while True:  # what is not held has an old name
+            at -= 1
+            while at >= 0 and run[at] != names[0]:
+                at -= 1
+            if at < 0:
+                return NOT_OURS
+            if PyNumber_And(old, only_one[at]):
+                break
+        while same < most and at + same < held and run[at + same] == names[same]:
+            same += 1
+        start = at
+        if same == 1:
+            while same < most and same <= at and run[at - same] == names[same]:
+                same += 1
+            start = at + 1 - same
+        gone = only_one[at]
+        if same > 1:
+            gone = PyNumber_Lshift(first_ones[same], start)
+            held_there = PyNumber_And(old, gone)
+            if not _same(<PyObject *>held_there, gone):
+                gone, start, same = only_one[at], at, 1
+        count[0] = same
+        new = PyNumber_Xor(old, gone)
+        if not new:
+            return TOGETHER  # the node goes, and perhaps those above it
+        if start + same == size and PyDict_Size(<object>SLOT(node, N_CHILDREN)) == 0:
+            if SLOT(node, N_ORPHANED) != Py_False:
+                return TOGETHER
+            size = new.bit_length()
+            edge = PyBytes_FromStringAndSize(
+                PyBytes_AS_STRING(<object>SLOT(node, N_EDGE)), size * HASH
+            )
+            self.more_blocks -= PyBytes_GET_SIZE(<object>SLOT(node, N_EDGE)) // HASH - size
+            slot_put(<PyObject *>leaf, N_EDGE, <PyObject *>edge)
+            self.runs[leaf] = run_now[: size * HASH]
+        if _same(<PyObject *>new, first_ones[size]):
+            partial = patterns = None
+            full = self.bit
+        else:
+            partial, patterns, full = {self.me: new}, {new: self.bit}, zero
+        slot_put(<PyObject *>leaf, N_PARTIAL, <PyObject *>partial)
+        slot_put(<PyObject *>leaf, N_PATTERNS, <PyObject *>patterns)
+        slot_put(<PyObject *>leaf, N_FULL, <PyObject *>full)
+        for i in range(same):
+            self.where.drop(names[i])
+        self.more_held[0] -= same
+        return GONE

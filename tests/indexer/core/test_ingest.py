@@ -440,7 +440,7 @@ def test_a_message_that_an_error_cut_short_is_lost(broken: str, *, compiled: boo
     _, (stream, _) = streams(compiled=compiled, limits=StreamLimits())
     events = [stored([1, 2], [1] * 8, block_size=BLOCK_SIZE)]
     feed(stream, [message(0, encode_batch(events))], 0.0)
-    events = [removed([1])] if broken == "remove" else [stored([3], [2] * 4, 1, block_size=4)]
+    events = [removed([1, 2])] if broken == "remove" else [stored([3], [2] * 4, 1, block_size=4)]
     events.append(stored([4], [3] * 4, 2, block_size=BLOCK_SIZE))
     spots = {"remove": (removal, "uncover_listed"), "store": (KvIndex, "store")}
     with mock.patch.object(*spots[broken], side_effect=RuntimeError), pytest.raises(RuntimeError):
