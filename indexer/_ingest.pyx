@@ -1010,8 +1010,10 @@ cdef class Feeder:
                     self._uncover(e, done, done + same)
                 done += same
                 continue
+            if <Py_ssize_t>same == held and held > 1:
+                same -= 1  # the leaf goes with its last block, which costs Python the less
             if <Py_ssize_t>same == held:
-                self._uncover(e, done, done + same)  # the leaf goes
+                self._uncover(e, done, done + 1)
             else:
                 leaf = <object>node
                 for i in range(done, done + same):
@@ -1084,10 +1086,15 @@ cdef class Feeder:
             held_there = PyNumber_And(old, gone)
             if not _same(<PyObject *>held_there, gone):
                 gone, start, same = only_one[at], at, 1
-        count[0] = same
         new = PyNumber_Xor(old, gone)
+        if not new and same > 1:  # all but the last one, with which the node goes
+            same -= 1
+            start += start < at
+            gone = PyNumber_Lshift(first_ones[same], start)
+            new = PyNumber_Xor(old, gone)
+        count[0] = same
         if not new:
-            return TOGETHER  # the node goes, and perhaps those above it
+            return TOGETHER  # and perhaps nodes above it go, too
         if start + same == size and PyDict_Size(<object>SLOT(node, N_CHILDREN)) == 0:
             if SLOT(node, N_ORPHANED) != Py_False:
                 return TOGETHER

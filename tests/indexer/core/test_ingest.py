@@ -337,6 +337,10 @@ class Engines:
         count = min(len(held), random.choice([1, 1, 2, 5, 40]))
         if random.random() < 0.7:
             names = [held.pop() for _ in range(count)]
+        elif random.random() < 0.5:
+            at = random.randrange(len(held) - count + 1)
+            names = held[at : at + count][:: random.choice([1, -1])]
+            del held[at : at + count]
         else:
             names = [random.choice(held) for _ in range(count)]
         event = removed(names)
