@@ -6,7 +6,7 @@ from sys import getsizeof
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from indexer.core.node import Node
 
@@ -22,9 +22,34 @@ class NameMap(dict[int, "Node"]):
         """Say whether none of these names is filed."""
         return self.keys().isdisjoint(names)
 
+    def is_filed(self, names: Iterable[int], node: Node) -> bool:
+        """Say whether all of these names are filed for a node."""
+        return all(self.get(name) is node for name in names)
+
+    def is_run(self, names: Sequence[int], parent: int | None) -> bool:
+        """Say whether each name is there once, and none is the parent, None if there is none."""
+        unique = set(names)
+        return len(unique) == len(names) and parent not in unique
+
     def file(self, names: Iterable[int], node: Node) -> None:
         """File names for a node, whatever they were filed for."""
         self.update(dict.fromkeys(names, node))
+
+    def file_new(self, names: Sequence[int], node: Node) -> bool:
+        """File names for a node if none of them is filed, and none is there twice.
+
+        Returns whether they were.
+        """
+        new = dict.fromkeys(names, node)
+        fits = len(new) == len(names) and self.keys().isdisjoint(new)
+        if fits:
+            self.update(new)
+        return fits
+
+    def drop_all(self, names: Iterable[int]) -> None:
+        """Forget names, all of which are filed."""
+        for name in names:
+            del self[name]
 
     def pop_some(self, count: int) -> None:
         """Forget so many names, any; what is left is not to be looked up any more."""

@@ -6,11 +6,11 @@ books of holder and nodes follow, and what nobody holds any more leaves the tree
 
 from __future__ import annotations
 
-from struct import pack
 from typing import TYPE_CHECKING, Final
 
 from indexer.core.holdings import holds, pack_name
-from indexer.core.node import all_ones, bits
+from indexer.core.node import EDGE_BLOCKS_MAX, all_ones, bits
+from indexer.core.packing import pack_backwards, pack_names
 from indexer.types import HASH_BYTES, Tier
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 STRETCH_BLOCKS_MAX: Final = 64
-"""Names compared with a node's at once: lists of more agree in steps, those of fewer cost little
-for the names that were packed in vain."""
+"""Names of a list compared with a node's at once: more of them agree in steps, and fewer cost
+little for those that were packed in vain. Of names that are packed already it is a whole node's."""
 
 
 def uncover_listed(tree: RadixTree, holder: Holder, tier: int, names: Sequence[int]) -> int:
@@ -66,10 +66,12 @@ def _stretch(run: bytes, position: int, names: Sequence[int], done: int) -> tupl
     The first name is at `position`; its neighbours may follow upwards or downwards.
     """
     at = position * HASH_BYTES
+    most = STRETCH_BLOCKS_MAX if type(names) is list else EDGE_BLOCKS_MAX
+    most = min(most, len(names) - done)
     second = pack_name(names[done + 1])
     if position and run.startswith(second, at - HASH_BYTES):
-        most = min(position + 1, len(names) - done, STRETCH_BLOCKS_MAX)
-        backwards = pack(f"<{most}Q", *reversed(names[done : done + most]))
+        most = min(most, position + 1)
+        backwards = pack_backwards(names[done : done + most])
         end = at + HASH_BYTES
 
         def agree(count: int) -> bool:
@@ -79,8 +81,8 @@ def _stretch(run: bytes, position: int, names: Sequence[int], done: int) -> tupl
         count = _longest(most, agree)
         return position + 1 - count, count
     if run.startswith(second, at + HASH_BYTES):
-        most = min(len(run) // HASH_BYTES - position, len(names) - done, STRETCH_BLOCKS_MAX)
-        forwards = pack(f"<{most}Q", *names[done : done + most])
+        most = min(most, len(run) // HASH_BYTES - position)
+        forwards = pack_names(names[done : done + most])
         return position, _longest(
             most, lambda count: run.startswith(forwards[: count * HASH_BYTES], at)
         )
@@ -120,8 +122,7 @@ def _uncover_span(
         node.edge = node.edge[: start * HASH_BYTES]
         holder.runs[node] = holder.runs[node][: start * HASH_BYTES]
         tree.count_blocks(node, -count)
-        for name in names:
-            del where[name]
+        where.drop_all(names)
         return
     me, size = holder.holder_id, len(node.edge)
     span, ones = all_ones(count) << start, all_ones(size // HASH_BYTES)
@@ -131,8 +132,7 @@ def _uncover_span(
         node.drop_empty_tiers()
     held = node.held_anywhere(me)
     kept = held & span
-    for name in names if not kept else _not_at(names, holder.runs[node], kept):
-        del where[name]
+    where.drop_all(names if not kept else _not_at(names, holder.runs[node], kept))
     if not held:
         tree.left(holder, node)
         tree.tidy(node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from array import array
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +38,9 @@ _STEPS = st.lists(
         st.tuples(st.just("set"), _NAMES, st.integers(0, 2)),
         st.tuples(st.just("del"), _NAMES, st.just(0)),
         st.tuples(st.just("file"), st.lists(_NAMES, max_size=40), st.integers(0, 2)),
+        st.tuples(st.just("file_new"), st.lists(_NAMES, max_size=40), st.integers(0, 2)),
+        st.tuples(st.just("drop"), st.lists(st.integers(0, 70), max_size=60), st.just(0)),
+        st.tuples(st.just("is_filed"), st.lists(_NAMES, max_size=3), st.integers(0, 2)),
         st.tuples(st.just("none"), st.lists(_NAMES, max_size=4), st.just(0)),
         st.tuples(st.just("clear"), st.just(0), st.just(0)),
     ),
@@ -44,9 +48,18 @@ _STEPS = st.lists(
 )
 
 
+_FORMS = {
+    "objects": list,
+    "packed": lambda names: array("Q", names),
+    "a view": lambda names: memoryview(array("Q", names)),
+    "backwards": lambda names: memoryview(array("Q", names[::-1]))[::-1],
+}
+"""How a list of names may come: the kernel looks through what lies packed in memory."""
+
+
 @settings(max_examples=examples(300))
-@given(steps=_STEPS)
-def test_it_is_a_dict(twin: ModuleType, steps: list[Any]) -> None:
+@given(steps=_STEPS, form=st.sampled_from([*_FORMS]))
+def test_it_is_a_dict(twin: ModuleType, steps: list[Any], form: str) -> None:
     names, model = twin.NameMap(), {}
     for step, what, number in steps:
         node = NODES[number]
@@ -62,10 +75,25 @@ def test_it_is_a_dict(twin: ModuleType, steps: list[Any]) -> None:
                 with pytest.raises(KeyError):
                     _ = names[what]
         elif step == "file":
-            names.file(what, node)
+            names.file(_FORMS[form](what), node)
             model.update(dict.fromkeys(what, node))
+        elif step == "file_new":
+            fits = len(set(what)) == len(what) and model.keys().isdisjoint(what)
+            assert names.file_new(_FORMS[form](what), node) == fits
+            model.update(dict.fromkeys(what if fits else (), node))
+        elif step == "drop":
+            there = [name for name in dict.fromkeys(what) if name in model]
+            names.drop_all(_FORMS[form](there))
+            for name in there:
+                del model[name]
+            for name in what[:1]:  # now it is not
+                with pytest.raises(KeyError):
+                    names.drop_all(_FORMS[form]([name]))
+        elif step == "is_filed":
+            filed = all(model.get(name) is node for name in what)
+            assert names.is_filed(_FORMS[form](what), node) == filed
         elif step == "none":
-            assert names.knows_none(what) == model.keys().isdisjoint(what)
+            assert names.knows_none(_FORMS[form](what)) == model.keys().isdisjoint(what)
         else:
             for name in [*names]:
                 del names[name]
@@ -75,6 +103,35 @@ def test_it_is_a_dict(twin: ModuleType, steps: list[Any]) -> None:
         for name in (what,) if isinstance(what, int) else what:
             assert names.get(name) is model.get(name)
     assert {name: names[name] for name in names} == model
+
+
+@given(
+    run=st.lists(st.one_of(st.integers(0, 6), st.integers(0, U64_MASK)), max_size=12),
+    parent=st.one_of(st.none(), st.integers(0, 6), st.integers(0, U64_MASK)),
+    form=st.sampled_from([*_FORMS]),
+)
+def test_a_run_names_each_block_once_and_not_its_parent(
+    twin: ModuleType, run: list[int], parent: int | None, form: str
+) -> None:
+    expected = len({*run, parent}) == len(run) + 1
+    assert twin.NameMap().is_run(_FORMS[form](run), parent) == expected
+
+
+@pytest.mark.parametrize("what", ["file", "file_new", "drop_all", "is_filed", "knows_none"])
+def test_what_cannot_be_a_name_changes_nothing(twin: ModuleType, what: str) -> None:
+    if "plain" in twin.__name__:
+        pytest.skip("a dict takes any key")
+    names, node = twin.NameMap(), NODES[0]
+    nodes = (node,) if "file" in what else ()
+    with pytest.raises((OverflowError, TypeError)):
+        getattr(names, what)([U64_MASK + 1], *nodes)
+    assert not names
+    with pytest.raises((OverflowError, TypeError)):
+        getattr(names, what)([-1], *nodes)
+    if what == "file_new":
+        with pytest.raises((OverflowError, TypeError)):
+            names.file_new([1, 2, "a"], node)
+    assert not names
 
 
 def test_many_names_come_and_go(twin: ModuleType) -> None:
