@@ -15,6 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from indexer.core.packing import pack_names
 from indexer.core.registry import Registry
 from indexer.types import Tier, WorkerRank
 from select_service.admission_types import AdmissionSettings
@@ -22,8 +23,7 @@ from select_service.core.admission.queue import Ticket
 from select_service.core.service import SelectionCore
 from select_service.drain_types import DrainRequest
 from select_service.errors import ServiceError
-from select_service.simulator.core.kv_pool import Stored
-from select_service.simulator.core.requests import packed
+from select_service.simulator.core.kv_events import Stored
 from select_service.simulator.core.routers import Placed, Refused
 from select_service.types import (
     CacheThreshold,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from select_service.core.effects import Effects, Pull
     from select_service.core.replicas.messages import ReplicaMessage
-    from select_service.simulator.core.kv_pool import KvEvent
+    from select_service.simulator.core.kv_events import KvEvent
     from select_service.simulator.core.requests import Request
     from select_service.simulator.core.routers import Member, Verdict
     from select_service.types import Answer
@@ -179,7 +179,7 @@ class CoreRouter:
         index = replica.registry.index(_SCOPE)
         if index is None:
             return Refused("no_schedulable_worker")
-        hashes = packed(request.blocks[: request.isl // index.block_size])
+        hashes = pack_names(request.blocks[: request.isl // index.block_size])
         groups = index.find_matches(hashes).groups
         best = max(groups)[0] if groups else 0
         kind = SelectPairRequest if self._has_pairs else SelectAndReserveRequest
@@ -249,7 +249,7 @@ class CoreRouter:
         for event in events:
             if isinstance(event, Stored):
                 blocks = event.blocks
-                index.store(rank, Tier.DEVICE, event.parent, blocks, packed(blocks))
+                index.store(rank, Tier.DEVICE, event.parent, blocks, pack_names(blocks))
             else:
                 index.remove(rank, Tier.DEVICE, event.blocks)
 
