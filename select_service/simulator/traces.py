@@ -6,6 +6,7 @@ format is entered: `select-sim run --format NAME` finds it there.
 
 from __future__ import annotations
 
+from array import array
 from datetime import datetime
 from heapq import heappop, heappush
 from itertools import islice
@@ -20,7 +21,6 @@ from select_service.simulator.recordings import read_recording
 
 if TYPE_CHECKING:
     import random
-    from array import array
     from collections.abc import Iterable, Iterator
 
 __all__ = [
@@ -193,10 +193,9 @@ def _expect_sound(one: _MooncakeLine, number: int, block_size: int) -> None:
 def _names(ids: list[int], parts: int) -> array[int]:
     """Return block numbers, which have 64 bits; ids that are hashes themselves may need more."""
     if max(ids, default=0) < _NAMES // parts - 1:
-        first = np.array(ids, dtype=np.uint64) * np.uint64(parts) + np.uint64(1)
-        names = chain_of()
-        names.frombytes((first[:, None] + np.arange(parts, dtype=np.uint64)).tobytes())
-        return names
+        first = np.frombuffer(chain_of(ids), np.uint64) * parts
+        each = np.arange(1, parts + 1, dtype=np.uint64)
+        return array("Q", (first[:, None] + each).tobytes())
     numbers = [id_ * parts + part for id_ in ids for part in range(parts)]
     return chain_of(
         1 + number if number < _NAMES - 1 else xxh3_64_intdigest(b"%d" % number)

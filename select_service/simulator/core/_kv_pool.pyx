@@ -17,9 +17,20 @@ from select_service.simulator.core.kv_events import Removed, Stored
 
 ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
 
+cdef extern from *:
+    """
+    #if defined(__GNUC__) || defined(__clang__)
+    #define prefetch(at) __builtin_prefetch(at)
+    #else
+    #define prefetch(at) ((void)(at))
+    #endif
+    """
+    void prefetch(const void *at) nogil
+
 cdef enum:
     SIZE_MIN = 16
     SIDE_BY_SIDE = 8
+    AHEAD = 16  # blocks whose place is fetched while those before them are looked at
     NOTED_PER_BLOCK = 3  # as in the plain twin
 
 cdef array.array numbers = _array.array("Q")
@@ -63,6 +74,14 @@ cdef inline Entry *_find(const Table *table, uint64_t block) noexcept nogil:
             return &table.entries[at]
         at = (at + 1) & (table.size - 1)
     return NULL
+
+
+cdef inline void _fetch(
+    const Table *table, const uint64_t *blocks, Py_ssize_t at, Py_ssize_t count
+) noexcept nogil:
+    """Have the processor fetch where a block to come lies."""
+    if at + AHEAD < count and table.size:
+        prefetch(&table.entries[_home(table.shift, blocks[at + AHEAD])])
 
 
 cdef inline Entry *_free_place(const Table *table, uint64_t block) noexcept nogil:
@@ -151,6 +170,7 @@ cdef class KvPool:
         cdef Entry *entry
         most = min(most, len(chain))
         while found < most:
+            _fetch(&self.held, blocks, found, most)
             entry = _find(&self.held, blocks[found])
             if entry == NULL:
                 break
@@ -163,6 +183,7 @@ cdef class KvPool:
         cdef Py_ssize_t i
         cdef Entry *entry
         for i in range(count):
+            _fetch(&self.held, blocks, i, count)
             entry = _find(&self.held, blocks[i])
             if entry == NULL:
                 raise KeyError(blocks[i])
@@ -192,6 +213,8 @@ cdef class KvPool:
         while done < count:
             assert self.first < self.last, "who is not used can go"
             note = &self.notes[self.first]
+            if self.first + AHEAD < self.last:
+                prefetch(&self.held.entries[_home(self.held.shift, note[AHEAD].block)])
             self.first += 1
             entry = _find(&self.held, note.block)
             if entry != NULL and entry.users == note.mark:
@@ -208,6 +231,7 @@ cdef class KvPool:
         self.nameless -= stop - start
         _make_room(&self.held, stop - start)
         for at in range(start, stop):
+            _fetch(&self.held, blocks, at, stop)
             entry = _find(&self.held, blocks[at])
             if entry == NULL:
                 entry = _free_place(&self.held, blocks[at])
@@ -237,6 +261,8 @@ cdef class KvPool:
         self._make_room_for_notes(named)
         self.mark -= 1
         for at in range(named - 1, -1, -1):  # the end is needed least
+            if at >= AHEAD:
+                prefetch(&self.held.entries[_home(self.held.shift, blocks[at - AHEAD])])
             entry = _find(&self.held, blocks[at])
             if entry == NULL:
                 raise KeyError(blocks[at])
