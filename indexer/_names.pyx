@@ -29,6 +29,7 @@ ABI = 3  # change it with every change of what is offered here: see `indexer/com
 
 cdef extern from *:
     """
+    /* a macro: of a function that does nothing else compilers say that it does nothing */
     #if defined(__GNUC__) || defined(__clang__)
     #define prefetch(at) __builtin_prefetch(at)
     #else
@@ -232,7 +233,8 @@ cdef class NameMap:
         if _are_packed(names, &view):
             packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
             for i in range(count):
-                _fetch(self, packed, i, count)
+                if i + AHEAD < count:
+                    prefetch(_place(self, packed[i + AHEAD]))
                 if self.find(packed[i]) != NULL:
                     known = True
                     break
@@ -254,7 +256,8 @@ cdef class NameMap:
         if _are_packed(names, &view):
             packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
             for i in range(count):
-                _fetch(self, packed, i, count)
+                if i + AHEAD < count:
+                    prefetch(_place(self, packed[i + AHEAD]))
                 if self.find(packed[i]) != <PyObject *>node:
                     all_are = False
                     break
@@ -312,7 +315,8 @@ cdef class NameMap:
             packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
             try:
                 for i in range(count):
-                    _fetch(self, packed, i, count)
+                    if i + AHEAD < count:
+                        prefetch(_place(self, packed[i + AHEAD]))
                     _put(self, packed[i], <PyObject *>node)
             finally:
                 PyBuffer_Release(&view)
@@ -335,7 +339,8 @@ cdef class NameMap:
             packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
             try:
                 while done < count and fits:
-                    _fetch(self, packed, done, count)
+                    if done + AHEAD < count:
+                        prefetch(_place(self, packed[done + AHEAD]))
                     fits = self.put_new(packed[done], <PyObject *>node)
                     done += fits
             finally:
@@ -370,7 +375,8 @@ cdef class NameMap:
             packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
             try:
                 for i in range(count):
-                    _fetch(self, packed, i, count)
+                    if i + AHEAD < count:
+                        prefetch(_place(self, packed[i + AHEAD]))
                     if not self.drop(packed[i]):
                         raise KeyError(packed[i])
             finally:
@@ -412,16 +418,11 @@ cdef class NameMap:
         return size
 
 
-cdef inline void _fetch(
-    NameMap where, const uint64_t *names, Py_ssize_t at, Py_ssize_t count
-) noexcept:
-    """Have the processor fetch where a name to come is filed: tables are larger than its caches."""
-    cdef uint64_t mixed
-    cdef Shard *shard
-    if at + AHEAD < count:
-        mixed = _mix(names[at + AHEAD], where.secret)
-        shard = &where.shards[_shard(mixed)]
-        prefetch(&shard.entries[_home(mixed, shard.capacity)])
+cdef inline Entry *_place(NameMap where, uint64_t name) noexcept:
+    """Where the search for a name begins. Tables are larger than caches: it is fetched ahead."""
+    cdef uint64_t mixed = _mix(name, where.secret)
+    cdef Shard *shard = &where.shards[_shard(mixed)]
+    return &shard.entries[_home(mixed, shard.capacity)]
 
 
 cdef bint _put(NameMap where, uint64_t name, PyObject *node) except -1:

@@ -19,6 +19,7 @@ ABI = 1  # change it with every change of what is offered here: see `indexer/com
 
 cdef extern from *:
     """
+    /* a macro: of a function that does nothing else compilers say that it does nothing */
     #if defined(__GNUC__) || defined(__clang__)
     #define prefetch(at) __builtin_prefetch(at)
     #else
@@ -76,12 +77,9 @@ cdef inline Entry *_find(const Table *table, uint64_t block) noexcept nogil:
     return NULL
 
 
-cdef inline void _fetch(
-    const Table *table, const uint64_t *blocks, Py_ssize_t at, Py_ssize_t count
-) noexcept nogil:
-    """Have the processor fetch where a block to come lies."""
-    if at + AHEAD < count and table.size:
-        prefetch(&table.entries[_home(table.shift, blocks[at + AHEAD])])
+cdef inline const Entry *_place(const Table *table, uint64_t block) noexcept nogil:
+    """Where the search for a block begins. Tables are larger than caches: it is fetched ahead."""
+    return &table.entries[_home(table.shift, block)]
 
 
 cdef inline Entry *_free_place(const Table *table, uint64_t block) noexcept nogil:
@@ -170,7 +168,8 @@ cdef class KvPool:
         cdef Entry *entry
         most = min(most, len(chain))
         while found < most:
-            _fetch(&self.held, blocks, found, most)
+            if found + AHEAD < most and self.held.count:
+                prefetch(_place(&self.held, blocks[found + AHEAD]))
             entry = _find(&self.held, blocks[found])
             if entry == NULL:
                 break
@@ -183,7 +182,8 @@ cdef class KvPool:
         cdef Py_ssize_t i
         cdef Entry *entry
         for i in range(count):
-            _fetch(&self.held, blocks, i, count)
+            if i + AHEAD < count and self.held.count:
+                prefetch(_place(&self.held, blocks[i + AHEAD]))
             entry = _find(&self.held, blocks[i])
             if entry == NULL:
                 raise KeyError(blocks[i])
@@ -214,7 +214,7 @@ cdef class KvPool:
             assert self.first < self.last, "who is not used can go"
             note = &self.notes[self.first]
             if self.first + AHEAD < self.last:
-                prefetch(&self.held.entries[_home(self.held.shift, note[AHEAD].block)])
+                prefetch(_place(&self.held, note[AHEAD].block))
             self.first += 1
             entry = _find(&self.held, note.block)
             if entry != NULL and entry.users == note.mark:
@@ -231,7 +231,8 @@ cdef class KvPool:
         self.nameless -= stop - start
         _make_room(&self.held, stop - start)
         for at in range(start, stop):
-            _fetch(&self.held, blocks, at, stop)
+            if at + AHEAD < stop and self.held.count:
+                prefetch(_place(&self.held, blocks[at + AHEAD]))
             entry = _find(&self.held, blocks[at])
             if entry == NULL:
                 entry = _free_place(&self.held, blocks[at])
@@ -261,8 +262,8 @@ cdef class KvPool:
         self._make_room_for_notes(named)
         self.mark -= 1
         for at in range(named - 1, -1, -1):  # the end is needed least
-            if at >= AHEAD:
-                prefetch(&self.held.entries[_home(self.held.shift, blocks[at - AHEAD])])
+            if at >= AHEAD and self.held.count:
+                prefetch(_place(&self.held, blocks[at - AHEAD]))
             entry = _find(&self.held, blocks[at])
             if entry == NULL:
                 raise KeyError(blocks[at])
