@@ -25,12 +25,27 @@ cdef extern from *:
     #else
     #define prefetch(at) ((void)(at))
     #endif
+
+    #ifdef __linux__
+    #include <sys/mman.h>
+    #endif
+    #ifdef MADV_HUGEPAGE
+    /* large tables are looked into everywhere: on large pages that is a walk through them less */
+    static void on_large_pages(void *at, size_t bytes) {
+        size_t from = ((size_t)at + 0xfff) & ~(size_t)0xfff, to = ((size_t)at + bytes) & ~(size_t)0xfff;
+        if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
+    }
+    #else
+    #define on_large_pages(at, bytes) ((void)(at), (void)(bytes))
+    #endif
     """
     void prefetch(const void *at) nogil
+    void on_large_pages(void *at, size_t bytes) nogil
 
 cdef enum:
     SIZE_MIN = 16
     SIDE_BY_SIDE = 8
+    LARGE = 1 << 22  # bytes
     AHEAD = 16  # blocks whose place is fetched while those before them are looked at
     NOTED_PER_BLOCK = 3  # as in the plain twin
 
@@ -64,30 +79,26 @@ cdef inline int _shift_of(size_t size) noexcept nogil:
     return shift
 
 
-cdef inline Entry *_find(const Table *table, uint64_t block) noexcept nogil:
-    """The entry of a block; NULL: it is not there."""
-    cdef size_t at
-    if not table.count:
-        return NULL
-    at = _home(table.shift, block)
-    while table.entries[at].users:
-        if table.entries[at].block == block:
-            return &table.entries[at]
-        at = (at + 1) & (table.size - 1)
-    return NULL
-
-
-cdef inline const Entry *_place(const Table *table, uint64_t block) noexcept nogil:
+cdef inline Entry *_place(const Table *table, uint64_t block) noexcept nogil:
     """Where the search for a block begins. Tables are larger than caches: it is fetched ahead."""
     return &table.entries[_home(table.shift, block)]
 
 
-cdef inline Entry *_free_place(const Table *table, uint64_t block) noexcept nogil:
-    """Where a block that is not there would lie."""
+cdef inline Entry *_search(const Table *table, uint64_t block) noexcept nogil:
+    """The entry of a block, or the free one that would be its own. There are some."""
     cdef size_t at = _home(table.shift, block)
-    while table.entries[at].users:
+    while table.entries[at].users and table.entries[at].block != block:
         at = (at + 1) & (table.size - 1)
     return &table.entries[at]
+
+
+cdef inline Entry *_find(const Table *table, uint64_t block) noexcept nogil:
+    """The entry of a block; NULL: it is not there."""
+    cdef Entry *entry
+    if not table.count:
+        return NULL
+    entry = _search(table, block)
+    return entry if entry.users else NULL
 
 
 cdef bint _make_room(Table *table, size_t more) except -1:
@@ -106,7 +117,7 @@ cdef bint _make_room(Table *table, size_t more) except -1:
     larger.count = table.count
     for i in range(table.size):
         if table.entries[i].users:
-            _free_place(&larger, table.entries[i].block)[0] = table.entries[i]
+            _search(&larger, table.entries[i].block)[0] = table.entries[i]
     PyMem_RawFree(table.entries)
     table[0] = larger
     return True
@@ -233,9 +244,8 @@ cdef class KvPool:
         for at in range(start, stop):
             if at + AHEAD < stop and self.held.count:
                 prefetch(_place(&self.held, blocks[at + AHEAD]))
-            entry = _find(&self.held, blocks[at])
-            if entry == NULL:
-                entry = _free_place(&self.held, blocks[at])
+            entry = _search(&self.held, blocks[at])
+            if not entry.users:
                 entry.block, entry.users = blocks[at], 1
                 self.held.count += 1
                 self.busy += 1
@@ -349,6 +359,8 @@ cdef class BlockSet:
         if self.blocks == NULL:
             self.blocks = before
             raise MemoryError
+        if size * sizeof(uint64_t) >= LARGE:
+            on_large_pages(self.blocks, size * sizeof(uint64_t))
         i, self.size, self.shift = self.size, size, _shift_of(size)
         while i:
             i -= 1
@@ -364,6 +376,8 @@ cdef class BlockSet:
         cdef bint seen
         self._make_room(count)
         for i in range(count):
+            if i + AHEAD < count:
+                prefetch(&self.blocks[_home(self.shift, blocks[i + AHEAD])])
             if blocks[i]:
                 place = self._place(blocks[i])
                 seen = place[0] != 0

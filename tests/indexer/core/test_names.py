@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -48,7 +49,7 @@ _STEPS = st.lists(
 )
 
 
-_FORMS = {
+_FORMS: dict[str, Callable[[list[int]], Sequence[int]]] = {
     "objects": list,
     "packed": lambda names: array("Q", names),
     "a view": lambda names: memoryview(array("Q", names)),
@@ -57,47 +58,54 @@ _FORMS = {
 """How a list of names may come: the kernel looks through what lies packed in memory."""
 
 
+def _do(names: Any, model: dict[int, Node], step: str, what: Any, node: Node, form: Any) -> None:
+    """Take a step on a map and on its model, and compare what they say."""
+    if step == "set":
+        names[what] = model[what] = node
+    elif step == "file":
+        names.file(form(what), node)
+        model.update(dict.fromkeys(what, node))
+    elif step == "file_new":
+        fits = len(set(what)) == len(what) and model.keys().isdisjoint(what)
+        assert names.file_new(form(what), node) == fits
+        model.update(dict.fromkeys(what if fits else (), node))
+    elif step == "is_filed":
+        assert names.is_filed(form(what), node) == all(model.get(one) is node for one in what)
+    elif step == "none":
+        assert names.knows_none(form(what)) == model.keys().isdisjoint(what)
+    else:
+        _forget(names, model, step, what, form)
+
+
+def _forget(names: Any, model: dict[int, Node], step: str, what: Any, form: Any) -> None:
+    if step == "del":
+        assert (what in names) == (what in model)
+        if what in model:
+            del names[what], model[what]
+        with pytest.raises(KeyError):
+            del names[what]
+        with pytest.raises(KeyError):
+            _ = names[what]
+    elif step == "drop":
+        there = [name for name in dict.fromkeys(what) if name in model]
+        names.drop_all(form(there))
+        for name in there:
+            del model[name]
+        for name in what[:1]:  # now it is not
+            with pytest.raises(KeyError):
+                names.drop_all(form([name]))
+    else:
+        for name in [*names]:
+            del names[name]
+        model.clear()
+
+
 @settings(max_examples=examples(300))
 @given(steps=_STEPS, form=st.sampled_from([*_FORMS]))
 def test_it_is_a_dict(twin: ModuleType, steps: list[Any], form: str) -> None:
-    names, model = twin.NameMap(), {}
+    names, model = twin.NameMap(), dict[int, Node]()
     for step, what, number in steps:
-        node = NODES[number]
-        if step == "set":
-            names[what] = model[what] = node
-        elif step == "del":
-            assert (what in names) == (what in model)
-            if what in model:
-                del names[what], model[what]
-            else:
-                with pytest.raises(KeyError):
-                    del names[what]
-                with pytest.raises(KeyError):
-                    _ = names[what]
-        elif step == "file":
-            names.file(_FORMS[form](what), node)
-            model.update(dict.fromkeys(what, node))
-        elif step == "file_new":
-            fits = len(set(what)) == len(what) and model.keys().isdisjoint(what)
-            assert names.file_new(_FORMS[form](what), node) == fits
-            model.update(dict.fromkeys(what if fits else (), node))
-        elif step == "drop":
-            there = [name for name in dict.fromkeys(what) if name in model]
-            names.drop_all(_FORMS[form](there))
-            for name in there:
-                del model[name]
-            for name in what[:1]:  # now it is not
-                with pytest.raises(KeyError):
-                    names.drop_all(_FORMS[form]([name]))
-        elif step == "is_filed":
-            filed = all(model.get(name) is node for name in what)
-            assert names.is_filed(_FORMS[form](what), node) == filed
-        elif step == "none":
-            assert names.knows_none(_FORMS[form](what)) == model.keys().isdisjoint(what)
-        else:
-            for name in [*names]:
-                del names[name]
-            model.clear()
+        _do(names, model, step, what, NODES[number], _FORMS[form])
         assert len(names) == len(model)
         assert bool(names) == bool(model)
         for name in (what,) if isinstance(what, int) else what:
