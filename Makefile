@@ -251,7 +251,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml $(KERNELS) | $(VENV)/bin/python
-	@echo "installing the service into $(VENV)"
+	@echo "installing the service into $(VENV): some minutes the first time, for its kernels are compiled"
 	@$(BIN)/python $(PIP_INSTALL) --editable .
 	@touch $@
 

@@ -17,7 +17,7 @@ class IndexerError(Exception):
 
 
 class InvalidEndpoint(IndexerError):
-    """An endpoint that is not written the way ZMQ endpoints are (contract 6.5)."""
+    """An endpoint that is not written the way ZMQ endpoints are."""
 
     status = 400
     code = "invalid_endpoint"
@@ -62,7 +62,7 @@ class ScopeConflict(IndexerError):
 
 
 class BadDump(IndexerError):
-    """What a peer answers to GET /dump is no dump (contract 7.1)."""
+    """What a peer answers to GET /dump is no dump."""
 
     status = 502
     code = "bad_dump"

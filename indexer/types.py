@@ -134,7 +134,7 @@ class StreamLimits(Struct, kw_only=True):
     them; two milliseconds are nothing beside an engine's step."""
 
     receive_messages_max: int = 200_000
-    """Live messages libzmq holds for us (R39); its own default of 1,000 loses bursts. A message of
+    """Live messages libzmq holds for us; its own default of 1,000 loses bursts. A message of
     one block takes 0.3 KB, so a full queue is some 60 MB, and only of a worker that floods."""
 
     message_bytes_max: int = 8 << 20

@@ -1,6 +1,6 @@
 """The command line: `select-service [flags]` serves; `demo` shows it at work, `doctor` examines it.
 
-Exit codes (contract 9): 0 ended by SIGINT or SIGTERM, 1 could not start, 2 wrong usage.
+Exit codes: 0 ended by SIGINT or SIGTERM, 1 could not start, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ def _chosen(arguments: list[str]) -> Callable[[], int]:
     if arguments[:1] == ["doctor"]:
         from select_service.doctor import cli as doctor
 
-        return partial(doctor.main, arguments[1:])
+        return partial(_tell, partial(doctor.main, arguments[1:]))
     if arguments[:1] and arguments[0] in _CLIENT_COMMANDS:
         from select_service.client import cli as client
 
-        return partial(client.main, arguments)
+        return partial(_tell, partial(client.main, arguments))
     gc.disable()  # modules are no garbage; `edge/garbage.py` decides when the service is up
     # numpy brings OpenBLAS, which at once starts a thread per core that spins for work: 100 ms of
     # processor time beside our start, for products of matrices that nobody here asks for
@@ -85,6 +85,17 @@ def _chosen(arguments: list[str]) -> Callable[[], int]:
     from select_service.edge.app import serve  # --help need not load a server
 
     return partial(serve, settings, layers)
+
+
+def _tell(run: Callable[[], int]) -> int:
+    """Run what prints an answer; whoever reads it may stop, as `| head` does."""
+    try:
+        code = run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed at the exit
+        return 2
+    return code
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:

@@ -57,7 +57,7 @@ class ServiceError(Exception):
         self.limit = limit
 
     def body(self) -> dict[str, object]:
-        """Return what the answer says (contract 0.2)."""
+        """Return what the answer says."""
         body: dict[str, object] = {"error": str(self), "code": self.code}
         if self.field is not None:
             body["field"] = self.field
@@ -249,7 +249,7 @@ class TenantNotFound(ServiceError):
 
 
 class InvalidRequest(ServiceError):
-    """Well-formed, but it means nothing we can serve (contract 2)."""
+    """Well-formed, but it means nothing we can serve."""
 
     status = 400
     code = "invalid_request"
@@ -496,14 +496,14 @@ class NameRefused(InvalidField):
 
 
 class RankNotFound(ServiceError):
-    """The worker exists and has no such rank (D12)."""
+    """The worker exists and has no such rank."""
 
     status = 404
     code = "rank_not_found"
 
 
 class ReservationNotFound(ServiceError):
-    """An id never seen (D4)."""
+    """An id never seen."""
 
     status = 404
     code = "reservation_not_found"
@@ -513,7 +513,7 @@ class ReservationNotFound(ServiceError):
 
 
 class ReservationConflict(ServiceError):
-    """The id is live with another body or in another scope (D14, D16)."""
+    """The id is live with another body or in another scope."""
 
     status = 409
     code = "reservation_conflict"
@@ -775,7 +775,7 @@ def scope_text(scope: Scope) -> str:
 
 
 def problem(error: ServiceError) -> tuple[int, dict[str, object]]:
-    """Turn a refusal into (status, JSON body) (contract 0.2)."""
+    """Turn a refusal into (status, JSON body)."""
     body = error.body()
     if error.decision is not None:
         body["decision"] = error.decision

@@ -114,7 +114,7 @@ def _curve_key(key: str | None) -> None:
 
 
 class WorkerSpec(Struct, kw_only=True):
-    """Body of POST /workers (contract 1.1): a whole record; what is absent becomes null."""
+    """Body of POST /workers: a whole record; what is absent becomes null."""
 
     worker_id: U64
     model_name: str = "default"
@@ -174,7 +174,7 @@ class WorkerPatch(Struct, kw_only=True):
     role: Role | None = None
     curve_public_key: str | None = None
 
-    # named in a PATCH, and ignored whatever they are (contract 1.3)
+    # named in a PATCH, and ignored whatever they are
     worker_id: Any = None
     model_name: Any = None
     tenant_id: Any = None
@@ -187,7 +187,7 @@ class WorkerPatch(Struct, kw_only=True):
 
 
 class KvRankState(Struct, frozen=True):
-    """What is doubtful about one rank's index (events R35)."""
+    """What is doubtful about one rank's index."""
 
     dp_rank: int
     kv_state: Literal["current", "uncertain"]
@@ -195,7 +195,7 @@ class KvRankState(Struct, frozen=True):
 
 
 class WorkerRecord(Struct, kw_only=True, frozen=True):
-    """A worker as every worker route answers it (contract 1.2), fields in the wire's order."""
+    """A worker as every worker route answers it, fields in the wire's order."""
 
     worker_id: int
     model_name: str
@@ -290,7 +290,7 @@ class MmRoutingInfo(Struct, frozen=True):
 
 
 class RouterConfigOverride(Struct, frozen=True, kw_only=True):
-    """Weights for this request only (contract 2)."""
+    """Weights for this request only."""
 
     overlap_score_credit: Fraction | None = None
     prefill_load_scale: NonNegative | None = None
@@ -326,7 +326,7 @@ def _one_scope_name(tenant_id: str | UnsetType, routing_group: str | UnsetType) 
 
 
 class PromptFields(Struct, kw_only=True):
-    """What every prompt route takes (contract 2): tokens, or hashes with their length.
+    """What every prompt route takes: tokens, or hashes with their length.
 
     Once decoded, or `packed`, the long lists are little-endian numbers of 4 and 8 bytes each.
     """
@@ -403,7 +403,7 @@ class SelectPairRequest(SelectAndReserveRequest, kw_only=True):
 
 
 class ReservationRequest(PromptFields, kw_only=True):
-    """POST /reservations: book a rank the caller has chosen (contract 4.2)."""
+    """POST /reservations: book a rank the caller has chosen."""
 
     reservation_id: str
     worker_id: U64
@@ -422,11 +422,11 @@ class ReservationRequest(PromptFields, kw_only=True):
 
 
 class PotentialLoadsRequest(SelectRequest, kw_only=True):
-    """POST /potential_loads; eligibility fields are accepted and have no effect (contract 2)."""
+    """POST /potential_loads; eligibility fields are accepted and have no effect."""
 
 
 class OverlapScoresRequest(SelectRequest, kw_only=True):
-    """POST /overlap_scores; eligibility fields are accepted and have no effect (contract 2)."""
+    """POST /overlap_scores; eligibility fields are accepted and have no effect."""
 
 
 class OutputBlockRequest(Struct, kw_only=True):
@@ -500,7 +500,7 @@ class BatchRequest(Struct, kw_only=True):
 
 
 class Overlap(Struct, frozen=True):
-    """Matched tokens of the selected worker, cumulative per tier (contract 3.5)."""
+    """Matched tokens of the selected worker, cumulative per tier."""
 
     longest_matched: int
     gpu: int
@@ -693,7 +693,7 @@ class ScopeLoads(Struct, frozen=True):
 
 
 class OverlapRow(Struct, frozen=True):
-    """Matched blocks of one rank (contract 5.3)."""
+    """Matched blocks of one rank."""
 
     worker_id: int
     dp_rank: int
@@ -775,7 +775,7 @@ class ReplicaStatus(Struct, frozen=True):
 
 
 class RouterConfig(Struct, frozen=True, kw_only=True):
-    """The weights and switches in force (contract 9); defaults are the reference's."""
+    """The weights and switches in force; defaults are the reference's."""
 
     policy: Policy = "kv-cost"
     overlap_score_credit: float = 1.0
@@ -814,7 +814,7 @@ class CoreLimits(Struct, kw_only=True):
     id_length_max: int = 256  # characters of reservation_id, selection_id
     name_length_max: int = 256  # characters of a model, tenant, adapter, who shares fairly
     freed_ids_max: int = 200_000  # remembered ids; ten minutes of 300 ends a second
-    reservation_ttl_s: float = 300.0  # since the last lifecycle call; 0 = never (D15)
+    reservation_ttl_s: float = 300.0  # since the last lifecycle call; 0 = never
     reservation_ttl_max_s: float = 86400.0  # most a request may ask for
     leases_max: int = 10_000  # one a client process; 1 KiB each
     ended_leases_max: int = 10_000  # remembered, for ten minutes

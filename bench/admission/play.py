@@ -133,7 +133,6 @@ class Play:
             if happening.kind == "first_token":
                 client.first_token_at = at
             elif happening.kind == "done":
-                client.done_at = at
                 self._resolve(client)
             sends.tellings.append(happening)
 

@@ -44,7 +44,6 @@ class Client:
     admitted_at: float | None = None
     worker_id: int = -1
     first_token_at: float | None = None
-    done_at: float | None = None
     failure: str = ""
 
     @property

@@ -24,7 +24,6 @@ __all__ = ["Bar", "Line", "bars", "length_lines", "main"]
 
 _COLOURS = {Verdict.MET: "#2a7f62", Verdict.EQUAL: "#c9a227", Verdict.MISSED: "#b5403a"}
 _PLAIN = "#777777"
-_FORMATS = ("svg", "png")
 _BAR_INCHES = 0.27
 
 
@@ -148,10 +147,9 @@ def _draw_lines(result: Result, drawn: Sequence[Line], stem: Path) -> None:
 
 
 def _save(figure: Any, stem: Path) -> None:
-    for suffix in _FORMATS:
-        path = stem.with_name(f"{stem.name}.{suffix}")
-        figure.savefig(path, dpi=110, metadata={"Date": None} if suffix == "svg" else None)
-        progress(f"written to {path}")
+    path = stem.with_name(f"{stem.name}.svg")
+    figure.savefig(path, metadata={"Date": None})
+    progress(f"written to {path}")
 
 
 def _parser() -> argparse.ArgumentParser:

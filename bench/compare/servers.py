@@ -19,7 +19,6 @@ from bench.load.http import BadAnswer, ask, request_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
 __all__ = [
     "OURS",
@@ -150,12 +149,7 @@ class RunningServer:
         self.started_in_s = time.perf_counter() - started_at
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._end()
         self._log.close()
 

@@ -192,7 +192,7 @@ def feed(target: Target, worker_id: int, prompt: Prompt, blocks: int) -> None:
     """Publish the first blocks of a prompt as a worker's, 64 per event.
 
     The engine hashes are functions of the content, the same on every worker: a fleet whose engines
-    hash alike. (The peer loses blocks of engines that hash differently, events.md R8; that would
+    hash alike. (The peer loses blocks of engines that hash differently; that would
     void the workload, not slow it down.)
     """
     hashes = prompt.sequence_hashes[:blocks]

@@ -16,7 +16,6 @@ from bench.load.prompts import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
 __all__ = ["Publishers", "SubscriptionMissing", "batch", "engine_hashes", "removed", "stored"]
 
@@ -95,12 +94,7 @@ class Publishers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _bind(self) -> zmq.Socket[bytes]:

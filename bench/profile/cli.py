@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from bench.compare.served import Served
 from bench.compare.servers import OURS, VARIANTS, contenders
 from bench.compare.suite import is_chosen, suite
-from bench.output import RESULTS, progress, raise_descriptor_limit
+from bench.output import progress, raise_descriptor_limit
 from bench.profile.stacks import collapsed, merged, note, parse
 from bench.provenance import provenance
 
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out",
         type=Path,
-        default=RESULTS / "profiles",
-        help="folder (default: bench/results/profiles)",
+        default=Path("build/profiles"),
+        help="folder (default: %(default)s)",
     )
     return parser

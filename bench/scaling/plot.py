@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _CORES = (1, 2, 4, 8, 16)
-_FORMATS = ("svg", "png")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,10 +63,9 @@ def _draw(found: Sequence[Scaling], document: dict[str, Any], isl: int, stem: Pa
     axes.grid(visible=True, linewidth=0.3, which="both")
     axes.legend(fontsize=7)
     axes.set_title(f"{document['taken_at'][:10]}, commit {document['commit'][:8]}", fontsize=9)
-    for suffix in _FORMATS:
-        path = stem.with_suffix(f".{suffix}")
-        figure.savefig(path, dpi=110, metadata={"Date": None} if suffix == "svg" else None)
-        progress(f"written to {path}")
+    path = stem.with_suffix(".svg")
+    figure.savefig(path, metadata={"Date": None})
+    progress(f"written to {path}")
 
 
 def _parser() -> argparse.ArgumentParser:

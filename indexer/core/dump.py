@@ -1,4 +1,4 @@
-"""The index as a portable list of events, in the reference's shape (contract 7.1).
+"""The index as a portable list of events, in the reference's shape.
 
 Device first and parents before children, one event per run and rank; then the lower tiers, one
 event per block. The walk is lazy and the index may change between two events: each node is read

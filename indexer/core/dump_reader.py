@@ -1,6 +1,6 @@
 """A peer's /dump, piece by piece: the text of one event at a time, never the whole document.
 
-Cuts the fixed shape of contract 7.1 and nothing else; what lies around the events (the skeleton)
+Cuts the fixed shape of `dump.py` and nothing else; what lies around the events (the skeleton)
 is kept and read as JSON at the end, so that a document which is cut short or followed by something
 is noticed. `edge/recovery` feeds it and puts the events into indexes.
 """

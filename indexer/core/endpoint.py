@@ -1,4 +1,4 @@
-"""How a ZMQ endpoint is written: the grammar at the door (contract 6.5).
+"""How a ZMQ endpoint is written: the grammar at the door.
 
 Only the writing is judged here. Whether libzmq will connect is for `edge/sockets` to find out,
 whether anybody answers only time can tell.

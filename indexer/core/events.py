@@ -54,7 +54,7 @@ class BlockStored(Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def is_placeholder(self) -> bool:
-        """An offload connector's "this block is here as well", without tokens (R28)."""
+        """An offload connector's "this block is here as well", without tokens."""
         return not self.token_ids and self.block_size == 0
 
 

@@ -289,7 +289,7 @@ class KvIndex:
     ) -> int:
         """Hold blocks that the rank knows already on `tier` as well; return how many it knew.
 
-        The meaning of an offload placeholder (R28); counts as a store, so it needs its removal.
+        The meaning of an offload placeholder; counts as a store, so it needs its removal.
         """
         holder = self._ranks[rank]
         if group != holder.home:

@@ -99,7 +99,7 @@ def number_of(raw: Raw) -> float | None:
 
 def rank_of(value: object) -> int | None:
     """A rank; None where there is none."""
-    # a negative rank is nobody's (contract 8.2), neither is one written as text
+    # a negative rank is nobody's, neither is one written as text
     return value if type(value) is int and value >= 0 else None
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SEQUENCE_BYTES: Final = 8
 END_MARKER: Final = (1 << 64) - 1
-"""Sequence of the message that ends a replay; on the live stream it is nothing (R37)."""
+"""Sequence of the message that ends a replay; on the live stream it is nothing."""
 
 NAMES_REMEMBERED: Final = 64
 """Ranks an engine may have called itself on one stream before we stop keeping them."""
@@ -74,7 +74,7 @@ class Progress:
 
     @property
     def kv_state(self) -> Literal["current", "uncertain"]:
-        """Whether the index is known to hold what the engine holds (R35)."""
+        """Whether the index is known to hold what the engine holds."""
         is_known = self._doubted_after is None and not self.is_unproven
         return "current" if self.lost_batches == 0 and is_known else "uncertain"
 

@@ -1,6 +1,6 @@
 """From a path through the tree to blocks per rank: device, then host, disk and external.
 
-Each tier goes on only where the one before stopped and never back (contract 5.3). Ranks are taken
+Each tier goes on only where the one before stopped and never back. Ranks are taken
 in groups that stand at the same block, so a thousand ranks that share a prefix cost as much as one.
 """
 

@@ -1,7 +1,7 @@
 """Payload bytes to `EventBatch`: every dialect, decoded event by event where it matters.
 
 A batch in the stream's usual dialect is decoded in one typed call; whatever that call refuses is
-decoded again event by event, so that one bad event costs itself only (R4). What events *mean*
+decoded again event by event, so that one bad event costs itself only. What events *mean*
 for the index is decided in `writer`; sequence numbers and frames are `stream`'s.
 """
 

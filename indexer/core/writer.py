@@ -1,6 +1,6 @@
 """One stream's events into the index: what an event means, and when it means nothing.
 
-Here are the rules R11 to R29 of the events reference that need no tree: which groups count, which
+Here are the rules about events that need no tree: which groups count, which
 adapter, salt and media colour a block, which media are credited where. `stream` hands over events
 in order; the index keeps the blocks.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from indexer.types import PackedHashes
 
 MAIN_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-"""Kinds of cache groups whose blocks are what a prompt can reuse (R16)."""
+"""Kinds of cache groups whose blocks are what a prompt can reuse."""
 
 GROUPS_REMEMBERED: Final = 64
 """Groups per stream whose kind is kept for removals; hybrid models have a handful."""
@@ -96,7 +96,7 @@ class IndexWriter:
             if name in worker_ranks:
                 rank = WorkerRank(rank.worker_id, name)
                 self._written.add(rank)
-            else:  # a global rank, say: the listener knows better (R40)
+            else:  # a global rank, say: the listener knows better
                 self._tallies.foreign_ranks += 1
         self._index.attach(rank)  # costs nothing, and a detached rank may still have a listener
         self._batch, self._rank, self._next = batch, rank, 0

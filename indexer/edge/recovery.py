@@ -1,4 +1,4 @@
-"""Start-up recovery: fetches a peer's /dump and fills indexes with it (contract 7.2).
+"""Start-up recovery: fetches a peer's /dump and fills indexes with it.
 
 The dump is read as a stream and applied to indexes that nobody sees yet, a slice per turn of the
 loop; only a dump that arrived whole is put in place, so a peer that breaks off leaves nothing

@@ -10,7 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from select_service.types import ScopeLoads
 
 __all__ = ["COMMANDS", "main"]
+
+Found = TypeVar("Found")
 
 COMMANDS: Final = ("call", "workers", "loads", "drain", "explain")
 _ANSWERED, _REFUSED, _NO_ANSWER = 0, 1, 2
@@ -54,6 +56,8 @@ def main(argv: Sequence[str]) -> int:
     except ServiceError as refusal:
         print(msgspec.json.encode(refusal.body()).decode(), file=sys.stderr)
         return _REFUSED
+    except BrokenPipeError:  # who reads us has seen enough
+        raise
     except (ClientError, OSError, ValueError) as error:
         print(f"select-service {argv[0]}: {error}", file=sys.stderr)
         return _NO_ANSWER
@@ -104,7 +108,7 @@ def _call(client: Client, chosen: argparse.Namespace) -> None:
 
 def _workers(client: Client, chosen: argparse.Namespace) -> None:
     found = client.workers(chosen.model_name, chosen.tenant_id)
-    print(msgspec.json.encode(found).decode() if chosen.json else showing.workers(found), end="\n")
+    _show(found, showing.workers, chosen)
 
 
 def _loads(client: Client, chosen: argparse.Namespace) -> None:
@@ -113,10 +117,8 @@ def _loads(client: Client, chosen: argparse.Namespace) -> None:
 
     if chosen.watch:
         _watch(ask, chosen.every_s)
-    elif chosen.json:
-        print(msgspec.json.encode(ask()).decode())
     else:
-        print(showing.loads(ask()))
+        _show(ask(), showing.loads, chosen)
 
 
 def _watch(ask: Callable[[], list[ScopeLoads]], every_s: float) -> None:
@@ -150,11 +152,13 @@ def _explain(client: Client, chosen: argparse.Namespace) -> None:
     if chosen.id is None:
         query = urlencode({"limit": chosen.limit})
         found = client.call("GET", f"/decisions?{query}", kind=dict[str, list[dict[str, Any]]])
-        print(showing.decisions(found["decisions"]))
-        return
-    decision = client.decision(chosen.id)
-    told = msgspec.to_builtins(decision)
-    print(msgspec.json.encode(told).decode() if chosen.json else showing.decision(told))
+        _show(found["decisions"], showing.decisions, chosen)
+    else:
+        _show(msgspec.to_builtins(client.decision(chosen.id)), showing.decision, chosen)
+
+
+def _show(found: Found, told: Callable[[Found], str], chosen: argparse.Namespace) -> None:
+    print(msgspec.json.encode(found).decode() if chosen.json else told(found))
 
 
 def _print(answer: object) -> None:

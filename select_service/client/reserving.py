@@ -8,7 +8,6 @@ from select_service.client.reservation import Held
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
-    from types import TracebackType
 
 __all__ = ["AsyncReserving"]
 
@@ -31,11 +30,6 @@ class AsyncReserving(Generic[R]):
         self._reservation = await self
         return self._reservation
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         if self._reservation is not None:
             self._reservation.free()  # waits for nothing, so nothing can keep it from happening

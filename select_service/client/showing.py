@@ -17,7 +17,9 @@ __all__ = ["decision", "decisions", "loads", "table", "workers"]
 
 _LOADS: Final = ("model", "tenant", "worker", "rank", "requests", "prefill", "blocks")
 _WORKERS: Final = ("worker", "model", "tenant", "state", "endpoint", "ranks", "role", "lacks")
-_DECISIONS: Final = ("decision", "route", "outcome", "worker", "rank", "tokens", "cached")
+_DECISIONS: Final = (
+    *("decision", "route", "outcome", "worker", "rank", "tokens", "cost", "margin"),
+)
 _TERMS: Final = ("prefill", "credit", "delay", "eviction", "decode", "context")
 _CANDIDATES: Final = ("worker", "rank", "cost", *_TERMS, "taint", "cached", "trust", "left out")
 
@@ -87,7 +89,8 @@ def decisions(found: Sequence[dict[str, Any]]) -> str:
                 chosen.get("worker_id", "-"),
                 chosen.get("dp_rank", "-"),
                 prompt.get("isl_tokens", "-"),
-                chosen.get("cached_tokens", "-"),
+                _number(chosen.get("cost")),
+                _number(chosen.get("margin")),
             )
         )
     return _columns(_DECISIONS, rows)

@@ -2,7 +2,7 @@
 
 Read by `cli.py` and by the edges, never by a core: what a core needs it is handed. A flag that
 cannot be read ends the process (exit 2), an environment variable that cannot be read keeps its
-default and leaves a warning (contract 9).
+default and leaves a warning.
 """
 
 from select_service.config.defaults import Durability, FieldValidation, LogFormat

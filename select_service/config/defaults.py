@@ -73,7 +73,7 @@ class Durability(Enum):
 
 
 class FieldValidation(Enum):
-    """What happens to a top-level field nobody knows (D2)."""
+    """What happens to a top-level field nobody knows."""
 
     STRICT = "strict"  # 422
     WARN = "warn"  # accepted, with a Warning header

@@ -48,7 +48,6 @@ class ReplicaCounters(Struct):
     freed: int = 0  # reservations ended by somebody else, or given up for another claim
     orphans_expired: int = 0
     digests_differed: int = 0
-    snapshots_given: int = 0
     garbled: int = 0  # messages that cannot be what their sender said
     claims_corrected: int = 0  # known otherwise than their owner's snapshot says, or not its at all
     numbers_corrected: int = 0  # snapshots of owners that had said less than was heard

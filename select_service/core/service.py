@@ -367,7 +367,7 @@ class SelectionCore:
         effects.reread += self.trusting.take_rereads()
         self.admitting.reports.age(now, self.admitting.settings.load_report_stale_s)
         self.refuse_late(now, effects)
-        self.slimming.go_on()
+        self.slimming.go_on(now)
         return more, effects
 
     def _close_scopes(self, now: float) -> None:

@@ -7,6 +7,7 @@ hold is none of this room's business; who has such dicts names them in a method 
 from __future__ import annotations
 
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ TABLE_BYTES_MIN: Final = 32 * 1024
 
 MOVED_MAX: Final = 4096
 """Entries of a table that is made anew at once, 25 ns each; one that holds more stays."""
+
+ROUND_EVERY_S: Final = 1.0
+"""Few tables are gone round in a turn, and turns follow one another as fast as there is work."""
 
 _SPARE: Final = 8
 _ENTRY_BYTES: Final = 36
@@ -57,15 +61,19 @@ class Slimming:
         self.slimmed = 0
         self._tables = tables
         self._round: Iterator[Sized] = iter(())
+        self._resting_until = -inf
 
-    def go_on(self) -> None:
-        """Look at the next few."""
+    def go_on(self, now: float) -> None:
+        """Look at the next few; after a whole round, rest until it is time for another."""
+        if now < self._resting_until:
+            return
         looked = 0
         for table in islice(self._round, LOOKS_PER_TURN_MAX):
             looked += 1
             self.slimmed += slim(table)
         if looked < LOOKS_PER_TURN_MAX:
             self._round = self._tables()
+            self._resting_until = now + ROUND_EVERY_S
 
 
 def all_tables(

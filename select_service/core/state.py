@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Catalog
     from select_service.core.partition import Partition
 
-FORMAT = 1
-"""Of the records below; a directory of a later format is refused."""
-
 _FREED = b""
 """The record of an id that was freed lately."""
 
@@ -429,7 +426,6 @@ def _rebook(
 
 
 __all__ = [
-    "FORMAT",
     "LEASE",
     "RESERVATION",
     "WORKER",

@@ -10,6 +10,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
+
+from select_service.demo.client import SelectorRefused
+from select_service.demo.service_process import ServiceDidNotStart, ServiceProcess
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
@@ -34,10 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _arguments(parser)
     args = parser.parse_args(argv)
     try:
-        import httpx  # noqa: F401 - only to see whether the extra is installed
-        import rich  # noqa: F401
-    except ImportError as error:
-        print(f"the demo needs {error.name}: pip install 'select-service[demo]'", file=sys.stderr)
+        import rich  # noqa: F401 - only to see whether the extra is installed
+    except ImportError:
+        print("the demo needs rich: pip install 'select-service[demo]'", file=sys.stderr)
         return 1
     return asyncio.run(_run(args))
 
@@ -108,11 +112,6 @@ def _restart_every(args: argparse.Namespace) -> int | None:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    import httpx  # in the extra, like what the imports below need
-
-    from select_service.demo.client import SelectorRefused
-    from select_service.demo.service_process import ServiceDidNotStart
-
     try:
         async with _service(args.url) as url:
             return await _show(args, url)
@@ -132,8 +131,6 @@ def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
 
 @contextlib.asynccontextmanager
 async def _service(url: str | None) -> AsyncIterator[str]:
-    from select_service.demo.service_process import ServiceProcess
-
     if url is not None:
         yield url.rstrip("/")
     else:
@@ -142,7 +139,7 @@ async def _service(url: str | None) -> AsyncIterator[str]:
 
 
 async def _show(args: argparse.Namespace, url: str) -> int:
-    from rich.console import Console
+    from rich.console import Console  # in the extra, like what the imports below need
 
     from select_service.demo.session import Session, Settings
     from select_service.demo.view import LiveView, PlainView, Snapshot

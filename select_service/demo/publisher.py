@@ -8,12 +8,9 @@ engine's restart looks like from outside: the sequence starts at 0 again.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 import zmq
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["EventPublisher"]
 
@@ -89,12 +86,7 @@ class EventPublisher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _answer(self, router: zmq.Socket[bytes], identity: bytes, start: int) -> None:

@@ -7,12 +7,9 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from select_service.demo.client import SelectorClient
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["ServiceDidNotStart", "ServiceProcess", "free_port"]
 
@@ -60,12 +57,7 @@ class ServiceProcess:
                 self._log.close()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self._stop()
         self._log.close()
 

@@ -79,7 +79,7 @@ def create_app(service: Driver, settings: Settings) -> Starlette:
 
     load()
     app = Starlette()
-    # Its own matching decodes paths and folds slashes; ours must do neither (contract 0.1).
+    # Its own matching decodes paths and folds slashes; ours must do neither.
     app.router.redirect_slashes = False
     app.router.default = create_door(service, settings)[0]
     return app
@@ -243,7 +243,7 @@ async def _serve(settings: Settings, layers: Layers | None, entrances: Entrances
 
 
 async def _hold(service: Driver, server: Server, hold_s: float) -> None:
-    """Keep the port closed until the index is recovered (contract 7.2), but not for long."""
+    """Keep the port closed until the index is recovered, but not for long."""
     loop = asyncio.get_running_loop()
     until = loop.time() + hold_s
     while not server.should_exit and (left := until - loop.time()) > 0:
@@ -255,7 +255,7 @@ def _listen_to_replicas(service: Driver, endpoints: Sequence[str]) -> None:
     """Register the peers of the command line; one may be named twice.
 
     Raises:
-        InvalidReplicaPeer: an endpoint that cannot be one (contract 9).
+        InvalidReplicaPeer: an endpoint that cannot be one.
     """
     for endpoint in endpoints:
         try:

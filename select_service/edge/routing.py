@@ -1,4 +1,4 @@
-"""From method and raw path to a route: exact, case-sensitive, no slash folding (contract 0.1).
+"""From method and raw path to a route: exact, case-sensitive, no slash folding.
 
 Knows nothing of ASGI, so that whatever carries requests can use it. The table itself is in
 `http/routes.py`; the rules for ids, numbers and queries in a URL are here.

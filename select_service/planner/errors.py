@@ -34,7 +34,6 @@ class MissingExtra(PlannerError):
         super().__init__(
             f"{what} needs an optional dependency: pip install 'select-service[{extra}]'"
         )
-        self.extra = extra
 
 
 class ProfileError(PlannerError):

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Arrival", "BadArrival", "Outcome", "Trial", "read_arrivals"]
 
 _US_MAX: Final = 1 << 51  # beyond, microseconds in doubles are not exact any more
-_EVERYBODY: Final = slice(0, 1)  # a policy looks at the pool, not at rows
 _STEPS: Final = 1 << 30
 
 

@@ -13,7 +13,7 @@ from uuid import UUID
 # Words of the JSON layer and of its framework: status and the presence of `error` count.
 FREE_TEXTS = ("Failed to parse", "Failed to deserialize", "Invalid URL")
 ANY_TEXT = "<any>"  # in differences.json
-# The reference prints a Rust struct behind the id; contract 4.2 fixes the text up to here.
+# The reference prints a Rust struct behind the id; the text is fixed up to here.
 FREE_TAIL = re.compile(r"(Request .* already exists).*")
 
 
@@ -110,7 +110,7 @@ def _dump_mismatch(expected: dict[str, Any], got: object) -> str | None:
         if entry["block_size"] != got[scope]["block_size"]:
             return f"{scope}: block_size {got[scope]['block_size']}"
         if not all(map(_has_shape, got[scope]["events"])):
-            return f"{scope}: an event of another shape than contract 7.1 says"
+            return f"{scope}: an event of another shape than a dump has"
         wanted, found = dump_edges(entry["events"]), dump_edges(got[scope]["events"])
         if wanted != found:
             missing, surplus = sorted(wanted - found, key=str), sorted(found - wanted, key=str)

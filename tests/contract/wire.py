@@ -16,7 +16,7 @@ from tests.live.ports import HOST
 DEADLINE_MS = 5000
 DEAF_S = 0.3  # the reference says nothing by itself: time for it to hear of our subscription
 
-# 1.3.1 ignores salts; here `cache_salt` enters the hashes (contract 8.5), and so the wire.
+# 1.3.1 ignores salts; here `cache_salt` enters the hashes, and so the wire.
 SALTED = frozenset({("34_token_ids_sequence_hashes", 11)})
 UNCOMPARED = frozenset({"router_id"})  # random
 

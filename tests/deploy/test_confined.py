@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -73,6 +74,28 @@ def test_what_is_installed_is_what_is_pinned(installed: Path) -> None:
     found = json.loads(said.stdout)
     assert found.pop("select-service")
     assert found == pins("requirements.txt"), "no pip, no setuptools, nothing by the way"
+
+
+def test_the_image_sees_the_kernels_it_built(installed: Path, tmp_path: Path) -> None:
+    """Its builder looks for them where the sources lie, too, which have none."""
+    stage = (ROOT / "deploy/Dockerfile").read_text("utf-8").partition("\nFROM ${PYTHON}\n")[0]
+    last = re.compile(r"^RUN deploy/install.sh (\S+) python \\\n    && (.*)$", re.MULTILINE)
+    [(place, look)] = last.findall(stage)
+    for package in ("indexer", "select_service"):
+        without = shutil.ignore_patterns("*.so", "_*.c", "__pycache__")
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=without)
+
+    def looked() -> subprocess.CompletedProcess[str]:
+        command = ["sh", "-c", look.replace(place, str(installed))]
+        return subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+
+    assert looked().returncode == 0, looked().stderr
+    [kernel] = installed.rglob("_lane.*.so")
+    away = kernel.rename(tmp_path / "away")
+    try:
+        assert "'select_service.edge._lane': False" in looked().stderr
+    finally:
+        away.rename(kernel)
 
 
 def test_a_wrong_hash_is_refused(place: Path) -> None:

@@ -17,7 +17,6 @@ from tests.models.engine_truth import RankTruth
 
 MEDIA = {"device": None, "host": "CPU", "disk": "DISK"}
 FAMILIES = 4
-PROMPT_BLOCKS_MAX = 12
 TAINTS = ("fast", "spot")
 
 Rank = tuple[int, int]

@@ -100,7 +100,12 @@ def test_a_session(server: Server, ask: Terminal) -> None:
     )
     assert "prefill_load_scale 1.0" in weights
     code, out, _ = ask("explain", *at)
-    assert out.splitlines()[1].split()[0] == "r"
+    names, row, *_ = out.splitlines()
+    listed = dict(zip(names.split(), row.split(), strict=True))
+    assert (code, listed["DECISION"], listed["COST"]) == (0, "r", told["COST"])
+    assert listed["MARGIN"] == "-", "nobody else was there"
+    code, out, _ = ask("explain", "--json", *at)
+    assert (code, json.loads(out)[0]["decision_id"]) == (0, "r")
 
     code, _, err = ask("call", "select", "-", *at, stdin='{"token_ids": [1], "tenant_id": "x"}')
     assert (code, json.loads(err)["code"]) == (1, "no_schedulable_worker")
@@ -116,6 +121,15 @@ def test_a_session(server: Server, ask: Terminal) -> None:
         assert "--tokens" in err
     code, out, _ = ask("call", "/reservations/r", "--method", "DELETE", *at)
     assert (code, json.loads(out)) == (0, {"status": "ok"})
+
+
+def test_who_has_read_enough_is_told_no_error(server: Server) -> None:
+    read, write = os.pipe()
+    os.close(read)  # as `… | head` does
+    command = [sys.executable, "-m", "select_service", "workers", "--url", url(server)]
+    with os.fdopen(write, "w") as out:
+        done = subprocess.run(command, check=False, stdout=out, stderr=subprocess.PIPE, timeout=30)
+    assert (done.returncode, done.stderr) == (2, b"")
 
 
 def test_a_worker_is_drained(server: Server, ask: Terminal) -> None:

@@ -173,7 +173,7 @@ def test_dropped_batches_are_healed_by_replay(
             if events is None:
                 break
             watched.truth.apply(events)
-            if number not in lost:  # R38: a loss is only visible with the next message
+            if number not in lost:  # a loss is only visible with the next message
                 watched.compare(f"after batch {number}")
 
 

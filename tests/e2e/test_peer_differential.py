@@ -68,7 +68,7 @@ class Duel:
 
 
 def costs(duel: Duel, prompt: dict[str, Any], override: dict[str, float]) -> dict[Rank, float]:
-    """The formula of contract 3.2, from observable numbers only (decay 0)."""
+    """The contract's formula, from observable numbers only (decay 0)."""
     credit = override.get("overlap_score_credit", 1.0)
     scale = override.get("prefill_load_scale", 1.0)
     isl = len(prompt["token_ids"])

@@ -26,7 +26,6 @@ from tests.live.window import WATCHED, Booked, View
 pytestmark = pytest.mark.e2e
 
 STORM = Weather(lost=0.3, repeated=0.3, delayed=0.3, delay_s=0.5)
-OPERATIONS = 400
 QUIET_S = 15.0  # a few heartbeats, pulls and time-outs of the brisk settings
 GONE = 404
 

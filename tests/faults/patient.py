@@ -25,9 +25,6 @@ from tests.live.replicas import Replica, eventually
 from tests.live.server import OURS_EXTRA
 from tests.live.window import WATCHED, View
 
-HEALTH_P99_MS = 50.0
-"""What is promised of a service whose machine is its own, and printed beside what was measured."""
-
 HEALTH_P99_LOADED_MS = 250.0
 """What fails: two noisy processors are shared with the clients, the engines and the fault, and the
 kernel may let each of those run for some tens of milliseconds before it is our turn again."""

@@ -1,4 +1,4 @@
-"""A dumb twin of KvIndex: dictionaries and loops, the rules of events.md word by word."""
+"""A dumb twin of KvIndex: dictionaries and loops, what events mean word by word."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class Traffic:
                 body["pinned_worker"] = {"worker_id": best[0][0], "dp_rank": best[0][1]}
 
     def _prices(self, body: Body) -> dict[Rank, float]:
-        """The formula of contract 3.2 without overlap, from what /potential_loads says."""
+        """The contract's formula without overlap, from what /potential_loads says."""
         asked = {**body, "router_config_override": {"track_prefill_tokens": False}}
         status, rows = self.duel.ask("POST", "/potential_loads", asked)
         if status != 200:

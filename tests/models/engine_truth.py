@@ -35,7 +35,7 @@ def as_u64(value: int | Mapping[str, str]) -> int:
 
 
 def tier_of(medium: str | None) -> str | None:
-    """The tier of a medium in any case; None: an unknown one, credited nowhere (R25)."""
+    """The tier of a medium in any case; None: an unknown one, credited nowhere."""
     name = medium.upper() if medium else None
     return next((tier for tier, media in TIERS.items() if name in media), None)
 
@@ -52,7 +52,7 @@ class RankTruth:
     def apply(self, events: Sequence[Event]) -> None:
         """Apply one batch."""
         for event in events:
-            if event["type"] == "AllBlocksCleared":  # R15
+            if event["type"] == "AllBlocksCleared":
                 self.held.clear()
                 self.known.clear()
             elif event["type"] == "BlockStored":
@@ -61,7 +61,7 @@ class RankTruth:
                 self._remove(event)
 
     def _is_indexed_group(self, event: Event) -> bool:
-        """R16, R17: a kind names what a group is, for later events without one as well."""
+        """A kind names what a group is, for later events without one as well."""
         group = event.get("group_idx") or 0
         kind = event.get("kv_cache_spec_kind")
         if kind is not None:
@@ -74,29 +74,29 @@ class RankTruth:
             return
         hashes = [as_u64(h) for h in event["block_hashes"]]
         group = event.get("group_idx") or 0
-        if not event["token_ids"] and not event["block_size"]:  # R28, a placeholder
+        if not event["token_ids"] and not event["block_size"]:  # a placeholder
             self.held.update((tier, group, h) for h in hashes if h in self.known)
             return
-        if event["block_size"] != self.block_size:  # R18
+        if event["block_size"] != self.block_size:
             return
         if len(event["token_ids"]) != len(hashes) * self.block_size:
             return
         content = self._parent_content(event)
-        if content is None:  # R9: never a root
+        if content is None:  # never a root
             return
         for index, engine_hash in enumerate(hashes):
             tokens = event["token_ids"][index * self.block_size : (index + 1) * self.block_size]
             media, poison = _media_of(event, index)
             content = (content, tuple(tokens), media, poison)
             self.known[engine_hash] = content
-            self.held[tier, group, engine_hash] += 1  # R11
+            self.held[tier, group, engine_hash] += 1
 
     def _parent_content(self, event: Event) -> Content | None:
         parent = event.get("parent_block_hash")
         if parent is not None:
             return self.known.get(as_u64(parent))
         adapter = event.get("lora_name") or (
-            ("lora_id", event["lora_id"]) if event.get("lora_id") else None  # R20
+            ("lora_id", event["lora_id"]) if event.get("lora_id") else None
         )
         return ("root", adapter, _salt_of(event))
 
@@ -110,7 +110,7 @@ class RankTruth:
                 self.held[key] -= 1
 
     def row(self, query: Query) -> list[int]:
-        """[device, host, disk] blocks of a prompt, cumulative (R26)."""
+        """[device, host, disk] blocks of a prompt, cumulative."""
         on_tier: dict[str, set[Content]] = {tier: set() for tier in TIERS}
         for (tier, _, engine_hash), count in self.held.items():
             if count > 0 and engine_hash in self.known:
@@ -148,7 +148,7 @@ def _keys_of(event: Event, index: int) -> list[Any]:
 
 
 def _media_of(event: Event, index: int) -> tuple[tuple[int, ...], Any]:
-    """Sorted media hashes of a block, and what makes it unmatchable by tokens (R22, R23)."""
+    """Sorted media hashes of a block, and what makes it unmatchable by tokens."""
     media, poison = [], None
     for key in _keys_of(event, index):
         if isinstance(key, Mapping):

@@ -114,7 +114,6 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.tickets: dict[str, Ticket] = {}
         self.live: set[str] = set()
         self.caps: dict[int, int] = {}
-        self.since_change = 0  # tokens admitted since the bucket was made
         self.worker(1, 2)
 
     def later(self) -> float:

@@ -52,7 +52,7 @@ REASONS = {
 
 
 def priced(told: dict[str, Any], one: dict[str, Any], least: float) -> float:
-    """The cost of a rank by contract 3.2, out of what the record says of it."""
+    """The cost of a rank by the contract, out of what the record says of it."""
     weights, prompt = told["weights"], told["prompt"]
     size, isl, load = prompt["block_size"], prompt["isl_tokens"], one["prefill_tokens"]
     tiers = one["device_blocks"], one["host_blocks"], one["disk_blocks"]

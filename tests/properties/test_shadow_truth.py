@@ -29,7 +29,7 @@ EITHER = pytest.mark.parametrize("twin", twins("select_service.core._speed", pla
 
 
 def cost_by(weights: dict[str, Any], told: dict[str, Any], one: dict[str, Any]) -> float:
-    """The cost of a rank by contract 3.2, or first-token, with these weights."""
+    """The cost of a rank by the contract, or first-token, with these weights."""
     size, isl = told["prompt"]["block_size"], told["prompt"]["isl_tokens"]
     device, host, disk = one["device_blocks"], one["host_blocks"], one["disk_blocks"]
     per_host, per_disk = weights["host_cache_hit_weight"], weights["disk_cache_hit_weight"]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 README = Path(__file__).parents[2] / "README.md"
 MIGRATION = README.parent / "deploy" / "MIGRATION.md"
+CHAPTERS = sorted((README.parent / "docs").glob("*.md"))
 REFERENCE = README.parent / "deploy" / "reference"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PORT_IN_TEXT = "localhost:8092"
@@ -66,7 +67,7 @@ def programs() -> list[Program]:
     """Every Python block that is followed by its output, of all documents."""
     return [
         Program(text, after)
-        for found in (blocks(), blocks(MIGRATION))
+        for found in map(blocks, (README, *CHAPTERS, MIGRATION))
         for (language, text), (next_language, after) in itertools.pairwise(found)
         if language == "python" and next_language == "text"
     ]
@@ -122,5 +123,6 @@ def _exchange(command: str, output: list[str]) -> Exchange:
 
 def ray_program() -> str:
     """The Python block that needs Ray."""
-    (text,) = (text for language, text in blocks() if language == "python" and "from ray " in text)
+    found = blocks(README.parent / "docs" / "ray.md")
+    (text,) = (text for language, text in found if language == "python")
     return text

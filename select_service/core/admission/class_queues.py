@@ -188,7 +188,7 @@ def _waited_s(head: Ticket | None, now: float) -> float:
 
 
 def _busy_above(one: PolicyClass, max_num_batched_tokens: int | None) -> float:
-    """Prefill tokens above which a rank is busy (contract 3.6); D1: no capacity, never busy."""
+    """Prefill tokens above which a rank is busy; one whose capacity nobody told never is."""
     limits = []
     if one.prefill_busy_threshold is not None:
         limits.append(one.prefill_busy_threshold)

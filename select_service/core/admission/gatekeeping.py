@@ -42,7 +42,7 @@ SCANNED_MAX: Final = 256
 as a rule. Beyond, who waits for a worker of its own may stand behind others for a while."""
 
 WAITS_FOR_PREFILL: Final = "waits-for-prefill"
-"""The code of a request that the policy file lets wait (contract 3.6)."""
+"""The code of a request that the policy file lets wait."""
 
 
 class Gatekeeper:

@@ -60,7 +60,7 @@ class Ticket(Struct, eq=False):
 def order_key(
     policy: QueuePolicy, ticket: Ticket, now: float, overtaking_s: float = 0.0
 ) -> tuple[int, float]:
-    """Return the ticket's rank in the queue, smallest first (contract 3.6).
+    """Return the ticket's rank in the queue, smallest first.
 
     fcfs: max(priority_jump, 0) - arrival seconds. wspt: (1 + max(priority_jump, 0)) divided by the
     tokens still to prefill on the best eligible rank. strict_priority goes before either.

@@ -1,7 +1,7 @@
 """The booking desk: the only place where a reservation begins and ends.
 
 Keeps ledger, ids, counters and replicas in step; whoever chooses a rank (`service.py`) books it
-here. A booking is refused only for its id (D14, D16): everything else was checked before.
+here. A booking is refused only for its id: everything else was checked before.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Desk:
         if request.lora_name is not None:
             check_name("lora_name", request.lora_name, limits.name_length_max)
 
-    # -- repeats (D14) -------------------------------------------------------------------------
+    # -- repeats -------------------------------------------------------------------------------
 
     def repeated_selection(
         self, reservation_id: str, fingerprint: bytes
@@ -201,7 +201,7 @@ class Desk:
             self._counters.reservations_conflicting += 1
             raise
 
-    # -- how long (D15) ------------------------------------------------------------------------
+    # -- how long ------------------------------------------------------------------------------
 
     def terms(
         self, request: SelectAndReserveRequest | ReservationRequest
@@ -348,7 +348,7 @@ class Desk:
     def output_block(
         self, name: str, decay_fraction: float | None, now: float, count: int = 1
     ) -> None:
-        """So many more blocks are filled; see contract 4.3 for the fraction.
+        """So many more blocks are filled; with a fraction all it alone holds count for so much.
 
         Raises:
             ReservationNotFound: nothing live has that id.
@@ -429,7 +429,7 @@ class Desk:
     # -- end -----------------------------------------------------------------------------------
 
     def free(self, name: str, now: float) -> tuple[Partition | None, Effects]:
-        """End a reservation; ending a recently freed one is no error and frees nothing (D4).
+        """End a reservation; ending a recently freed one is no error and frees nothing.
 
         Raises:
             ReservationNotFound: the id was never seen.
@@ -463,7 +463,7 @@ class Desk:
     def expire(self, partition: Partition, limit: int, now: float, effects: Effects) -> int:
         """End reservations nobody has touched for their TTL; return how many steps that took.
 
-        Takes about `limit` steps. Only the process that booked one tells the replicas (D15).
+        Takes about `limit` steps. Only the process that booked one tells the replicas.
         """
         steps = 0
         for reservation in partition.ledger.expired(now, limit):

@@ -1,6 +1,6 @@
 """Which id belongs to which reservation, across all partitions, and which ids were freed lately.
 
-The lifecycle routes carry nothing but an id, so ids are unique in the whole process (D16). The
+The lifecycle routes carry nothing but an id, so ids are unique in the whole process. The
 ledger of each partition knows the load behind an id; this room only finds it.
 
 A rank that goes may take very many reservations with it. Their ids count as freed from that moment
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.types import PairSelection, ReservationAnswer, Selection
 
-FREED_MEMORY_S = 600.0  # contract 4.3: at least ten minutes, as far as the bound allows
+FREED_MEMORY_S = 600.0  # the contract: at least ten minutes, as far as the bound allows
 
 LONG_ID_CHARS: Final = 64
 """Of freed ids that are longer only a digest is remembered: an id may be as long as a body."""
@@ -162,7 +162,7 @@ class Bookings:
         """Return the live booking when this is the same request again, None when the id is unused.
 
         Raises:
-            ReservationConflict: the id is live with another body or route (D14, D16).
+            ReservationConflict: the id is live with another body or route.
             ReservationUnderWay: a wave has booked it that may yet take it back.
         """
         booking = self._find_live(reservation_id)

@@ -54,7 +54,7 @@ class DecodeBlocks:
             faded[slot] = fraction
 
     def count(self, slot: int) -> int:
-        """The number D (contract 4.1): the sum of the weights, rounded half up.
+        """The number D: the sum of the weights, rounded half up.
 
         The exact sum is first rounded to the nearest double, as `math.fsum` does: five blocks of
         0.3 make 1.5 and count 2, although five times the double 0.3 is a trifle less than 1.5.

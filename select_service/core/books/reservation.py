@@ -96,7 +96,7 @@ class Reservation:
         self.pair: str | None = None  # the id of the pair it is a leg of
         self.expected_output_tokens: int | None = None
         self.track_prefill_tokens = True
-        self.fingerprint: bytes | None = None  # of the request, to recognise a repeat (D14)
+        self.fingerprint: bytes | None = None  # of the request, to recognise a repeat
         self.lease: Lease | None = None  # `leases.py` writes it; then no deadline of its own
         self.origin: str | int = "local"  # or the router id of the replica it was learnt from
         self.claim: Claim | None = None  # whose word it is, when replicas talk

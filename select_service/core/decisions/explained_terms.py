@@ -1,6 +1,6 @@
 """Every term of the cost of every rank, computed again from what a record kept.
 
-The formula of contract 3.2, in the order of `scoring.py`, so that the numbers are those that
+The contract's formula, in the order of `scoring.py`, so that the numbers are those that
 decided to the last bit. `explaining.py` and `explained_pair.py` tell them.
 """
 

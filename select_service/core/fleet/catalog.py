@@ -80,7 +80,7 @@ class Worker:
         return {}
 
     def record(self, kv_ranks: list[KvRankState] | None = None) -> WorkerRecord:
-        """Return the record as every worker route answers it (contract 1.2)."""
+        """Return the record as every worker route answers it."""
         spec = self.spec
         return WorkerRecord(
             worker_id=spec.worker_id,
@@ -115,7 +115,7 @@ class Worker:
 
 
 def missing_parts(worker: Worker, *, use_kv_events: bool) -> list[str]:
-    """Return why the record alone cannot be scheduled, in the order of contract 1.3."""
+    """Return why the record alone cannot be scheduled, in the contract's order."""
     spec = worker.spec
     reasons = []
     if not spec.endpoint:
@@ -135,7 +135,7 @@ def missing_parts(worker: Worker, *, use_kv_events: bool) -> list[str]:
 
 
 def bad_sources(worker: Worker) -> list[str]:
-    """Return the first event or replay endpoint that breaks the grammar of contract 6.5."""
+    """Return the first event or replay endpoint that breaks the grammar of `endpoint.py`."""
     for rank, endpoint in sorted(worker.event_sources.items()):
         for kind, address in (("kv_events", endpoint), ("replay", worker.spec.replay_endpoint)):
             if address is None:
@@ -209,7 +209,7 @@ class Catalog:
             self.changes.mark(WORKER, str(worker.worker_id))
 
     def remove(self, worker_id: int) -> None:
-        """Forget the record (D5)."""
+        """Forget the record."""
         worker = self._workers.pop(worker_id)
         for heed in self.watchers:
             heed(worker.scope, worker_id)
@@ -260,7 +260,7 @@ class Catalog:
         return Worker(spec, source)
 
     def patched(self, worker_id: int, patch: WorkerPatch) -> Worker:
-        """Return a new worker: the record with the patch merged in (contract 1.3).
+        """Return a new worker: the record with the patch merged in.
 
         Raises:
             WorkerNotFound: the id is not in the catalog.

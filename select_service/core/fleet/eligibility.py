@@ -1,4 +1,4 @@
-"""Filter: which ranks may take this prompt at all (contract 2, 3.1).
+"""Filter: which ranks may take this prompt at all.
 
 Knows workers and wishes, no loads and no costs.
 """

@@ -1,4 +1,4 @@
-"""Block sizes of scopes that were given up: a scope keeps its own for good (contract 1.2).
+"""Block sizes of scopes that were given up: a scope keeps its own for good.
 
 `membership.py` pins and asks. Not among Python's objects: a thousand scopes that come and go would
 leave one here and there, and each keep memory around it from being given back.

@@ -1,8 +1,8 @@
 """What our own callers do, put into words for replicas.
 
 The desk begins, continues and ends reservations; here that becomes claims (`claims.py`) and the
-events of contract 6.2, stamped with our number. A router id of 0 keeps silent: the desk asks
-`speaks` first. What is not worth a message of its own is left to the next batch.
+events of the reference's plane, stamped with our number. A router id of 0 keeps silent: the desk
+asks `speaks` first. What is not worth a message of its own is left to the next batch.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ TCP's own lets one error in 65,536 through, and what runs between two hosts may 
 that was looked at. A flipped bit in an id or a number would be believed: it is a valid message.
 
 It is one more member of the MessagePack map that every message is, the last one, so that whoever
-does not know it reads the rest as ever (contract 6.2). Against errors, not against forgers: those
+does not know it reads the rest as ever. Against errors, not against forgers: those
 are shut out by keys.
 """
 

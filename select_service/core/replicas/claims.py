@@ -124,7 +124,7 @@ class Claims:
         """Every so often, have said what has filled blocks meanwhile.
 
         A stream fills several blocks a second, and its load on the others is off by these few at
-        most. The reference's plane has no output blocks at all (contract 6.3).
+        most. The reference's plane has no output blocks at all.
         """
         if now - self._outputs_said_at >= self._limits.replica_output_interval_s:
             self._outputs_said_at = now

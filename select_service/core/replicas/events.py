@@ -1,4 +1,4 @@
-"""What replicas tell each other about reservations, in the reference's envelope (contract 6.2).
+"""What replicas tell each other about reservations, in the reference's envelope.
 
 Shapes only. `announcer.py` fills them, `replicas/wire.py` turns them into bytes and back.
 """
@@ -113,7 +113,7 @@ class Stamp(Struct, frozen=True, omit_defaults=True):
 
 
 class ReplicaEnvelope(Struct, frozen=True):
-    """One message of the replica plane; both names of the scope are sent (contract 6.2)."""
+    """One message of the replica plane; both names of the scope are sent."""
 
     model_name: str
     tenant_id: str | UnsetType = UNSET

@@ -68,7 +68,6 @@ class Snapshots:
         """
         claims = self._claims
         silent_since = now - 2 * self._limits.replica_heartbeat_s
-        self._counters.snapshots_given += 1
         own = list(claims.own.by_id.values())
         yield SnapshotHead(claims.router_id, claims.epoch, claims.seq)
         given = 0

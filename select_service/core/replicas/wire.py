@@ -1,4 +1,4 @@
-"""Replica messages and snapshot parts as MessagePack, as strict as contract 6.4 asks for.
+"""Replica messages and snapshot parts as MessagePack, as strict as the reference's receivers are.
 
 The reference's events come as maps or as arrays in field order, with optional members left out;
 our own come as we write them. Pure: frames in, messages out, one error for whatever is wrong.

@@ -30,7 +30,7 @@ class Inspecting:
     def loads(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[ScopeLoads]:
-        """Return the load of every rank, by scope (contract 5.1)."""
+        """Return the load of every rank, by scope."""
         return [
             ScopeLoads(
                 *scope, _loads(partition), partition.pending_count, partition.pending_isl_tokens
@@ -41,19 +41,19 @@ class Inspecting:
         ]
 
     def potential_loads(self, request: PotentialLoadsRequest) -> list[LoadRow]:
-        """Return what every rank would carry with this prompt (contract 5.2).
+        """Return what every rank would carry with this prompt.
 
         Raises:
-            ServiceError: as in contract 2.
+            ServiceError: of the scope or the prompt; see `reading.py`.
         """
         partition, prompt, weights = self._reader.prompt(request)
         return _potential_loads(partition, prompt, weights)
 
     def overlap_scores(self, request: OverlapScoresRequest) -> OverlapScores:
-        """Return what every rank holds of this prompt (contract 5.3).
+        """Return what every rank holds of this prompt.
 
         Raises:
-            ServiceError: as in contract 2.
+            ServiceError: of the scope or the prompt; see `reading.py`.
         """
         partition, prompt, weights = self._reader.prompt(request)
         return OverlapScores(
@@ -80,7 +80,7 @@ def _loads(partition: Partition) -> list[LoadRow]:
 
 
 def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> list[LoadRow]:
-    """Return the load every rank would carry with this prompt (contract 5.2)."""
+    """Return the load every rank would carry with this prompt."""
     seats = partition.seating.open_seats()
     rows = np.array([slot for _, slot in seats], dtype=np.int64)
     projection = partition.project(prompt, rows, weights)
@@ -101,7 +101,7 @@ def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> 
 
 
 def _overlap_rows(partition: Partition, prompt: Prompt, weights: Weights) -> list[OverlapRow]:
-    """Return the matched blocks of every rank (contract 5.3)."""
+    """Return the matched blocks of every rank."""
     columns, _ = matched(partition.index, partition.index.find_matches(prompt.block_hashes))
     rows = []
     for rank, slot in partition.seating.open_seats():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from select_service.core.booking.desk import Order
@@ -35,12 +34,14 @@ if TYPE_CHECKING:
     from select_service.core.counters import Counters
     from select_service.core.decisions.keeping import Decisions
     from select_service.core.doctor.sampling import Sampler
+    from select_service.core.fleet.catalog import Worker
     from select_service.core.partition import Partition
     from select_service.core.pricing.placement import Placement
     from select_service.core.shadow.onlooker import Shadow
     from select_service.core.verbs.matchmaking import Matchmaker
     from select_service.decision_types import Decision
     from select_service.errors import ServiceError
+    from select_service.types import Overlap
 
 
 class Placing:
@@ -227,7 +228,7 @@ class Placing:
         counters.selections += 1
         counters.selected_isl_tokens += ticket.prompt.isl_tokens
         counters.selected_prefill_tokens += placement.effective_prefill_tokens
-        partition, request, worker = ticket.partition, ticket.request, placement.worker
+        partition, worker = ticket.partition, placement.worker
         demand, isl_tokens = partition.demand, ticket.prompt.isl_tokens
         demand.isl_counts[isl_tokens.bit_length()] += 1
         demand.isl_tokens += isl_tokens
@@ -236,17 +237,11 @@ class Placing:
         if cached > 0:
             reused, worker_id = demand.reused, worker.worker_id
             reused[worker_id] = reused.get(worker_id, 0.0) + cached
-        return Selection(
-            selection_id=UNSET if request.selection_id is None else request.selection_id,
-            model_name=partition.scope.model_name,
-            tenant_id=partition.scope.tenant_id,
-            worker_id=worker.worker_id,
-            dp_rank=placement.dp_rank,
-            endpoint=worker.spec.endpoint,
-            block_size=partition.index.block_size,
-            overlap=placement.overlap,
-            effective_prefill_tokens=placement.effective_prefill_tokens,
-        )
+        computed = placement.effective_prefill_tokens
+        answer = _selection(partition, worker, placement.dp_rank, placement.overlap, computed)
+        if ticket.request.selection_id is not None:
+            answer.selection_id = ticket.request.selection_id
+        return answer
 
     def refuse(self, ticket: Ticket | None, refusal: ServiceError, now: float) -> None:
         """Count a selection that was refused; without a ticket it did not come to a partition."""
@@ -273,15 +268,22 @@ class Placing:
 def sketch(partition: Partition, slot: int) -> Selection:
     """Return the answer that sends somebody to a slot for whom nothing matches; a shortcut's."""
     worker, dp_rank = partition.seating.rank_at(slot)
+    return _selection(partition, worker, dp_rank, partition.no_overlap(worker), 0)
+
+
+def _selection(
+    partition: Partition, worker: Worker, dp_rank: int, overlap: Overlap, prefill_tokens: int
+) -> Selection:
+    scope = partition.scope
     return Selection(
-        model_name=partition.scope.model_name,
-        tenant_id=partition.scope.tenant_id,
+        model_name=scope.model_name,
+        tenant_id=scope.tenant_id,
         worker_id=worker.worker_id,
         dp_rank=dp_rank,
         endpoint=worker.spec.endpoint,
         block_size=partition.index.block_size,
-        overlap=partition.no_overlap(worker),
-        effective_prefill_tokens=0,
+        overlap=overlap,
+        effective_prefill_tokens=prefill_tokens,
     )
 
 

@@ -1,6 +1,6 @@
 """From a request to what it is about: its partition, its prompt in one form, the weights in force.
 
-What every verb does first, and the order in which a request's faults are found (contract 2).
+What every verb does first, and the order in which a request's faults are found.
 Nothing is changed and nothing decided here.
 """
 
@@ -47,7 +47,7 @@ class Reader:
         """Read a prompt that looks for a worker.
 
         Raises:
-            ServiceError: as in contract 2.
+            ServiceError: of the scope, the prompt, or what it wishes for.
         """
         partition, prompt, weights = self.prompt(request)
         if request.pinned_worker is not None:
@@ -60,7 +60,7 @@ class Reader:
         """Read any prompt.
 
         Raises:
-            ServiceError: as in contract 2.
+            ServiceError: of the scope or the prompt.
         """
         partition = self.usable(request)
         index = partition.index

@@ -55,7 +55,7 @@ class Registering:
     def upsert_worker(
         self, spec: WorkerSpec, now: float, source: str = API
     ) -> tuple[WorkerRecord, Effects]:
-        """Put a whole record into the catalog (contract 1.3).
+        """Put a whole record into the catalog.
 
         Raises:
             WorkerConflict: another source keeps this worker.
@@ -82,7 +82,7 @@ class Registering:
     def patch_worker(
         self, worker_id: int, patch: WorkerPatch, now: float
     ) -> tuple[WorkerRecord, Effects]:
-        """Merge a patch into a record (contract 1.3).
+        """Merge a patch into a record.
 
         Raises:
             WorkerNotFound: no such id.
@@ -94,7 +94,7 @@ class Registering:
     def delete_worker(
         self, worker_id: int, now: float, source: str = API
     ) -> tuple[WorkerRecord, Effects]:
-        """Remove a record; its load and its index go with it (D5).
+        """Remove a record; its load and its index go with it.
 
         Raises:
             WorkerNotFound: no such id.

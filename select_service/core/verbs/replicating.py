@@ -38,7 +38,7 @@ class Replicating:
     def heard(
         self, peer: str, message: ReplicaMessage, now: float, *, checked: bool = False
     ) -> Effects:
-        """Take in one decoded message that came from this peer endpoint (contract 6.4).
+        """Take in one decoded message that came from this peer endpoint.
 
         `checked`: it had a checksum, and that was right.
         """

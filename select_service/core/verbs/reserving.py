@@ -93,10 +93,10 @@ class Reserving:
     def reserve(
         self, request: ReservationRequest, now: float, *, unknown: bytes = b""
     ) -> tuple[ReservationAnswer, Effects]:
-        """Book a rank the caller has chosen (contract 4.2). Never waits.
+        """Book a rank the caller has chosen. Never waits.
 
         Raises:
-            ServiceError: as in contract 2 and 4.
+            ServiceError: of the prompt, the rank, the lease or the id.
         """
         partition = self._reader.seated(request)
         index = partition.index
@@ -169,7 +169,7 @@ class Reserving:
         return worker, dp_rank
 
     def _prefill_to_book(self, request: ReservationRequest, prompt: Prompt) -> tuple[int, bool]:
-        """Return the prefill tokens to book and whether they are tracked (table of contract 4.2).
+        """Return the prefill tokens to book and whether they are tracked.
 
         An explicit number beats every switch.
         """
@@ -217,7 +217,7 @@ class Reserving:
     def output_block(
         self, name: str, decay_fraction: float | None, now: float, count: int = 1
     ) -> Effects:
-        """The request fills so many more blocks; see contract 4.3 for the fraction.
+        """So many more blocks are filled; with a fraction all it alone holds count for so much.
 
         Raises:
             InvalidRequest: a fraction outside 0..1; checked before the id.
@@ -232,7 +232,7 @@ class Reserving:
         return NOTHING
 
     def free(self, name: str, now: float) -> Effects:
-        """End a reservation; ending a recently freed one is no error (D4).
+        """End a reservation; ending a recently freed one is no error.
 
         Raises:
             ReservationNotFound: the id was never seen.

@@ -68,10 +68,10 @@ class Selecting:
         self.shortcut: Shortcut | None = None  # for who asks for nothing special
 
     def select(self, request: SelectRequest, now: float) -> tuple[Answer | Ticket, Effects]:
-        """Choose a worker; a Ticket when the request has to wait (contract 3).
+        """Choose a worker; a Ticket when the request has to wait.
 
         Raises:
-            ServiceError: as in contract 2 and 3, and what the gate refuses.
+            ServiceError: of the prompt (`reading.py`), for want of a worker, or by the gate.
         """
         if self.shortcut is not None:
             done = self.shortcut.select(request, now)
@@ -97,7 +97,7 @@ class Selecting:
             unknown: canonical bytes of members nobody knows; part of what makes a repeat equal.
 
         Raises:
-            ServiceError: as in contract 2 to 4, and what the gate refuses.
+            ServiceError: as of `select`, or of the id (`core/booking/desk.py`).
         """
         if self.shortcut is not None and not unknown:
             done = self.shortcut.select_and_reserve(request, now)
@@ -130,7 +130,7 @@ class Selecting:
     def _booked_before(
         self, request: SelectAndReserveRequest, refusal: ServiceError, unknown: bytes
     ) -> Selection | PairSelection | Ticket | None:
-        """Return the first answer to a repeat that comes when all workers drain (D14)."""
+        """Return the first answer to a repeat that comes when all workers drain."""
         name = request.reservation_id
         if name is None or not isinstance(refusal, NoSchedulableWorker):
             return None

@@ -131,7 +131,7 @@ class Writer:
         return Response(200, self._done, self._headers)
 
     def refusal(self, error: ServiceError | IndexerError, warning: str | None = None) -> Response:
-        """Write a refusal (D6)."""
+        """Write a refusal."""
         if not isinstance(error, ServiceError):
             return self.reply({"error": str(error), "code": error.code}, error.status, warning)
         status, body = problem(error)

@@ -339,7 +339,7 @@ def _check_utf8(body: bytes) -> None:
 
 
 def _check_ranks(request: msgspec.Struct) -> None:
-    """Refuse keys of kv_events_endpoints that are no dp_rank (contract 0.2)."""
+    """Refuse keys of kv_events_endpoints that are no dp_rank."""
     assert isinstance(request, WorkerSpec | WorkerPatch)
     endpoints = request.kv_events_endpoints
     if endpoints is None:

@@ -1,7 +1,7 @@
 """Which members a JSON object has: the question a typed decoder leaves open.
 
 msgspec keeps the last of two members with one name and skips names it does not know; the contract
-wants the first refused and the second reported (0.2, D2). Everything here reads bytes that msgspec
+wants the first refused and the second reported. Everything here reads bytes that msgspec
 has already accepted as JSON of the right shape. `json_codec.py` stands before it.
 """
 

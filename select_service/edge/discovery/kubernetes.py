@@ -147,11 +147,7 @@ class KubernetesApi:
 
 
 class Watched(Source[T], Generic[O, T]):
-    """All objects of a kind with certain labels, and what they mean together.
-
-    Attributes:
-        lists, watches: how often each was begun.
-    """
+    """All objects of a kind with certain labels, and what they mean together."""
 
     def __init__(  # noqa: PLR0917 - what is watched, and how it is read
         self,
@@ -175,7 +171,6 @@ class Watched(Source[T], Generic[O, T]):
             backoff_s: pause after a failure, growing.
         """
         super().__init__(name)
-        self.lists = self.watches = 0
         self._api = api
         self._path = path
         self._selector = selector
@@ -224,7 +219,6 @@ class Watched(Source[T], Generic[O, T]):
     # -- list ----------------------------------------------------------------------------------
 
     async def _list(self, client: httpx.AsyncClient) -> None:
-        self.lists += 1
         found: dict[str, O] = {}
         more: str | None = ""
         version = ""
@@ -254,7 +248,6 @@ class Watched(Source[T], Generic[O, T]):
     # -- watch ---------------------------------------------------------------------------------
 
     async def _watch(self, client: httpx.AsyncClient) -> None:
-        self.watches += 1
         ask = self._query(
             watch="1",
             allowWatchBookmarks="true",

@@ -74,7 +74,7 @@ class Carrier:
 
 
 def _decision_facts(placement: Placement) -> dict[str, Any]:
-    """Return the fields of the reference's "Selected worker" line (contract 3.3)."""
+    """Return the fields of the reference's "Selected worker" line."""
     weights = placement.weights
     return {
         "worker_id": placement.worker.worker_id,

@@ -17,7 +17,6 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
 __all__ = [
@@ -196,12 +195,7 @@ class Entrances:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self.unix is not None:
             self.unix.close()
         for one in (self.tcp, self.side):

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
@@ -23,6 +22,7 @@ from typing_extensions import override
 from select_service.core.admission.cache_hits import RATE_BOUNDS
 from select_service.core.admission.slo_shed import SloShed
 from select_service.core.admission.wait_times import WaitTimes
+from select_service.edge.metrics.families import SCOPE, counter, gauge, histogram
 from select_service.edge.metrics.scope_series import groups_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from select_service.edge.driver import Driver
     from select_service.edge.metrics.scope_series import ScopeGroup
 
-SCOPE: Final = ("model_name", "tenant_id")
 _OUTCOMES: Final = ("offered", "admitted", "refused", "withdrawn")
 _WORKER_TYPE: Final = "aggregated"
 
@@ -42,9 +41,8 @@ _WORKER_TYPE: Final = "aggregated"
 class AdmissionMetrics(Collector):
     """Every partition's gate, by scope."""
 
-    def __init__(self, service: Driver, prefix: str, settings: Settings) -> None:
+    def __init__(self, service: Driver, settings: Settings) -> None:
         self._service = service
-        self._prefix = prefix
         self._scopes_max = settings.metrics_scope_series_max
         self._ranks_max = settings.metrics_rank_series_max
 
@@ -59,46 +57,37 @@ class AdmissionMetrics(Collector):
         yield from self._cache(groups)
         yield from self._ranks()
         yield from self._aliases(groups)
-        clamped = self._counter("admission_clamped", "Requests that claimed too high a class.")
-        clamped.add_metric((), self._service.core.admitting.clamped)
-        yield clamped
-        dropped = self._counter(
-            "worker_reports_dropped", "Reports of ranks that the worker has not declared."
+        yield counter(
+            "admission_clamped",
+            "Requests that claimed too high a class.",
+            value=self._service.core.admitting.clamped,
         )
-        dropped.add_metric((), self._service.core.admitting.reports.dropped)
-        yield dropped
+        yield counter(
+            "worker_reports_dropped",
+            "Reports of ranks that the worker has not declared.",
+            value=self._service.core.admitting.reports.dropped,
+        )
         topic = self._service.load_topic
-        heard = self._counter("worker_reports_heard", "Reports on workers' event endpoints.")
-        heard.add_metric((), topic.heard)
-        yield heard
-        bad = self._counter("worker_reports_bad", "Those of them that make no sense, or too long.")
-        bad.add_metric((), topic.bad)
-        yield bad
-        left_out = self._counter("worker_reports_left_out", "Ranks that found no room in a while.")
-        left_out.add_metric((), topic.left_out)
-        yield left_out
-
-    def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> CounterMetricFamily:
-        return CounterMetricFamily(self._prefix + name, text, labels=labels)
-
-    def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> GaugeMetricFamily:
-        return GaugeMetricFamily(self._prefix + name, text, labels=labels)
-
-    def _histogram(self, name: str, text: str, labels: Sequence[str]) -> HistogramMetricFamily:
-        return HistogramMetricFamily(self._prefix + name, text, labels=labels)
+        yield counter(
+            "worker_reports_heard", "Reports on workers' event endpoints.", value=topic.heard
+        )
+        yield counter(
+            "worker_reports_bad", "Those of them that make no sense, or too long.", value=topic.bad
+        )
+        yield counter(
+            "worker_reports_left_out", "Ranks that found no room in a while.", value=topic.left_out
+        )
 
     # -- what became of requests ---------------------------------------------------------------
 
     def _classes(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
-        requests = self._counter(
+        requests = counter(
             "admission_requests",
             "Requests by what became of them; offered = admitted + refused + withdrawn + waiting.",
             ("slo_class", "outcome", *SCOPE),
         )
-        waiting = self._gauge(
-            "admission_waiting", "Requests that wait, by class.", ("slo_class", *SCOPE)
-        )
-        waits = self._histogram(
+        waiting = gauge("admission_waiting", "Requests that wait, by class.", ("slo_class", *SCOPE))
+        waits = histogram(
             "admission_wait_seconds",
             "How long requests waited, whatever became of them.",
             ("slo_class", *SCOPE),
@@ -120,12 +109,12 @@ class AdmissionMetrics(Collector):
         yield from (requests, waiting, waits)
 
     def _decisions(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
-        decisions = self._counter(
+        decisions = counter(
             "admission_decisions",
             "Refusals, waits and ends of waiting, by reason.",
             ("policy", "gate", "decision", "reason", "slo_class", *SCOPE),
         )
-        rejected = self._counter(
+        rejected = counter(
             "admission_rejections", "Refusals for load, by endpoint.", ("endpoint", *SCOPE)
         )
         for scope, partitions, _ in groups:
@@ -149,7 +138,7 @@ class AdmissionMetrics(Collector):
                     counts[name, "admitted"] += count
                 for name, count in tallies.refused_by_tenant.counts.items():
                     counts[name, "refused"] += count
-        family = self._counter(
+        family = counter(
             "admission_tenant_requests", "Requests by who asked.", ("fairness_id", "outcome")
         )
         busiest = Counter[str]()
@@ -166,12 +155,12 @@ class AdmissionMetrics(Collector):
     # -- how it stands -------------------------------------------------------------------------
 
     def _gauges(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
-        saturation = self._gauge("admission_saturation", "1 when the pool is full.", SCOPE)
-        drain = self._gauge(
+        saturation = gauge("admission_saturation", "1 when the pool is full.", SCOPE)
+        drain = gauge(
             "admission_drain_tokens_per_second", "Prefill tokens one rank computes.", SCOPE
         )
-        busy = self._gauge("admission_busy_ranks", "Ranks above a busy threshold.", SCOPE)
-        full = self._gauge("admission_full_ranks", "Ranks of workers at their cap.", SCOPE)
+        busy = gauge("admission_busy_ranks", "Ranks above a busy threshold.", SCOPE)
+        full = gauge("admission_full_ranks", "Ranks of workers at their cap.", SCOPE)
         for scope, partitions, _ in groups:
             keepers = list(_keepers(partitions))
             if not keepers:
@@ -186,9 +175,9 @@ class AdmissionMetrics(Collector):
         yield from (saturation, drain, busy, full)
 
     def _promises(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
-        held = self._gauge("admission_promises", "Returns that are promised a place.")
-        ended = self._counter("admission_promises_ended", "Promises, by end.", ("end",))
-        closed = self._counter(
+        held = gauge("admission_promises", "Returns that are promised a place.")
+        ended = counter("admission_promises_ended", "Promises, by end.", ("end",))
+        closed = counter(
             "admission_band_closed", "Times slo-shed closed a band to arrivals.", ("band",)
         )
         books = {
@@ -209,18 +198,18 @@ class AdmissionMetrics(Collector):
         yield from (held, ended, closed)
 
     def _cache(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
-        refused = self._counter(
+        refused = counter(
             "cache_threshold_rejections",
             "Requests that no worker held enough of.",
             ("source", *SCOPE),
         )
-        rates = self._histogram(
+        rates = histogram(
             "cache_hit_rate", "Best hit rate of requests with a cache-hit threshold.", SCOPE
         )
-        fallbacks = self._counter(
+        fallbacks = counter(
             "cache_threshold_fallbacks", "Those that were placed all the same.", SCOPE
         )
-        guarded = self._counter(
+        guarded = counter(
             "cache_threshold_guarded", "Thresholds set aside after too many attempts.", SCOPE
         )
         for scope, partitions, _ in groups:
@@ -240,7 +229,7 @@ class AdmissionMetrics(Collector):
     def _ranks(self) -> Iterator[Metric]:
         """Busy bits, and load under the field's names: only where something is judged."""
         labels = ("worker_id", "dp_rank")
-        busy = self._gauge("admission_rank_busy", "1 above a busy threshold.", (*labels, *SCOPE))
+        busy = gauge("admission_rank_busy", "1 above a busy threshold.", (*labels, *SCOPE))
         names = (*labels, "worker_type")
         prefix = "dynamo_frontend_worker_active_"
         blocks = GaugeMetricFamily(prefix + "decode_blocks", "Alias.", labels=names)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from select_service.edge.metrics.families import counter, counters, gauge
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from select_service.edge.driver import Driver
     from select_service.edge.reloading import Reloading
@@ -21,34 +23,33 @@ _OUTCOMES = ("applied", "unchanged", "refused")
 class BoundsMetrics(Collector):
     """Counters of what bounds did beside those of `limits.py`."""
 
-    def __init__(self, service: Driver, prefix: str, reloading: Reloading | None) -> None:
+    def __init__(self, service: Driver, reloading: Reloading | None) -> None:
         self._service = service
-        self._prefix = prefix
         self._reloading = reloading
 
     @override
     def collect(self) -> Iterator[Metric]:
         addresses, core = self._service.addresses, self._service.core
-        yield self._counted(
+        yield counters(
             "connect_refused",
             "Endpoints and URLs that were not connected to, by what forbade it.",
             "reason",
             addresses.refused,
         )
-        yield self._counted("connect_lookups", "Names looked up.", "outcome", addresses.lookups)
+        yield counters("connect_lookups", "Names looked up.", "outcome", addresses.lookups)
         budget = core.registry.budget
-        yield self._gauge(
-            "index_budget_bytes", "Estimate for all indexes, of the last round.", budget.bytes
+        yield gauge(
+            "index_budget_bytes", "Estimate for all indexes, of the last round.", value=budget.bytes
         )
-        closed = self._family("scopes_closed", "Scopes given up because they had no worker.")
-        closed.add_metric((), core.membership.scopes_closed)
-        yield closed
+        yield counter(
+            "scopes_closed",
+            "Scopes given up because they had no worker.",
+            value=core.membership.scopes_closed,
+        )
         yield from self._config()
 
     def _config(self) -> Iterator[Metric]:
-        reloads = self._family(
-            "config_reloads", "Changes of settings while running.", ("by", "outcome")
-        )
+        reloads = counter("config_reloads", "Changes of settings while running.", ("by", "outcome"))
         waiting = 0
         if self._reloading is not None:
             waiting = self._reloading.waiting
@@ -57,20 +58,8 @@ class BoundsMetrics(Collector):
                     count = self._reloading.counts[by, outcome]  # type: ignore[index] # of those
                     reloads.add_metric((by, outcome), count)
         yield reloads
-        yield self._gauge(
-            "config_after_restart", "Settings of the file that a restart would change.", waiting
+        yield gauge(
+            "config_after_restart",
+            "Settings of the file that a restart would change.",
+            value=waiting,
         )
-
-    def _family(self, name: str, text: str, labels: tuple[str, ...] = ()) -> CounterMetricFamily:
-        return CounterMetricFamily(self._prefix + name, text, labels=labels)
-
-    def _counted(self, name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
-        family = self._family(name, text, (label,))
-        for key, count in counts.items():
-            family.add_metric((key,), count)
-        return family
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(self._prefix + name, text)
-        family.add_metric((), value)
-        return family

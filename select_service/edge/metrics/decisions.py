@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
+
+from select_service.edge.metrics.families import counter, gauge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,9 +19,8 @@ if TYPE_CHECKING:
 class DecisionMetrics(Collector):
     """Zero with `--decision-ring 0`."""
 
-    def __init__(self, service: Driver, prefix: str) -> None:
+    def __init__(self, service: Driver) -> None:
         self._decisions = service.core.decisions
-        self._prefix = prefix
 
     @override
     def collect(self) -> Iterator[Metric]:
@@ -28,11 +29,9 @@ class DecisionMetrics(Collector):
             ("decision_records", "Decisions kept.", len(ring)),
             ("decision_bytes", "Memory they are charged with.", ring.bytes),
         ):
-            gauge = GaugeMetricFamily(self._prefix + name, text)
-            gauge.add_metric((), value)
-            yield gauge
-        evicted = CounterMetricFamily(
-            self._prefix + "decision_records_evicted", "Decisions that had to go for later ones."
+            yield gauge(name, text, value=value)
+        yield counter(
+            "decision_records_evicted",
+            "Decisions that had to go for later ones.",
+            value=ring.evicted,
         )
-        evicted.add_metric((), ring.evicted)
-        yield evicted

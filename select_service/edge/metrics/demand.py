@@ -6,15 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    HistogramMetricFamily,
     Metric,
-    SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from select_service.core.books.demand_tally import DemandTally
+from select_service.edge.metrics.families import SCOPE, counter, histogram, summary
 from select_service.edge.metrics.scope_series import groups_of
 
 if TYPE_CHECKING:
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DemandMetrics"]
 
-_SCOPE: Final = ("model_name", "tenant_id")
 _SIZES: Final = range(5, 22)
 """Buckets from 31 to two million tokens; what is longer is in the last, open one."""
 
@@ -57,18 +54,17 @@ _SUMMARIES: Final[tuple[tuple[str, str, Callable[[DemandTally], tuple[int, float
 class DemandMetrics(Collector):
     """Requests, lengths and times by scope."""
 
-    def __init__(self, service: Driver, prefix: str, settings: Settings) -> None:
+    def __init__(self, service: Driver, settings: Settings) -> None:
         self._service = service
-        self._prefix = prefix + "demand_"
         self._scope_series_max = settings.metrics_scope_series_max
 
     @override
     def collect(self) -> Iterator[Metric]:
         groups = groups_of(self._service.core, self._scope_series_max)
-        requests = CounterMetricFamily(
-            self._prefix + "requests",
+        requests = counter(
+            "demand_requests",
             "Requests for a worker; those refused are demand, too.",
-            labels=(*_SCOPE, "outcome"),
+            (*SCOPE, "outcome"),
         )
         for scope, partitions, _ in groups:
             tallies = [one.demand for one in partitions]
@@ -78,17 +74,15 @@ class DemandMetrics(Collector):
         yield requests
         yield self._lengths(groups)
         for name, text, read in _SUMMARIES:
-            summary = SummaryMetricFamily(self._prefix + name, text, labels=_SCOPE)
+            family = summary(f"demand_{name}", text, SCOPE)
             for scope, partitions, _ in groups:
                 told = [read(one.demand) for one in partitions]
                 count, total = sum(count for count, _ in told), sum(sum_ for _, sum_ in told)
-                summary.add_metric(scope, count_value=count, sum_value=total)
-            yield summary
+                family.add_metric(scope, count_value=count, sum_value=total)
+            yield family
 
     def _lengths(self, groups: list[ScopeGroup]) -> Metric:
-        family = HistogramMetricFamily(
-            self._prefix + "isl_tokens", "Prompt lengths of requests placed.", labels=_SCOPE
-        )
+        family = histogram("demand_isl_tokens", "Prompt lengths of requests placed.", SCOPE)
         for scope, partitions, _ in groups:
             tallies = [one.demand for one in partitions]
             tokens = sum(one.isl_tokens for one in tallies)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from select_service.core.doctor.causes import CAUSES
+from select_service.edge.metrics.families import counter, gauge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,27 +23,26 @@ __all__ = ["DoctorMetrics"]
 class DoctorMetrics(Collector):
     """Findings by code; each code there is has a series."""
 
-    def __init__(self, service: Driver, prefix: str) -> None:
+    def __init__(self, service: Driver) -> None:
         self._service = service
-        self._prefix = prefix
 
     @override
     def collect(self) -> Iterator[Metric]:
         doctor = self._service.diagnosed
         counts = {} if doctor is None else doctor.examiner.suspicions.counts()
-        findings = GaugeMetricFamily(
-            self._prefix + "doctor_findings",
-            "What is wired wrong, by the last examination.",
-            labels=("code", "severity"),
+        findings = gauge(
+            "doctor_findings", "What is wired wrong, by the last examination.", ("code", "severity")
         )
         for cause in CAUSES:
             findings.add_metric([cause.code, cause.severity], counts.get(cause.code, 0))
         yield findings
-        rounds = CounterMetricFamily(self._prefix + "doctor_examinations", "Examinations made.")
-        rounds.add_metric((), 0 if doctor is None else doctor.examiner.rounds)
-        yield rounds
-        faults = CounterMetricFamily(
-            self._prefix + "doctor_faults", "Examinations that failed by our error."
+        yield counter(
+            "doctor_examinations",
+            "Examinations made.",
+            value=0 if doctor is None else doctor.examiner.rounds,
         )
-        faults.add_metric((), 0 if doctor is None else doctor.faults)
-        yield faults
+        yield counter(
+            "doctor_faults",
+            "Examinations that failed by our error.",
+            value=0 if doctor is None else doctor.faults,
+        )

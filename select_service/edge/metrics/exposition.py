@@ -20,7 +20,6 @@ from select_service.edge.metrics.bounds import BoundsMetrics
 from select_service.edge.metrics.decisions import DecisionMetrics
 from select_service.edge.metrics.demand import DemandMetrics
 from select_service.edge.metrics.doctor import DoctorMetrics
-from select_service.edge.metrics.families import PREFIX
 from select_service.edge.metrics.http import HttpMetrics
 from select_service.edge.metrics.index import IndexMetrics
 from select_service.edge.metrics.limits import LimitMetrics
@@ -60,20 +59,20 @@ class Metrics:
         self._registry.register(HttpMetrics(traffic))
         self._registry.register(ServiceMetrics(service, settings))
         self._registry.register(IndexMetrics(service, settings))
-        self._registry.register(AdmissionMetrics(service, PREFIX, settings))
-        self._registry.register(DecisionMetrics(service, PREFIX))
-        self._registry.register(DemandMetrics(service, PREFIX, settings))
-        self._registry.register(TrustMetrics(service, PREFIX, settings))
-        self._registry.register(ShadowMetrics(service, PREFIX, settings))
-        self._registry.register(ReplicaMetrics(service, PREFIX))
-        self._registry.register(RecoveryMetrics(service, PREFIX))
-        self._registry.register(StateMetrics(service, PREFIX))
-        self._registry.register(SnapshotMetrics(service, PREFIX))
-        self._registry.register(RecordingMetrics(service, PREFIX))
-        self._registry.register(SecurityMetrics(service, settings, PREFIX))
-        self._registry.register(TracingMetrics(service, PREFIX))
-        self._registry.register(DoctorMetrics(service, PREFIX))
-        self._registry.register(BoundsMetrics(service, PREFIX, reloading))
+        self._registry.register(AdmissionMetrics(service, settings))
+        self._registry.register(DecisionMetrics(service))
+        self._registry.register(DemandMetrics(service, settings))
+        self._registry.register(TrustMetrics(service, settings))
+        self._registry.register(ShadowMetrics(service, settings))
+        self._registry.register(ReplicaMetrics(service))
+        self._registry.register(RecoveryMetrics(service))
+        self._registry.register(StateMetrics(service))
+        self._registry.register(SnapshotMetrics(service))
+        self._registry.register(RecordingMetrics(service))
+        self._registry.register(SecurityMetrics(service, settings))
+        self._registry.register(TracingMetrics(service))
+        self._registry.register(DoctorMetrics(service))
+        self._registry.register(BoundsMetrics(service, reloading))
         self._registry.register(LimitMetrics(service, traffic, settings, reloading))
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)

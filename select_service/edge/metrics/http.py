@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from select_service.edge.http.traffic import LATENCY_BUCKETS_S
-from select_service.edge.metrics.families import PREFIX, counter, gauge
+from select_service.edge.metrics.families import counter, gauge, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,10 +31,10 @@ class HttpMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         labels = ("method", "route")
         requests = counter("http_requests", "Requests answered.", (*labels, "status"))
-        latency = HistogramMetricFamily(
-            PREFIX + "http_request_duration_seconds",
+        latency = histogram(
+            "http_request_duration_seconds",
             "From the end of the request head to the answer, waiting in the queue included.",
-            labels=labels,
+            labels,
         )
         for names, stats in self._routes():
             for status, count in sorted(stats.statuses.items()):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
+
+from select_service.edge.metrics.families import counter, gauge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,9 +22,8 @@ _GATES: Final = ("index_recovery", "index_snapshot", "replica_ledgers", "state",
 class RecoveryMetrics(Collector):
     """Families without a recovery or a source stay empty."""
 
-    def __init__(self, service: Driver, prefix: str) -> None:
+    def __init__(self, service: Driver) -> None:
         self._service = service
-        self._prefix = prefix
 
     @override
     def collect(self) -> Iterator[Metric]:
@@ -31,12 +32,12 @@ class RecoveryMetrics(Collector):
         yield from self._discovery()
 
     def _recovery(self) -> Iterator[Metric]:
-        state = self._gauge("index_recovery", "1 for the state start-up recovery is in.", "state")
-        attempts = self._counter(
-            "index_recovery_attempts", "Fetches of a peer's dump that have ended.", "outcome"
+        state = gauge("index_recovery", "1 for the state start-up recovery is in.", ("state",))
+        attempts = counter(
+            "index_recovery_attempts", "Fetches of a peer's dump that have ended.", ("outcome",)
         )
         amounts = {
-            name: self._counter(f"index_recovery_{name}", text)
+            name: counter(f"index_recovery_{name}", text)
             for name, text in (
                 ("bytes", "Bytes of dumps read, from all peers."),
                 ("blocks", "Blocks read out of dumps."),
@@ -55,22 +56,22 @@ class RecoveryMetrics(Collector):
                 family.add_metric((), getattr(recovery, name))
         yield from (state, attempts, *amounts.values())
         recovered = self._service.core.recovered
-        unclaimed = self._gauge(
-            "index_recovered_ranks", "Recovered ranks whose time to be claimed still runs."
+        yield gauge(
+            "index_recovered_ranks",
+            "Recovered ranks whose time to be claimed still runs.",
+            value=len(recovered),
         )
-        unclaimed.add_metric((), len(recovered))
-        yield unclaimed
-        dropped = self._counter(
-            "index_recovered_ranks_dropped", "Recovered ranks that no worker has claimed."
+        yield counter(
+            "index_recovered_ranks_dropped",
+            "Recovered ranks that no worker has claimed.",
+            value=recovered.dropped,
         )
-        dropped.add_metric((), recovered.dropped)
-        yield dropped
 
     def _readiness(self) -> Iterator[Metric]:
         readiness = self._service.readiness
         missing = readiness.missing()
-        waiting = self._gauge("waiting_for", "1 while /ready waits for it.", "name")
-        given_up = self._gauge("ready_given_up", "1 if it was not there in time.", "name")
+        waiting = gauge("waiting_for", "1 while /ready waits for it.", ("name",))
+        given_up = gauge("ready_given_up", "1 if it was not there in time.", ("name",))
         for name in _GATES:
             waiting.add_metric([name], name in missing)
             given_up.add_metric([name], name in readiness.given_up)
@@ -78,14 +79,14 @@ class RecoveryMetrics(Collector):
         yield from (waiting, given_up)
 
     def _discovery(self) -> Iterator[Metric]:
-        named = self._gauge("discovery_workers", "Workers or replicas a source names.", "source")
-        missed = self._gauge("discovery_missed", "Named no longer, and in their grace.", "source")
-        left_out = self._gauge(
-            "discovery_rejected", "Of what a source names, left out.", "source", "reason"
+        named = gauge("discovery_workers", "Workers or replicas a source names.", ("source",))
+        missed = gauge("discovery_missed", "Named no longer, and in their grace.", ("source",))
+        left_out = gauge(
+            "discovery_rejected", "Of what a source names, left out.", ("source", "reason")
         )
-        updates = self._counter("discovery_updates", "Good looks at a source.", "source")
-        failures = self._counter(
-            "discovery_failures", "Looks at a source that failed.", "source", "kind"
+        updates = counter("discovery_updates", "Good looks at a source.", ("source",))
+        failures = counter(
+            "discovery_failures", "Looks at a source that failed.", ("source", "kind")
         )
         discovery = self._service.discovery
         for follower in () if discovery is None else discovery.followers:
@@ -103,9 +104,3 @@ class RecoveryMetrics(Collector):
             for kind, count in sorted(source.failures.items()):
                 failures.add_metric([source.name, kind], count)
         yield from (named, missed, left_out, updates, failures)
-
-    def _gauge(self, name: str, text: str, *labels: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(self._prefix + name, text, labels=labels)
-
-    def _counter(self, name: str, text: str, *labels: str) -> CounterMetricFamily:
-        return CounterMetricFamily(self._prefix + name, text, labels=labels)

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from indexer.edge.sockets import Link
+from select_service.edge.metrics.families import counter, counters, gauge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from select_service.edge.driver import Driver
     from select_service.edge.replicas.plane import Replicas
@@ -28,9 +29,8 @@ _PUBLISHER_STATES: Final = ("synced", "behind", "leaving", "gone", "foreign")
 class ReplicaMetrics(Collector):
     """Peers, publishers, messages, pulls and snapshots; families without a plane stay empty."""
 
-    def __init__(self, service: Driver, prefix: str) -> None:
+    def __init__(self, service: Driver) -> None:
         self._service = service
-        self._prefix = prefix
 
     @override
     def collect(self) -> Iterator[Metric]:
@@ -39,30 +39,30 @@ class ReplicaMetrics(Collector):
         yield from self._peers(plane, status)
         yield from self._publishers(plane, status)
         yield from self._reservations()
-        yield self._outcomes(
-            *("replica_events", "Messages to replicas."),
+        yield counters(
+            *("replica_events", "Messages to replicas.", "outcome"),
             {} if plane is None else _published(plane),
         )
-        yield self._outcomes(
-            *("replica_messages", "Messages of replicas."),
+        yield counters(
+            *("replica_messages", "Messages of replicas.", "outcome"),
             {} if plane is None else _received(plane),
         )
-        yield self._outcomes(
-            *("replica_pulls", "Fetches of a replica's snapshot that have ended."),
+        yield counters(
+            *("replica_pulls", "Fetches of a replica's snapshot that have ended.", "outcome"),
             {} if plane is None else plane.pulls.outcomes,
         )
-        running = self._gauge("replica_pulls_running", "Snapshots being fetched.")
+        running = gauge("replica_pulls_running", "Snapshots being fetched.")
         if plane is not None:
             running.add_metric((), plane.pulls.running)
         yield running
-        yield self._outcomes(
-            *("replica_snapshots", "Snapshots given to replicas."),
+        yield counters(
+            *("replica_snapshots", "Snapshots given to replicas.", "outcome"),
             {} if plane is None else plane.snapshots,
         )
 
     def _peers(self, plane: Replicas | None, status: Sequence[ReplicaStatus]) -> Iterator[Metric]:
-        peers = self._gauge("replica_peers", "Replicas listened to.", ("state",))
-        age = self._gauge("replica_heard_age_seconds", "Since a replica was last heard.", ("peer",))
+        peers = gauge("replica_peers", "Replicas listened to.", ("state",))
+        age = gauge("replica_heard_age_seconds", "Since a replica was last heard.", ("peer",))
         if plane is not None:
             states = Counter(state for _, state in plane.subscriptions.states())
             for state in Link:
@@ -78,10 +78,10 @@ class ReplicaMetrics(Collector):
     def _publishers(
         self, plane: Replicas | None, status: Sequence[ReplicaStatus]
     ) -> Iterator[Metric]:
-        publishers = self._gauge("replica_publishers", "Publishers heard of.", ("state",))
-        claims = self._gauge("replica_claims", "Reservations that other publishers own.")
-        unbooked = self._gauge("replica_claims_unbooked", "Of them, those not booked here.")
-        missing = self._gauge("replica_statements_missing", "Statements not heard yet.")
+        publishers = gauge("replica_publishers", "Publishers heard of.", ("state",))
+        claims = gauge("replica_claims", "Reservations that other publishers own.")
+        unbooked = gauge("replica_claims_unbooked", "Of them, those not booked here.")
+        missing = gauge("replica_statements_missing", "Statements not heard yet.")
         if plane is not None:
             states = Counter(one.state for one in status)
             for state in _PUBLISHER_STATES:
@@ -95,7 +95,7 @@ class ReplicaMetrics(Collector):
         replicas, told = self._service.core.replicas, self._service.core.desk.announcer.claims
         counts, plane = replicas.counters, self._service.replicas
         garbled, foreign = (0, 0) if plane is None else (plane.garbled, plane.foreign_refused)
-        yield self._counts(
+        yield counters(
             *("replica_reservations", "Reservations of replicas, here.", "event"),
             {
                 "booked": counts.booked,
@@ -103,7 +103,7 @@ class ReplicaMetrics(Collector):
                 "orphan_expired": counts.orphans_expired,
             },
         )
-        yield self._counts(
+        yield counters(
             *("replica_leases", "What replicas, or their end, did to leases here.", "event"),
             {
                 "renewed": counts.leases_renewed,
@@ -112,7 +112,7 @@ class ReplicaMetrics(Collector):
                 "missed": counts.leases_missed,
             },
         )
-        yield self._counts(
+        yield counters(
             *("replica_refused", "News of replicas not taken in.", "reason"),
             {
                 "repeated": counts.repeated,
@@ -128,16 +128,12 @@ class ReplicaMetrics(Collector):
                 "garbled": garbled + counts.garbled,
             },
         )
-        yield self._counts(
+        yield counters(
             *("replica_corrected", "What was known otherwise than its owner's snapshot says."),
             *("what", {"claim": counts.claims_corrected, "number": counts.numbers_corrected}),
         )
-        copies = self._gauge("lease_copies", "Leases known through replicas.")
-        copies.add_metric((), len(told.copies))
-        yield copies
-        ended = self._gauge("replica_ended", "Ends of reservations remembered.")
-        ended.add_metric((), len(told.ends))
-        yield ended
+        yield gauge("lease_copies", "Leases known through replicas.", value=len(told.copies))
+        yield gauge("replica_ended", "Ends of reservations remembered.", value=len(told.ends))
         renewed = 0 if plane is None else plane.subscriptions.renewed
         gaps = sum(view.gaps for view in replicas.publishers.views.values())
         for name, text, count in (
@@ -153,21 +149,7 @@ class ReplicaMetrics(Collector):
                 renewed,
             ),
         ):
-            family = CounterMetricFamily(self._prefix + name, text)
-            family.add_metric((), count)
-            yield family
-
-    def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> GaugeMetricFamily:
-        return GaugeMetricFamily(self._prefix + name, text, labels=labels)
-
-    def _outcomes(self, name: str, text: str, counts: Mapping[str, int]) -> Metric:
-        return self._counts(name, text, "outcome", counts)
-
-    def _counts(self, name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
-        family = CounterMetricFamily(self._prefix + name, text, labels=(label,))
-        for value, count in counts.items():
-            family.add_metric([value], count)
-        return family
+            yield counter(name, text, value=count)
 
 
 def _published(plane: Replicas) -> dict[str, int]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from select_service.edge.metrics.families import counter, gauge
 from select_service.edge.security.openness import open_doors
 
 if TYPE_CHECKING:
@@ -24,35 +25,26 @@ _DOORS: Final = ("tokens", "tls", "replicas")
 class SecurityMetrics(Collector):
     """Families of what is not used stay empty."""
 
-    def __init__(self, service: Driver, settings: Settings, prefix: str) -> None:
+    def __init__(self, service: Driver, settings: Settings) -> None:
         self._service = service
         self._unguarded = open_doors(settings)
-        self._prefix = prefix
 
     @override
     def collect(self) -> Iterator[Metric]:
-        prefix, security = self._prefix, self._service.security
-        is_open = GaugeMetricFamily(
-            prefix + "security_open",
+        security = self._service.security
+        is_open = gauge(
+            "security_open",
             "1 where whoever reaches this process gets in unasked, by what is missing.",
-            labels=("missing",),
+            ("missing",),
         )
-        tokens = GaugeMetricFamily(prefix + "auth_tokens", "Records of the token file in force.")
-        refused = CounterMetricFamily(
-            prefix + "auth_refused", "Requests turned away for their token.", labels=("reason",)
+        tokens = gauge("auth_tokens", "Records of the token file in force.")
+        refused = counter("auth_refused", "Requests turned away for their token.", ("reason",))
+        foreign = counter(
+            "auth_foreign", "Other tenants' things named with a token bound to tenants."
         )
-        foreign = CounterMetricFamily(
-            prefix + "auth_foreign", "Other tenants' things named with a token bound to tenants."
-        )
-        auth_reloads = CounterMetricFamily(
-            prefix + "auth_reloads", "Readings of a changed token file.", labels=("outcome",)
-        )
-        tls_reloads = CounterMetricFamily(
-            prefix + "tls_reloads", "Readings of changed certificates.", labels=("outcome",)
-        )
-        reloads = CounterMetricFamily(
-            prefix + "security_reloads", "Readings of all files, on SIGHUP.", labels=("outcome",)
-        )
+        auth_reloads = counter("auth_reloads", "Readings of a changed token file.", ("outcome",))
+        tls_reloads = counter("tls_reloads", "Readings of changed certificates.", ("outcome",))
+        reloads = counter("security_reloads", "Readings of all files, on SIGHUP.", ("outcome",))
         for missing in _DOORS:
             is_open.add_metric([missing], int(missing in self._unguarded))
         if security is not None:
@@ -73,24 +65,17 @@ class SecurityMetrics(Collector):
         yield from self._keys()
 
     def _keys(self) -> Iterator[Metric]:
-        accepted = CounterMetricFamily(
-            self._prefix + "curve_accepted", "Replicas let in to listen, by their key."
-        )
-        refused = CounterMetricFamily(
-            self._prefix + "curve_refused", "Listeners with a key that is not listed."
-        )
-        failed = CounterMetricFamily(
-            self._prefix + "handshakes_failed",
+        accepted = counter("curve_accepted", "Replicas let in to listen, by their key.")
+        refused = counter("curve_refused", "Listeners with a key that is not listed.")
+        failed = counter(
+            "handshakes_failed",
             "Handshakes with publishers that ended before we could listen.",
-            labels=("plane", "reason"),
+            ("plane", "reason"),
         )
-        withheld = CounterMetricFamily(
-            self._prefix + "peer_token_withheld",
-            "Fetches without the token, because nobody knows who is there.",
+        withheld = counter(
+            "peer_token_withheld", "Fetches without the token, because nobody knows who is there."
         )
-        failures = CounterMetricFamily(
-            self._prefix + "peer_token_failures", "Times --peer-token-file had no token to show."
-        )
+        failures = counter("peer_token_failures", "Times --peer-token-file had no token to show.")
         plane, credentials = self._service.replicas, self._service.credentials
         if plane is not None and plane.publisher.key_check is not None:
             accepted.add_metric((), plane.publisher.key_check.accepted)

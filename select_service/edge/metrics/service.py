@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from indexer.compiled import kernels_in_use
-from select_service.edge.metrics.families import RANK, SCOPE, counter, gauge
+from select_service.edge.metrics.families import RANK, SCOPE, counter, counters, gauge
 from select_service.edge.metrics.scope_series import groups_of, in_use
 from select_service.version import __version__
 
@@ -56,7 +56,9 @@ class ServiceMetrics(Collector):
         yield from self._catalog()
         groups = groups_of(self._service.core, self._scope_series_max)
         yield from self._scopes()
-        yield from self._selections(groups)
+        yield from self._selections()
+        yield from self._sessions()
+        yield from self._waiting(groups)
         yield from self._reservations(groups)
         yield from self._leases()
         yield from self._ranks()
@@ -93,68 +95,65 @@ class ServiceMetrics(Collector):
             value=max(0, count - self._scope_series_max),
         )
 
-    def _selections(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
-        counters = self._service.core.counters
-        yield counter("selections", "Selections answered with a worker.", value=counters.selections)
+    def _selections(self) -> Iterator[Metric]:
+        core = self._service.core.counters
         for name, what, count in (
-            ("selected_isl_tokens", "Tokens of their prompts.", counters.selected_isl_tokens),
+            ("selections", "Selections answered with a worker.", core.selections),
+            ("selected_isl_tokens", "Tokens of their prompts.", core.selected_isl_tokens),
             (
                 "selected_prefill_tokens",
                 "Of them, tokens the chosen worker had yet to compute.",
-                counters.selected_prefill_tokens,
+                core.selected_prefill_tokens,
+            ),
+            ("waves", "Waves of prompts, POST /select_batch.", core.waves),
+            ("wave_samples", "Samples in them.", core.wave_samples),
+            ("waves_undone", "Of all or none: none.", core.waves_undone),
+            (
+                "selections_queued",
+                "Selections that had to wait for capacity.",
+                core.selections_waited,
+            ),
+            (
+                "selections_withdrawn",
+                "Waiting selections whose client went.",
+                core.selections_withdrawn,
             ),
         ):
             yield counter(name, what, value=count)
-        for name, what, count in (
-            ("waves", "Waves of prompts, POST /select_batch.", counters.waves),
-            ("wave_samples", "Samples in them.", counters.wave_samples),
-            ("waves_undone", "Of all or none: none.", counters.waves_undone),
-        ):
-            yield counter(name, what, value=count)
-        sessions = self._service.core.sessions
-        yield gauge(
-            "sessions",
-            "Sessions whose next request goes where the last one went.",
-            value=len(sessions),
-        )
-        for name, what, count in (
-            ("sessions_expired", "Sessions silent for too long.", sessions.counters.expired),
-            ("sessions_evicted", "Forgotten for later ones.", sessions.counters.evicted),
-        ):
-            yield counter(name, what, value=count)
-        family = counter("session_requests", "Requests with a session, by outcome.", ("outcome",))
-        for outcome in ("begun", "kept", "moved_busy", "moved_ineligible", "released"):
-            family.add_metric([outcome], getattr(sessions.counters, outcome))
-        yield family
-        yield counter(
-            "selections_queued",
-            "Selections that had to wait for capacity.",
-            value=counters.selections_waited,
-        )
-        yield counter(
-            "selections_withdrawn",
-            "Waiting selections whose client went.",
-            value=counters.selections_withdrawn,
-        )
-        failed = counter("selections_failed", "Selections that were refused.", ("code",))
-        for code, count in sorted(counters.selections_failed.items()):
-            failed.add_metric([code], count)
-        yield failed
+        failed = dict(sorted(core.selections_failed.items()))
+        yield counters("selections_failed", "Selections that were refused.", "code", failed)
         for name, what, counts in (
-            ("pairs", "Requests that may take a pair, by what they were given.", counters.pairs),
-            ("advised", "Selections where workers have roles, by advice.", counters.advised),
+            ("pairs", "Requests that may take a pair, by what they were given.", core.pairs),
+            ("advised", "Selections where workers have roles, by advice.", core.advised),
         ):
             metric = counter(name, what, ("mode", "reason"))
             for labels, count in sorted(counts.items()):
                 metric.add_metric(labels, count)
             yield metric
+
+    def _sessions(self) -> Iterator[Metric]:
+        sessions = self._service.core.sessions
+        counts = sessions.counters
+        yield gauge(
+            "sessions",
+            "Sessions whose next request goes where the last one went.",
+            value=len(sessions),
+        )
+        yield counter("sessions_expired", "Sessions silent for too long.", value=counts.expired)
+        yield counter("sessions_evicted", "Forgotten for later ones.", value=counts.evicted)
+        outcomes = ("begun", "kept", "moved_busy", "moved_ineligible", "released")
+        yield counters(
+            *("session_requests", "Requests with a session, by outcome.", "outcome"),
+            {outcome: getattr(counts, outcome) for outcome in outcomes},
+        )
+
+    def _waiting(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
         pending = gauge("pending_requests", "Selections waiting for capacity.", SCOPE)
         tokens = gauge("pending_isl_tokens", "Prompt tokens of waiting selections.", SCOPE)
         for scope, partitions, _ in groups:
             pending.add_metric(scope, sum(one.pending_count for one in partitions))
             tokens.add_metric(scope, sum(one.pending_isl_tokens for one in partitions))
-        yield pending
-        yield tokens
+        yield from (pending, tokens)
 
     def _reservations(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
         core = self._service.core
@@ -175,14 +174,11 @@ class ServiceMetrics(Collector):
         pins = core.membership.pins
         remembered.add_metric((), bookings.freed_bytes + claims.ended_bytes + pins.nbytes)
         yield remembered
-        counters = core.counters
-        ends = counter("reservation_events", "What happened to reservations.", ("event",))
-        for event in (
-            *("booked", "repeated", "conflicting"),
-            *("freed", "expired", "lease_ended", "dropped"),
-        ):
-            ends.add_metric([event], getattr(counters, f"reservations_{event}"))
-        yield ends
+        events = ("booked", "repeated", "conflicting", "freed", "expired", "lease_ended", "dropped")
+        yield counters(
+            *("reservation_events", "What happened to reservations.", "event"),
+            {event: getattr(core.counters, f"reservations_{event}") for event in events},
+        )
 
     def _leases(self) -> Iterator[Metric]:
         leases = self._service.core.desk.leases
@@ -190,10 +186,11 @@ class ServiceMetrics(Collector):
         yield gauge(
             "ended_leases", "Ids of ended leases still remembered.", value=leases.ended_count
         )
-        events = counter("lease_events", "What happened to leases.", ("event",))
-        for event in ("opened", "renewed", "closed", "expired", "refused", "reopening"):
-            events.add_metric([event], getattr(leases, event))
-        yield events
+        events = ("opened", "renewed", "closed", "expired", "refused", "reopening")
+        yield counters(
+            *("lease_events", "What happened to leases.", "event"),
+            {event: getattr(leases, event) for event in events},
+        )
 
     def _ranks(self) -> Iterator[Metric]:
         prefill = gauge("rank_prefill_tokens", "Active prefill tokens of a rank.", RANK)

@@ -6,15 +6,13 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from select_service.core.shadow.tally import ShadowTally
+from select_service.edge.metrics.families import SCOPE, counter, gauge, histogram
 from select_service.edge.metrics.scope_series import groups_of
 from select_service.shadow_types import REGRET_BOUNDS
 
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from select_service.core.shadow.tally import RegretTally
     from select_service.edge.driver import Driver
 
-_SCOPE: Final = ("model_name", "tenant_id")
 _BOUNDS: Final = (*map(str, REGRET_BOUNDS), "+Inf")
 _SIDES: Final = ("live", "shadow")
 _CHOSEN: Final = (
@@ -40,22 +37,21 @@ _CHOSEN: Final = (
 class ShadowMetrics(Collector):
     """Of scopes, as many as have series of their own; none without a shadow."""
 
-    def __init__(self, service: Driver, prefix: str, settings: Settings) -> None:
+    def __init__(self, service: Driver, settings: Settings) -> None:
         self._service = service
-        self._prefix = f"{prefix}shadow_"
         self._scope_series_max = settings.metrics_scope_series_max
 
     @override
     def collect(self) -> Iterator[Metric]:
         shadowing = self._service.core.shadowing
-        weight = self._gauge("weight", "Weights that look on.", ("name",))
+        weight = gauge("shadow_weight", "Weights that look on.", ("name",))
         if shadowing.shadow is not None:
             for name, value in shadowing.shadow.weights._asdict().items():
                 weight.add_metric([name], value)
         yield weight
-        cost = self._counter("cost_seconds", "Time that went into scoring.")
-        cost.add_metric((), shadowing.budget.spent_s)
-        yield cost
+        yield counter(
+            "shadow_cost_seconds", "Time that went into scoring.", value=shadowing.budget.spent_s
+        )
         tallies = [] if shadowing.shadow is None else self._tallies()
         yield from self._counts(tallies)
         yield self._regret(tallies)
@@ -72,11 +68,11 @@ class ShadowMetrics(Collector):
         return told
 
     def _counts(self, tallies: list[tuple[Scope, ShadowTally]]) -> Iterator[Metric]:
-        scored = self._counter(
-            "decisions", "Decisions that other weights scored, too.", ("outcome", *_SCOPE)
+        scored = counter(
+            "shadow_decisions", "Decisions that other weights scored, too.", ("outcome", *SCOPE)
         )
-        skipped = self._counter(
-            "skipped", "Decisions they did not score, by reason.", ("reason", *_SCOPE)
+        skipped = counter(
+            "shadow_skipped", "Decisions they did not score, by reason.", ("reason", *SCOPE)
         )
         for scope, tally in tallies:
             scored.add_metric(["agreed", *scope], tally.agreed)
@@ -87,10 +83,10 @@ class ShadowMetrics(Collector):
         yield skipped
 
     def _regret(self, tallies: list[tuple[Scope, ShadowTally]]) -> Metric:
-        family = HistogramMetricFamily(
-            f"{self._prefix}regret_blocks",
+        family = histogram(
+            "shadow_regret_blocks",
             "What the other side's choice costs more, by the weights of one side.",
-            labels=("weights", *_SCOPE),
+            ("weights", *SCOPE),
         )
         for scope, tally in tallies:
             for side, regret in zip(_SIDES, (tally.regret_live, tally.regret_shadow), strict=True):
@@ -101,17 +97,11 @@ class ShadowMetrics(Collector):
     def _chosen(self, tallies: list[tuple[Scope, ShadowTally]]) -> Iterator[Metric]:
         for name, text in _CHOSEN:
             what = f"{text} Of decisions scored, by whose choice it is."
-            family = self._counter(f"chosen_{name}", what, ("choice", *_SCOPE))
+            family = counter(f"shadow_chosen_{name}", what, ("choice", *SCOPE))
             for scope, tally in tallies:
                 for side, sums in zip(_SIDES, (tally.live, tally.shadow), strict=True):
                     family.add_metric([side, *scope], getattr(sums, name))
             yield family
-
-    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> CounterMetricFamily:
-        return CounterMetricFamily(self._prefix + name, text, labels=labels)
-
-    def _gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
-        return GaugeMetricFamily(self._prefix + name, text, labels=labels)
 
 
 def _cumulated(regret: RegretTally) -> list[tuple[str, float]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
+
+from select_service.edge.metrics.families import counter, gauge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,9 +22,8 @@ __all__ = ["SnapshotMetrics"]
 class SnapshotMetrics(Collector):
     """Families without a state directory stay empty."""
 
-    def __init__(self, service: Driver, prefix: str) -> None:
+    def __init__(self, service: Driver) -> None:
         self._service = service
-        self._prefix = prefix + "index_snapshot_"
 
     @override
     def collect(self) -> Iterator[Metric]:
@@ -31,9 +32,9 @@ class SnapshotMetrics(Collector):
         yield from self._recalled(warm)
 
     def _written(self, warm: WarmStart | None) -> Iterator[Metric]:
-        at = self._gauge("written_timestamp_seconds", "When the last one was written.")
+        at = gauge("index_snapshot_written_timestamp_seconds", "When the last one was written.")
         families = [
-            (self._gauge(name, text), name)
+            (gauge(f"index_snapshot_{name}", text), name)
             for name, text in (
                 ("seconds", "How long it took."),
                 ("bytes", "How long it is."),
@@ -41,9 +42,11 @@ class SnapshotMetrics(Collector):
                 ("ranks", "Ranks in it."),
             )
         ]
-        left_out = self._gauge("left_out", "Ranks it is without.", "reason")
-        writes = self._counter("writes", "Snapshots written.")
-        failures = self._counter("failures", "Those that were not; the old one stays.", "kind")
+        left_out = gauge("index_snapshot_left_out", "Ranks it is without.", ("reason",))
+        writes = counter("index_snapshot_writes", "Snapshots written.")
+        failures = counter(
+            "index_snapshot_failures", "Those that were not; the old one stays.", ("kind",)
+        )
         if warm is not None:
             snapshots = warm.snapshots
             if snapshots.written_at is not None:
@@ -58,13 +61,16 @@ class SnapshotMetrics(Collector):
         yield from (at, *(family for family, _ in families), left_out, writes, failures)
 
     def _recalled(self, warm: WarmStart | None) -> Iterator[Metric]:
-        damage = self._gauge("damage", "Faults of the one found at the start.", "kind")
-        seconds = self._gauge("load_seconds", "Time spent on loading it.")
-        unproven = self._gauge(
-            "unproven_ranks", "Ranks whose blocks wait for their engine's proof, unseen."
+        damage = gauge("index_snapshot_damage", "Faults of the one found at the start.", ("kind",))
+        seconds = gauge("index_snapshot_load_seconds", "Time spent on loading it.")
+        unproven = gauge(
+            "index_snapshot_unproven_ranks",
+            "Ranks whose blocks wait for their engine's proof, unseen.",
         )
-        recalled = self._counter(
-            "recalled_ranks", "Ranks of an earlier life: credited, or why not.", "outcome"
+        recalled = counter(
+            "index_snapshot_recalled_ranks",
+            "Ranks of an earlier life: credited, or why not.",
+            ("outcome",),
         )
         if warm is not None:
             for kind, count in sorted(warm.snapshots.damage.items()):
@@ -78,9 +84,3 @@ class SnapshotMetrics(Collector):
             for outcome, count in sorted(outcomes.items()):
                 recalled.add_metric([outcome], count)
         yield from (damage, seconds, unproven, recalled)
-
-    def _gauge(self, name: str, text: str, *labels: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(self._prefix + name, text, labels=labels)
-
-    def _counter(self, name: str, text: str, *labels: str) -> CounterMetricFamily:
-        return CounterMetricFamily(self._prefix + name, text, labels=labels)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from select_service.edge.metrics.families import counter, gauge
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from select_service.edge.driver import Driver
 
@@ -19,23 +21,22 @@ __all__ = ["StateMetrics"]
 class StateMetrics(Collector):
     """Families without a state directory stay empty."""
 
-    def __init__(self, service: Driver, prefix: str) -> None:
+    def __init__(self, service: Driver) -> None:
         self._service = service
-        self._prefix = prefix
 
     @override
     def collect(self) -> Iterator[Metric]:
-        pending = self._gauge("state_pending_rows", "Changes that are not on disk yet.")
-        writable = self._gauge("state_writable", "1 while the disk takes what is written.")
-        commits = self._counter("state_commits", "Transactions on disk.")
-        seconds = self._counter("state_commit_seconds", "Time the writer took for them.")
-        rows = self._counter("state_rows_written", "Records written to disk.")
-        failures = self._counter("state_commit_failures", "Commits the disk refused; tried again.")
-        released = self._counter("state_bookings_released", "Bookings taken back for that.")
-        restored = self._gauge("state_restored", "Records brought back at the start.", ("kind",))
-        dropped = self._gauge("state_dropped", "Those that had no place any more.", ("kind",))
-        damage = self._gauge("state_damage", "Faults found in the state directory at the start.")
-        lost = self._gauge("state_rows_lost", "Records they have cost, as far as is known.")
+        pending = gauge("state_pending_rows", "Changes that are not on disk yet.")
+        writable = gauge("state_writable", "1 while the disk takes what is written.")
+        commits = counter("state_commits", "Transactions on disk.")
+        seconds = counter("state_commit_seconds", "Time the writer took for them.")
+        rows = counter("state_rows_written", "Records written to disk.")
+        failures = counter("state_commit_failures", "Commits the disk refused; tried again.")
+        released = counter("state_bookings_released", "Bookings taken back for that.")
+        restored = gauge("state_restored", "Records brought back at the start.", ("kind",))
+        dropped = gauge("state_dropped", "Those that had no place any more.", ("kind",))
+        damage = gauge("state_damage", "Faults found in the state directory at the start.")
+        lost = gauge("state_rows_lost", "Records they have cost, as far as is known.")
         keeper = self._service.keeper
         if keeper is not None:
             journal, status = keeper.journal, keeper.status()
@@ -54,9 +55,3 @@ class StateMetrics(Collector):
             lost.add_metric((), status.rows_lost)
         yield from (pending, writable, commits, seconds, rows, failures)
         yield from (released, restored, dropped, damage, lost)
-
-    def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> GaugeMetricFamily:
-        return GaugeMetricFamily(self._prefix + name, text, labels=labels)
-
-    def _counter(self, name: str, text: str) -> CounterMetricFamily:
-        return CounterMetricFamily(self._prefix + name, text)

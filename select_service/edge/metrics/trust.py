@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
+
+from select_service.edge.metrics.families import RANK, counters, gauge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,55 +16,53 @@ if TYPE_CHECKING:
     from select_service.config import Settings
     from select_service.edge.driver import Driver
 
-_RANK: Final = ("worker_id", "dp_rank", "model_name", "tenant_id")
 _REASONS: Final = ("prediction", "lag", "gaps")
 
 
 class TrustMetrics(Collector):
     """Ranks have series of their own up to the limit that holds for all series of ranks."""
 
-    def __init__(self, service: Driver, prefix: str, settings: Settings) -> None:
+    def __init__(self, service: Driver, settings: Settings) -> None:
         self._service = service
-        self._prefix = prefix
         self._rank_series_max = settings.metrics_rank_series_max
 
     @override
     def collect(self) -> Iterator[Metric]:
         yield from self._ranks()
-        counters = self._service.core.counters
+        core = self._service.core.counters
         for name, text, counts in (
             (
                 "cached_tokens_told",
                 "Completed prefills that told their cached tokens, by what came of it.",
-                counters.cached_tokens_told,
+                core.cached_tokens_told,
             ),
             (
                 "index_rereads",
                 "Indexes of distrusted ranks to be read again, by what came of it.",
-                counters.rereads,
+                core.rereads,
             ),
         ):
-            family = CounterMetricFamily(self._prefix + name, text, labels=("outcome",))
-            for outcome, count in sorted(counts.items()):
-                family.add_metric([outcome], count)
-            yield family
+            yield counters(name, text, "outcome", dict(sorted(counts.items())))
 
     def _ranks(self) -> Iterator[Metric]:
-        factor = self._gauge("trust_factor", "By what a rank's overlap credit is multiplied.")
-        missing = self._gauge(
-            "trust_missing_share", "Of the cached tokens predicted lately, the share not found."
+        factor = gauge("trust_factor", "By what a rank's overlap credit is multiplied.", RANK)
+        missing = gauge(
+            "trust_missing_share",
+            "Of the cached tokens predicted lately, the share not found.",
+            RANK,
         )
-        error = self._gauge(
-            "trust_prediction_error_tokens", "Predicted less actual cached tokens, mean of late."
+        error = gauge(
+            "trust_prediction_error_tokens",
+            "Predicted less actual cached tokens, mean of late.",
+            RANK,
         )
-        lag = self._gauge(
+        lag = gauge(
             "trust_event_lag_seconds",
             "By how much later than its fastest a rank's last KV events came.",
+            RANK,
         )
-        shrunk = GaugeMetricFamily(
-            f"{self._prefix}trust_shrunk_ranks",
-            "Ranks whose overlap credit is shrunk, by reason.",
-            labels=("reason",),
+        shrunk = gauge(
+            "trust_shrunk_ranks", "Ranks whose overlap credit is shrunk, by reason.", ("reason",)
         )
         rows = self._service.core.trust().ranks
         for row in rows[: self._rank_series_max]:
@@ -76,6 +76,3 @@ class TrustMetrics(Collector):
         for reason in _REASONS:
             shrunk.add_metric([reason], sum(reason in row.reasons for row in rows))
         yield from (factor, missing, error, lag, shrunk)
-
-    def _gauge(self, name: str, text: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(self._prefix + name, text, labels=_RANK)

@@ -188,7 +188,7 @@ class Replicas:
         """Listen to a replica; False if it is listened to already.
 
         Raises:
-            indexer.errors.InvalidEndpoint: not written like one (contract 6.5).
+            indexer.errors.InvalidEndpoint: not written like one.
             PeerRefused: ZMQ will not connect there.
             TooManyPeers: more than `--replica-peers-max`.
         """

@@ -257,7 +257,7 @@ class Subscriptions:
         try:
             place = self._addresses.place(endpoint)
         except SchemeRefused as error:
-            # contract 6.5 has such a peer listed; nothing says that it must be listened to
+            # the contract has such a peer listed; nothing says that it must be listened to
             _log.warning("replica peer is not listened to: %s", error)
             place, is_led = None, False
         key = None if self._keys is None else self._keys.key_of(endpoint)

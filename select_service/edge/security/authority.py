@@ -83,7 +83,6 @@ class Authority:
     Attributes:
         refused: Requests turned away, by reason.
         reloads: Times the file was read again, by outcome.
-        last_error: Why the file was not taken over the last time; empty when it was.
     """
 
     def __init__(
@@ -110,7 +109,6 @@ class Authority:
         self.refused = dict.fromkeys(("missing", "unknown", "expired", "scope", "bound"), 0)
         self.foreign = 0  # names of other tenants in requests of bound tokens
         self.reloads = {"done": 0, "refused": 0}
-        self.last_error = ""
 
     def on_change(self, forget: Callable[[], None]) -> None:
         """Have somebody told when what was granted may hold no longer."""
@@ -133,14 +131,12 @@ class Authority:
     def adopt(self, book: TokenBook) -> None:
         """Put what a file says in force, for requests from now on."""
         self.reloads["done"] += 1
-        self.last_error = ""
         self._put(book)
         _log.info("token file read again", extra={"tokens": len(book)})
 
-    def reject(self, why: str) -> None:
+    def reject(self) -> None:
         """Note that a file was not taken over."""
         self.reloads["refused"] += 1
-        self.last_error = why
 
     def _put(self, book: TokenBook) -> None:
         self.book = book

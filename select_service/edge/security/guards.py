@@ -64,12 +64,12 @@ class Guards:
             self.certificates.watch(now)
 
     def reject(self, error: Exception) -> None:
-        """Note that nothing was taken over, and why; it may be the fault of another file."""
+        """Note that nothing was taken over; whose fault it is counts as refused, too."""
         self.reloads["refused"] += 1
         if isinstance(error, TokenFileUnusable) and self.authority is not None:
-            self.authority.reject(str(error))
+            self.authority.reject()
         elif isinstance(error, CertificatesUnusable) and self.certificates is not None:
-            self.certificates.reject(str(error))
+            self.certificates.reject()
 
     def prepare(self) -> Callable[[], None]:
         """Read every file, and return what puts all of them in force; in any thread.

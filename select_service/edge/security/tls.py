@@ -43,7 +43,6 @@ class Certificates:
     Attributes:
         context: for the server, for its whole life.
         reloads: Times the files were read again, by outcome.
-        last_error: Why they were not taken over the last time; empty when they were.
     """
 
     def __init__(self, cert: str, key: str | None, client_ca: str | None) -> None:
@@ -55,7 +54,6 @@ class Certificates:
         self._cert, self._key, self._client_ca = cert, key, client_ca
         self._looked_at = 0.0
         self.reloads = {"done": 0, "refused": 0}
-        self.last_error = ""
         self._newest, self._stamp = self.prepare()
         self.context = self.prepare().context
         self.context.sni_callback = self._greet
@@ -97,13 +95,11 @@ class Certificates:
         """Use it for handshakes from now on."""
         self._newest, self._stamp = prepared
         self.reloads["done"] += 1
-        self.last_error = ""
         _log.info("certificates read again")
 
-    def reject(self, why: str) -> None:
+    def reject(self) -> None:
         """Note that files were not taken over."""
         self.reloads["refused"] += 1
-        self.last_error = why
 
     def watch(self, now: float) -> None:
         """Read the files again if they have changed; called a few times a second.
@@ -121,7 +117,7 @@ class Certificates:
         try:
             self.adopt(self.prepare())
         except CertificatesUnusable as error:
-            self.reject(str(error))
+            self.reject()
             _log.error("certificates stay as they are: %s", error)
 
     def _look(self) -> _Stamp:

@@ -47,10 +47,6 @@ class PrefillCurve:
         beyond = max(0.0, isl - self._last)
         return self._curve.at(isl) + beyond * self._slope_beyond
 
-    def covers(self, isl: float) -> bool:
-        """Tell whether a length was profiled, and is no extrapolation."""
-        return isl <= self._last
-
 
 class Capacity(NamedTuple):
     """The most one engine carries at a context length within an ITL."""

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import os
+import socket
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 from select_service.planner.errors import MissingExtra, SettingsError
 
 __all__ = ["joined"]
+
+REACHED_WITHIN_S: Final = 5.0
+"""Ray itself goes on trying to reach an address for two minutes before it says anything."""
 
 
 def joined(what: str) -> Any:
@@ -25,9 +31,27 @@ def joined(what: str) -> Any:
     except ImportError as error:
         raise MissingExtra(what, "ray") from error
     if not ray.is_initialized():
+        _reach(what, os.environ.get("RAY_ADDRESS", ""))
         try:
             ray.init(address="auto", log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             text = str(error).splitlines()[0]
             raise SettingsError(f"{what} needs a Ray cluster to join: {text}") from error
     return ray
+
+
+def _reach(what: str, address: str) -> None:
+    """Raise SettingsError if nobody listens at an address; what has no port is Ray's to find."""
+    try:
+        parts = urlsplit(address if "//" in address else f"//{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return
+    if not host or not port:
+        return
+    try:
+        socket.create_connection((host, port), REACHED_WITHIN_S).close()
+    except OSError as error:
+        raise SettingsError(
+            f"{what} needs a Ray cluster to join: nobody answers at RAY_ADDRESS={address}: {error}"
+        ) from error

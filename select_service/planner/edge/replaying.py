@@ -353,12 +353,3 @@ def _judged(result: Result, outcomes: Sequence[Outcome], settings: ReplaySetting
         for index, count in sorted(all_of.items())
     ]
     return result
-
-
-def rates_of(requests: Sequence[TracedRequest], interval_s: float) -> list[float]:
-    """Return requests per second of every interval, for an oracle."""
-    if not requests:
-        return []
-    times = np.array([one.at_s for one in requests])
-    counts = np.bincount((times / interval_s).astype(int))
-    return [float(count) / interval_s for count in counts]

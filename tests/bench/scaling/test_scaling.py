@@ -84,4 +84,3 @@ def test_the_picture(tmp_path: Path) -> None:
     assert plot.main([str(file), "--isl", "1"]) == 1
     assert plot.main([str(file)]) == 0
     assert "1.20 times" in (tmp_path / "some-scaling.svg").read_text()
-    assert (tmp_path / "some-scaling.png").stat().st_size

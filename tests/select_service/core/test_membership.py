@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator, Sized
 
 from indexer.types import Scope
 from select_service.core.effects import Effects
 from select_service.core.service import SCOPES_EVERY_S
-from select_service.core.slimming import TABLE_BYTES_MIN, Slimming, slim
+from select_service.core.slimming import (
+    LOOKS_PER_TURN_MAX,
+    ROUND_EVERY_S,
+    TABLE_BYTES_MIN,
+    Slimming,
+    slim,
+)
 from select_service.types import CoreLimits, ReservationRequest
 from tests.select_service.core.whole_fleet import Fleet
 
@@ -67,9 +74,24 @@ def test_all_tables_are_looked_at_in_turn() -> None:
         for number in range(5000):
             del table[number]
     slimming = Slimming(lambda: iter(tables))
-    for _ in range(6):
-        slimming.go_on()
-    assert slimming.slimmed == 1000
+    slimming.go_on(0.0)
+    for turn in range(1, 6):
+        slimming.go_on(ROUND_EVERY_S + turn / 1000)
+        assert slimming.slimmed == min(turn * LOOKS_PER_TURN_MAX, 1000)
+
+
+def test_after_a_round_the_tables_rest() -> None:
+    rounds = 0
+
+    def tables() -> Iterator[Sized]:
+        nonlocal rounds
+        rounds += 1
+        return iter([{}, {}, {}])
+
+    slimming = Slimming(tables)
+    for turn in range(1000):
+        slimming.go_on(turn / 100)
+    assert rounds == 10 / ROUND_EVERY_S
 
 
 def test_after_many_reservations_no_table_is_large() -> None:
@@ -86,6 +108,7 @@ def test_after_many_reservations_no_table_is_large() -> None:
     for number in range(5000):
         fleet.core.free(f"r{number}", fleet.now)
     for _ in range(4):
+        fleet.now += ROUND_EVERY_S
         fleet.core.tick(fleet.now)
     assert fleet.core.slimming.slimmed >= 3, "of the ids, of the rank, of the chains"
     assert len(fleet.core.desk.bookings._live) == 0

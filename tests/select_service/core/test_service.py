@@ -259,7 +259,7 @@ def test_a_busy_worker_goes_at_once_and_its_books_are_cleared_in_slices() -> Non
     assert len(fleet.core.desk.bookings) == 0
     fleet.worker(1)
     assert fleet.load(1) == (0, 0, 0)
-    for name in ("r50", "s50"):  # whether cleared away or not: recently freed (contract 4.3)
+    for name in ("r50", "s50"):  # whether cleared away or not: recently freed
         with pytest.raises(ReservationNotFound):
             fleet.done(name)
         with pytest.raises(ReservationNotFound):

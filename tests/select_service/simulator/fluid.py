@@ -61,7 +61,6 @@ class Fluid:
         self.order = 0
         self.refused: list[tuple[float, str, str, int]] = []  # when, class, code, try
         self.admitted: list[tuple[float, str]] = []
-        self.queued_refusals = 0
 
     def arrivals(self) -> Iterator[tuple[float, Client]]:
         capacity = self.settings.ranks * self.settings.prefill_tokens_per_s

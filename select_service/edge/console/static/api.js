@@ -7,7 +7,7 @@ const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 15000;
 const SILENCE_MS = 6000; // the service says something every second
 
-export class Refusal extends Error {
+class Refusal extends Error {
   constructor(status, body) {
     super(body?.error ?? `status ${status}`);
     this.status = status;

@@ -10,7 +10,7 @@ const TOP = 10;
 const BOTTOM = 20;
 
 // A round number at or above the greatest value.
-export function ceiling(value) {
+function ceiling(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
   const steps = [1, 1.5, 2, 3, 4, 5, 6, 8, 10];

@@ -8,11 +8,11 @@ import { count, duration, emptiness, facts, h, NONE, percent, pill, plural } fro
 import { Poll } from "./poll.js";
 import { LiveTable } from "./table.js";
 
-export const LIFECYCLE_TONES = { schedulable: "good", incomplete: "warn", draining: "warn", unschedulable: "bad" };
+const LIFECYCLE_TONES = { schedulable: "good", incomplete: "warn", draining: "warn", unschedulable: "bad" };
 const EVENT_TONES = { current: "good", silent: "plain", replaying: "warn", uncertain: "bad", none: "plain" };
 
 // Blocks in use of a rank: the worker's own word where it is larger, as admission has it.
-export function kvUse({ worker, rank }) {
+function kvUse({ worker, rank }) {
   if (!rank) return null;
   const total = rank.kv_total_blocks ?? worker.total_kv_blocks;
   const used = Math.max(rank.decode_blocks, rank.kv_used_blocks ?? 0);
@@ -23,7 +23,7 @@ const PROGRESS_MS = 1000;
 
 const OLDEST_S = 365 * 86400; // an engine whose clock says more than that has none
 
-export function ageOf(rank, atMs) {
+function ageOf(rank, atMs) {
   if (!rank || rank.event_at_ms === null) return null;
   const age = (atMs - rank.event_at_ms) / 1000;
   return Math.abs(age) < OLDEST_S ? age : null;

@@ -1,4 +1,4 @@
-"""Whose turn it is among the classes of a policy (contract 3.6), and when a rank is busy."""
+"""Whose turn it is among the classes of a policy, and when a rank is busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is next (contract 3.6)."""
+"""Who is next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a receiver does with what it hears: contract 6.4 for the reference's selectors, and ours."""
+"""What a receiver does with what it hears of the reference's selectors, and of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of the replica plane, ours and the reference's (contract 6.2, 6.4)."""
+"""Bytes of the replica plane, ours and the reference's."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ADD_OF_1_3_1 = bytes.fromhex(
     "6e7328b965787065637465645f70726566696c6c5f6475726174696f6ec0a9726f757465725f6964cf7b68c2c010d1ff"
     "e5a96c6f72615f6e616d65c0"
 )
-"""A real one (contract 6.2)."""
+"""A real one."""
 
 EVENT: dict[str, Any] = {
     "request_id": "x",

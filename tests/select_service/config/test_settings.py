@@ -1,0 +1,65 @@
+"""What the process is told reaches the room it is for: no flag ends nowhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from indexer.config import RecoveryLimits, SnapshotLimits, StreamLimits
+from indexer.types import ReachSettings
+from select_service.admission_types import AdmissionSettings
+from select_service.config import Settings
+from select_service.doctor_types import DoctorLimits
+from select_service.edge.metrics.limits import TURN_BUDGETS
+from select_service.shadow_types import ShadowSettings
+from select_service.types import BodyLimits, CoreLimits, DumpLimits, ReplicaLimits, TrustSettings
+
+ROOMS: dict[str, type[msgspec.Struct]] = {
+    "core_limits": CoreLimits,
+    "admission": AdmissionSettings,
+    "reach": ReachSettings,
+    "doctor_limits": DoctorLimits,
+    "trust": TrustSettings,
+    "shadow": ShadowSettings,
+    "recovery_limits": RecoveryLimits,
+    "snapshot_limits": SnapshotLimits,
+    "stream_limits": StreamLimits,
+    "replica_limits": ReplicaLimits,
+    "body_limits": BodyLimits,
+    "dump_limits": DumpLimits,
+}
+LOOKED_ON: dict[str, Any] = {"shadow_weights": {"temperature": 1.0}}  # else there is no shadow
+
+
+def other(value: object) -> object:
+    """Another value of the same kind."""
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1 if value else 0.5
+        case tuple():
+            return (*value, "other")
+        case _:
+            return "other"
+
+
+def changed_by(setting: str, room: str) -> set[str]:
+    """Fields of a room that another value of a setting changes."""
+    before = Settings(**LOOKED_ON)
+    told = other(getattr(before, setting))
+    if setting.startswith("shadow_"):  # shares
+        told = getattr(before, setting) / 2
+    after = Settings(**LOOKED_ON | {setting: told})
+    old, new = getattr(before, room), getattr(after, room)
+    return {name for name in old.__struct_fields__ if getattr(old, name) != getattr(new, name)}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_field_of_a_room_is_a_setting_or_nobodys(room: str) -> None:
+    settings = {*Settings.__struct_fields__} - {"shadow_weights", "admission_config"}
+    reached = {name for setting in settings for name in changed_by(setting, room)}
+    fields = {*ROOMS[room].__struct_fields__} - {"weights", "policy_config"}
+    assert fields - reached <= {*TURN_BUDGETS}
