@@ -16,7 +16,7 @@ from cpython.buffer cimport (
     PyObject_CheckBuffer,
     PyObject_GetBuffer,
 )
-from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree  # `tracemalloc` sees them
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -385,6 +385,39 @@ cdef class NameMap:
         for one in names:
             if not self.drop(<uint64_t>one):
                 raise KeyError(one)
+
+    def drop_tail(self, names, Py_ssize_t start, bytes run not None):
+        """Forget names from `start` on, as far as they are the end of a run backwards.
+
+        All of the run's are filed, and its first one stays. Returns how many are forgotten.
+        """
+        cdef Py_buffer view
+        cdef const uint64_t *packed
+        cdef const uint64_t *end = <const uint64_t *>PyBytes_AS_STRING(run)
+        cdef Py_ssize_t i, most = PyBytes_GET_SIZE(run) // <Py_ssize_t>sizeof(uint64_t) - 1
+        cdef Py_ssize_t count = 0
+        cdef uint64_t name
+        if start < 0:
+            raise ValueError("positions count from the beginning")
+        end += most  # the last one: addresses are multiples of 8, as those of all objects' data
+        most = min(most, <Py_ssize_t>len(names) - start)
+        if _are_packed(names, &view):
+            packed = <const uint64_t *>view.buf + start
+            while count < most and packed[count] == end[-count]:
+                count += 1
+            PyBuffer_Release(&view)
+        else:
+            while count < most:
+                name = names[start + count]
+                if name != end[-count]:
+                    break
+                count += 1
+        for i in range(count):
+            if i + AHEAD < count:
+                prefetch(_place(self, end[-i - AHEAD]))
+            if not self.drop(end[-i]):
+                raise KeyError(end[-i])
+        return count
 
     def pop_some(self, uint32_t count):
         """Forget so many names, any; what is left cannot be looked up any more."""

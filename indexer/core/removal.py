@@ -41,6 +41,11 @@ def uncover_listed(tree: RadixTree, holder: Holder, tier: int, names: Sequence[i
         if node is None:
             done += 1
             continue
+        count = 0 if tier else _drop_tail(tree, holder, node, names, done)
+        if count:
+            found += count
+            done += count
+            continue
         if node.aliases is not None:
             found += _uncover_named(tree, holder, tier, node, name)
             done += 1
@@ -58,6 +63,32 @@ def uncover_listed(tree: RadixTree, holder: Holder, tier: int, names: Sequence[i
             found += count
         done += count
     return found
+
+
+def _drop_tail(tree: RadixTree, holder: Holder, node: Node, names: Sequence[int], done: int) -> int:
+    """Cut the end off a leaf that is the rank's own and no other tier's, as evictions mostly do.
+
+    Returns how many of the names from `done` on that was; 0 where it is not of that kind.
+    """
+    bit = holder.bit
+    if (
+        node.full != bit
+        or node.members != bit
+        or node.children
+        or node.lower is not None
+        or node.aliases is not None
+    ):
+        return 0
+    run = holder.runs[node]
+    if len(run) != len(node.edge):
+        return 0
+    count = holder.where.drop_tail(names, done, run)
+    if count:
+        left = len(run) - count * HASH_BYTES
+        node.edge, holder.runs[node] = node.edge[:left], run[:left]
+        holder.blocks[0] -= count
+        tree.count_blocks(node, -count)
+    return count
 
 
 def _stretch(run: bytes, position: int, names: Sequence[int], done: int) -> tuple[int, int]:

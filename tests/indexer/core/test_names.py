@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from indexer.core import plain_names
 from indexer.core.node import Node
+from indexer.core.packing import pack_u64
 from indexer.types import BASE_NAMESPACE, U64_MASK
 from tests.effort import examples
 from tests.indexer.kernels import twins
@@ -140,6 +141,41 @@ def test_what_cannot_be_a_name_changes_nothing(twin: ModuleType, what: str) -> N
         with pytest.raises((OverflowError, TypeError)):
             names.file_new([1, 2, "a"], node)
     assert not names
+
+
+@given(
+    run=st.lists(_NAMES, min_size=1, max_size=90, unique=True),
+    before=st.lists(_NAMES, max_size=3),
+    agree=st.integers(0, 100),
+    behind=st.lists(_NAMES, max_size=3),
+    form=st.sampled_from([*_FORMS]),
+)
+def test_the_end_of_a_run_is_forgotten(
+    twin: ModuleType,
+    run: list[int],
+    before: list[int],
+    agree: int,
+    behind: list[int],
+    form: str,
+) -> None:
+    names = twin.NameMap()
+    names.file(run, NODES[0])
+    told = [*before, *run[::-1][:agree], *behind]
+    gone = 0
+    while True:
+        count = names.drop_tail(
+            _FORMS[form](told), len(before) + gone, pack_u64(run[: len(run) - gone])
+        )
+        gone += count
+        if not count:
+            break
+    expected = 0
+    while expected < min(len(run) - 1, len(told) - len(before)) and (
+        told[len(before) + expected] == run[-1 - expected]
+    ):
+        expected += 1
+    assert gone == expected
+    assert sorted(names) == sorted(run[: len(run) - gone])
 
 
 def test_many_names_come_and_go(twin: ModuleType) -> None:
