@@ -71,6 +71,7 @@ class DecisionWeights(Struct, frozen=True, kw_only=True):
     eviction_weight: float  # at that time: of that, for each token its rank computed lately
     expects_booked: bool  # whether what others are booked with counts as cached
     context_load_scale: float
+    pace: float  # at that time: tokens a second that a queue counts as worked off
 
 
 class DecisionAdmission(Struct, frozen=True, kw_only=True):
@@ -204,6 +205,9 @@ class Candidate(Struct, frozen=True):
     delay_cost: float | None = None
     eviction_cost: float | None = None
     context_cost: float | None = None  # blocks its requests attend to, with this prompt
+    unheard_s: float | None = None  # since its queue was known; None: no policy here asks
+    ahead_tokens: int | None = None  # of its queue, computed since at most
+    worked_off_tokens: float | None = None  # the part that counts as computed, in `prefill_cost`
     legs: DecisionLegs | UnsetType = UNSET  # of /select_pair
 
 

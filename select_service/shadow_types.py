@@ -98,6 +98,7 @@ _READERS: Final[Mapping[str, Callable[[object], dict[str, Weight] | None]]] = {
     "eviction_scale": _number,
     "expects_booked": _switch,
     "context_load_scale": _number,
+    "pace_scale": _number,
     # a request's override calls them so
     "router_temperature": _router_temperature,
     "overlap_score_weight": _overlap_score_weight,
@@ -146,6 +147,7 @@ class ShadowWeights(Struct, frozen=True, kw_only=True):
     eviction_weight: float
     expects_booked: bool
     context_load_scale: float
+    pace: float
 
 
 class ShadowRegret(Struct, frozen=True, kw_only=True):

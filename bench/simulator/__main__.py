@@ -60,6 +60,13 @@ class Before(msgspec.Struct, frozen=True, kw_only=True):
     seeds: int
     capacity_requests_per_s: dict[int, float]
     cells: list[Cell]
+    others: dict[str, Any] = {}
+
+    def origin(self, name: str, kept: list[str]) -> dict[str, Any]:
+        """Return where the cells of these policies were run: here, or where this took them from."""
+        if set(kept) <= set(self.others.get("policies", ())):
+            return self.others | {"policies": kept}
+        return {"from": name, "policies": kept, "provenance": self.provenance}
 
     def expect(self, settings: RunSettings, seeds: int, capacities: dict[int, float]) -> None:
         """Refuse to lay cells beside these that had other requests, engines or loads.
@@ -177,11 +184,7 @@ def write(
     if before is not None:
         run_anew = {one.policy for one in cells}
         kept = sorted({one.policy for one in before.cells} - run_anew)
-        result["others"] = {
-            "from": args.others.name,
-            "policies": kept,
-            "provenance": before.provenance,
-        }
+        result["others"] = before.origin(args.others.name, kept)
         result["cells"] = cells = before.with_anew(cells)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")

@@ -296,6 +296,7 @@ class Defaults(Struct, frozen=True, kw_only=True):
     eviction_scale: float | None = None
     expects_booked: bool | None = None
     context_load_scale: float | None = None
+    pace_scale: float | None = None
     overtaking_s: float | None = None
     overtaking_share: float | None = None
     kv_transfer_cost_per_block: float = _UNSET.config.kv_transfer_cost_per_block

@@ -57,6 +57,7 @@ class Settings(Defaults, frozen=True, kw_only=True):
             eviction_scale=self.eviction_scale,
             expects_booked=self.expects_booked,
             context_load_scale=self.context_load_scale,
+            pace_scale=self.pace_scale,
             overtaking_s=self.overtaking_s,
             overtaking_share=self.overtaking_share,
             kv_transfer_cost_per_block=self.kv_transfer_cost_per_block,

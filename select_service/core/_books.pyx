@@ -22,7 +22,7 @@ from select_service.core.books.ledger import CHURN_STEP_S, Ledger
 from select_service.core.books.reservation import Lane, Reservation
 from select_service.core.books.work_done import WorkDone
 
-ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -48,12 +48,13 @@ cdef enum:
     LEDGER_FADED
     LEDGER_CHANGES
     LEDGER_COMPUTING
+    LEDGER_FOLLOWS_QUEUES
 
 cdef Layout ledgers = Layout(
     Ledger(),
     ("_lanes", "blocks", "_weights", "_rows", "work", "_deadlines", "prefill_left", "live",
      "prefilling", "prefill_backlog", "packed", "churned", "_asked", "_computed", "_churn_faded",
-     "changes", "_computing"),
+     "changes", "_computing", "follows_queues"),
 )
 
 cdef enum:
@@ -104,8 +105,9 @@ cdef enum:
     LANE_NUMBER
     LANE_RESERVATIONS
     LANE_IS_OPEN
+    LANE_QUEUE
 
-cdef Layout lanes = Layout(Lane(0), ("number", "reservations", "is_open"))
+cdef Layout lanes = Layout(Lane(0), ("number", "reservations", "is_open", "queue"))
 
 cdef enum:
     WORK_AT
@@ -191,7 +193,7 @@ cdef object enter(
     if now > <double>get(works, work, WORK_AT):
         put(works, work, WORK_AT, at)
     if now - <double>get(ledgers, ledger, LEDGER_FADED) > CHURN_STEP:
-        ledger._fade_churn(now)
+        ledger._grow_older(now)
     add(ledgers, ledger, LEDGER_COMPUTED, prefill)
     add(ledgers, ledger, LEDGER_ASKED, isl)
     cdef list all_left = get(ledgers, ledger, LEDGER_PREFILL_LEFT)
@@ -203,8 +205,10 @@ cdef object enter(
         all_left[slot] = left
         add(ledgers, ledger, LEDGER_BACKLOG, prefill)
         add(ledgers, ledger, LEDGER_CHURNED, prefill)
+        if get(ledgers, ledger, LEDGER_FOLLOWS_QUEUES):
+            get(lanes, lane, LANE_QUEUE)[name] = prefill
     (<LoadRows>get(ledgers, ledger, LEDGER_ROWS)).book(
-        slot, left, prefill, len(booked), decode, blocks
+        slot, left, prefill, len(booked), decode, blocks, now
     )
     if ttl_s:
         deadlines = get(ledgers, ledger, LEDGER_DEADLINES)
@@ -245,7 +249,14 @@ cdef int complete(ledger, reservation, double now) except -1:
         add(ledgers, ledger, LEDGER_BACKLOG, -tokens)
         if not left:
             _stops(work)
-    (<LoadRows>get(ledgers, ledger, LEDGER_ROWS)).complete(slot, left)
+    cdef double head = 0.0
+    if get(ledgers, ledger, LEDGER_FOLLOWS_QUEUES):
+        queue = get(lanes, get(reservations, reservation, LANE), LANE_QUEUE)
+        queue.pop(get(reservations, reservation, RESERVATION_ID), None)
+        for waits in queue.values():
+            head = waits
+            break
+    (<LoadRows>get(ledgers, ledger, LEDGER_ROWS)).complete(slot, left, head, now)
     put(ledgers, ledger, LEDGER_PACKED, b"")
     return 0
 
@@ -278,6 +289,7 @@ cdef int take_out(ledger, reservation) except -1:
     )
     put(ledgers, ledger, LEDGER_PACKED, b"")
     if not get(reservations, reservation, PREFILL_DONE):
+        get(lanes, lane, LANE_QUEUE).pop(get(reservations, reservation, RESERVATION_ID), None)
         get(ledgers, ledger, LEDGER_COMPUTING)[slot] -= 1
         add(ledgers, ledger, LEDGER_PREFILLING, -1)
         ledger._add_prefill(slot, -get(reservations, reservation, PREFILL_TOKENS))

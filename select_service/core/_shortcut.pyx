@@ -40,7 +40,7 @@ cdef extern from "Python.h":
     bint PyBytes_CheckExact(PyObject *one)
     bint PyLong_CheckExact(PyObject *one)
 
-ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -113,9 +113,12 @@ cdef enum:
     LEDGER_CHURNED
     LEDGER_ASKED
     LEDGER_COMPUTED
+    LEDGER_PACE
+    LEDGER_FOLLOWS_QUEUES
 
 cdef Layout ledgers = Layout(
-    Ledger(), ("packed", "prefilling", "churned", "_asked", "_computed")
+    Ledger(),
+    ("packed", "prefilling", "churned", "_asked", "_computed", "pace", "follows_queues"),
 )
 
 cdef enum:
@@ -397,17 +400,17 @@ cdef class Shortcut:
                 shared = glance.ledger.shared_groups(chain)
         if self._draws is not None:
             self._draws.clear()
-        cdef double decode_scale = 1.0, delay = 0.0, eviction = 0.0, context_scale = 0.0
+        cdef double decode_scale = 1.0, delay = 0.0, eviction = 0.0, context_scale = 0.0, pace = 0.0
         cdef bint expects = False
         weights = self._weights
         if self._is_ours:
             weights = partition.at_present(weights)
-            decode_scale, delay, eviction, expects, context_scale = weights.of_ours
+            decode_scale, delay, eviction, expects, context_scale, pace = weights.of_ours
         cdef Choice chosen
         glance.pricer.choose(
             &chosen, NULL, glance.count, <double>isl_tokens, glance.size, blocks, self._scale,
             self._credit, self._track, matched, shared, self._draw, NULL, self._is_ours,
-            decode_scale, delay, eviction, expects, context_scale,
+            decode_scale, delay, eviction, expects, context_scale, pace, now,
         )
         cdef Py_ssize_t slot = chosen.row
         answer = glance.answer(partition, slot)
@@ -459,7 +462,11 @@ cdef class Shortcut:
         found = asked - <double>get(ledgers, ledger, LEDGER_COMPUTED)
         if found > 0.0:
             turnover = <double>get(ledgers, ledger, LEDGER_CHURNED) / (found / asked)
-        packed = glance.pricer.packed(<double>get(ledgers, ledger, LEDGER_PREFILLING), turnover)
+        cdef double prefilling = get(ledgers, ledger, LEDGER_PREFILLING)
+        if get(ledgers, ledger, LEDGER_FOLLOWS_QUEUES):
+            packed = glance.pricer.packed(prefilling, turnover, get(ledgers, ledger, LEDGER_PACE))
+        else:
+            packed = glance.pricer.packed(prefilling, turnover)
         put(ledgers, ledger, LEDGER_PACKED, packed)
         return packed
 

@@ -11,6 +11,8 @@ cdef class Pricer:
     cdef double[::1] _decode
     cdef double[::1] _churn
     cdef double[::1] _context
+    cdef double[::1] _heard
+    cdef double[::1] _ahead
     cdef double *_scratch  # matched, shared and price, a run each
     cdef Py_ssize_t _rows
 
@@ -35,6 +37,8 @@ cdef class Pricer:
         double eviction,
         bint expects,
         double context_scale,
+        double pace,
+        double now,
     ) except -1
     cdef int _fill(self, double *column, list groups) except -1
 
@@ -141,6 +145,9 @@ cdef class LoadRows:
     cdef double[::1] _context
     cdef int64_t[::1] _requests
     cdef int64_t[::1] _computing
+    cdef double[::1] _heard
+    cdef double[::1] _ahead
+    cdef double[::1] _step
 
     cpdef book(
         self,
@@ -150,6 +157,7 @@ cdef class LoadRows:
         int64_t requests,
         double decode,
         double blocks,
+        double now,
     )
-    cpdef complete(self, Py_ssize_t slot, double left)
+    cpdef complete(self, Py_ssize_t slot, double left, double head, double now)
     cpdef free(self, Py_ssize_t slot, int64_t requests, double decode, double blocks)

@@ -11,7 +11,15 @@ from select_service.types import CacheHit
 ABI: int
 
 class Pricer:
-    def __init__(self, prefill: Floats, decode: Floats, churn: Floats, context: Floats) -> None: ...
+    def __init__(
+        self,
+        prefill: Floats,
+        decode: Floats,
+        churn: Floats,
+        context: Floats,
+        heard: Floats,
+        ahead: Floats,
+    ) -> None: ...
     def cheapest(
         self,
         rows: int | Slots,
@@ -25,10 +33,11 @@ class Pricer:
         shared: list[tuple[int, Slots]] | None,
         draw: Callable[[], float],
         trust: Floats | None = None,
-        ours: tuple[float, float, float, bool, float] | None = None,
+        ours: tuple[float, float, float, bool, float, float] | None = None,
+        now: float = 0.0,
     ) -> tuple[int, float, int]: ...
     def matched_at(self, row: int) -> int: ...
-    def packed(self, prefilling: float, turnover: float) -> bytes: ...
+    def packed(self, prefilling: float, turnover: float, pace: float | None = None) -> bytes: ...
 
 class Fill:
     def __init__(
@@ -45,11 +54,21 @@ class LoadRows:
         context: Floats,
         requests: Slots,
         computing: Slots,
+        heard: Floats,
+        ahead: Floats,
+        step: Floats,
     ) -> None: ...
     def book(
-        self, slot: int, left: int, tokens: int, requests: int, decode: int, blocks: int
+        self,
+        slot: int,
+        left: int,
+        tokens: int,
+        requests: int,
+        decode: int,
+        blocks: int,
+        now: float,
     ) -> None: ...
-    def complete(self, slot: int, left: int) -> None: ...
+    def complete(self, slot: int, left: int, head: int, now: float) -> None: ...
     def free(self, slot: int, requests: int, decode: int, blocks: int) -> None: ...
 
 class RecordRing:

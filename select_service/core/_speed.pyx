@@ -11,6 +11,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from libc.math cimport ceil
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
@@ -20,7 +21,7 @@ from msgspec import UNSET
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 15  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 16  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -40,16 +41,22 @@ cdef class Pricer:
         double[::1] decode not None,
         double[::1] churn not None,
         double[::1] context not None,
+        double[::1] heard not None,
+        double[::1] ahead not None,
     ):
         self._prefill = prefill
         self._decode = decode
         self._churn = churn
         self._context = context
+        self._heard = heard
+        self._ahead = ahead
         self._rows = prefill.shape[0]
         if (
             decode.shape[0] != self._rows
             or churn.shape[0] != self._rows
             or context.shape[0] != self._rows
+            or heard.shape[0] != self._rows
+            or ahead.shape[0] != self._rows
         ):
             raise ValueError("columns of one length")
         self._scratch = <double *>calloc(3 * self._rows + 1, sizeof(double))
@@ -73,18 +80,20 @@ cdef class Pricer:
         draw,
         trust=None,
         tuple ours=None,
+        double now=0.0,
     ):
         """Return (row, price, decode blocks) of the cheapest of `rows`, at least one.
 
         `rows` is how many of the first, or which ones as packed int64; `matched` and `shared` are
         (blocks, rows as packed int64) or None; `draw` gives a number in [0, 1) when several are
         the cheapest; `trust` has a factor for the credit of every row of the columns, None: 1.0;
-        `ours` has the weights that only `first-token` has, None: it is `kv-cost`.
+        `ours` has the weights that only `first-token` has, None: it is `kv-cost`; `now` is in
+        monotonic seconds.
         """
-        cdef double decode_scale = 1.0, delay = 0.0, eviction = 0.0, context_scale = 0.0
+        cdef double decode_scale = 1.0, delay = 0.0, eviction = 0.0, context_scale = 0.0, pace = 0.0
         cdef bint is_ours = ours is not None, expects = False
         if is_ours:
-            decode_scale, delay, eviction, expects, context_scale = ours
+            decode_scale, delay, eviction, expects, context_scale, pace = ours
         cdef Py_buffer view, believed
         cdef const int64_t *among = NULL
         cdef const double *factor = NULL
@@ -107,7 +116,7 @@ cdef class Pricer:
             self.choose(
                 &chosen, among, count, isl_tokens, block_size, blocks, scale, credit, track,
                 matched, shared, draw, factor, is_ours, decode_scale, delay, eviction, expects,
-                context_scale,
+                context_scale, pace, now,
             )
             return chosen.row, chosen.price, chosen.blocks
         finally:
@@ -137,6 +146,8 @@ cdef class Pricer:
         double eviction,
         bint expects,
         double context_scale,
+        double pace,
+        double now,
     ) except -1:
         """Do what `cheapest` says, of `rows` of the first, or of those `among` has."""
         if not 0 < rows <= self._rows:
@@ -144,7 +155,9 @@ cdef class Pricer:
         cdef double *device = self._scratch
         cdef double *common = device + self._rows
         cdef double *price = common + self._rows
-        cdef double raw, adjusted, low = 0.0, tokens, bare, credited, held, own
+        cdef const double *heard = &self._heard[0]  # what is written here might lie there, else
+        cdef const double *ahead = &self._ahead[0]
+        cdef double raw, adjusted, low = 0.0, tokens, bare, credited, held, own, worked, most
         cdef Py_ssize_t at, row, ties = 0, best = 0, which
         if matched is not None:
             self._fill(device, matched)
@@ -168,7 +181,10 @@ cdef class Pricer:
                         credited = credited * factor[row]
                     if tokens < isl_tokens:
                         tokens = isl_tokens
-                raw = (self._prefill[row] + tokens) / block_size if track else 0.0
+                worked, most = (now - heard[row]) * pace, ahead[row]
+                worked = 0.0 if worked < 0.0 else worked
+                worked = most if most < worked else worked
+                raw = (self._prefill[row] - worked + tokens) / block_size if track else 0.0
                 own = tokens / block_size if track else 0.0
                 if matched is not None:
                     raw, own = raw - credited, own - credited
@@ -222,18 +238,31 @@ cdef class Pricer:
             raise IndexError(row)
         return <long long>self._scratch[row]
 
-    def packed(self, double prefilling, double turnover):
-        """Return the columns as they are now, one behind the other, and these totals."""
-        cdef Py_ssize_t size = self._rows * sizeof(double)
-        cdef bytes copy = PyBytes_FromStringAndSize(NULL, 4 * size + 2 * sizeof(double))
+    def packed(self, double prefilling, double turnover, pace=None):
+        """Return the columns as they are now, one behind the other, and these totals; with a pace
+        also what is told of queues."""
+        cdef Py_ssize_t size = self._rows * sizeof(double), whole = 4 * size + 2 * sizeof(double)
+        cdef bint is_paced = pace is not None
+        cdef double speed
+        if is_paced:
+            whole += 2 * size + sizeof(double)
+        cdef bytes copy = PyBytes_FromStringAndSize(NULL, whole)
         cdef char *start = PyBytes_AS_STRING(copy)
         if size:
             memcpy(start, &self._prefill[0], size)
             memcpy(start + size, &self._decode[0], size)
             memcpy(start + 2 * size, &self._churn[0], size)
             memcpy(start + 3 * size, &self._context[0], size)
-        memcpy(start + 4 * size, &prefilling, sizeof(double))
-        memcpy(start + 4 * size + sizeof(double), &turnover, sizeof(double))
+        start += 4 * size
+        memcpy(start, &prefilling, sizeof(double))
+        memcpy(start + sizeof(double), &turnover, sizeof(double))
+        if is_paced:
+            speed = pace
+            start += 2 * sizeof(double)
+            if size:
+                memcpy(start, &self._heard[0], size)
+                memcpy(start + size, &self._ahead[0], size)
+            memcpy(start + 2 * size, &speed, sizeof(double))
         return copy
 
     cdef int _fill(self, double *column, list groups) except -1:
@@ -663,6 +692,9 @@ cdef class LoadRows:
         double[::1] context not None,
         int64_t[::1] requests not None,
         int64_t[::1] computing not None,
+        double[::1] heard not None,
+        double[::1] ahead not None,
+        double[::1] step not None,
     ):
         cdef Py_ssize_t rows = prefill.shape[0]
         if (
@@ -671,10 +703,14 @@ cdef class LoadRows:
             or context.shape[0] != rows
             or requests.shape[0] != rows
             or computing.shape[0] != rows
+            or heard.shape[0] != rows
+            or ahead.shape[0] != rows
+            or step.shape[0] != rows
         ):
             raise ValueError("columns of one length")
         self._prefill, self._decode, self._churn, self._context = prefill, decode, churn, context
         self._requests, self._computing = requests, computing
+        self._heard, self._ahead, self._step = heard, ahead, step
 
     cpdef book(
         self,
@@ -684,10 +720,13 @@ cdef class LoadRows:
         int64_t requests,
         double decode,
         double blocks,
+        double now,
     ):
         """A request came; the twin says what is what."""
         if not 0 <= slot < self._prefill.shape[0]:
             raise IndexError(slot)
+        if self._prefill[slot] == 0.0:
+            self._heard[slot], self._ahead[slot] = now, left
         self._prefill[slot] = left
         self._churn[slot] += tokens
         self._requests[slot] = requests
@@ -695,12 +734,17 @@ cdef class LoadRows:
         self._decode[slot] = decode
         self._context[slot] += blocks
 
-    cpdef complete(self, Py_ssize_t slot, double left):
-        """A prompt is computed; so many tokens are left."""
+    cpdef complete(self, Py_ssize_t slot, double left, double head, double now):
+        """A prompt is computed; the twin says what is what."""
         if not 0 <= slot < self._prefill.shape[0]:
             raise IndexError(slot)
         self._prefill[slot] = left
         self._computing[slot] -= 1
+        self._heard[slot] = now
+        cdef double step = self._step[slot], most = step
+        if head > step and step > 0.0:
+            most = ceil(head / step) * step
+        self._ahead[slot] = left if left < most else most
 
     cpdef free(self, Py_ssize_t slot, int64_t requests, double decode, double blocks):
         """A request whose prompt is computed went."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from indexer.types import Scope, WorkerRank
-from select_service.core.admission.drain_meter import PRIOR_TOKENS_PER_S
+from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.effects import Listen
 from select_service.core.fleet.catalog import (
     Worker,
@@ -60,6 +60,7 @@ class Membership:
         self.cache_hit_threshold = cache_hit_threshold  # of the process
         self._prefill_tokens_per_s = prefill_tokens_per_s  # of a rank, until it is measured
         self.is_watched = False  # whether decisions are kept, in partitions opened from now on
+        self._follows_queues = False
         self._trust = trust  # when an index counts for less
         self._sources: dict[WorkerRank, _Source] = {}
         self._limits = limits or CoreLimits()
@@ -267,9 +268,17 @@ class Membership:
         )
         partition.holds_to_cache = self.cache_hit_threshold > 0.0
         partition.is_watched = self.is_watched
+        partition.ledger.follow_queues(self._follows_queues)
         self.partitions[worker.scope] = partition
         self.pins.discard(worker.scope)
         return partition
+
+    def follow_queues(self, wanted: bool) -> None:  # noqa: FBT001 - a switch
+        """See to it that ledgers know what somebody prices or records queues by, or stop it."""
+        if wanted is not self._follows_queues:
+            self._follows_queues = wanted
+            for partition in self.partitions.values():
+                partition.ledger.follow_queues(wanted)
 
     def check(self) -> None:
         """State every promise: sources belong to seated workers, and partitions hold together."""

@@ -19,6 +19,7 @@ from select_service.core.admission.class_queues import ClassQueues
 from select_service.core.admission.drainage import Drainage
 from select_service.core.books.demand_tally import DemandTally
 from select_service.core.books.ledger import Ledger
+from select_service.core.books.loads import worked_off
 from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
 from select_service.core.fleet.seating import Seating
 from select_service.core.pricing.picking import pick
@@ -29,7 +30,7 @@ from select_service.core.trust.factors import Trust
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 from select_service.types import Overlap, SelectPairRequest, TrustSettings
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 15):
+if not TYPE_CHECKING and usable("select_service.core._speed", 16):
     from select_service.core._speed import Pricer
 else:
     from select_service.core.pricing.plain_pricer import Pricer
@@ -69,7 +70,7 @@ class Partition:
     ) -> None:
         self.scope = scope
         self.index = index
-        self.ledger = Ledger()
+        self.ledger = Ledger(prior_tokens_per_s=prefill_tokens_per_s)
         self.seating = Seating()
         self.trust = Trust(trust or TrustSettings())
         self.drainage = Drainage(self.ledger.work, prior_tokens_per_s=prefill_tokens_per_s)
@@ -124,13 +125,14 @@ class Partition:
         except NoEligibleWorker as none:
             raise self.seating.only_draining(request) or none from None
 
-    def place(
+    def place(  # noqa: PLR0917 - every selection pays for names
         self,
         request: SelectRequest,
         prompt: Prompt,
         rows: Rows,
         weights: Weights,
         rng: random.Random,
+        now: float,
         matches: Matches | None = None,
     ) -> Placement:
         """Choose a rank among the candidate rows: project, price, prefer, pick.
@@ -144,8 +146,8 @@ class Partition:
             self._weights, self._is_kv_cost = weights, weights.is_kv_cost
         present = weights if self._is_kv_cost else self.at_present(weights)
         if not (matches.host or matches.disk) and is_plain(request, present):
-            return self._place_plain(prompt, rows, present, rng, matches, watched)
-        projection, prices = self.priced(request, prompt, rows, weights, matches)
+            return self._place_plain(prompt, rows, present, rng, now, matches, watched)
+        projection, prices = self.priced(request, prompt, rows, weights, now, matches)
         position = pick(prices, weights.temperature, rng)
         slot = position if isinstance(rows, slice) else int(rows[position])
         worker, dp_rank = self.seating.rank_at(slot)
@@ -174,12 +176,13 @@ class Partition:
             seen,
         )
 
-    def _place_plain(
+    def _place_plain(  # noqa: PLR0917 - as above
         self,
         prompt: Prompt,
         rows: Rows,
         weights: Weights,
         rng: random.Random,
+        now: float,
         matches: Matches,
         watched: object,  # any true value: what decides is returned, too
     ) -> Placement:
@@ -206,6 +209,7 @@ class Partition:
             rng.random,
             trust,
             None if self._is_kv_cost else weights.of_ours,
+            now,
         )
         worker, dp_rank = self.seating.rank_at(slot)
         device = 0
@@ -222,7 +226,9 @@ class Partition:
             believed = None if trust is None else trust.tobytes()
             packed = ledger.packed
             if not packed:
-                packed = ledger.packed = pricer.packed(ledger.prefilling, ledger.turnover)
+                pace = ledger.pace if ledger.follows_queues else None
+                packed = pricer.packed(ledger.prefilling, ledger.turnover, pace)
+                ledger.packed = packed
             seen = packed, matched, shared, believed
         return Placement(
             worker,
@@ -245,11 +251,12 @@ class Partition:
         prompt: Prompt,
         rows: Rows,
         weights: Weights,
+        now: float,
         matches: Matches,
     ) -> tuple[Projection, Floats]:
         """Return what each of the rows would carry with this prompt, and what it costs."""
         projection = self.project(prompt, rows, weights, matches)
-        prices = costs(projection, self.at_present(weights))
+        prices = self.costs(projection, rows, weights, now)
         constraints = request.routing_constraints
         if (
             constraints is not UNSET
@@ -272,13 +279,23 @@ class Partition:
     def at_present(self, weights: Weights) -> Weights:
         """Return what a decision made now multiplies with; see `Weights`."""
         ledger, ranks = self.ledger, max(1, self.seating.ranks)
-        return weights.at_present(ledger.prefilling / ranks, ledger.turnover / ranks)
+        return weights.at_present(ledger.prefilling / ranks, ledger.turnover / ranks, ledger.pace)
+
+    def costs(self, projection: Projection, rows: Rows, weights: Weights, now: float) -> Floats:
+        """Return what each of the rows costs, without preferences."""
+        present = self.at_present(weights)
+        if present.pace:
+            ledger = self.ledger
+            worked = worked_off(ledger.heard[rows], ledger.ahead[rows], present.pace, now)
+            projection = projection._replace(worked=worked)
+        return costs(projection, present)
 
     def quote(
         self,
         prompt: Prompt,
         rows: Rows,
         weights: Weights,
+        now: float,
         device: Groups | None,
         shared: Groups | None,
     ) -> tuple[int, float, int]:
@@ -290,6 +307,7 @@ class Partition:
             prompt: what is to be placed.
             rows: the candidates.
             weights: plain ones.
+            now: monotonic seconds.
             device: blocks of it on devices, as `see` returns them.
             shared: and in active chains.
         """
@@ -306,6 +324,7 @@ class Partition:
             lambda: 0.0,
             self.trust.column,
             None if weights.is_kv_cost else self.at_present(weights).of_ours,
+            now,
         )
 
     def believed_tokens(self, slot: int) -> int:
@@ -394,6 +413,8 @@ class Partition:
             slot = self.index.attach(WorkerRank(worker.worker_id, rank))
             worker.slots[rank] = slot
         self.make_room()
+        for slot in worker.slots.values():
+            self.ledger.limit_step(slot, worker.spec.max_num_batched_tokens)
         self._note(worker)
         if self.admission is not None:
             if worker.drain is None:
@@ -404,7 +425,8 @@ class Partition:
 
     def _new_pricer(self) -> Pricer:
         ledger = self.ledger
-        return Pricer(ledger.prefill, ledger.decode, ledger.churn, ledger.context)
+        columns = ledger.prefill, ledger.decode, ledger.churn, ledger.context
+        return Pricer(*columns, ledger.heard, ledger.ahead)
 
     def make_room(self) -> None:
         """Let the columns follow the index, which may have got ranks of its own."""

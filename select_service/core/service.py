@@ -68,10 +68,10 @@ from select_service.types import CoreLimits, TrustSettings
 if all(
     [
         usable("select_service._layout", 1),
-        usable("select_service.core._speed", 15),
-        usable("select_service.core._books", 1),
-        usable("select_service.core._booking", 1),
-        usable("select_service.core._shortcut", 2),
+        usable("select_service.core._speed", 16),
+        usable("select_service.core._books", 2),
+        usable("select_service.core._booking", 2),
+        usable("select_service.core._shortcut", 3),
     ]
 ):
     from select_service.core._booking import Clerk as _Clerk
@@ -181,6 +181,9 @@ class SelectionCore:
         self.shadowing = Shadowing(config, self.partitions, stopwatch)
         self._rng = rng
         self._clerk: _Clerk | None = None  # does at the desk what is plain
+        # a recording is asked what any other policy would have done
+        self._prices_queues = witness is not None or self.reader.weights.pace > 0.0
+        self.membership.follow_queues(self._prices_queues)
         self._open_line(kinds, config, trace_decisions=trace_decisions)
         self._open_rooms(kinds)
         self._open_state()
@@ -311,7 +314,9 @@ class SelectionCore:
 
     def follow_shadow(self, settings: ShadowSettings | None, now: float) -> None:
         """Let other weights look on from now on; None: nobody does."""
-        self.placing.shadow = self.shadowing.follow(settings, now)
+        shadow = self.placing.shadow = self.shadowing.follow(settings, now)
+        looks = shadow is not None and shadow.weights.pace > 0.0
+        self.membership.follow_queues(self._prices_queues or looks)
 
     # -- an index out of a dump ------------------------------------------------------------------
 

@@ -128,6 +128,7 @@ class RecordedFleet:
             context_load_scale=random.Random(f"context {seed}").choice(
                 [None, None, None, 0.0, 0.7]
             ),
+            pace_scale=random.Random(f"pace {seed}").choice([None, None, None, 0.0, 0.03]),
         )
         admission = None
         if draw.random() < 0.4:

@@ -1,4 +1,4 @@
-"""The example of docs/ray.md does what it says."""
+"""The example of deploy/docs/ray.md does what it says."""
 
 from __future__ import annotations
 

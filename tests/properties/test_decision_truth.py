@@ -64,7 +64,7 @@ def priced(told: dict[str, Any], one: dict[str, Any], least: float) -> float:
     credit = weights["overlap_score_credit"]
     raw = 0.0
     if weights["track_prefill_tokens"]:
-        raw = (load + max(isl, cached)) / size
+        raw = (load - worked_off(weights, one) + max(isl, cached)) / size
         if weights["overlap_score_credit_decay"] > 0.0:
             excess = max(load - least, 0.0) / size
             decay = weights["overlap_score_credit_decay"]
@@ -81,6 +81,20 @@ def priced(told: dict[str, Any], one: dict[str, Any], least: float) -> float:
     assert one["decode_cost"] == decode
     whole: float = cost if factor is None else cost * factor
     return whole
+
+
+def worked_off(weights: dict[str, Any], one: dict[str, Any]) -> float:
+    """What of its queue counts as computed, though nobody has said so."""
+    if weights["decode_load_scale"] == 1.0:
+        assert weights["pace"] == 0.0
+        assert one["worked_off_tokens"] in {None, 0.0}
+        return 0.0
+    assert weights["pace"] > 0.0
+    assert one["unheard_s"] >= 0.0
+    assert 0 <= one["ahead_tokens"] <= one["prefill_tokens"]
+    worked: float = min(one["unheard_s"] * weights["pace"], float(one["ahead_tokens"]))
+    assert one["worked_off_tokens"] == worked
+    return worked
 
 
 def ours(told: dict[str, Any], one: dict[str, Any], raw: float, credited: float) -> float:
@@ -181,6 +195,7 @@ class Fleet:
             prefill_load_scale=draw.choice([1.0, 1.0, 0.0, 2.7]),
             host_cache_hit_weight=draw.choice([0.75, 0.75, 0.1]),
             track_prefill_tokens=maybe() < 0.9,
+            pace_scale=0.01 if seed % 6 == 0 else None,  # some are not done within a step
         )
         admission = None
         if maybe() < 0.3:

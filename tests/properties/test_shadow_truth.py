@@ -36,7 +36,10 @@ def cost_by(weights: dict[str, Any], told: dict[str, Any], one: dict[str, Any]) 
     cached = cached_by(weights, told, one)
     credit, raw = weights["overlap_score_credit"], 0.0
     if weights["track_prefill_tokens"]:
-        raw = (one["prefill_tokens"] + max(isl, cached)) / size
+        worked = 0.0
+        if weights["pace"]:
+            worked = min(max(0.0, one["unheard_s"] * weights["pace"]), one["ahead_tokens"])
+        raw = (one["prefill_tokens"] - worked + max(isl, cached)) / size
         if weights["overlap_score_credit_decay"] > 0.0:
             least = min(other["prefill_tokens"] for other in open_to(told))
             excess = (one["prefill_tokens"] - least) / size
@@ -229,7 +232,12 @@ def test_decisions_are_the_same_with_it_and_without(
         drawn += sum(told["weights"]["temperature"] > 0.0 for told in texts)
         for told in texts:
             told.pop("shadow", None)
-        assert texts == [json.loads(text) for _, text in without.told]
+        alone = [json.loads(text) for _, text in without.told]
+        for told in (*texts, *alone):  # told where anybody prices by it
+            for one in told["candidates"] if told["weights"]["pace"] == 0.0 else ():
+                assert one.pop("worked_off_tokens") in {None, 0.0}
+                del one["unheard_s"], one["ahead_tokens"]
+        assert texts == alone
         assert within.core._rng.getstate() == without.core._rng.getstate()
         assert loads(within) == loads(without)
     assert drawn > len(seeds) // 2

@@ -15,7 +15,7 @@ from pathlib import Path
 
 README = Path(__file__).parents[2] / "README.md"
 MIGRATION = README.parent / "deploy" / "MIGRATION.md"
-CHAPTERS = sorted((README.parent / "docs").glob("*.md"))
+CHAPTERS = sorted((README.parent / "deploy" / "docs").glob("*.md"))
 REFERENCE = README.parent / "deploy" / "reference"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PORT_IN_TEXT = "localhost:8092"
@@ -123,6 +123,6 @@ def _exchange(command: str, output: list[str]) -> Exchange:
 
 def ray_program() -> str:
     """The Python block that needs Ray."""
-    found = blocks(README.parent / "docs" / "ray.md")
+    found = blocks(README.parent / "deploy" / "docs" / "ray.md")
     (text,) = (text for language, text in found if language == "python")
     return text

@@ -48,6 +48,13 @@ CHOICE: Final = (
         "off: as --policy has it",
     ),
     Flag(
+        "--pace-scale",
+        values.number(0.0, 1.0),
+        "X",
+        "share of what a rank can have computed since it was last heard of that counts as gone "
+        "from its queue; off: as --policy has it",
+    ),
+    Flag(
         "--overtaking-s",
         values.number(0.0, 1e6),
         "S",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.admission.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
 
 if TYPE_CHECKING:
     from select_service.core.books.work_done import WorkDone

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
     from select_service.admission_types import AdmissionSettings, RankMetrics
     from select_service.core.admission.asks import Verdict
-    from select_service.core.admission.drain_meter import DrainMeter
     from select_service.core.admission.gate import Decision, GateName
     from select_service.core.admission.policies import Built
     from select_service.core.admission.queue import Ticket
     from select_service.core.admission.thresholds import Thresholds
+    from select_service.core.books.drain_meter import DrainMeter
     from select_service.core.books.ledger import Ledger
     from select_service.core.columns import Rows
     from select_service.core.fleet.catalog import Worker

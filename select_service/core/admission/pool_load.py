@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from indexer.compiled import usable
-from select_service.core.admission.drain_meter import DrainMeter
+from select_service.core.books.drain_meter import DrainMeter
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 15):
+if not TYPE_CHECKING and usable("select_service.core._speed", 16):
     from select_service.core._speed import Fill
 else:
     from select_service.core.pricing.plain_pricer import Fill

@@ -12,7 +12,7 @@ takes the old one apart a few at a time.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
@@ -23,12 +23,13 @@ from indexer.types import HASH_BYTES
 from select_service.core.books.active_blocks import ActiveBlocks
 from select_service.core.books.deadlines import Deadlines
 from select_service.core.books.decode_blocks import DecodeBlocks, rounded
-from select_service.core.books.loads import TOTALS
+from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.books.loads import PACE, TOTALS
 from select_service.core.books.reservation import Lane, Reservation
 from select_service.core.books.work_done import WorkDone
 from select_service.core.columns import slots_of_mask
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 15):
+if not TYPE_CHECKING and usable("select_service.core._speed", 16):
     from select_service.core._speed import LoadRows
 else:
     from select_service.core.books.plain_load_rows import LoadRows
@@ -48,6 +49,9 @@ minute and a quarter of an hour it makes no difference that could be measured.""
 
 CHURN_STEP_S: Final = 1.0
 """Between two looks at how old it is."""
+
+STEP_TOKENS: Final = 8_192
+"""What a rank computes in one step where its record says nothing (`max_num_batched_tokens`)."""
 
 BLOCKS_PER_STEP: Final = 64
 """Blocks nobody else has booked that cost about as much to forget as one short reservation."""
@@ -74,11 +78,14 @@ class Ledger:
         "_free_numbers",
         "_lanes",
         "_loads",
+        "_meter",
         "_numbers",
         "_prefill",
+        "_queues",
         "_rows",
         "_slots",
         "_weights",
+        "ahead",
         "blocks",
         "changes",
         "churn",
@@ -86,18 +93,24 @@ class Ledger:
         "computing",
         "context",
         "decode",
+        "follows_queues",
+        "heard",
         "live",
+        "pace",
         "packed",
         "prefill",
         "prefill_backlog",
         "prefill_left",
         "prefilling",
         "requests",
+        "step",
         "tenures",
         "work",
     )
 
-    def __init__(self) -> None:
+    def __init__(  # noqa: PLR0915 - one line a column
+        self, *, prior_tokens_per_s: float = PRIOR_TOKENS_PER_S
+    ) -> None:
         self.prefill: Floats = np.zeros(0)
         """P: booked prefill tokens of reservations whose prefill is not complete."""
         self.decode: Floats = np.zeros(0)
@@ -122,6 +135,22 @@ class Ledger:
         self.prefill_backlog = 0
         """The sum of P."""
         self.work = WorkDone()
+        self.heard: Floats = np.zeros(0)
+        """When P was known to be what is still to be computed, in monotonic seconds: when somebody
+        came to an empty queue, and whenever a prompt is said to be computed."""
+        self.ahead: Floats = np.zeros(0)
+        """Tokens of P that may have been computed since without a word: what was in it then, and no
+        more than the steps of the prompt whose turn it was, after which its first token would have
+        come. Of a rank that hangs no more is thought to be done, however long it says nothing."""
+        self.step: Floats = np.zeros(0)
+        """Tokens that each rank computes in a step."""
+        # its own: who else looks at a meter, and when, must not decide anything
+        self._meter = DrainMeter(self.work, prior_tokens_per_s=prior_tokens_per_s)
+        self.pace = prior_tokens_per_s
+        """Tokens that a rank which has any computes in a second; measured anew with the churn."""
+        self.follows_queues = False
+        """Whether it is known whose turn it is, and `columns` says what is behind P, too: only who
+        prices by it pays for that."""
         self._view()
         self.prefill_left: list[int] = []
         """P again, by slot, as whole numbers: doubles would drift beyond 2^53."""
@@ -149,6 +178,9 @@ class Ledger:
         self.computing = np.concatenate([self.computing, np.zeros(missing, dtype=np.int64)])
         self.churn = np.concatenate([self.churn, np.zeros(missing)])
         self.context = np.concatenate([self.context, np.zeros(missing)])
+        self.heard = np.concatenate([self.heard, np.zeros(missing)])
+        self.ahead = np.concatenate([self.ahead, np.zeros(missing)])
+        self.step = np.concatenate([self.step, np.full(missing, float(STEP_TOKENS))])
         self._view()
         self.prefill_left += [0] * missing
         self.tenures += [0] * missing
@@ -164,8 +196,9 @@ class Ledger:
         self._churn = self.churn.data
         self._context = self.context.data
         self._loads = self._prefill, self._decode, self._churn, self._context
-        columns = self.prefill, self.decode, self.churn, self.context
-        self._rows = LoadRows(*columns, self.requests, self.computing)
+        self._queues = self.heard.data, self.ahead.data
+        columns = self.prefill, self.decode, self.churn, self.context, self.requests, self.computing
+        self._rows = LoadRows(*columns, self.heard, self.ahead, self.step)
         self.packed = b""
         """What `columns` returns, b"" when it has to be made anew: any load has changed."""
 
@@ -187,8 +220,24 @@ class Ledger:
         packed = self.packed
         if not packed:
             totals = TOTALS.pack(self.prefilling, self.turnover)
-            packed = self.packed = b"".join((*self._loads, totals))
+            packed = b"".join((*self._loads, totals))
+            if self.follows_queues:
+                packed = b"".join((packed, *self._queues, PACE.pack(self.pace)))
+            self.packed = packed
         return packed
+
+    def follow_queues(self, wanted: bool) -> None:  # noqa: FBT001 - a switch
+        """Begin to follow queues, or end; of who is in them already nobody learns."""
+        if self.follows_queues and not wanted:
+            for lane in self._lanes:
+                lane.queue = OrderedDict()
+        self.follows_queues, self.packed = wanted, b""
+
+    def limit_step(self, slot: int, tokens: int | None) -> None:
+        """Who sits on a slot computes so many tokens in a step; None: nobody says."""
+        self.step[slot] = STEP_TOKENS if tokens is None else tokens
+        self.ahead[slot] = min(self.ahead[slot], self.step[slot])
+        self.packed = b""
 
     def _open_lane(self, slot: int) -> Lane:
         if self._free_numbers:
@@ -205,7 +254,7 @@ class Ledger:
 
     # -- lifecycle -----------------------------------------------------------------------------
 
-    def book(
+    def book(  # noqa: PLR0915 - straight on: all pay for it
         self,
         reservation_id: str,
         slot: int,
@@ -240,7 +289,7 @@ class Ledger:
         if now > work.at:  # noqa: PLR1730 - time does not go back; max() is slow
             work.at = now
         if now - self._churn_faded > CHURN_STEP_S:
-            self._fade_churn(now)
+            self._grow_older(now)
         self._computed += prefill_tokens
         self._asked += isl_tokens
         left = self.prefill_left[slot]
@@ -251,7 +300,9 @@ class Ledger:
             self.prefill_left[slot] = left
             self.prefill_backlog += prefill_tokens
             self.churned += prefill_tokens
-        self._rows.book(slot, left, prefill_tokens, len(booked), decode, blocks)
+            if self.follows_queues:
+                lane.queue[reservation_id] = prefill_tokens
+        self._rows.book(slot, left, prefill_tokens, len(booked), decode, blocks, now)
         if ttl_s:
             self._deadlines.add(reservation, ttl_s, now)
         changes = self.changes
@@ -279,7 +330,7 @@ class Ledger:
             work = self.work
             if now > work.at:  # noqa: PLR1730 - as above
                 work.at = now
-            left = self.prefill_left[slot]
+            left, head = self.prefill_left[slot], 0
             if tokens:
                 work.computed += tokens
                 left -= tokens
@@ -287,7 +338,11 @@ class Ledger:
                 self.prefill_backlog -= tokens
                 if not left:
                     work.stops()
-            self._rows.complete(slot, left)
+            queue = reservation.lane.queue
+            if queue:
+                queue.pop(reservation.reservation_id, None)
+                head = next(iter(queue.values()), 0)
+            self._rows.complete(slot, left, head, now)
             self.packed = b""
             changes = self.changes
             if (
@@ -303,6 +358,9 @@ class Ledger:
         self._add_prefill(reservation.slot, tokens - reservation.prefill_tokens)
         self.packed = b""
         reservation.prefill_tokens = tokens
+        queue = reservation.lane.queue
+        if reservation.reservation_id in queue:
+            queue[reservation.reservation_id] = tokens
         self._changed(reservation.slot)
 
     def output_block(
@@ -398,6 +456,8 @@ class Ledger:
     def _take_out(self, reservation: Reservation) -> None:
         lane = reservation.lane
         del lane.reservations[reservation.reservation_id]
+        if lane.queue:
+            lane.queue.pop(reservation.reservation_id, None)
         self._deadlines.remove(reservation)
         self.blocks.release(reservation.chain, lane.number)
         reservation.chain = self.blocks.root  # who still holds the reservation holds no blocks
@@ -408,14 +468,15 @@ class Ledger:
         if self.changes is not None and self.changes.names_wanted:
             self.changes.ended.append(reservation.fairness_id)
 
-    def _fade_churn(self, now: float) -> None:
-        """Let what was computed count for less with time. O(slots), a µs for a thousand."""
+    def _grow_older(self, now: float) -> None:
+        """Let what was computed count for less, and measure. O(slots), a µs for a thousand."""
         left = math.exp((self._churn_faded - now) / CHURN_MEMORY_S)
         self.churn *= left
         self.churned = float(self.churn.sum())
         self._asked *= left
         self._computed *= left
         self._churn_faded = now
+        self.pace = self._meter.tokens_per_s
 
     def _forget_churn(self, slot: int) -> None:
         """Whoever comes to a slot has an empty cache."""
@@ -567,6 +628,8 @@ class Ledger:
         self.prefill_backlog += tokens
         left = self.prefill_left[slot] + tokens
         self.prefill_left[slot] = self._prefill[slot] = left
+        if tokens < 0 and self.ahead[slot] > left:  # given up, which says nothing of the rest
+            self.ahead[slot] = left
         if left == tokens:
             self.work.starts()
         elif not left:
@@ -600,13 +663,23 @@ class Ledger:
             assert self.prefill_left[slot] == waiting, "P is the sum of what is not complete"
             assert self.prefill[slot] == float(waiting)
             assert self.decode[slot] == self._weights.count(lane.number)
+            waits = {r.reservation_id: r.prefill_tokens for r in of_slot if not r.prefill_done}
+            assert self.follows_queues or not lane.queue
+            assert lane.queue.items() <= waits.items(), "whose turn may come"
+            assert list(lane.queue) == [one for one in waits if one in lane.queue], "as they came"
             assert self.context[slot] == sum(r.context_blocks for r in of_slot)
             if not of_slot:
                 assert self.decode[slot] == 0, "an idle slot carries nothing, exactly"
         columns = self.prefill, self.decode, self.churn, self.context
         loads = b"".join(column.tobytes() for column in columns)
-        totals = TOTALS.pack(self.prefilling, self.turnover)
-        assert self.columns() == loads + totals, "a true copy"
+        loads += TOTALS.pack(self.prefilling, self.turnover)
+        if self.follows_queues:
+            loads += self.heard.tobytes() + self.ahead.tobytes() + PACE.pack(self.pace)
+        assert self.columns() == loads, "a true copy"
+        assert (self.ahead >= 0.0).all()
+        assert (self.ahead <= self.prefill).all(), "no more can be done than there is to do"
+        assert (self.heard <= self.work.at).all()
+        assert self.pace > 0.0
         assert (self.churn >= 0.0).all()
         assert self.turnover >= self.churned, "no more is found than is asked for"
         assert math.isclose(self.churned, self.churn.sum(), rel_tol=1e-9, abs_tol=1e-3)
@@ -621,6 +694,8 @@ class Ledger:
         """Yield the dicts that grow with reservations; see `slimming.py`."""
         yield self.blocks.root.children
         yield from [lane.reservations for lane in self._lanes]
+        if self.follows_queues:
+            yield from [lane.queue for lane in self._lanes]
 
     def _check_lanes(self) -> None:
         used = [lane.number for lane in (*self._lanes, *self._closed)]

@@ -5,7 +5,8 @@ The plain twin of the one in `_speed.pyx`: same names, same answers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
@@ -16,7 +17,17 @@ __all__ = ["LoadRows"]
 class LoadRows:
     """The columns of one ledger, which must be of one length; `ledger.py` says what they hold."""
 
-    __slots__ = ("_churn", "_computing", "_context", "_decode", "_prefill", "_requests")
+    __slots__ = (
+        "_ahead",
+        "_churn",
+        "_computing",
+        "_context",
+        "_decode",
+        "_heard",
+        "_prefill",
+        "_requests",
+        "_step",
+    )
 
     def __init__(
         self,
@@ -26,14 +37,26 @@ class LoadRows:
         context: Floats,
         requests: Slots,
         computing: Slots,
+        heard: Floats,
+        ahead: Floats,
+        step: Floats,
     ) -> None:
         # one element at a time: numpy takes half as long again
         self._prefill, self._decode = prefill.data, decode.data
         self._churn, self._context = churn.data, context.data
         self._requests, self._computing = requests.data, computing.data
+        self._heard, self._ahead = _floats(heard), _floats(ahead)
+        self._step = _floats(step)
 
     def book(
-        self, slot: int, left: int, tokens: int, requests: int, decode: int, blocks: int
+        self,
+        slot: int,
+        left: int,
+        tokens: int,
+        requests: int,
+        decode: int,
+        blocks: int,
+        now: float,
     ) -> None:
         """A request came.
 
@@ -44,7 +67,10 @@ class LoadRows:
             requests: there now.
             decode: blocks there now.
             blocks: it attends to.
+            now: monotonic seconds.
         """
+        if not self._prefill[slot]:  # it is the queue, and begins now
+            self._heard[slot], self._ahead[slot] = now, float(left)
         self._prefill[slot] = left
         self._churn[slot] += tokens
         self._requests[slot] = requests
@@ -52,13 +78,28 @@ class LoadRows:
         self._decode[slot] = decode
         self._context[slot] += blocks
 
-    def complete(self, slot: int, left: int) -> None:
-        """A prompt is computed; so many tokens are left."""
+    def complete(self, slot: int, left: int, head: int, now: float) -> None:
+        """A prompt is computed.
+
+        Args:
+            slot: whose row.
+            left: tokens to compute there now.
+            head: of those, those of the prompt whose turn it is; 0: nobody knows.
+            now: monotonic seconds.
+        """
         self._prefill[slot] = left
         self._computing[slot] -= 1
+        self._heard[slot] = now
+        step = self._step[slot]
+        most = math.ceil(head / step) * step if head > step > 0.0 else step
+        self._ahead[slot] = min(most, left)
 
     def free(self, slot: int, requests: int, decode: int, blocks: int) -> None:
         """A request whose prompt is computed went; arguments as above."""
         self._requests[slot] = requests
         self._decode[slot] = decode
         self._context[slot] -= blocks
+
+
+def _floats(column: Floats) -> memoryview[float]:
+    return cast("memoryview[float]", column.data)

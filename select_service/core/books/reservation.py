@@ -7,6 +7,7 @@ that moment none of its reservations is live, however many they are.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
 class Lane:
     """The reservations of one slot since its rank came; its number is a bit in masks of chains."""
 
-    __slots__ = ("is_open", "number", "reservations")
+    __slots__ = ("is_open", "number", "queue", "reservations")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.reservations: dict[str, Reservation] = {}
+        self.queue: OrderedDict[str, int] = OrderedDict()
+        """Tokens of those still to be computed, by id and as they came: whose turn it is; see
+        `Ledger.follows_queues`."""
         self.is_open = True
 
 

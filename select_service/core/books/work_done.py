@@ -1,6 +1,6 @@
 """What a pool has computed and let go so far, and how long that took: totals that only grow.
 
-The ledger writes them, a handful of additions per request; `admission/drain_meter.py` reads them
+The ledger writes them, a handful of additions per request; `drain_meter.py` reads them
 now and then and makes a rate of their differences. Who begins or stops computing is noted with its
 time in one sum: Σ stops - Σ starts + (computing now) · t is how long ranks have computed until t,
 exactly, however rarely somebody asks.

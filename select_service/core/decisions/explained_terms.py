@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from select_service.core.books.loads import unpacked
+from select_service.core.books.loads import unpacked, worked_off
 from select_service.core.pricing.projection import Overlap, cached_tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from select_service.core.books.loads import Loads
     from select_service.core.columns import Floats
     from select_service.core.decisions.record import Groups, Record
 
@@ -36,6 +37,7 @@ class Terms:
         self.decode: Floats = loads.decode[slots]
         self.churn: Floats = loads.churn[slots]  # tokens
         self.context: Floats = loads.context[slots] + record.blocks
+        self._look_at_queues(loads)
         self.is_priced = record.odds is None or record.odds.refusal is None
         self.considered = _considered(record, rows)[slots]
         self.overlap = _overlap(record, matched, rows)
@@ -46,7 +48,7 @@ class Terms:
             self.cached = np.floor(self.cached * self.trust)
         self.raw: Floats = np.zeros(len(slots))
         if weights.track_prefill_tokens:
-            self.raw = (self.prefill + np.maximum(isl, self.cached)) / size
+            self.raw = (self.prefill - self.worked + np.maximum(isl, self.cached)) / size
         self.bare: Floats = self.decode + record.blocks - self.shared
         self.factors = _factors(record)
         nothing = np.zeros(len(slots))
@@ -59,6 +61,16 @@ class Terms:
         else:
             whole = self._ours()
         self.cost: Floats = whole if self.factors is None else whole * self.factors
+
+    def _look_at_queues(self, loads: Loads) -> None:
+        record, slots = self._record, self._record.seating.slots
+        self.unheard: Floats | None = None  # seconds since the queue was known; None: not asked
+        self.ahead: Floats = np.zeros(len(slots))  # tokens
+        self.worked: Floats = self.ahead  # of them, those that count as computed
+        if loads.heard is not None and loads.ahead is not None:
+            heard, self.ahead = loads.heard[slots], loads.ahead[slots]
+            self.unheard = np.where(self.ahead > 0.0, record.at - heard, 0.0)
+            self.worked = worked_off(heard, self.ahead, record.weights.pace, record.at)
 
     def adjusted(self, among: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """Return what overlap takes off, and what is left of the prefill, scaled.

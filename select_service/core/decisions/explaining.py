@@ -175,6 +175,12 @@ class Told:
             columns += [column[some].tolist() for column in ours]
         else:
             columns += [[None] * count] * 5
+        if terms.is_priced and terms.unheard is not None:
+            columns.append(terms.unheard[some].tolist())
+            columns.append(list(map(int, terms.ahead[some].tolist())))
+            columns.append(terms.worked[some].tolist())
+        else:
+            columns += [[None] * count] * 3
         if self._pair is not None:
             columns.append(self._pair.legs(some))
         return list(map(Candidate, *columns))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from select_service.core.books.loads import TOTALS
+from select_service.core.books.loads import PACE, TOTALS, worked_off
 from select_service.core.pricing.picking import FEW, cheapest, cheapest_of_few
 
 if TYPE_CHECKING:
@@ -65,15 +65,36 @@ class Fill:
 class Pricer:
     """Reads the first rows of the columns."""
 
-    __slots__ = ("_churn", "_context", "_decode", "_groups", "_matched", "_prefill", "_views")
+    __slots__ = (
+        "_ahead",
+        "_churn",
+        "_context",
+        "_decode",
+        "_groups",
+        "_heard",
+        "_matched",
+        "_prefill",
+        "_views",
+    )
 
-    def __init__(self, prefill: Floats, decode: Floats, churn: Floats, context: Floats) -> None:
-        if not len(prefill) == len(decode) == len(churn) == len(context):
+    def __init__(
+        self,
+        prefill: Floats,
+        decode: Floats,
+        churn: Floats,
+        context: Floats,
+        heard: Floats,
+        ahead: Floats,
+    ) -> None:
+        columns = prefill, decode, churn, context, heard, ahead
+        if len({len(one) for one in columns}) > 1:
             raise ValueError("columns of one length")
         self._churn = churn
         self._context = context
         self._prefill = prefill
         self._decode = decode
+        self._heard = heard
+        self._ahead = ahead
         self._views = prefill.data, decode.data, churn.data, context.data
         self._groups: list[tuple[int, list[int]]] = []  # of the last call
         self._matched: list[int] | None = []  # the same by row, None: nobody has asked yet
@@ -91,7 +112,8 @@ class Pricer:
         shared: list[tuple[int, Slots]] | None,
         draw: Callable[[], float],
         trust: Floats | None = None,
-        ours: tuple[float, float, float, bool, float] | None = None,
+        ours: tuple[float, float, float, bool, float, float] | None = None,
+        now: float = 0.0,
     ) -> tuple[int, float, int]:
         """Return (row, price, decode blocks) of the cheapest of `rows`, at least one.
 
@@ -108,6 +130,7 @@ class Pricer:
             draw: gives a number in [0, 1) when several are the cheapest.
             trust: by what the credit of each row of the columns is multiplied; None: 1.0.
             ours: the weights that only `first-token` has, as `Weights` ends; None: `kv-cost`.
+            now: monotonic seconds.
         """
         count = rows if type(rows) is int else len(rows)  # type: ignore[arg-type] # then a column
         is_short = trust is not None and len(trust) < len(self._prefill)
@@ -137,6 +160,7 @@ class Pricer:
             return self._cheapest_of_ours(
                 *(rows, isl_tokens, block_size, blocks, scale, credit, track, common, draw, trust),
                 ours,
+                now,
             )
         among = slice(0, rows) if isinstance(rows, int) else rows
         if count > FEW or trust is not None:
@@ -200,9 +224,10 @@ class Pricer:
         common: list[int] | None,
         draw: Callable[[], float],
         trust: Floats | None,
-        ours: tuple[float, float, float, bool, float],
+        ours: tuple[float, float, float, bool, float, float],
+        now: float,
     ) -> tuple[int, float, int]:
-        decode_scale, delay, eviction, expects, context_scale = ours
+        decode_scale, delay, eviction, expects, context_scale, pace = ours
         among = slice(0, rows) if isinstance(rows, int) else rows
         bare, prefill = self._decode[among] + blocks, self._prefill[among]
         device, tokens = np.zeros(len(bare)), np.full(len(bare), float(isl_tokens))
@@ -213,6 +238,7 @@ class Pricer:
             if trust is not None:
                 tokens, credited = np.floor(tokens * trust[among]), credited * trust[among]
             tokens = np.maximum(tokens, isl_tokens)
+        prefill = prefill - worked_off(self._heard[among], self._ahead[among], pace, now)
         raw = (prefill + tokens) / block_size if track else np.zeros(len(bare))
         own = tokens / block_size if track else raw
         raw, own = raw - credited, own - credited
@@ -318,9 +344,15 @@ class Pricer:
             raise IndexError(row)
         return column[row]
 
-    def packed(self, prefilling: float, turnover: float) -> bytes:
-        """Return the columns as they are now, one behind the other, and these totals."""
-        return b"".join((*self._views, TOTALS.pack(prefilling, turnover)))
+    def packed(self, prefilling: float, turnover: float, pace: float | None = None) -> bytes:
+        """Return the columns as they are now, one behind the other, and these totals.
+
+        With a pace also what is told of queues.
+        """
+        loads = b"".join((*self._views, TOTALS.pack(prefilling, turnover)))
+        if pace is None:
+            return loads
+        return b"".join((loads, self._heard.data, self._ahead.data, PACE.pack(pace)))
 
     def _column(self) -> list[int]:
         column = self._matched

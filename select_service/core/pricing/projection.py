@@ -47,6 +47,7 @@ class Projection(NamedTuple):
     booked: Floats | None = None  # the same of the candidates; None: nowhere any
     churn: Floats | float = 0.0  # tokens lately computed
     context: Floats | float = 0.0  # blocks that all requests there attend to, with the prompt
+    worked: Floats | float = 0.0  # tokens of `prefill` that count as computed; `loads.worked_off`
 
 
 def matched(index: KvIndex, matches: Matches) -> tuple[Overlap | None, bool]:

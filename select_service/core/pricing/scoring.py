@@ -41,13 +41,19 @@ would have been asked for again. Where nothing is found nothing is lost, and to 
 caches would only make loads uneven."""
 
 
+PACE_SCALE: Final = 1.0
+"""`first-token`: of what a rank can have computed since it was last heard of all is gone from its
+queue. Without, queues fall by a whole step at once, just when the next has begun, and who comes
+then waits for all of it."""
+
+
 class Weights(NamedTuple):
     """The numbers of the formula in force for one request.
 
-    The last five are those of `kv-cost` unless they are given. As configured, `delay_weight` is per
+    The last six are those of `kv-cost` unless they are given. As configured, `delay_weight` is per
     prompt that a rank computes on average, and `eviction_weight` per multiple of the average churn
-    of a cache, where all of every prompt is found; `at_present` makes of them what a decision
-    multiplies with.
+    of a cache, where all of every prompt is found, and `pace` a share of that of a rank;
+    `at_present` makes of them what a decision multiplies with: `pace` is in tokens a second then.
     """
 
     overlap_score_credit: float
@@ -62,6 +68,7 @@ class Weights(NamedTuple):
     eviction_weight: float = 0.0
     expects_booked: bool = False
     context_load_scale: float = 0.0
+    pace: float = 0.0
 
     @property
     def is_kv_cost(self) -> bool:
@@ -69,7 +76,7 @@ class Weights(NamedTuple):
         return self[_OF_CONTRACT:] == _NOTHING_MORE
 
     @property
-    def of_ours(self) -> tuple[float, float, float, bool, float]:
+    def of_ours(self) -> tuple[float, float, float, bool, float, float]:
         """What `Pricer.cheapest` takes beyond the contract's formula."""
         return self[_OF_CONTRACT:]
 
@@ -77,13 +84,14 @@ class Weights(NamedTuple):
         """Return them with nothing beyond the contract's formula."""
         return self if self.is_kv_cost else Weights(*self[:_OF_CONTRACT])
 
-    def at_present(self, computing: float, turnover: float) -> Weights:
+    def at_present(self, computing: float, turnover: float, pace: float) -> Weights:
         """Return what one decision multiplies with.
 
         Args:
             computing: prompts not computed yet, per rank.
             turnover: tokens lately computed, per rank, over the share of prompts that was found;
                 0: none, and caches are as good as empty.
+            pace: tokens that a rank computes in a second.
         """
         eviction = self.eviction_weight / turnover if turnover > 0.0 else 0.0
         return Weights(
@@ -93,10 +101,11 @@ class Weights(NamedTuple):
             eviction,
             self.expects_booked,
             self.context_load_scale,
+            self.pace * pace,
         )
 
 
-_NOTHING_MORE: Final = (1.0, 0.0, 0.0, False, 0.0)
+_NOTHING_MORE: Final = (1.0, 0.0, 0.0, False, 0.0, 0.0)
 
 _OF_CONTRACT: Final = 7
 """How many of the weights the contract's formula has."""
@@ -130,18 +139,20 @@ def weights_in_force(config: RouterConfig, override: RouterConfigOverride | None
     )
 
 
-def _terms(config: RouterConfig) -> tuple[float, float, float, bool, float]:
+def _terms(config: RouterConfig) -> tuple[float, float, float, bool, float, float]:
     """Return the weights that the contract's formula does not have."""
-    terms: tuple[float, float, float, bool, float] = _NOTHING_MORE
+    terms: tuple[float, float, float, bool, float, float] = _NOTHING_MORE
     if config.policy == "first-token":
-        terms = (DECODE_LOAD_SCALE, DELAY_SCALE, EVICTION_SCALE, True, CONTEXT_LOAD_SCALE)
-    decode, delay, eviction, expects, context = terms
+        scales = DECODE_LOAD_SCALE, DELAY_SCALE, EVICTION_SCALE
+        terms = (*scales, True, CONTEXT_LOAD_SCALE, PACE_SCALE)
+    decode, delay, eviction, expects, context, pace = terms
     return (
         _bounded(decode if config.decode_load_scale is None else config.decode_load_scale),
         _bounded(delay if config.delay_scale is None else config.delay_scale),
         _bounded(eviction if config.eviction_scale is None else config.eviction_scale),
         expects if config.expects_booked is None else config.expects_booked,
         _bounded(context if config.context_load_scale is None else config.context_load_scale),
+        _bounded(pace if config.pace_scale is None else config.pace_scale),
     )
 
 
@@ -157,7 +168,8 @@ def costs(projection: Projection, weights: Weights) -> Floats:
     adjusted = max(0, raw - trust·(credit·decay·device + host_weight·host + disk_weight·disk))
     cost     = prefill_load_scale · adjusted + decode blocks with this prompt
 
-    `first-token` counts blocks that somebody is booked with as cached, and adds three terms:
+    `first-token` counts blocks that somebody is booked with as cached, and of the queue P what may
+    be computed already (`loads.worked_off`) as gone, and adds three terms:
 
     own      = track ? max(0, max(isl, cached)/block_size - credited) : 0
     cost     = prefill_load_scale · (adjusted + (delay_weight + eviction_weight · churn) · own)
@@ -214,7 +226,7 @@ def _costs_of_ours(projection: Projection, weights: Weights) -> Floats:
     prefill, block_size = projection.prefill, projection.block_size
     track = weights.track_prefill_tokens
     tokens = np.maximum(projection.cached_tokens, float(projection.isl_tokens))
-    raw = (prefill + tokens) / block_size if track else np.zeros_like(prefill)
+    raw = (prefill - projection.worked + tokens) / block_size if track else np.zeros_like(prefill)
     own = tokens / block_size if track else raw
     held: Floats | float = 0.0
     if projection.overlap is not None:

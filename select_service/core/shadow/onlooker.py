@@ -214,7 +214,7 @@ class Shadow:
             dice = None
             if weights.temperature > 0.0:
                 dice = self._copied(rng)
-            return Watch(self, ticket, rows, matches, weights, dice)
+            return Watch(self, ticket, rows, matches, weights, dice, now)
         return None
 
     def _copied(self, rng: random.Random) -> random.Random:
@@ -236,9 +236,9 @@ class Shadow:
 class Watch:
     """One decision that is looked at; to be scored before anything is booked."""
 
-    __slots__ = ("_dice", "_rows", "_shadow", "_ticket", "_weights", "matches")
+    __slots__ = ("_dice", "_now", "_rows", "_shadow", "_ticket", "_weights", "matches")
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - what it looks at
         self,
         shadow: Shadow,
         ticket: Ticket,
@@ -246,6 +246,7 @@ class Watch:
         matches: Matches,
         weights: Weights,
         dice: random.Random | None,
+        now: float,
     ) -> None:
         self._shadow = shadow
         self._ticket = ticket
@@ -253,6 +254,7 @@ class Watch:
         self.matches = matches
         self._weights = weights
         self._dice = dice
+        self._now = now
 
     def score(self, placement: Placement) -> Sighting:
         """Choose among the same candidates by the other weights, and compare.
@@ -277,8 +279,8 @@ class Watch:
         """Price all candidates by both sides' weights."""
         ticket, rows, slot = self._ticket, self._rows, placement.slot
         asked = ticket.request, ticket.prompt, rows
-        projection, costs = ticket.partition.priced(*asked, ticket.weights, self.matches)
-        _, others = ticket.partition.priced(*asked, self._weights, self.matches)
+        projection, costs = ticket.partition.priced(*asked, ticket.weights, self._now, self.matches)
+        _, others = ticket.partition.priced(*asked, self._weights, self._now, self.matches)
         live = slot if isinstance(rows, slice) else int(np.flatnonzero(rows == slot)[0])
         own = self._pick(others, live)
         seen = projection, costs, others
@@ -297,7 +299,7 @@ class Watch:
         prompt = ticket.prompt
         seen = placement.seen or partition.see(prompt, self.matches)
         device = cast("Groups | None", seen[1])  # lower tiers take no part
-        found = device, seen[2]
+        found = self._now, device, seen[2]
         alone = np.array([live], dtype=np.int64)
         _, others, decode = partition.quote(prompt, alone, self._weights, *found)
         own, low, own_decode = partition.quote(prompt, self._rows, self._weights, *found)

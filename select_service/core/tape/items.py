@@ -177,6 +177,7 @@ class Decided(Struct, array_like=True, tag="D"):
     scope: int
     rows: int | bytes | None  # the first so many slots, or these; None: it did not come to that
     load: Column  # `books/loads.py`: prefill tokens by slot, decode blocks, churn, context; totals
+    # and, where queues were told of: since when each is known, tokens ahead, and the pace
     found: Found | None
     shared: list[tuple[int, bytes]] | None
     trust: Column | None
@@ -226,6 +227,7 @@ class Wave(Struct, array_like=True, tag="W"):
     prompts: list[Prompted]
     members: list[Member]
     steps: list[Step]
+    planned_at: float = 0.0  # as of when queues counted; 0: nothing was told of queues
 
 
 class Life(Struct, array_like=True, tag="L"):

@@ -94,6 +94,7 @@ class WaveNote(Struct, frozen=True, gc=False):
     keep_together: int
     members: list[tuple[int, Prompt, SelectRequest, Weights, Rows]]
     steps: list[StepNote]
+    planned_at: float  # as of when loads counted
 
 
 class BirthNote(Struct, frozen=True, gc=False):

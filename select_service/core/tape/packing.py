@@ -201,7 +201,7 @@ class Packer:
             if len(steps) % WAVE_AT_ONCE == 0:
                 yield None
         limits = note.load_limit, note.keep_together
-        yield Wave(note.at, scope, *limits, prompts, members, steps)
+        yield Wave(note.at, scope, *limits, prompts, members, steps, note.planned_at)
 
     def _looked(
         self, scope: int, number: int, seen: Seen

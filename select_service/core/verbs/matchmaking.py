@@ -90,7 +90,8 @@ class Matchmaker:
             return *booked, Match(legs, found, None)
         if not len(found.whole):
             raise _nobody(legs)
-        placement = partition.place(request, ticket.prompt, found.whole, ticket.weights, self._rng)
+        asked = request, ticket.prompt, found.whole, ticket.weights
+        placement = partition.place(*asked, self._rng, now)
         booked = self.pairs.book_one(ticket, found, placement, now, effects)
         return *booked, Match(legs, found, placement)
 

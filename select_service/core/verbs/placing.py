@@ -103,7 +103,7 @@ class Placing:
         if self.shadow is not None:
             watch = self.shadow.watch(ticket, rows, matches, now, self._rng)
             matches = matches if watch is None else watch.matches
-        placement = partition.place(request, prompt, rows, ticket.weights, self._rng, matches)
+        placement = partition.place(request, prompt, rows, ticket.weights, self._rng, now, matches)
         if watch is not None:  # before anything is booked
             sighting = watch.score(placement)
         if request.session_id is not None:

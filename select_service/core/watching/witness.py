@@ -365,7 +365,7 @@ class _WavePlan(WavePlan):
         if not witness.seats(partition):
             witness.sink.leave_out()
             return
-        witness.sink.put(WaveNote(witness.now, *facts, members, taken), size)
+        witness.sink.put(WaveNote(witness.now, *facts, members, taken, self._now), size)
 
     @override
     def _price(self, member: Member) -> tuple[Floats, Floats]:

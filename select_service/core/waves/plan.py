@@ -17,7 +17,7 @@ from msgspec import UNSET
 from indexer.core import runs
 from indexer.types import HASH_BYTES
 from select_service.core.pricing.picking import pick
-from select_service.core.pricing.scoring import costs, prefer
+from select_service.core.pricing.scoring import prefer
 
 if TYPE_CHECKING:
     import random
@@ -127,6 +127,7 @@ class WavePlan:
         members: those to be placed.
         load_limit: requests a rank may get to, as a multiple of its even share.
         keep_together: members of a group that go to one rank together whatever its share is.
+        now: monotonic seconds; it takes some turns of the loop, and queues count as they are now.
         rng: draws among ranks that cost the same.
     """
 
@@ -137,12 +138,14 @@ class WavePlan:
         *,
         load_limit: float,
         keep_together: int,
+        now: float,
         rng: random.Random,
     ) -> None:
         self._partition = partition
         self._members = members
         self._load_limit = load_limit
         self._keep_together = keep_together
+        self._now = now
         self._rng = rng
         self.groups: list[Group] = []
         size = partition.index.capacity
@@ -208,7 +211,8 @@ class WavePlan:
     def _price(self, member: Member) -> tuple[Floats, Floats]:
         """Return what a prompt costs on each of its rows without the wave, and finds cached."""
         projection = self._partition.project(member.prompt, member.rows, member.weights)
-        prices = costs(projection, self._partition.at_present(member.weights))
+        asked = member.rows, member.weights, self._now
+        prices = self._partition.costs(projection, *asked)
         constraints = member.request.routing_constraints
         if constraints is not UNSET and constraints.preferred_taints:
             rows = member.rows

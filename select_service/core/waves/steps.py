@@ -236,6 +236,7 @@ class Wave:
             members,
             load_limit=self._wants.load_limit,
             keep_together=self._wants.keep_together,
+            now=now,
             rng=self._waves.rng,
         )
         size = partition.index.block_size

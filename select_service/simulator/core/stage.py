@@ -145,7 +145,10 @@ class _Ledger:
         self.decode: Floats = np.zeros(capacity)
         self.churn: Floats = np.zeros(capacity)
         self.context: Floats = np.zeros(capacity)
-        self.prefilling = self.turnover = 0.0
+        self.heard: Floats = np.zeros(capacity)
+        self.ahead: Floats = np.zeros(capacity)
+        self.pace = self.prefilling = self.turnover = 0.0
+        self.follows_queues = False
         self.requests = np.zeros(capacity, dtype=np.int64)
         self.blocks = _Blocks()
         self.packed = b""
@@ -161,6 +164,9 @@ class _Ledger:
         self.prefill[:], self.decode[:] = loads.prefill, loads.decode
         self.churn[:], self.context[:] = loads.churn, loads.context
         self.prefilling, self.turnover = loads.prefilling, loads.turnover
+        self.pace = loads.pace  # 0 where nothing is told of queues
+        self.heard[:] = 0.0 if loads.heard is None else loads.heard
+        self.ahead[:] = 0.0 if loads.ahead is None else loads.ahead
 
     def share(self, shared: list[tuple[int, Slots]] | None) -> None:
         self._shared, self.blocks.is_shared = shared, shared is not None
@@ -300,7 +306,7 @@ class Stage:
             if found.refused is not None:
                 return Choice("cache_threshold", None)
             rows = found.rows
-        return self._place(request, prompt, rows, weights, rng)
+        return self._place(request, prompt, rows, weights, rng, item.at)
 
     def _filter(self, item: Decided, asked: Asked) -> Choice | None:
         """Refuse whom nobody may serve, or whose candidates were not all eligible.
@@ -334,11 +340,12 @@ class Stage:
         rows: Rows,
         weights: Weights,
         rng: random.Random,
+        now: float,
     ) -> Choice:
         count = rows.stop if isinstance(rows, slice) else len(rows)
         if not count:
             raise BadRecording("a choice among none")
-        chosen = self.partition.place(request, prompt, rows, weights, rng)
+        chosen = self.partition.place(request, prompt, rows, weights, rng, now)
         return Choice(
             "placed",
             self.rank_at(chosen.slot),
@@ -359,7 +366,7 @@ class Stage:
         if found.mode == "aggregated":
             if not len(found.whole):
                 return Choice("refused", None, code=NoEligibleWorker.code)
-            return self._place(request, prompt, found.whole, weights, rng)
+            return self._place(request, prompt, found.whole, weights, rng, item.at)
         couple = found.couple
         assert couple is not None
         ranks = self.rank_at(couple.decode_slot), self.rank_at(couple.prefill_slot)
@@ -429,6 +436,7 @@ class _Guide:
             members,
             load_limit=wave.load_limit,
             keep_together=wave.keep_together,
+            now=wave.planned_at,
             rng=cast("random.Random", None),
         )
         self._plan.look = self.look
@@ -496,10 +504,11 @@ def changed_weights(config: RouterConfig, changes: dict[str, object]) -> Weights
 
 
 def _as_recorded(recorded: list[float | bool], _: Asked) -> Weights:
-    if len(recorded) != len(Weights._fields):
-        raise BadRecording(
-            f"{len(recorded)} weights, where this version has {len(Weights._fields)}"
-        )
+    count = len(Weights._fields)
+    if len(recorded) == count - 1:  # before queues counted as worked off, or the same at pace 0
+        recorded = [*recorded, 0.0]
+    if len(recorded) != count:
+        raise BadRecording(f"{len(recorded)} weights, where this version has {count}")
     return Weights._make(recorded)
 
 

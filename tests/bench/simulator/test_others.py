@@ -45,6 +45,9 @@ def test_cells_of_others_are_taken_over(
     told = msgspec.json.decode(later.read_bytes())["others"]
     assert told["policies"] == ["kv-cost", "random"]
     assert told["provenance"] == whole.provenance
+    latest = tmp_path / "latest.json"
+    table(monkeypatch, trace, latest, ("ours",), "--others", str(later))
+    assert msgspec.json.decode(latest.read_bytes())["others"] == told, "where they were run"
     with pytest.raises(ValueError, match="settings"):
         table(monkeypatch, trace, later, ("ours",), "--others", str(earlier), "--limit", "50")
     with pytest.raises(ValueError, match="2 seeds, this run 3"):

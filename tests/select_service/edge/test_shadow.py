@@ -58,6 +58,7 @@ def test_what_is_told_of_it() -> None:
                 "eviction_weight": 0.0,
                 "expects_booked": False,
                 "context_load_scale": 0.0,
+                "pace": 0.0,
             },
             "agrees": False,
             "regret_by_live_weights": 1.0,
@@ -119,9 +120,10 @@ def test_the_other_policy_looks_on() -> None:
         assert whole["shadow_weights"]["delay_weight"] == 1.0
         assert (whole["total"]["scored"], whole["total"]["agreed"]) == (1, 0)
         config = (await client.get("/config")).json()["settings"]
-        assert config["shadow_weights"]["value"] == {"policy": "first-token"}
+        assert config["shadow_weights"]["value"] == other
 
-    in_process(use, shadow_weights={"policy": "first-token"}, shadow_sample=1.0)
+    other = {"policy": "first-token", "pace_scale": 0.0}  # else the block is done in 2 ms
+    in_process(use, shadow_weights=other, shadow_sample=1.0)
 
 
 def test_a_decision_that_was_not_scored_says_nothing_of_it() -> None:

@@ -24,6 +24,8 @@ from select_service.simulator.replaying import RecordedRandom, replay
 from select_service.types import RouterConfig
 from tests.models.recorded_fleet import RecordedFleet
 
+GOLDEN = Path(__file__).parents[2] / "golden"
+
 
 def recorded(folder: Path, seed: int, steps: int = 200, **more: Any) -> tuple[RecordedFleet, Path]:
     fleet = RecordedFleet(seed, **more)
@@ -57,6 +59,37 @@ def test_the_same_of_many_more_services(tmp_path: Path) -> None:
         told = replay([recorded(tmp_path, seed, 400)[1]])
         assert told.first_difference is None
         assert told.reproduced == told.decisions
+
+
+def test_what_was_recorded_before_queues_counted_as_worked_off_is_made_again() -> None:
+    """Written by the service as it was: its loads tell nothing of queues, nor do its weights."""
+    path = GOLDEN / "recordings" / "first-token-before-pace.rec"
+    told = replay([path], {"temperature": 0.3})
+    assert told.first_difference is None
+    assert told.reproduced == told.decisions == 172
+    items = [one.item for one in play([path])]
+    decided = [one for one in items if isinstance(one, Decided)]
+    assert {len(one.weights) for one in decided} == {12}
+    assert all(unpacked(one.load.whole or b"").heard is None for one in decided)
+    assert any(isinstance(one, Wave) for one in items)
+
+
+def test_queues_that_count_as_worked_off_decide_what_is_made_again(tmp_path: Path) -> None:
+    """Were they left out, some of these decisions would be other ones."""
+    worked = otherwise = 0
+    for seed in (0, 1, 22):
+        fleet, path = recorded(tmp_path, seed)
+        if weights_in_force(fleet.config, None).pace == 1.0:
+            told = replay([path], {"pace_scale": 0.0}).what_if
+            assert told is not None
+            otherwise += told.changed
+        for _, one in single(path):
+            loads = unpacked(one.load.whole or b"")
+            assert loads.heard is not None, "whatever the policy was: another may be tried"
+            assert loads.ahead is not None
+            worked += bool((loads.ahead > 0.0).any()) and one.weights[-1] > 0.0
+    assert worked > 20
+    assert otherwise > 0
 
 
 def test_what_is_recorded_is_what_callers_were_answered(tmp_path: Path) -> None:
@@ -137,8 +170,12 @@ def naive_costs(item: Decided, house: House, config: RouterConfig) -> dict[int, 
         held = device + weights.host_cache_hit_weight * host + weights.disk_cache_hit_weight * disk
         cached = math.floor(math.floor(held * size + 0.5) * believed[slot])
         raw, own, credit = 0.0, 0.0, weights.overlap_score_credit
+        worked = 0.0
+        if loads.heard is not None and loads.ahead is not None:
+            silent_s = max(0.0, item.at - float(loads.heard[slot]))
+            worked = min(silent_s * weights.pace * loads.pace, float(loads.ahead[slot]))
         if weights.track_prefill_tokens:
-            raw, own = (prefill + max(isl, cached)) / size, max(isl, cached) / size
+            raw, own = (prefill - worked + max(isl, cached)) / size, max(isl, cached) / size
             excess = (prefill - least) / size
             credit /= 1.0 + weights.overlap_score_credit_decay * excess / math.ceil(isl / size)
         lower = weights.host_cache_hit_weight * host + weights.disk_cache_hit_weight * disk
@@ -241,7 +278,7 @@ def test_weights_of_another_version_are_refused(tmp_path: Path) -> None:
             one.item.weights.append(0.5)
             one.item.prompt.hashes = []
         other.tape.add(one.item)
-    with pytest.raises(BadRecording, match="decision 1: 13 weights, where this version has 12"):
+    with pytest.raises(BadRecording, match="decision 1: 14 weights, where this version has 13"):
         replay([other.tape.into(tmp_path / "other")])
 
 

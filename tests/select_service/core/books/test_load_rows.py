@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from select_service.core.books import plain_load_rows
 
 ROWS = 3
 KINDS: list[Any] = [plain_load_rows.LoadRows]
-if usable("select_service.core._speed", 15):
+if usable("select_service.core._speed", 16):
     from select_service.core._speed import LoadRows
 
     KINDS.append(LoadRows)
@@ -22,17 +23,25 @@ if usable("select_service.core._speed", 15):
 TOKENS = st.integers(0, 2**66)  # sums of two prompts of 2^64-1 tokens are written here, too
 COUNT = st.integers(0, 2**40)
 SLOT = st.integers(0, ROWS - 1)
+TIME = st.floats(0.0, 1e9)
+STEP_TOKENS = [0.0, 8192.0, 1000.0]  # of each row
 STEPS = st.lists(
-    st.tuples(st.just("book"), SLOT, TOKENS, TOKENS, COUNT, COUNT, COUNT)
-    | st.tuples(st.just("complete"), SLOT, TOKENS)
+    st.tuples(st.just("book"), SLOT, TOKENS, TOKENS, COUNT, COUNT, COUNT, TIME)
+    | st.tuples(st.just("complete"), SLOT, TOKENS, TOKENS | st.integers(0, 20_000), TIME)
     | st.tuples(st.just("free"), SLOT, COUNT, COUNT, COUNT),
     max_size=12,
 )
 
 
 def columns() -> list[Any]:
-    kinds = [np.float64] * 4 + [np.int64] * 2
-    return [np.zeros(ROWS, dtype=kind) for kind in kinds]
+    kinds = [np.float64] * 4 + [np.int64] * 2 + [np.float64] * 2
+    return [*(np.zeros(ROWS, dtype=kind) for kind in kinds), np.array(STEP_TOKENS)]
+
+
+def ahead_of(left: int, head: int, step: float) -> float:
+    """Whole steps of the prompt whose turn it is, one at least; no more than there is."""
+    steps = max(1, math.ceil(head / step)) if step else 0
+    return min(float(left), steps * step)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__module__)
@@ -41,16 +50,20 @@ def test_every_step_writes_its_row_and_no_other(kind: Any, steps: list[Any]) -> 
     made = columns()
     rows = kind(*made)
     expected = [column.tolist() for column in made]
-    prefill, decode, churn, context, requests, computing = expected
+    prefill, decode, churn, context, requests, computing, heard, ahead, _ = expected
     for name, slot, *numbers in steps:
         getattr(rows, name)(slot, *numbers)
         if name == "book":
-            prefill[slot], tokens, requests[slot], decode[slot], blocks = numbers
+            was_empty = not prefill[slot]
+            prefill[slot], tokens, requests[slot], decode[slot], blocks, now = numbers
+            if was_empty:
+                heard[slot], ahead[slot] = now, float(prefill[slot])
             churn[slot] += float(tokens)
             computing[slot] += 1
             context[slot] += float(blocks)
         elif name == "complete":
-            prefill[slot] = numbers[0]
+            prefill[slot], head, heard[slot] = numbers
+            ahead[slot] = ahead_of(numbers[0], head, STEP_TOKENS[slot])
             computing[slot] -= 1
         else:
             requests[slot], decode[slot], blocks = numbers
@@ -63,16 +76,17 @@ def test_every_step_writes_its_row_and_no_other(kind: Any, steps: list[Any]) -> 
 def test_there_is_nothing_beyond_the_last_row(kind: Any) -> None:
     rows = kind(*columns())
     with pytest.raises(IndexError):
-        rows.book(ROWS, 1, 1, 1, 1, 1)
+        rows.book(ROWS, 1, 1, 1, 1, 1, 1.0)
     with pytest.raises(IndexError):
-        rows.complete(ROWS, 1)
+        rows.complete(ROWS, 1, 1, 1.0)
     with pytest.raises(IndexError):
         rows.free(ROWS, 1, 1, 1)
 
 
 def test_columns_of_several_lengths_are_no_columns() -> None:
-    short = columns()
-    short[3] = np.zeros(ROWS + 1)
-    for kind in KINDS[1:]:
-        with pytest.raises(ValueError, match="one length"):
-            kind(*short)
+    for longer in (3, 6, 7, 8):
+        short = columns()
+        short[longer] = np.zeros(ROWS + 1)
+        for kind in KINDS[1:]:
+            with pytest.raises(ValueError, match="one length"):
+                kind(*short)

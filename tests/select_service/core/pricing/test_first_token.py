@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -50,7 +51,7 @@ def price(
     waiting: float = 1.0,
 ) -> float:
     """The price of one rank of a fleet whose ranks compute and evict on average."""
-    weights = weights_in_force(OURS, None).at_present(waiting, 1000.0)
+    weights = weights_in_force(OURS, None).at_present(waiting, 1000.0, 8000.0)
     one = np.array([float(device)])
     nothing = np.zeros(1)
     projection = Projection(
@@ -122,7 +123,7 @@ class Fleet:
     """Workers whose caches are told, and requests that are booked."""
 
     def __init__(self, workers: int, config: RouterConfig = OURS) -> None:
-        config = RouterConfig(policy=config.policy, use_kv_events=False)
+        config = msgspec.structs.replace(config, use_kv_events=False)
         self.core = SelectionCore(Registry(), config, random.Random(1))
         for worker_id in range(workers):
             spec = WorkerSpec(worker_id=worker_id, endpoint="x", block_size=SIZE)
@@ -151,6 +152,70 @@ class Fleet:
     def end(self) -> None:
         self.core.prefill_complete(f"r{self.made}", self.now)
         self.core.free(f"r{self.made}", self.now)
+
+
+@EITHER
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_queue_counts_as_worked_off_between_reports(
+    twin: Any, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longer queue has been computed for longer, and is the shorter one by now."""
+    monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
+    chosen = {}
+    for name, config in {
+        "as it is": OURS,
+        "as booked": RouterConfig(policy="first-token", pace_scale=0.0),
+        "kv-cost": RouterConfig(),
+    }.items():
+        fleet = Fleet(2, config)
+        if not kernels:
+            fleet.core.selecting.shortcut = None
+        long, short = list(range(1, 401)), list(range(1001, 1351))
+        there = fleet.ask(long)
+        fleet.now += 0.7  # 5,600 of its 6,400 tokens, as fast as a rank is before it is measured
+        other = fleet.ask(short)
+        assert other != there
+        fleet.now += 0.05
+        chosen[name] = fleet.ask(list(range(2001, 2010)), explain=True) == there
+    assert chosen == {"as it is": True, "as booked": False, "kv-cost": False}
+
+
+def sent_to_who_hangs(config: RouterConfig, seconds: float, isl_tokens: int, load: float) -> int:
+    """Requests that come to one of four engines after it has stopped for good, and said nothing.
+
+    Engines compute 8,000 tokens a second, one prompt after the other. At a load of 1 three of them
+    are just enough.
+    """
+    fleet = Fleet(4, config)
+    free_at = [0.0] * 4
+    reports: list[tuple[float, str]] = []
+    every = isl_tokens / 8000.0 / 3.0 / load
+    sent = number = 0
+    while fleet.now < 11.0 + seconds:
+        fleet.now += every
+        for at, name in sorted(one for one in reports if one[0] <= fleet.now):
+            fleet.core.prefill_complete(name, at)
+            fleet.core.free(name, at)
+        reports = [one for one in reports if one[0] > fleet.now]
+        number += 1
+        chosen = fleet.ask([number * 10 + 10**6, number * 10 + 1 + 10**6], isl_tokens=isl_tokens)
+        begins = max(fleet.now, free_at[chosen])
+        free_at[chosen] = begins + isl_tokens / 8000.0
+        if chosen == 0 and free_at[0] > 11.0:
+            sent += fleet.now > 11.0
+        else:
+            reports.append((free_at[chosen], f"r{number}"))
+    return sent
+
+
+@pytest.mark.parametrize(("isl_tokens", "load"), [(3000, 1.0), (3000, 1.3), (20_000, 1.3)])
+def test_an_engine_that_hangs_draws_one_prompt_more_however_long_it_does(
+    isl_tokens: int, load: float
+) -> None:
+    booked = RouterConfig(policy="first-token", pace_scale=0.0)
+    for seconds in (10.0, 20.0):
+        without = sent_to_who_hangs(booked, seconds, isl_tokens, load)
+        assert without <= sent_to_who_hangs(OURS, seconds, isl_tokens, load) <= without + 1
 
 
 @EITHER

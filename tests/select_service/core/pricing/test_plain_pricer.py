@@ -54,8 +54,14 @@ def groups(of_rows: list[int]) -> list[tuple[int, Any]] | None:
     seed=st.integers(0, 3),
     trust=st.none() | st.lists(factors, min_size=ROWS, max_size=ROWS),
     churn=columns,
-    ours=st.none() | st.tuples(weights, weights, st.floats(0.0, 1.0), st.booleans(), weights),
+    ours=st.none()
+    | st.tuples(
+        *(weights, weights, st.floats(0.0, 1.0), st.booleans(), weights),
+        st.just(0.0) | st.floats(0.0, 1e5),
+    ),
     context=columns,
+    heard=st.lists(st.floats(0.0, 20.0), min_size=ROWS, max_size=ROWS),
+    ahead=columns,
 )
 def test_like_the_columns(
     twin: ModuleType,
@@ -74,8 +80,10 @@ def test_like_the_columns(
     seed: int,
     trust: list[float] | None,
     churn: list[int],
-    ours: tuple[float, float, float, bool, float] | None,
+    ours: tuple[float, float, float, bool, float, float] | None,
     context: list[int],
+    heard: list[float],
+    ahead: list[int],
 ) -> None:
     prefill, decode, churn = prefill * repeats, decode * repeats, churn * repeats
     device, shared = device * repeats, shared * repeats
@@ -83,6 +91,11 @@ def test_like_the_columns(
     booked, held = np.array(prefill, dtype=np.float64), np.array(decode, dtype=np.float64)
     lately = np.array(churn, dtype=np.float64)
     attended = np.array(context * repeats, dtype=np.float64)
+    since, queued = np.array(heard * repeats), np.array(ahead * repeats, dtype=np.float64)
+    now, pace = 15.0, 0.0 if ours is None else ours[-1]  # some were heard of later
+    worked = [
+        min(max(0.0, (now - then) * pace), most) for then, most in zip(since, queued, strict=True)
+    ]
     which = np.arange(rows)
     if chosen_ones is not None:  # some of them, in any order
         which = np.array([one + ROWS * part for part in range(repeats) for one in chosen_ones])
@@ -100,15 +113,16 @@ def test_like_the_columns(
         booked=np.array(shared, dtype=np.float64)[which] if any(shared) else None,
         churn=lately[which],
         context=attended[which] + 6,
+        worked=np.array(worked)[which],
     )
     chosen = Weights(credit, 0.0, scale, 0.75, 0.25, 0.0, track, *(ours or ()))
     if ours is not None and chosen.is_kv_cost:
         ours = None
     prices = costs(projection, chosen)
-    pricer = twin.Pricer(booked, held, lately, attended)
+    pricer = twin.Pricer(booked, held, lately, attended, since, queued)
     row, price, left = pricer.cheapest(
         *(rows if chosen_ones is None else which, isl, block_size, 6, scale, credit, track),
-        *(groups(device), groups(shared), random.Random(seed).random, believed, ours),
+        *(groups(device), groups(shared), random.Random(seed).random, believed, ours, now),
     )
     at = pick(prices, 0.0, random.Random(seed))
     assert row == which[at]
@@ -120,7 +134,7 @@ def test_like_the_columns(
 
 @EITHER
 def test_it_does_not_read_beyond_its_columns(twin: ModuleType) -> None:
-    pricer = twin.Pricer(*np.zeros((4, 4)))
+    pricer = twin.Pricer(*np.zeros((6, 4)))
     rest = (1, 1, 0, 1.0, 1.0, True)
     for rows in (0, 5, -1):
         with pytest.raises(ValueError, match="rows"):
@@ -136,12 +150,9 @@ def test_it_does_not_read_beyond_its_columns(twin: ModuleType) -> None:
         pricer.matched_at(4)
     with pytest.raises(ValueError, match="rows"):
         pricer.cheapest(4, *rest, [(1, np.array([0]))], None, random.random, np.ones(3))
-    with pytest.raises(ValueError, match="length"):
-        twin.Pricer(np.zeros(4), np.zeros(3), np.zeros(4), np.zeros(4))
-    with pytest.raises(ValueError, match="length"):
-        twin.Pricer(np.zeros(4), np.zeros(4), np.zeros(3), np.zeros(4))
-    with pytest.raises(ValueError, match="length"):
-        twin.Pricer(np.zeros(4), np.zeros(4), np.zeros(4), np.zeros(3))
+    for shorter in range(1, 6):
+        with pytest.raises(ValueError, match="length"):
+            twin.Pricer(*(np.zeros(3 if at == shorter else 4) for at in range(6)))
 
 
 @EITHER
@@ -152,7 +163,7 @@ def test_factors_of_one_change_nothing(twin: ModuleType) -> None:
         held = np.array([float(rng.randrange(50)) for _ in range(ROWS)])
         device = groups([rng.randrange(9) for _ in range(ROWS)])
         question = (ROWS, rng.randrange(1, 300), 16, 7, 1.0, 1.0, True, device, None)
-        pricer = twin.Pricer(booked, held, held, held)
+        pricer = twin.Pricer(booked, held, held, held, held, held)
         drawn = [
             pricer.cheapest(*question, random.Random(1).random, *more)
             for more in ((), (None,), (np.ones(ROWS),))
@@ -162,7 +173,7 @@ def test_factors_of_one_change_nothing(twin: ModuleType) -> None:
 
 @EITHER
 def test_a_draw_of_almost_one_is_the_last_of_equals(twin: ModuleType) -> None:
-    pricer = twin.Pricer(*np.zeros((4, 3)))
+    pricer = twin.Pricer(*np.zeros((6, 3)))
     drawn = pricer.cheapest(3, 1, 1, 0, 1.0, 1.0, True, None, None, lambda: 1.0 - 2**-53)
     assert drawn[0] == 2
 
@@ -207,15 +218,41 @@ def test_columns_are_copied_as_they_are_now(twin: ModuleType, rows: int) -> None
     prefill, decode = np.arange(rows, dtype=np.float64), np.full(rows, 0.5)
     churn, context = np.full(rows, 7.0), np.full(rows, 9.0)
     columns = prefill, decode, churn, context
-    pricer = twin.Pricer(*columns)
+    heard, ahead = np.full(rows, 1.25), np.full(rows, 3.0)
+    pricer = twin.Pricer(*columns, heard, ahead)
     before = pricer.packed(3, 7.5)
     assert ranks_in(before) == rows
     whole = b"".join(one.tobytes() for one in columns)
     assert before == whole + np.array([3.0, 7.5]).tobytes()
     told = unpacked(before)
     assert [one.tolist() for one in told[:4]] == [one.tolist() for one in columns]
-    assert told[4:] == (3.0, 7.5)
+    assert told[4:] == (3.0, 7.5, None, None, 0.0)
+    paced = pricer.packed(3, 7.5, 0.5)
+    assert ranks_in(paced) == rows
+    assert paced == before + heard.tobytes() + ahead.tobytes() + np.array([0.5]).tobytes()
+    told = unpacked(paced)
+    assert told.heard is not None
+    assert told.ahead is not None
+    paced_columns = [*told[:4], told.heard, told.ahead]
+    assert [one.tolist() for one in paced_columns] == [
+        one.tolist() for one in (*columns, heard, ahead)
+    ]
+    assert (*told[4:6], told.pace) == (3.0, 7.5, 0.5)
     prefill += 1.0
     assert pricer.packed(3, 7.5)[: 8 * rows] == prefill.tobytes()
     assert rows == 0 or before != pricer.packed(3, 7.5)
     assert pricer.packed(4, 7.5) != pricer.packed(3, 7.5)
+
+
+def test_the_length_says_what_is_told() -> None:
+    told = {16 + 32 * ranks: ranks for ranks in range(40)}
+    paced = {24 + 48 * ranks: ranks for ranks in range(40)}
+    assert not told.keys() & paced.keys()
+    for length in range(1200):
+        ranks = told.get(length, paced.get(length))
+        if ranks is None:
+            with pytest.raises(ValueError, match="loads of"):
+                ranks_in(bytes(length))
+        else:
+            assert ranks_in(bytes(length)) == ranks
+            assert (unpacked(bytes(length)).heard is None) == (length in told)

@@ -271,12 +271,12 @@ def test_every_way_of_pricing_agrees() -> None:
     request = SelectRequest(block_hashes=list(PROMPT), sequence_hashes=list(PROMPT), isl_tokens=ISL)
     _, prompt, weights = read.selection(request)
     rows = partition.candidates(request)
-    plain = partition.place(request, prompt, rows, weights, fleet.core.selecting._rng)
+    plain = partition.place(request, prompt, rows, weights, fleet.core.selecting._rng, 1.0)
     prices = costs(partition.project(prompt, rows, weights), weights)
     assert (plain.cost, plain.slot) == (float(prices.min()), int(prices.argmin()))
     assert plain.worker.worker_id == 2, "the other one is too busy"
     warm = weights._replace(temperature=1e-9)
-    slow = partition.place(request, prompt, rows, warm, fleet.core.selecting._rng)
+    slow = partition.place(request, prompt, rows, warm, fleet.core.selecting._rng, 1.0)
     slow, plain = (replace(one, weights=weights, seen=None) for one in (slow, plain))
     assert slow == plain
 

@@ -68,6 +68,8 @@ def _ledger_of(ledger: Any) -> object:
     return (
         [column.tolist() for column in (ledger.prefill, ledger.decode, ledger.churn)],
         [column.tolist() for column in (ledger.context, ledger.requests, ledger.computing)],
+        [column.tolist() for column in (ledger.heard, ledger.ahead, ledger.step)],
+        [ledger.pace, ledger.follows_queues, [list(one.queue.items()) for one in ledger._lanes]],
         [ledger.prefill_left, ledger.prefill_backlog, ledger.live, ledger.prefilling],
         [ledger.churned, ledger.turnover, ledger._asked, ledger._computed, ledger._churn_faded],
         [(name, getattr(ledger.work, name)) for name in WorkDone.__slots__],

@@ -135,7 +135,7 @@ def rewrite(path: Path, pair: KeyPair) -> None:
 
 
 def test_a_key_is_exchanged_under_traffic(tmp_path: Path) -> None:
-    """The procedure of docs/security.md, two replicas booking all the while: nothing is missed."""
+    """The procedure of deploy/docs/security.md, two replicas booking all the while."""
     one_path, two_path = tmp_path / "one", tmp_path / "two"
     old, other, new = new_key_file(str(one_path)), new_key_file(str(two_path)), KeyPair.new()
     ports = free_port(), free_port()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from select_service.core.admission.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
 from select_service.core.books.work_done import WorkDone
 
 

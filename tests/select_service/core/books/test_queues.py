@@ -1,0 +1,201 @@
+"""What a ledger knows of queues between reports: a naive twin, and what may be thought done."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from select_service.core.books.drain_meter import DrainMeter
+from select_service.core.books.ledger import STEP_TOKENS, Ledger
+from select_service.core.books.loads import unpacked, worked_off
+from select_service.core.books.reservation import Reservation
+from tests.effort import examples
+
+SLOTS = 3
+STEPS = (100, None, 0)  # tokens each rank says it computes in one
+
+
+class NaiveQueue:
+    """One rank: prompts in the order they came, and what was said last."""
+
+    def __init__(self, step: int | None) -> None:
+        self.step = STEP_TOKENS if step is None else step
+        self.waiting: list[tuple[str, int]] = []  # with nothing to compute, too
+        self.heard, self.ahead = 0.0, 0
+
+    @property
+    def left(self) -> int:
+        return sum(tokens for _, tokens in self.waiting)
+
+    def come(self, name: str, tokens: int, now: float) -> None:
+        if not self.left:
+            self.heard, self.ahead = now, tokens
+        self.waiting.append((name, tokens))
+
+    def compute(self, name: str, now: float) -> None:
+        self._drop(name)
+        head = next((tokens for _, tokens in self.waiting if tokens), 0)
+        steps = max(1, math.ceil(head / self.step)) if self.step else 0
+        self.heard, self.ahead = now, min(self.left, steps * self.step)
+
+    def give_up(self, name: str) -> None:
+        self._drop(name)
+        self.ahead = min(self.ahead, self.left)
+
+    def fade(self, name: str, tokens: int) -> None:
+        self.waiting = [(one, tokens if one == name else its) for one, its in self.waiting]
+        self.ahead = min(self.ahead, self.left)
+
+    def _drop(self, name: str) -> None:
+        self.waiting = [one for one in self.waiting if one[0] != name]
+
+
+STEP = st.tuples(
+    st.sampled_from(["come", "come", "compute", "compute", "free", "fade", "drop", "tell"]),
+    st.integers(0, SLOTS - 1),
+    st.integers(0, 20),
+    st.sampled_from([0, 1, 40, 100, 101, 5000, 20_000]),
+    st.floats(0.0, 3.0),
+)
+
+
+@settings(max_examples=examples(200))
+@given(st.lists(STEP, max_size=40))
+def test_as_a_naive_book_of_queues_has_it(  # noqa: C901 - a step of each kind
+    steps: list[tuple[str, int, int, int, float]],
+) -> None:
+    ledger = Ledger()
+    ledger.ensure(SLOTS)
+    ledger.follow_queues(True)
+    for slot, step in enumerate(STEPS):
+        ledger.limit_step(slot, step)
+    twins = [NaiveQueue(step) for step in STEPS]
+    live: list[list[Reservation]] = [[] for _ in STEPS]
+    now = 10.0
+    for number, (what, slot, which, tokens, passed) in enumerate(steps):
+        now += passed
+        twin, there = twins[slot], live[slot]
+        if what == "come":
+            twin.come(f"r{number}", tokens, now)
+            there.append(ledger.book(f"r{number}", slot, b"", tokens, now, isl_tokens=tokens))
+        elif what == "tell":  # nobody learns anything by it
+            ledger.columns()
+        elif what == "drop":
+            ledger.drop_slot(slot)
+            twin.waiting, twin.ahead = [], 0
+            there.clear()
+            ledger.sweep(1)
+        elif there:
+            one = there[which % len(there)]
+            if what == "free":
+                there.remove(one)
+                if not one.prefill_done:
+                    twin.give_up(one.reservation_id)
+                ledger.free(one)
+            elif one.prefill_done:
+                ledger.prefill_complete(one, now)  # once more: nothing new
+            elif what == "compute":
+                twin.compute(one.reservation_id, now)
+                ledger.prefill_complete(one, now)
+            elif tokens <= one.prefill_tokens:
+                twin.fade(one.reservation_id, tokens)
+                ledger.fade_prefill(one, tokens)
+        ledger.check()
+        assert ledger.prefill_left == [one.left for one in twins]
+        assert ledger.heard.tolist() == [one.heard for one in twins]
+        assert ledger.ahead.tolist() == [float(one.ahead) for one in twins]
+        told = unpacked(ledger.columns())
+        assert told.heard is not None
+        assert told.ahead is not None
+        assert told.heard.tolist() == ledger.heard.tolist()
+        assert told.ahead.tolist() == ledger.ahead.tolist()
+        assert told.pace == ledger.pace
+
+
+@given(
+    heard=st.floats(0.0, 1e6),
+    ahead=st.floats(0.0, 1e9),
+    pace=st.floats(0.0, 1e6),
+    times=st.lists(st.floats(0.0, 2e6), min_size=2).map(sorted),
+)
+def test_a_queue_only_gets_shorter_with_time_and_never_by_more_than_may_be_done(
+    heard: float, ahead: float, pace: float, times: list[float]
+) -> None:
+    since, most = np.array([heard]), np.array([ahead])
+    worked = [float(worked_off(since, most, pace, now)[0]) for now in times]
+    assert all(0.0 <= one <= ahead for one in worked)
+    assert all(one <= later for one, later in pairwise(worked))
+    assert all(done == 0.0 for done, now in zip(worked, times, strict=True) if now <= heard)
+
+
+def test_a_rank_that_hangs_is_thought_to_have_done_one_prompt_and_no_more() -> None:
+    """However long it says nothing: what waits behind that stays, and it never looks idle."""
+    ledger = Ledger()
+    ledger.ensure(1)
+    ledger.follow_queues(True)
+    first = ledger.book("first", 0, b"", 300, 0.0)
+    for number in range(5):
+        ledger.book(f"r{number}", 0, b"", 20_000, 0.1)
+    worked = worked_off(ledger.heard, ledger.ahead, ledger.pace, 1e9)
+    assert worked.tolist() == [300.0], "nobody knows that any other has begun"
+    ledger.prefill_complete(first, 0.5)
+    worked = worked_off(ledger.heard, ledger.ahead, ledger.pace, 1e9)
+    assert worked.tolist() == [3.0 * STEP_TOKENS], "the steps that a prompt of 20,000 takes"
+
+
+def test_who_comes_to_a_slot_has_a_step_of_its_own_and_nothing_done() -> None:
+    ledger = Ledger()
+    ledger.ensure(1)
+    ledger.book("one", 0, b"", 5000, 1.0)
+    assert ledger.ahead.tolist() == [5000.0]
+    ledger.limit_step(0, 2000)
+    assert ledger.ahead.tolist() == [2000.0]
+    ledger.drop_slot(0)
+    assert ledger.ahead.tolist() == [0.0]
+    ledger.limit_step(0, None)
+    assert ledger.step.tolist() == [float(STEP_TOKENS)]
+
+
+def test_nothing_is_told_of_queues_that_nobody_prices() -> None:
+    ledger = Ledger()
+    ledger.ensure(2)
+    ledger.book("one", 0, b"", 5000, 1.0)
+    short = ledger.columns()
+    assert unpacked(short).heard is None
+    ledger.follow_queues(True)
+    ledger.check()
+    assert len(ledger.columns()) > len(short), "from one moment to the next"
+    two = ledger.book("two", 0, b"", 30_000, 1.0)
+    ledger.prefill_complete(two, 2.0)
+    assert ledger.ahead.tolist() == [5000.0, 0.0], "whose turn it is nobody knows: one step"
+    ledger.follow_queues(False)
+    ledger.check()
+    assert unpacked(ledger.columns()).heard is None
+
+
+def test_the_pace_is_what_was_measured_and_by_nobody_elses_looks() -> None:
+    """Two ranks that compute 3,000 tokens a second each, looked at by others or not."""
+    ledgers = [Ledger(prior_tokens_per_s=8000.0) for _ in range(2)]
+    for ledger in ledgers:
+        ledger.ensure(2)
+        draw = random.Random(7)
+        for number in range(400):
+            start, lengths = 2.0 * number, sorted(draw.sample(range(300, 3000), 2))
+            booked = [
+                ledger.book(f"{number}-{slot}", slot, b"", tokens, start)
+                for slot, tokens in enumerate(lengths)
+            ]
+            for one in booked:
+                ledger.prefill_complete(one, start + one.prefill_tokens / 3000.0)
+                ledger.free(one)
+                if ledger is ledgers[1]:
+                    DrainMeter(ledger.work).follow()
+                    ledger.columns()
+    assert ledgers[0].pace == ledgers[1].pace
+    assert ledgers[0].pace == pytest.approx(3000.0, rel=0.02)
