@@ -2,8 +2,8 @@
  *
  * Finds the members of the outermost object and reads arrays of integers into packed numbers; what
  * everything else means, and whether it is right, a JSON decoder says afterwards. Where something
- * is unusual (escapes, numbers that are no integers of the right width) the answer is "no": the
- * caller then decodes the text as it came. Nothing is read at or behind `end`.
+ * is unusual (escapes in names, numbers that are no integers of the right width) the answer is "no":
+ * the caller then decodes the text as it came. Nothing is read at or behind `end`.
  */
 #ifndef SELECT_SERVICE_BODY_H
 #define SELECT_SERVICE_BODY_H
@@ -23,18 +23,39 @@ static inline Text skip_blanks(Text at, Text end) {
     return at;
 }
 
-/* From an opening quote to behind the closing one; NULL when there is none, or an escape. */
+/* From an opening quote to behind the closing one, over what is escaped; NULL: there is none. */
 static inline Text skip_string(Text at, Text end) {
     Text closing;
     at++;
     closing = memchr(at, '"', end - at);
-    if (!closing || memchr(at, '\\', closing - at)) return NULL;
-    return closing + 1;
+    if (!closing) return NULL;
+    if (!memchr(at, '\\', closing - at)) return closing + 1;
+    while (at < end && *at != '"') at += *at == '\\' ? 2 : 1;
+    return at < end ? at + 1 : NULL;
 }
 
-/* From the first byte of a value to behind its last one; `*objects` is set when one is inside. */
-static inline Text skip_value(Text at, Text end, int *objects) {
-    size_t depth = 0;
+#define INSIDE_MAX 7       /* objects and arrays within each other that are looked into */
+#define MEMBERS_MAX 24     /* of objects that are open at the same time */
+
+typedef struct {
+    Text text;
+    size_t length;
+} Member;
+
+/* Whether a name is none of these, and spelt out. */
+static inline int is_new(const Member *members, size_t count, Text text, size_t length) {
+    if (memchr(text, '\\', length)) return 0;
+    while (count--)
+        if (members[count].length == length && !memcmp(members[count].text, text, length)) return 0;
+    return 1;
+}
+
+/* From the first byte of a value to behind its last one; `*doubtful` is set when a name may be in
+ * some object twice, or when that would take too long to find out. */
+static inline Text skip_value(Text at, Text end, int *doubtful) {
+    Member members[MEMBERS_MAX];
+    struct { int is_object; size_t first; } levels[INSIDE_MAX + 1];
+    size_t depth = 0, count = 0;
     if (at >= end) return NULL;
     if (*at == '"') return skip_string(at, end);
     if (*at != '{' && *at != '[') {
@@ -44,16 +65,30 @@ static inline Text skip_value(Text at, Text end, int *objects) {
     while (at < end) {
         uint8_t c = *at;
         if (c == '"') {
+            Text text = at + 1, behind;
             at = skip_string(at, end);
             if (!at) return NULL;
+            if (*doubtful || !levels[depth].is_object) continue;
+            behind = skip_blanks(at, end);
+            if (behind >= end || *behind != ':') continue;
+            size_t first = levels[depth].first, length = at - 1 - text;
+            if (count == MEMBERS_MAX || !is_new(members + first, count - first, text, length)) {
+                *doubtful = 1;
+                continue;
+            }
+            members[count].text = text;
+            members[count++].length = length;
             continue;
         }
         at++;
         if (c == '{' || c == '[') {
-            *objects |= c == '{';
-            depth++;
-        } else if ((c == '}' || c == ']') && --depth == 0) {
-            return at;
+            if (++depth > INSIDE_MAX) *doubtful = 1;
+            if (*doubtful) continue;
+            levels[depth].is_object = c == '{';
+            levels[depth].first = count;
+        } else if (c == '}' || c == ']') {
+            if (!*doubtful) count = levels[depth].first;
+            if (--depth == 0) return at;
         }
     }
     return NULL;

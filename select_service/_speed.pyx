@@ -8,7 +8,7 @@ all else in a body are short texts and a length, the whole request is made here.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint64_t
-from cpython.unicode cimport PyUnicode_DecodeASCII
+from cpython.unicode cimport PyUnicode_DecodeASCII, PyUnicode_DecodeUTF8
 from libc.string cimport memchr, memcmp, memcpy
 
 from select_service._layout cimport Layout, put
@@ -19,13 +19,17 @@ cdef extern from "_body.h" nogil:
     ctypedef const uint8_t *Text
     Text skip_blanks(Text at, Text end)
     Text skip_string(Text at, Text end)
-    Text skip_value(Text at, Text end, int *objects)
+    Text skip_value(Text at, Text end, int *doubtful)
+    ctypedef struct Member:
+        Text text
+        size_t length
+    bint is_new(const Member *members, size_t count, Text text, size_t length)
     char *print_signed(const uint8_t *hashes, size_t count, char *out)
     size_t count_numbers(Text at, Text closing)
     Text read_hashes(Text at, Text end, size_t count, uint8_t *out, int *others)
     Text read_tokens(Text at, Text end, size_t count, uint8_t *out)
 
-ABI = 5  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 6  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     NAMES_MAX = 64  # bits of `seen`
@@ -38,6 +42,7 @@ cdef enum:
     SIMPLE_MAX = 8  # members that are no arrays, of a request that is made here
     WHOLE_DIGITS_MAX = 18  # fits 64 bits, whatever the digits are
     COUNT_DIGITS_MAX = 9  # fits 32 bits, likewise
+    UNKNOWN_MAX = 16  # members nobody knows; where there are more, somebody else counts
 
 cdef enum:  # what a member holds, if its request can be made here
     ANYTHING
@@ -147,10 +152,10 @@ cdef class Scanner:
 
         Returns:
             None when the body is unusual or wrong. The request, like `made`, if it can be made
-            here. Else (skeleton, plain, arrays, text): the same
-            JSON with `[]` in place of the arrays; whether all its names are known, none comes twice
-            and there are no other objects inside; (name, packed little-endian numbers) of the
-            arrays; the one that is `shown` if `signed_json` would write it just so, else None.
+            here. Else (skeleton, unknown, arrays, text): the same JSON with `[]` in place of the
+            arrays; the names nobody knows, None if one may come twice, in the body or in an object
+            inside, or these are deep; (name, packed little-endian numbers) of the arrays; the one
+            that is `shown` if `signed_json` would write it just so, else None.
         """
         cdef Text start = <Text>PyBytes_AS_STRING(body)
         cdef Text end = start + PyBytes_GET_SIZE(body)
@@ -160,7 +165,8 @@ cdef class Scanner:
         cdef uint64_t seen = 0
         cdef Simple simple[SIMPLE_MAX]
         cdef Py_ssize_t rest = PyBytes_GET_SIZE(body)  # without the arrays
-        cdef int objects = 0, plain = 1, cut = 0, others, simples = 0
+        cdef int doubtful = 0, cut = 0, others, simples = 0, unknown_count = 0, at_unknown
+        cdef Member unknown[UNKNOWN_MAX]
         cdef int is_simple = self._requests is not None
         cdef int places[ARRAYS_MAX]
         cdef Name *name
@@ -179,10 +185,18 @@ cdef class Scanner:
             if at == NULL:
                 return None
             name = self._find(text, at - text - 1)
-            if name == NULL or seen >> name.number & 1:
-                plain = 0
-            else:
+            if name != NULL:
+                doubtful |= seen >> name.number & 1
                 seen |= <uint64_t>1 << name.number
+            elif memchr(text, c"\\", at - text):
+                return None  # it may be one that is known, in other letters
+            elif unknown_count < UNKNOWN_MAX and is_new(
+                unknown, unknown_count, text, at - text - 1
+            ):
+                unknown[unknown_count] = Member(text, at - text - 1)
+                unknown_count += 1
+            else:
+                doubtful = 1
             at = skip_blanks(at, end)
             if at >= end or at[0] != c":":
                 return None
@@ -207,7 +221,7 @@ cdef class Scanner:
                 arrays.append((self._attributes[name.number], packed))
             else:
                 text = at
-                at = skip_value(at, end, &objects)
+                at = skip_value(at, end, &doubtful)
                 if at == NULL:
                     return None
                 if name != NULL and name.holds and simples < SIMPLE_MAX:
@@ -225,13 +239,26 @@ cdef class Scanner:
             at = skip_blanks(at + 1, end)
         if skip_blanks(at + 1, end) != end:
             return None
-        if is_simple and plain and not objects and rest <= small_bytes:
+        if is_simple and not doubtful and rest <= small_bytes:
             made = self._make(simple, simples, places, arrays)
             if made is not None:
                 if shown is not None and self._note is not None:
                     self._note(shown_packed, shown)
                 return made
-        return _without(body, cuts, cut), plain and not objects, arrays, shown
+        cdef list names = None
+        if not doubtful:
+            names = []
+            try:
+                for at_unknown in range(unknown_count):
+                    text = unknown[at_unknown].text
+                    names.append(
+                        PyUnicode_DecodeUTF8(
+                            <const char *>text, unknown[at_unknown].length, NULL
+                        )
+                    )
+            except UnicodeDecodeError:
+                return None
+        return _without(body, cuts, cut), names, arrays, shown
 
     cdef object _make(self, const Simple *simple, int simples, const int *places, list arrays):
         """Return the request with these members; None if one is not what it holds as a rule."""

@@ -4,7 +4,9 @@ The protocol class of the server, fed with the bytes of the workloads in this pr
 thrown away: no kernel, no loop, no second process whose turn it might be. Prints CPU µs per
 operation, the quietest and the median of many short rounds, the rows in turn, and instructions
 where they can be counted; with SELECT_SERVICE_PURE=1 those of the plain twins. `--profile ROW`
-tells where the time goes.
+tells where the time goes. Two rows are of requests as a fleet sends them and no target is of:
+`lengths`, prompts of three thousand lengths under heads that a proxy has put something into, and
+`override`, with weights of their own and a member nobody knows.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import asyncio
 import cProfile
 import gc
 import pstats
+from random import Random
 from statistics import median
 from time import process_time
 from typing import TYPE_CHECKING, cast
@@ -32,6 +35,7 @@ from bench.compare.workloads import (
     selections,
 )
 from bench.load.http import request_bytes
+from bench.load.prompts import BLOCK_SIZE, Prompt, body
 from bench.micro.instructions import instruction_counter
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
@@ -42,11 +46,17 @@ from select_service.edge.http.fast_lane import FastLane, fast_lane
 from select_service.types import WorkerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from bench.load.http import Operation
 
-ROWS = ("W1@512", "W1@2048", "W1@8192", "W2@2048", "W2@8192", "W3@2048", "W4", "W5@256", "W5@1024")
+LENGTHS, OVERRIDE = "lengths", "override"
+ROWS = (
+    *("W1@512", "W1@2048", "W1@8192", "W2@2048", "W2@8192", "W3@2048", "W4", "W5@256", "W5@1024"),
+    *(LENGTHS, OVERRIDE),
+)
+_LENGTHS = 3000
+_OVERRIDE = {"router_config_override": {"overlap_score_weight": 2.0}, "request_type": "chat"}
 
 
 _executed = instruction_counter() or int  # which says 0
@@ -113,7 +123,7 @@ async def rig_of(row: str) -> Rig:
     """Build a service for a row, as far as it does not need a network."""
     kind, _, size = row.partition("@")
     workers = int(size) if kind == "W5" else 16
-    isl = 2048 if kind in {"W4", "W5"} else int(size)
+    isl = int(size) if size and kind != "W5" else 2048
     settings = Settings(host="127.0.0.1", port=0)
     driver = create_driver(settings)
     await driver.start()
@@ -133,8 +143,8 @@ async def rig_of(row: str) -> Rig:
         operation, _check = lifecycles(ids, isl, 64)
         for number, prompt in enumerate(ring_of_prompts(isl, 256, salt="standing")):
             name = f"standing-{number}"
-            body = booking_body(name, prompt)
-            lane.data_received(request_bytes("POST", "/select_and_reserve", body))
+            booking = booking_body(name, prompt)
+            lane.data_received(request_bytes("POST", "/select_and_reserve", booking))
             complete = f"/reservations/{name}/prefill_complete"
             lane.data_received(request_bytes("POST", complete))
     elif kind == "W2":
@@ -150,9 +160,35 @@ async def rig_of(row: str) -> Rig:
 
         def operation(number: int) -> Operation:
             return requests[number % len(requests)]
+    elif kind in {LENGTHS, OVERRIDE}:
+        asked = [(one,) for one in (varied if kind == LENGTHS else overriding)(isl)]
+
+        def operation(number: int) -> Operation:
+            return asked[number % len(asked)]
     else:
         operation, _check = selections(ids, isl, 64, tokens=kind == "W3")
     return Rig(row, lane, operation)
+
+
+def varied(isl: int) -> Iterator[bytes]:
+    """Prompts of up to twice as many tokens; no head is like another."""
+    rng = Random(isl)
+    prompts = ring_of_prompts(2 * isl, 8)
+    for number in range(_LENGTHS):
+        blocks = rng.randrange(4, 2 * isl // BLOCK_SIZE)
+        whole = prompts[number % len(prompts)]
+        hashes = whole.block_hashes[:blocks], whole.sequence_hashes[:blocks]
+        prompt = Prompt(whole.token_ids[: blocks * BLOCK_SIZE + number % BLOCK_SIZE], *hashes)
+        request = request_bytes("POST", "/select", body({"model_name": MODEL}, prompt.hash_form()))
+        lines = f"X-Request-Id: {rng.getrandbits(128):032x}\r\nX-Forwarded-For: 10.0.0.{number}\r\n"
+        yield request.replace(b"Host:", lines.encode() + b"Host:", 1)
+
+
+def overriding(isl: int) -> Iterator[bytes]:
+    """Requests with weights of their own, and a member that the API does not have."""
+    for prompt in ring_of_prompts(isl, 64):
+        fields = {"model_name": MODEL, **_OVERRIDE}
+        yield request_bytes("POST", "/select", body(fields, prompt.hash_form()))
 
 
 async def compare(rows: Sequence[str], rounds: int, count: int) -> None:

@@ -39,14 +39,21 @@ _SIGNED, _UNSIGNED = ("%dn", "%dN") if _FITS else ("<%dq", "<%dQ")
 _NATIVE: Final = "%dN" if _FITS else "=%dQ"
 _LENGTHS_MAX: Final = 4096  # of prompts, in blocks, whose form is kept ready
 _SWAP: Final = sys.byteorder == "big"  # `array` packs in the order of the machine
+_TOKENS: Final = frozenset(one for one in "IL" if struct.calcsize(one) == TOKEN_BYTES)
+_HASHES: Final = frozenset(one for one in "lLqQnN" if struct.calcsize(one) == HASH_BYTES)
+"""Formats of numbers that are packed as they lie in memory."""
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Pack token ids as unsigned 32-bit numbers, little-endian.
 
+    Those of an array of such numbers (`array`, numpy) are copied as they lie there.
+
     Raises:
         ValueError: one is not such a number.
     """
+    if type(token_ids) is not list and (packed := _as_they_lie(token_ids, _TOKENS)) is not None:
+        return packed
     try:
         return _form("<%dI", len(token_ids)).pack(*token_ids)
     except (struct.error, TypeError) as error:
@@ -62,9 +69,13 @@ def is_packed(token_ids: object) -> bool:
 def pack_u64(values: Sequence[int]) -> PackedHashes:
     """Pack hashes written as signed or unsigned 64-bit numbers; both spellings give the same bytes.
 
+    Those of an array of such numbers (`array`, numpy) are copied as they lie there.
+
     Raises:
         ValueError: A value is not an integer in [-2^63, 2^64).
     """
+    if type(values) is not list and (packed := _as_they_lie(values, _HASHES)) is not None:
+        return packed
     # all unsigned or all signed in one C call; a wrong guess stops at its first misfit, soon.
     count = len(values)
     try:
@@ -107,6 +118,15 @@ def numbers_in(packed: PackedHashes) -> array[int]:
     if _SWAP:
         numbers.byteswap()
     return numbers
+
+
+def _as_they_lie(values: object, formats: frozenset[str]) -> bytes | None:
+    """Return the bytes of an array of numbers in one of these formats; None: it is none."""
+    try:
+        view = memoryview(values)  # type: ignore[arg-type] # that is the question
+    except (TypeError, ValueError, BufferError):
+        return None
+    return view.tobytes() if view.format in formats and view.ndim == 1 and not _SWAP else None
 
 
 @lru_cache(_LENGTHS_MAX)

@@ -1,6 +1,8 @@
 import asyncio
+from collections.abc import Collection
 
 from select_service.edge.http.asgi import Door
+from select_service.edge.http.connections import ConnectionLimits
 from select_service.edge.http.fast_lane import FastLane
 
 ABI: int
@@ -13,7 +15,14 @@ class Outbox:
     def flush(self) -> None: ...
 
 class Turnstile:
-    def __init__(self, door: Door, preamble: object, outbox: object) -> None: ...
+    def __init__(
+        self,
+        door: Door,
+        preamble: object,
+        outbox: object,
+        limits: ConnectionLimits,
+        names: Collection[bytes],
+    ) -> None: ...
     def passage(self, lane: FastLane) -> Passage: ...
     def answer(self, passage: Passage, data: bytes) -> bool | None: ...
 

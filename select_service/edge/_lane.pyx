@@ -3,9 +3,10 @@
 
 Optional: `FastLane.data_received` in `fast_lane.py`, with `Door.answer_now` and all behind it, is
 its plain twin, and everything the turnstile does not take goes that way. It takes requests that
-arrive whole under header lines that are known, byte for byte, with a path as plain as they come; it
-keeps nothing of its own that could grow old: what header lines mean is looked up with the lane, and
-what a call may do is asked each time. A `Passage` keeps what never changes of one connection.
+arrive whole under header lines of which those that matter (`steady.py`) are known, byte for byte,
+with a path as plain as they come; it keeps nothing of its own that could grow old: what header
+lines mean is looked up with the lane, and what a call may do is asked each time. A `Passage` keeps
+what never changes of one connection.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -28,22 +29,26 @@ cdef extern from "time.h" nogil:
     int clock_gettime(int clock, timespec *now)
     int CLOCK_MONOTONIC
 
-ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     BUCKETS_MAX = 64
     DIGITS_MAX = 24
     OK = 200
+    READ_MAX = 8192  # READ_BYTES_MAX of the twin
+    KEPT_MAX = 1024  # HEAD_BYTES_MAX of the twin
+    NAMES_MAX = 16
+    LENGTH_NAME = 14  # bytes of `content-length`
+    LENGTH_DIGITS = 12  # LENGTH_DIGITS_MAX of the twin
 
 cdef enum:
     HEAD_API
-    HEAD_LENGTH
     HEAD_GRANT
     HEAD_IS_READABLE
     HEAD_HAS_TYPE
 
 cdef Layout heads = layout_of(
-    Head(None, 0, False, False), ("api", "length", "grant", "is_readable", "has_type")
+    Head(None, False, False), ("api", "grant", "is_readable", "has_type")
 )
 
 cdef enum:
@@ -80,14 +85,59 @@ for _number in range(256):
     may_be_in_id[_number] = _number < 128 and (chr(_number).isalnum() or chr(_number) in "_.~:@-")
 
 
-cdef inline const char *line_end_in(const char *text, const char *end) noexcept nogil:
-    """Where a line ends; NULL if it does not before `end`."""
-    text = <const char *>memchr(text, c"\r", end - text)
-    while text != NULL and end - text > 1 and text[1] != c"\n":
-        text = <const char *>memchr(text + 1, c"\r", end - text - 1)
-    if text == NULL or end - text < 2:
-        return NULL
-    return text
+cdef bint may_be_in_name[256]
+cdef bint may_be_in_value[256]
+for _number in range(256):
+    may_be_in_name[_number] = _number < 128 and (chr(_number).isalnum() or chr(_number) in "_-")
+    may_be_in_value[_number] = _number == 9 or 32 <= _number < 127
+
+
+cdef struct Text:
+    const char *text
+    Py_ssize_t length
+
+
+cdef inline bint is_same(const char *name, const char *lowered, Py_ssize_t length) noexcept nogil:
+    """Whether a name is this one. Some control characters pass for `-`: no parser lets them."""
+    cdef Py_ssize_t at
+    for at in range(length):
+        if (name[at] | 0x20) != lowered[at]:
+            return False
+    return True
+
+
+cdef inline bint is_of_no_matter(
+    const char *name, const char *colon, const char *end
+) noexcept nogil:
+    """Whether a line that is not kept is nothing but a plain name and a plain value."""
+    if name == colon:
+        return False
+    while name < colon:
+        if not may_be_in_name[<unsigned char>name[0]]:
+            return False
+        name += 1
+    while name < end:
+        if not may_be_in_value[<unsigned char>name[0]]:
+            return False
+        name += 1
+    return True
+
+
+cdef inline Py_ssize_t length_in(const char *text, const char *end) noexcept nogil:
+    """The number in a line; -1: there is none, or something else."""
+    cdef Py_ssize_t length = 0
+    while text < end and (text[0] == c" " or text[0] == c"\t"):
+        text += 1
+    while text < end and ((end - 1)[0] == c" " or (end - 1)[0] == c"\t"):
+        end -= 1
+    if not 0 < end - text <= LENGTH_DIGITS:
+        return -1
+    while text < end:
+        if not c"0" <= text[0] <= c"9":
+            return -1
+        length = length * 10 + (text[0] - c"0")
+        text += 1
+    return length
 
 
 cdef inline double seconds_now() noexcept nogil:
@@ -192,15 +242,28 @@ cdef class Turnstile:
     cdef list _open  # Way
     cdef object _headers  # uvicorn's, which `_ok` was made with
     cdef bytes _ok
+    cdef object _limits
+    cdef object _names  # keeps the texts alive
+    cdef Text _kept[NAMES_MAX]
+    cdef int _kept_count
 
-    def __init__(self, door, preamble, Outbox outbox):
+    def __init__(self, door, preamble, Outbox outbox, limits, names):
         """Stand before a door.
 
         Args:
             door: answers.
             preamble: the beginning of every answer.
             outbox: sends them.
+            limits: of connections.
+            names: of the header lines that matter, in lower case.
         """
+        cdef bytes name
+        self._limits, self._names = limits, tuple(names)
+        if len(self._names) > NAMES_MAX:
+            raise ValueError(f"more than {NAMES_MAX} names")
+        self._kept_count = len(self._names)
+        for at, name in enumerate(self._names):
+            self._kept[at] = Text(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
         self._door, self._preamble, self._outbox = door, preamble, outbox
         self._headers, self._ok = None, NOTHING
         plain, opens = door.ways()
@@ -215,6 +278,67 @@ cdef class Turnstile:
                     return way
             return None
         return way
+
+    cdef inline bint _is_kept(self, const char *name, Py_ssize_t length) noexcept:
+        cdef int at
+        for at in range(self._kept_count):
+            if self._kept[at].length == length and is_same(name, self._kept[at].text, length):
+                return True
+        return False
+
+    cdef const char *_read(
+        self, const char *line, const char *limit, char *kept, Py_ssize_t *kept_size,
+        Py_ssize_t *length,
+    ) except? NULL:
+        """Read the lines of a head as `Steady.read` does.
+
+        Args:
+            line: the break in front of the first one.
+            limit: no head is read beyond it.
+            kept: room for KEPT_MAX bytes: those that matter.
+            kept_size: how many that are.
+            length: of the body; 0 when none is announced.
+
+        Returns:
+            The break behind the last one; NULL: it has to be parsed.
+        """
+        cdef const char *end
+        cdef const char *colon
+        cdef Py_ssize_t said = -1, size
+        cdef long lines = 0
+        kept_size[0] = 0
+        while True:
+            if limit - line < 4 or line[1] != c"\n":
+                return NULL
+            if line[2] == c"\r":
+                break
+            end = <const char *>memchr(line + 2, c"\r", limit - line - 2)
+            if end == NULL:
+                return NULL
+            lines += 1
+            colon = <const char *>memchr(line + 2, c":", end - line - 2)
+            if colon == NULL:
+                return NULL
+            size = colon - line - 2
+            if self._is_kept(line + 2, size):
+                size = end - line
+                if kept_size[0] + size > KEPT_MAX:
+                    return NULL
+                memcpy(kept + kept_size[0], line, size)
+                kept_size[0] += size
+            elif size == LENGTH_NAME and is_same(line + 2, b"content-length", LENGTH_NAME):
+                if said >= 0:
+                    return NULL
+                said = length_in(colon + 1, end)
+                if said < 0:
+                    return NULL
+            elif not is_of_no_matter(line + 2, colon, end):
+                return NULL
+            line = end
+        if line[3] != c"\n" or lines > <long>self._limits.header_lines_max:
+            return NULL
+        length[0] = said if said > 0 else 0
+        return line
 
     cdef bint _suits(self, Way way, head, Py_ssize_t length) except -1:
         """Whether a body under this head may be handled at once, as `Door.suits` says."""
@@ -248,20 +372,21 @@ cdef class Turnstile:
         """
         cdef const char *text = PyBytes_AS_STRING(data)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-        cdef Py_ssize_t read_max = 8192  # READ_BYTES_MAX of the twin
-        cdef const char *limit = text + (size if size < read_max else read_max)
-        cdef const char *found = line_end_in(text, limit)
+        cdef const char *limit = text + (size if size < READ_MAX else READ_MAX)
+        cdef const char *found = <const char *>memchr(text, c"\r", limit - text)
         if found == NULL:
             return None
         cdef Py_ssize_t line_end = found - text
-        while limit - found < 4 or found[2] != c"\r" or found[3] != c"\n":
-            found = line_end_in(found + 2, limit)
-            if found == NULL:
-                return None
+        cdef char kept[KEPT_MAX]
+        cdef Py_ssize_t kept_size, length
+        found = self._read(found, limit, kept, &kept_size, &length)
+        if found == NULL:
+            return None
         cdef Py_ssize_t end = found - text
-        cdef Py_ssize_t length = size - end - 4
-        head = passage.known.get(PyBytes_FromStringAndSize(text + line_end, end - line_end))
-        if head is None or <Py_ssize_t>get(heads, head, HEAD_LENGTH) != length:
+        if length != size - end - 4:
+            return None
+        head = passage.known.get(PyBytes_FromStringAndSize(kept, kept_size))
+        if head is None:
             return None
         cdef Way way = self._way(text, line_end)
         if way is None or not self._suits(way, head, length):

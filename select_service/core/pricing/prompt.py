@@ -165,14 +165,14 @@ def _read_tokens(
     request: PromptFields, block_size: int, blocks_max: int, *, is_eagle: bool
 ) -> Prompt | None:
     media = request.mm_routing_info
-    if media is not None and media.routing_token_ids:
+    if media is not None and len(media.routing_token_ids):
         token_ids: list[int] | bytes | None = media.routing_token_ids
         infos: Sequence[BlockMmInfo | None] | None = media.block_mm_infos
     else:
         token_ids, infos = request.token_ids, request.block_mm_infos
     if token_ids is None:
         return None
-    if not token_ids:
+    if not len(token_ids):  # of an array, too
         raise _empty()
     _check_unread(request.block_hashes, "block_hashes")
     _check_unread(request.sequence_hashes, "sequence_hashes")
@@ -216,7 +216,7 @@ def _pack(hashes: HashList, field: str) -> PackedHashes:
 
 def _check_unread(hashes: HashList | None, field: str) -> None:
     """Hashes that this form of the prompt does not need are 64 bits wide all the same."""
-    if not hashes:
+    if hashes is None or not len(hashes):
         return
     if isinstance(hashes, bytes):
         _count(hashes, HASH_BYTES, field)

@@ -43,7 +43,7 @@ from select_service.types import (
     WorkerSpec,
 )
 
-if usable("select_service._speed", 5):
+if usable("select_service._speed", 6):
     from select_service._speed import Scanner as _Scanner
 
     Scanner: type[_Scanner] | None = _Scanner
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
-    _Scanned: TypeAlias = tuple[bytes, bool, list[tuple[str, bytes]], bytes | None]
+    _Scanned: TypeAlias = tuple[bytes, list[str] | None, list[tuple[str, bytes]], bytes | None]
     _Scan: TypeAlias = Callable[[bytes, int], "Decoded[Any] | _Scanned | None"]
 
 __all__ = [
@@ -173,7 +173,7 @@ class RequestDecoder(Generic[T]):
 
     def _fill_in(self, scanned: _Scanned) -> Decoded[T]:
         """Decode what the kernel has left of a body, and put in what it has taken out."""
-        skeleton, plain, arrays, text = scanned
+        skeleton, unknown, arrays, text = scanned
         if len(skeleton) > self._guard.small_bytes:
             self._weigh(skeleton)
         request = self._decode(skeleton)
@@ -184,7 +184,9 @@ class RequestDecoder(Generic[T]):
             setattr(request, name, packed)
             if text is not None and name == ECHOED:
                 echo.last = packed, _Raw(text)
-        return Decoded(request, None, b"") if plain else self._look_closer(skeleton, request)
+        if unknown is None:
+            return self._look_closer(skeleton, request)
+        return self._judged(skeleton, request, unknown)
 
     def _weigh(self, text: bytes) -> None:
         if len(text) <= self._guard.small_bytes or _read_later(self._type):
@@ -211,7 +213,9 @@ class RequestDecoder(Generic[T]):
             names = top_level_names(body, _names_of_objects(self._type))
         except DuplicateMemberError as error:
             raise InvalidField(str(error), field=error.path) from None
-        unknown = [name for name in names if name not in self._known]
+        return self._judged(body, request, [name for name in names if name not in self._known])
+
+    def _judged(self, body: bytes, request: T, unknown: list[str]) -> Decoded[T]:
         if not unknown:
             return Decoded(request, None, b"")
         warning = judge_unknown(unknown, self._validation)

@@ -170,7 +170,6 @@ class Door:
         self,
         content_type: bytes | None,
         accept: bytes | None,
-        length: int,
         credentials: bytes | None = None,
         certificate: tuple[str, ...] = (),
     ) -> Head:
@@ -179,7 +178,6 @@ class Door:
         Args:
             content_type: the Content-Type header.
             accept: the Accept headers, joined by commas.
-            length: of the body, in bytes.
             credentials: the Authorization headers, joined by commas.
             certificate: names in the certificate the client has shown.
         """
@@ -192,7 +190,7 @@ class Door:
         api = self._apis.get(key)
         if api is None:
             api = self._apis[key] = self._api_for(*key)
-        return Head(api, length, form is not None, content_type is not None, grant)
+        return Head(api, form is not None, content_type is not None, grant)
 
     def _api_for(self, reads: Form, name: bytes | None, grant: Grant | None) -> Api:
         """Return the handlers for one pair of forms, and for one who may not see all."""
@@ -213,20 +211,21 @@ class Door:
         brief = None if grant.may_read else grant.refusal
         return self._api.speaking(reads, writer, seen, brief)
 
-    def call_for(self, method: bytes, url: bytes, head: Head) -> Call | None:
+    def call_for(self, method: bytes, url: bytes, head: Head, length: int) -> Call | None:
         """Return the call a plain request makes; None when only `__call__` can do it justice.
 
         Args:
             method: as on the request line.
             url: as on the request line.
             head: of its header lines.
+            length: of its body, as announced, in bytes; 0 when it is not.
         """
         path, _, query = url.partition(b"?")
         found = None if self._access_log else self._router.find(method.decode("ascii"), path)
         if found is None or b"#" in url:
             return None
         call = Call(*found, query, path)
-        return call if self.suits(call, head) else None
+        return call if self.suits(call.route, head, length) else None
 
     def ways(
         self,
@@ -247,16 +246,15 @@ class Door:
             (one, route, stats[id(route)]) for one, route in self._open_lines.routes.items()
         ]
 
-    def suits(self, call: Call, head: Head) -> bool:
+    def suits(self, route: Route[Handler], head: Head, length: int) -> bool:
         """Tell whether a body under this head may be handled at once."""
-        route = call.route
-        if head.length > self.max_body_bytes:
+        if length > self.max_body_bytes:
             return False
         if head.grant is not None and not head.grant.allows(route):
             return False
         if head.is_readable or route.takes is None or route.body_lenient:
             return True
-        return route.body_optional and not head.has_type and not head.length
+        return route.body_optional and not head.has_type and not length
 
     def answer_now(self, call: Call, head: Head, body: bytes) -> Response | Awaitable[Response]:
         """Answer a whole request, and count it unless the answer has to wait or is a stream.
@@ -335,17 +333,15 @@ class Door:
                 log_access(scope, status, seconds, response)
 
     def _head_in(self, scope: Scope) -> Head:
-        content_type, accept, length, credentials = None, None, 0, None
+        content_type, accept, credentials = None, None, None
         for name, value in scope["headers"]:
             if name == b"content-type":
                 content_type = value
             elif name == b"accept":
                 accept = value if accept is None else accept + b"," + value
-            elif name == b"content-length":
-                length = int(value)
             elif name == b"authorization":
                 credentials = value if credentials is None else credentials + b"," + value
-        return self.head_of(content_type, accept, length, credentials, scope.get(CERTIFICATE, ()))
+        return self.head_of(content_type, accept, credentials, scope.get(CERTIFICATE, ()))
 
     async def _handle(self, call: Call, head: Head, scope: Scope, receive: Receive) -> Response:
         answer = scope.get(HANDED_OVER)
@@ -356,7 +352,9 @@ class Door:
             bare = route.takes is None or (route.body_optional and has_no_body(head, scope))
             if not bare and not route.body_lenient:
                 refuse_encoding(scope)
-            body = b"" if bare else await read_body(route, head, receive, self.max_body_bytes)
+            body = b""
+            if not bare:
+                body = await read_body(route, head, scope, receive, self.max_body_bytes)
             answer = self._do(call, head, body, scope)
         if isinstance(answer, Settling):
             return await answer  # soon, whether the client waits or not

@@ -36,10 +36,9 @@ class Call(Struct, frozen=True):
 
 
 class Head(Struct, frozen=True):
-    """What matters of the header lines of a request."""
+    """What matters of the header lines of a request, but the length of its body."""
 
     api: Api  # that reads bodies and writes answers in the forms the client speaks
-    length: int  # of the body, as announced; 0 when it is not
     is_readable: bool  # a body is announced, in a form that can be read
     has_type: bool
     grant: Grant | None = None  # what its token allows; None: nobody asks for tokens

@@ -1,13 +1,13 @@
 """Answers plain requests as soon as they are complete, without a task or an ASGI exchange.
 
 Most requests arrive whole, are answered from memory and fit one write; for those a task, an event
-and a scope per request cost more than the answer. Whatever is unusual (a body in chunks, `Expect`,
-HEAD, a client that pipelines or does not read, an answer that has to wait or comes as a stream)
-takes the ASGI way through the same `Door`, the same routes and the same counters.
+and a scope per request cost more than the answer. Whatever is unusual (`Expect`, HEAD, a client
+that pipelines or does not read, an answer that has to wait or comes as a stream) takes the ASGI way
+through the same `Door`, the same routes and the same counters.
 
-Of those that arrive in one piece not even the head is parsed as a rule: a client sends the same
-header lines with every request, so what the parser has found in them once is looked up by their
-bytes (`Heads`). Lines for tracing are others with every request: they are left out of that.
+Of those that arrive in one piece not even the head is parsed as a rule: what matters of it is the
+same with every request of a client (`steady.py`), so what the parser has found in those lines once
+is looked up by their bytes (`Heads`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from indexer.compiled import usable
 from select_service.edge.codec.answers import ONLY_JSON, Response, Settling
 from select_service.edge.http.asgi import CERTIFICATE, HANDED_OVER
 from select_service.edge.http.framing import is_host
-from select_service.edge.http.protocol import GuardedProtocol, Phase
-from select_service.edge.http.varying import VARYING, VARYING_LINES
+from select_service.edge.http.protocol import GuardedProtocol, Phase, TurnedAway
+from select_service.edge.http.steady import GUARDED, KEPT, LENGTH_DIGITS_MAX, Steady
 
 if TYPE_CHECKING:
     import asyncio
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FastLane", "Heads", "Outbox", "Peers", "fast_lane"]
 
-_UNUSUAL: Final = frozenset((b"content-encoding", b"expect", b"transfer-encoding", b"upgrade"))
-_DIGITS_MAX: Final = 12
+_UNUSUAL: Final = frozenset((b"content-encoding", b"expect", b"upgrade"))
 _CLOSE_LINE: Final = b"connection: close\r\n"
 _OK: Final = 200
 _FORMS_MAX: Final = 8
@@ -52,13 +51,13 @@ _REST: Final = Phase.REST
 _REQUEST_LINE: Final = re.compile(rb"(GET|POST|PUT|PATCH|DELETE) (/[!-~]*) HTTP/1\.1")
 
 HEADS_MAX: Final = 1024
-"""Header blocks remembered, of all connections together; then they are learnt anew."""
+"""Heads remembered, of all connections together; then they are learnt anew."""
 
 PEERS_MAX: Final = 64
 """Clients known by their certificates that have a memory of their own; of more none is kept."""
 
 HEAD_BYTES_MAX: Final = 1024
-"""The longest that is remembered."""
+"""The longest that is remembered, of the lines that are."""
 
 ANSWERS_MAX: Final = 16
 """So many are sent at the latest, that the first of them does not wait long: 16 take half a
@@ -67,25 +66,23 @@ millisecond to make."""
 _LENGTHS_MAX: Final = 1024  # of answers that are written once
 
 READ_BYTES_MAX: Final = 8192
-"""The longest that is searched for lines for tracing, to see whether the rest is remembered."""
+"""The longest head that is searched for the lines that are remembered."""
 
 
 class Heads:
-    """Header lines the parser has read before, by their bytes: some four megabytes at most.
+    """Lines of heads the parser has read before, by their bytes: some two megabytes at most.
 
     Learnt only where every line is one header to the parser: there is no other way to read them.
     """
 
-    __slots__ = ("__weakref__", "calls", "known")
+    __slots__ = ("__weakref__", "known")
 
     def __init__(self) -> None:
-        self.known: dict[bytes, Head] = {}  # by header lines
-        self.calls: dict[bytes, tuple[Call, Head]] = {}  # by whole head, where the path says all
+        self.known: dict[bytes, Head] = {}  # by the lines that are kept
 
     def forget(self) -> None:
         """Know nothing any more: what tokens allow has changed."""
         self.known.clear()
-        self.calls.clear()
 
     def learn(self, lines: bytes, head: Head) -> None:
         """Remember what the parser has found in these lines, of a request that is plain."""
@@ -95,12 +92,6 @@ class Heads:
             self.known.clear()
         self.known[lines] = head
 
-    def learn_call(self, text: bytes, call: Call, head: Head) -> None:
-        """Remember which call a whole head makes, and what its lines mean."""
-        if len(self.calls) >= HEADS_MAX:
-            self.calls.clear()
-        self.calls[text] = call, head
-
 
 class _Oblivion(Heads):
     """Remembers nothing."""
@@ -109,10 +100,6 @@ class _Oblivion(Heads):
 
     @override
     def learn(self, lines: bytes, head: Head) -> None:
-        """Let it pass."""
-
-    @override
-    def learn_call(self, text: bytes, call: Call, head: Head) -> None:
         """Let it pass."""
 
 
@@ -175,7 +162,7 @@ class PlainOutbox:
                 transport.write(data)
 
 
-if usable("select_service.edge._lane", 3):
+if usable("select_service.edge._lane", 4):
     from select_service.edge._lane import Outbox as CompiledOutbox
     from select_service.edge._lane import Turnstile as _Turnstile
 
@@ -240,17 +227,18 @@ class FastLane(GuardedProtocol):
     peers: Peers
     outbox: PlainOutbox | CompiledOutbox
     turnstile: _Turnstile | None = None
+    steady: Steady
 
     _certificate: tuple[str, ...] = ()  # names in the client's, where they may count
     _is_between = True  # requests: nothing has come of the next one, nothing is owed
-    _lines_read = b""  # header lines that the parser is reading, to learn them
+    _lines_read = b""  # those of the head the parser is reading that are kept, to learn them
     _handed: Response | Awaitable[Response] | None = None  # an answer made before it was parsed
     preamble = _Preamble()
     _call: Call | None = None  # the request whose body is arriving
     _head: Head  # of that
     _body: bytes | bytearray = b""
     _turn_used = False  # one request per read: a client that pipelines must not own the loop
-    _is_last = False  # the server is leaving; said of one connection or of the whole class
+    _is_last = False  # it ends with its next answer; of the whole class: the server is leaving
     _debt: _Debt | None = None  # an answer that waits for the disk
     _idle_since: float | None = None  # 0.0: our last answer was since the last sweep; loop time of
     # the first sweep that found it so; None on the ASGI way
@@ -313,12 +301,10 @@ class FastLane(GuardedProtocol):
         end = data.find(b"\r\n\r\n", 0, READ_BYTES_MAX)
         if end < 0 or self.flow.write_paused or self.transport.is_closing():
             return False
-        known = self.heads.calls.get(data[:end]) or self._known_call(data, end)
+        known = self._known_call(data, end)
         if known is None:
             return False
         call, head = known
-        if len(data) - end - 4 != head.length:
-            return False
         self._phase = _REST  # even if it is the first
         self._idle_since = None
         answer = self.door.answer_now(call, head, data[end + 4 :])
@@ -337,33 +323,28 @@ class FastLane(GuardedProtocol):
         return False
 
     def _known_call(self, data: bytes, end: int) -> tuple[Call, Head] | None:
-        """Return the call of a request whose head ends at `end`, and what its lines mean."""
+        """Return the call of a request that is whole, and what its head means, to `end`."""
         line_end = data.find(b"\r\n")
-        lines = data[line_end:end]
+        lines, length = self._steady(data[line_end:end])
         head = self.heads.known.get(lines)
-        is_steady = head is not None
-        if head is None:
-            lines = self._steady(lines)
-            head = self.heads.known.get(lines)
         if head is None:
             self._lines_read = lines
             return None
+        if len(data) - end - 4 != length:
+            return None
+        if data.count(b"\r\n", line_end, end) > self.limits.header_lines_max:
+            return None  # which the parser refuses
         line = data[:line_end]
-        call = self.door.call_in_line(line)
+        call = self.door.call_in_line(line) or self.door.call_with_id(line)
         if call is not None:
-            if is_steady and self.door.suits(call, head):
-                self.heads.learn_call(data[:end], call, head)
-        else:
-            call = self.door.call_with_id(line)
-        if call is not None:
-            return (call, head) if self.door.suits(call, head) else None
+            return (call, head) if self.door.suits(call.route, head, length) else None
         parts = _REQUEST_LINE.fullmatch(line)
-        call = None if parts is None else self.door.call_for(parts[1], parts[2], head)
+        call = None if parts is None else self.door.call_for(parts[1], parts[2], head, length)
         return None if call is None else (call, head)
 
-    def _steady(self, lines: bytes) -> bytes:
-        """Return header lines without those that differ from request to request."""
-        return VARYING_LINES.sub(b"", lines)
+    def _steady(self, lines: bytes) -> tuple[bytes, int]:
+        """Return the lines that are kept, and the length of the body."""
+        return self.steady.read(lines)
 
     def _rests(self) -> bool:
         """Tell whether all that has come is answered, and the next byte begins a request."""
@@ -380,6 +361,8 @@ class FastLane(GuardedProtocol):
 
     @override
     def on_message_begin(self) -> None:
+        if self._refused:  # the last answer is given
+            raise TurnedAway
         self._enter_head()
         self.url = b""
         self.expect_100_continue = False
@@ -400,6 +383,10 @@ class FastLane(GuardedProtocol):
     @override
     def on_body(self, body: bytes) -> None:
         if self._call is None:
+            super().on_body(body)
+        elif len(self._body) + len(body) > self.door.max_body_bytes:  # in chunks: nobody has said
+            self._call, body, self._body = None, bytes(self._body) + body, b""
+            self._take_asgi_way()
             super().on_body(body)
         elif not self._body:
             self._body = body
@@ -505,20 +492,25 @@ class FastLane(GuardedProtocol):
             or self._unanswered() is not None
             or self.flow.write_paused
             or self.transport.is_closing()
-            or not self.parser.should_keep_alive()
-            or self.parser.get_http_version() != "1.1"
         ):
             return None
         self._turn_used = True
-        content_type, accept, length, credentials, varying = None, None, 0, None, 0
+        version = self.parser.get_http_version()
+        is_old = version == "1.0"
+        if version != "1.1" and not is_old:
+            return None  # where it is refused
+        is_last = is_old or not self.parser.should_keep_alive()
+        is_chunked = False
+        content_type, accept, length, credentials, kept = None, None, 0, None, 0
         host: bytes | None = None
         for name, value in self.headers:
+            kept += name in self.steady.names
             if name == b"content-type":
                 content_type = value
             elif name == b"accept":
                 accept = value if accept is None else accept + b"," + value
             elif name == b"content-length":
-                if len(value) > _DIGITS_MAX:
+                if len(value) > LENGTH_DIGITS_MAX:
                     return None
                 length = int(value)
             elif name == b"authorization":
@@ -527,18 +519,25 @@ class FastLane(GuardedProtocol):
                 if host is not None:
                     return None
                 host = value
-            elif name in VARYING:
-                varying += 1
+            elif name == b"transfer-encoding":
+                is_chunked = True
+                if is_old or value.strip().lower() != b"chunked":
+                    return None  # likewise
             elif name in _UNUSUAL:
                 return None
-        if host is None or not is_host(host):
-            return None  # where it is refused
-        head = self.door.head_of(content_type, accept, length, credentials, self._certificate)
+        if not is_host(host or b"") or (host is None and not is_old):
+            return None  # likewise
+        if is_chunked:
+            length = 1  # at least a byte, for all that is said
+        head = self.door.head_of(content_type, accept, credentials, self._certificate)
         self._head = head
-        call = self.door.call_for(self.parser.get_method(), self.url, head)
+        call = self.door.call_for(self.parser.get_method(), self.url, head, length)
+        if is_last or is_chunked:  # which is the parser's to see
+            self._is_last |= is_last and call is not None
+            return call
         if head.grant is not None and head.grant.name is None:
             return call  # strangers could have their headers push those of others out
-        if call is not None and self._lines_read.count(b"\n") == len(self.headers) - varying > 0:
+        if call is not None and self._lines_read.count(b"\n") == kept:
             self.heads.learn(self._lines_read, head)
         return call
 
@@ -570,6 +569,7 @@ class FastLane(GuardedProtocol):
         self.outbox.put(self.transport, data, self.loop)
         self._idle_since = 0.0
         if self._is_last:
+            self._refused = True
             self.outbox.flush()
             self.transport.close()
 
@@ -581,8 +581,9 @@ def fast_lane(
     lane: type[FastLane] = type("Lane", (kind,), {})
     lane.door, lane.limits, lane.counts = door, limits, counts
     lane.heads, lane.peers, lane.outbox = Heads(), Peers(), Outbox(ANSWERS_MAX)
+    lane.steady = Steady(KEPT if door.authority is None else GUARDED)
     if Turnstile is not None and kind is FastLane:  # who traces looks at every request
-        lane.turnstile = Turnstile(door, lane.preamble, lane.outbox)
+        lane.turnstile = Turnstile(door, lane.preamble, lane.outbox, limits, lane.steady.names)
     if door.authority is not None:
         door.authority.on_change(lane.heads.forget)
         door.authority.on_change(lane.peers.forget)

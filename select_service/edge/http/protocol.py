@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from select_service.edge.http.connections import ConnectionLimits
     from select_service.edge.http.traffic import Connections
 
-__all__ = ["GuardedProtocol", "Phase"]
+__all__ = ["GuardedProtocol", "Phase", "TurnedAway"]
 
 LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 LINGER_S: Final = 5.0
@@ -65,8 +65,8 @@ _REFUSAL_HEAD: Final = (
 _CLOSE: Final = (b"connection", b"close")
 
 
-class _TurnedAway(Exception):
-    """A request was refused at its head; the parser need not go on."""
+class TurnedAway(Exception):
+    """Nothing more is heard on this connection: the parser need not go on."""
 
 
 class Phase(Enum):
@@ -211,7 +211,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._feed(data)
         except httptools.HttpParserError as error:
             ours = error.__context__  # what a callback has raised
-            if isinstance(ours, _TurnedAway):
+            if isinstance(ours, TurnedAway):
                 return
             self.counts.malformed += 1
             why = ours if isinstance(ours, httptools.HttpParserError) else error
@@ -264,7 +264,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.counts.malformed += 1
             self.counts.head_lines += 1
             self._turn_away(HeadTooLarge(f"more than {most} header lines (--header-lines-max)"))
-            raise _TurnedAway
+            raise TurnedAway
         super().on_header(name, value)
 
     @override
@@ -277,7 +277,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.counts.refused += not self._is_over_address
             self.counts.refused_by_address += self._is_over_address
             self._turn_away(TooManyConnections("too many open connections"))
-            raise _TurnedAway
+            raise TurnedAway
         if self._is_reserved:
             self.headers.append(_CLOSE)  # old versions of uvicorn answer what they find here
         super().on_headers_complete()  # may raise: then the head is still what is wrong

@@ -23,7 +23,15 @@ class ClientGoneError(Exception):
 def has_no_body(head: Head, scope: Scope) -> bool:
     """Whether nothing says that a body will follow."""
     chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
-    return not head.has_type and not head.length and not chunked
+    return not head.has_type and not _length(scope) and not chunked
+
+
+def _length(scope: Scope) -> int:
+    """Return the length of the body as announced; 0 when it is not."""
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return int(value)
+    return 0
 
 
 def refuse_encoding(scope: Scope) -> None:
@@ -37,12 +45,15 @@ def refuse_encoding(scope: Scope) -> None:
             raise UnsupportedMediaType("a body with Content-Encoding is not understood")
 
 
-async def read_body(route: Route[Handler], head: Head, receive: Receive, limit: int) -> bytes:
+async def read_body(
+    route: Route[Handler], head: Head, scope: Scope, receive: Receive, limit: int
+) -> bytes:
     """Read a whole body.
 
     Args:
         route: says what it takes.
-        head: says what is announced.
+        head: says in which form it is.
+        scope: of ASGI; says how long it is.
         receive: of ASGI.
         limit: bytes; longer ones are refused before they are read.
 
@@ -53,7 +64,7 @@ async def read_body(route: Route[Handler], head: Head, receive: Receive, limit: 
     """
     if not (head.is_readable or route.body_lenient):
         raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
-    if head.length > limit:
+    if _length(scope) > limit:
         return _refuse_length(route, limit)
     message = await receive()
     body: bytes = message.get("body", b"")

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.edge.http.varying import VARYING_LINES
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -23,6 +21,11 @@ _TRACEPARENT: Final = re.compile(
 _UNSAMPLED: Final = re.compile(
     rb"\r\n(?i:traceparent):[ \t]*00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace](?=\r\n|\Z)"
 )
+_SAID: Final = re.compile(
+    rb"\r\n(traceparent|tracestate):[ \t]*+([\t -~]*+)(?=\r\n|\Z)", re.IGNORECASE
+)
+"""What has been read is never tried again (`*+`): a line of blanks would hold the loop for most of
+a second."""
 STATE_BYTES_MAX: Final = 512
 """Of tracestate: what everybody must at least pass on; a longer one is left out."""
 
@@ -70,8 +73,7 @@ def read_parent(headers: Iterable[tuple[bytes, bytes]]) -> Parent | None:
 
 def parent_in(lines: bytes) -> Parent | None:
     """Return whose child a request is, by the lines of its head as they were sent."""
-    said = VARYING_LINES.findall(lines)
-    return read_parent([(name.lower(), value) for name, value in said])
+    return read_parent([(name.lower(), value) for name, value in _SAID.findall(lines)])
 
 
 class Sampler(NamedTuple):

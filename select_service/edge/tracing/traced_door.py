@@ -212,7 +212,7 @@ class TracedLane(FastLane):
             self.door.lines = b""
 
     @override
-    def _steady(self, lines: bytes) -> bytes:
+    def _steady(self, lines: bytes) -> tuple[bytes, int]:
         self.door.lines = lines
         return super()._steady(lines)
 

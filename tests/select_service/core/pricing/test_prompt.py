@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -180,3 +181,18 @@ def test_fingerprints_of_different_bodies_differ() -> None:
         for unknown in (b"", b'{"a":1}')
     }
     assert len(found) == len(bodies) * 4
+
+
+@pytest.mark.parametrize("kind", [np.uint32, np.int64])
+def test_arrays_of_numpy_are_what_lists_are(kind: Any) -> None:
+    tokens: Any = np.array(TOKENS, dtype=kind)
+    assert parts(read(token_ids=tokens)) == parts(read(token_ids=TOKENS))
+    media = MmRoutingInfo(routing_token_ids=tokens)
+    assert parts(read(mm_routing_info=media)) == parts(read(token_ids=TOKENS))
+    hashes = np.array(HASHES, dtype=np.uint64)
+    fields = {"block_hashes": hashes, "sequence_hashes": hashes, "isl_tokens": 64}
+    plain = {"block_hashes": HASHES, "sequence_hashes": HASHES, "isl_tokens": 64}
+    assert parts(read(**fields)) == parts(read(**plain))
+    assert parts(read(token_ids=tokens, **fields)) == parts(read(token_ids=TOKENS))
+    with pytest.raises(InvalidRequest, match="greater than 0"):
+        read(token_ids=tokens[:0])

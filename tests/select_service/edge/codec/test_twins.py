@@ -125,11 +125,43 @@ def test_integers_of_every_length_with_blanks_everywhere(
         b'{"bogus":[[{}],"]"],"token_ids":[1]}',
         b'{"isl_tokens":5}',
         b'{"":1,"token_ids":[1]}',
+        b'{"selection_id":"a\\/\\"\\\\","model_name":"\\u00e9{","block_hashes":[1]}',
+        b'{"bogus":{"a":[{"b":1},{"b":2}],"b":"a:","\\"":3},"block_hashes":[1]}',
+        b'{"bogus":1,"other":{},"block_hashes":[1]}',
     ],
     ids=repr,
 )
 def test_it_does_all_that_is_regular(body: bytes) -> None:
     assert taken(body)
+    check(body)
+
+
+@pytest.mark.parametrize(
+    ("inside", "names"),
+    [
+        (b'"bogus":{"a":1,"b":{"a":2}},"more":[]', ["bogus", "more"]),
+        (b'"pinned_worker":{"worker_id":1,"dp_rank":0}', []),
+        (b'"b\xc3\xb6se":1', ["böse"]),
+        (b'"bogus":{"a":1,"a":1}', None),
+        (b'"bogus":{"a":[{"b":1,"b":2}]}', None),
+        (b'"bogus":{"\\u0061":1}', None),
+        (b'"bogus":1,"bogus":1', None),
+        (b'"bogus":' + b"[" * 8 + b"]" * 8, None),
+        (b'"bogus":' + b"[" * 7 + b"]" * 7, ["bogus"]),
+        (b'"bogus":{' + b",".join(b'"%d":0' % n for n in range(25)) + b"}", None),
+        (b'"bogus":{' + b",".join(b'"%d":0' % n for n in range(24)) + b"}", ["bogus"]),
+        (b",".join(b'"%d":0' % n for n in range(17)), None),
+        (b",".join(b'"%d":0' % n for n in range(16)), [str(n) for n in range(16)]),
+    ],
+    ids=repr,
+)
+def test_it_sees_whose_names_are_unknown_and_that_none_is_there_twice(
+    inside: bytes, names: list[str] | None
+) -> None:
+    body = b'{"token_ids":[7],' + inside + b"}"
+    assert FAST._scan is not None
+    scanned: Any = FAST._scan(body, 0)
+    assert scanned[1] == names
     check(body)
 
 
@@ -282,6 +314,17 @@ ODD = [
     b'{"mm_routing_info":{"routing_token_ids":[4294967296]},"token_ids":[1]}',
     b'{"mm_routing_info":{"routing_token_ids":[1,2]},"token_ids":[1]}',
     b"\xef\xbb\xbf{}",
+    b'{"bogus":"\\',
+    b'{"bogus":"\\"',
+    b'{"bogus":"\\x","block_hashes":[1]}',
+    b'{"bogus":{"\\","a":1},"block_hashes":[1]}',
+    b'{"bogus":{"a","a":1},"block_hashes":[1]}',
+    b'{"bogus":{"a":1]},"block_hashes":[1]}',
+    b'{"bogus":["a":1,"a":2],"block_hashes":[1]}',
+    b'{"\xff":1,"block_hashes":[1]}',
+    b'{"\\u0061":1,"block_hashes":[1]}',
+    b'{"router_config_override":{"router_temperature":0,"router_temperature":1},"token_ids":[1]}',
+    b'{"routing_constraints":{"preferred_taints":{"a":1,"a":2}},"token_ids":[1]}',
 ]
 
 
@@ -311,7 +354,8 @@ BITS = [
     *(b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b" ", b"\n", b"-", b"0", b"9", b"1.5"),
     *(b"e1", b"null", b"true", b"\x00", b"\xff", b"\xc3\xa9", b"\xed\xa0\x80", b'"a":'),
     *(b"4294967296", b"18446744073709551616", b"-9223372036854775809", b'"block_hashes":[1]'),
-    *(b'"token_ids":[]', b"[[]]", b'{"a":1,"a":1}', b'"bogus":{}'),
+    *(b'"token_ids":[]', b"[[]]", b'{"a":1,"a":1}', b'"bogus":{}', b'"bogus":', b'"b\\/":'),
+    *(b'{"a":1,"b":{"a":1}}', b'"\\u0062"', b'\\"', b'"router_config_override":{"x":1}'),
 ]
 
 

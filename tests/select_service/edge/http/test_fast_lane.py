@@ -23,6 +23,7 @@ from select_service.edge.http.asgi import Door
 from select_service.edge.http.calls import Head
 from select_service.edge.http.fast_lane import ANSWERS_MAX, PEERS_MAX, FastLane, Peers
 from select_service.edge.http.routes import ROUTES
+from select_service.edge.http.steady import KEPT
 from select_service.edge.server import Server
 from tests.effort import examples
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat, until
@@ -179,7 +180,7 @@ def _told(answer: Any) -> Any:
 )
 def test_a_call_with_an_id_is_the_one_that_the_router_finds(name: str, is_usual: bool) -> None:
     door = create_door(create_driver(SETTINGS), SETTINGS)[0]
-    head = door.head_of(b"application/json", None, 2)
+    head = door.head_of(b"application/json", None)
     found = set()
     for route in ROUTES:
         path = re.sub(r"{\w+}", name, route.pattern)
@@ -187,7 +188,7 @@ def test_a_call_with_an_id_is_the_one_that_the_router_finds(name: str, is_usual:
             line = f"{method} {path} HTTP/1.1".encode()
             call = door.call_in_line(line) or door.call_with_id(line)
             if call is not None:
-                assert call == door.call_for(method.encode(), path.encode(), head)
+                assert call == door.call_for(method.encode(), path.encode(), head, 2)
                 found.add((method, route.pattern))
     with_id = {(route.method, route.pattern) for route in ROUTES if "{" in route.pattern}
     assert with_id <= found if is_usual else not with_id & found
@@ -272,7 +273,7 @@ def test_who_pipelines_is_answered_in_order_and_one_at_a_time(taken: list[bytes]
 
 @pytest.mark.parametrize(
     "headers",
-    [("connection: close",), ("expect: 100-continue",), ("content-length: 99999999999999",)],
+    [("upgrade: x",), ("expect: 100-continue",), ("content-length: 99999999999999",)],
 )
 def test_the_unusual_goes_the_long_way(taken: list[bytes], headers: tuple[str, ...]) -> None:
     async def use(port: int, service: Driver, _: Server) -> None:
@@ -284,15 +285,65 @@ def test_the_unusual_goes_the_long_way(taken: list[bytes], headers: tuple[str, .
     on_a_port(use)
 
 
-def test_http_1_0(taken: list[bytes]) -> None:
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.0\r\n\r\n",
+        b"GET /health HTTP/1.0\r\nconnection: keep-alive\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: s\r\nconnection: close\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("more", [b"", b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n", b"x\r\n"])
+def test_who_asks_once_is_answered_and_parted_with(
+    taken: list[bytes], head: bytes, more: bytes
+) -> None:
     async def use(port: int, service: Driver, _: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(b"GET /health HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
-        assert (await wire.answer())[0] == 200
-        assert await wire.rest() == b""
-        assert taken == []
+        for _again in range(3):  # what ends a connection is not remembered
+            wire = await Wire.to(port)
+            wire.say(head + more)
+            status, headers, _body = await wire.answer()
+            assert (status, headers["connection"]) == (200, "close")
+            assert await wire.rest() == b""
+        assert taken == [b"/health"] * 3
 
     on_a_port(use)
+
+
+CHUNKED = (
+    b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: %b\r\ntransfer-encoding: Chunked\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+@pytest.mark.parametrize("end", [b"0\r\n\r\n", b"0\r\nx: y\r\n\r\n"])
+def test_a_body_in_chunks(taken: list[bytes], size: int, end: bytes) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        body = json.dumps(PROMPT).encode()
+        parts = [body[at : at + size] for at in range(0, len(body), size)]
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + end
+        wire = await Wire.to(port)
+        for _again in range(3):
+            wire.say(CHUNKED % b"application/json" + chunks)
+            assert (await wire.answer())[0] == 200
+        assert taken == [b"/select"] * 3
+
+    on_a_port(use)
+
+
+def test_chunks_of_more_than_a_body_may_have(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(CHUNKED % b"application/json" + b"40\r\n" + b" " * 64 + b"\r\n")
+        wire.say(b"1\r\n \r\n0\r\n\r\n")
+        status, _headers, body = await wire.answer()
+        assert (status, json.loads(body)["code"]) == (413, "body_too_large")
+        wire = await Wire.to(port)
+        wire.say(CHUNKED % b"text/plain" + b"1\r\nx\r\n0\r\n\r\n")
+        assert (await wire.answer())[0] == 415
+        assert taken == []
+
+    on_a_port(use, max_body_bytes=64)
 
 
 def test_with_an_access_log_every_request_is_in_it(taken: list[bytes]) -> None:
@@ -420,6 +471,7 @@ def test_nonsense_behind_an_answer_that_waits_for_the_disk(
     async def use(port: int, _: Driver, server: Server) -> None:
         written = asyncio.get_running_loop().create_future()
         owed = Settling(Response(200, b'"owed"'), written)
+        monkeypatch.setattr(Api, "direct", lambda *_: None)
         monkeypatch.setattr(Api, "do", lambda *_: owed)
         wire = await Wire.to(port)
         wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nNONSENSE\r\n\r\n")
@@ -450,6 +502,7 @@ def test_after_an_answer_that_waited_for_the_disk_heads_are_known_as_before(
             asyncio.get_running_loop().call_soon(written.set_result, None)
             return Settling(Response(200, b"{}"), written)
 
+        monkeypatch.setattr(Api, "direct", lambda *_: None)
         monkeypatch.setattr(Api, "do", settling)
         monkeypatch.setattr(FastLane, "on_headers_complete", spy)
         wire = await Wire.to(port)
@@ -466,6 +519,7 @@ def test_who_is_owed_an_answer_by_the_disk_may_take_its_time(
 ) -> None:
     async def use(port: int, _: Driver, server: Server) -> None:
         written = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(Api, "direct", lambda *_: None)
         monkeypatch.setattr(Api, "do", lambda *_: Settling(Response(200, b'"owed"'), written))
         wire = await Wire.to(port)
         wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nGET")
@@ -490,12 +544,10 @@ def test_what_is_remembered_of_a_certificates_bearer_can_always_be_forgotten() -
     head: Any = object()
     for heads in (*kept, beyond):
         heads.learn(b"lines", head)
-        heads.learn_call(b"text", head, head)
     assert not beyond.known
-    assert not beyond.calls
     assert peers.heads_of(("0",)) is kept[0]
     peers.forget()
-    assert not any(heads.known or heads.calls for heads in kept)
+    assert not any(heads.known for heads in kept)
     del kept[:], heads
     assert peers.heads_of(("one more",)) is not beyond, "there is room again"
 
@@ -621,11 +673,12 @@ def _found_by_the_kernel(door: Door, line: bytes) -> tuple[Any, tuple[str, ...]]
             return Response(418, b"")
 
     lane: Any = _Lane()
-    lane.heads.known = {lines: Head(cast("Any", Counter()), 0, True, False)}
+    lane.heads.known = {lines: Head(cast("Any", Counter()), True, False)}
     lane.transport.is_closing.return_value = False
     lane.flow.write_paused = False
     assert fast_lane.Turnstile is not None
-    turnstile = fast_lane.Turnstile(door, mock.Mock(), fast_lane.Outbox(ANSWERS_MAX))
+    outbox, limits = fast_lane.Outbox(ANSWERS_MAX), mock.Mock(header_lines_max=9)
+    turnstile = fast_lane.Turnstile(door, mock.Mock(), outbox, limits, KEPT)
     turnstile.passage(lane).data_received(line + lines + b"\r\n\r\n")
     assert lane.write_answer.called is bool(asked)
     assert lane.twin.called is not bool(asked)

@@ -76,6 +76,16 @@ VARYING = [
     select(b"b3:" + b" " * 600),
     ask(b"GET /health", b"tracestate: a=b"),
     ask(b"GET /loads?model_name=default", b"x-request-id: 1"),
+    select(b"X-Forwarded-For: 10.0.0.7, 10.0.0.8", b"cookie: a=b"),
+    select(b"authorization: Bearer x"),
+    select(b"x_y: z", b"via:", b"keep-alive: 5"),
+    select(b"x(y: z"),
+    select(b"proxy-connection: close"),
+    select(*(b"x: y" for _ in range(200))),
+    select(body=BODY + b" " * 9),
+    select(body=BODY + b"\n"),
+    select(length=f"0{LENGTH}"),
+    select(length=f"\t{LENGTH}"),
 ]
 LEASE = b'{"owner":"o","ttl_s":600,"lease_id":"l"}'
 FORMS = [
@@ -114,6 +124,14 @@ LENGTHS = [
 UPGRADE = ask(b"GET /health", b"connection: upgrade", b"upgrade: h2c")
 ENDS = [
     UPGRADE,
+    select(b"connection: close"),
+    select(b"connection: close, x") + HEALTH,
+    ask(b"POST /select HTTP/1.0", JSON, body=BODY),
+    ask(b"POST /select HTTP/1.0", JSON, b"transfer-encoding: chunked"),
+    ask(b"GET /health HTTP/1.0").replace(b"host: s\r\n", b""),
+    ask(b"GET /nope", b"connection: close"),
+    ask(b"POST /select", JSON, b"transfer-encoding: chunked, chunked") + b"0\r\n\r\n",
+    ask(b"POST /leases/x/renew", b"transfer-encoding: chunked") + b"1\r\nx\r\n0\r\nx: y\r\n\r\n",
     ask(b"GET /health", b"connection: close"),
     ask(b"GET /health HTTP/1.0"),
     ask(b"GET /health", b"connection: upgrade, http2-settings", b"upgrade: h2c"),

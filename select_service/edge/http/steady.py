@@ -1,0 +1,80 @@
+"""What of a head means the same with every request of a client, and the length beside it.
+
+A dozen header lines change what is answered here, and a client says the same in them again and
+again: `fast_lane.py` remembers what its parser has found in them. All others, for tracing, of
+proxies, cookies, keys of idempotence, may be others with every request, and are left out of what is
+remembered; so is the length of the body, which is read anew each time.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["GUARDED", "KEPT", "LENGTH_DIGITS_MAX", "LINES_MAX", "Steady"]
+
+KEPT: Final = frozenset(
+    (
+        *(b"host", b"content-type", b"accept", b"content-encoding", b"expect"),
+        *(b"connection", b"proxy-connection", b"transfer-encoding", b"upgrade", b"http2-settings"),
+    )
+)
+"""Names of the lines that decide how a request is read, by us or by the parser, and answered."""
+
+GUARDED: Final = KEPT | {b"authorization"}
+"""Those where tokens are asked for."""
+
+LENGTH_DIGITS_MAX: Final = 12
+"""Of a Content-Length: a terabyte. One that is longer is the parser's to judge."""
+
+LINES_MAX: Final = 256
+"""Heads whose lines are remembered as they were read, each of 8 KiB at most (`READ_BYTES_MAX`):
+where nothing differs but the path, as in calls without a body, they need not be read again."""
+
+_LENGTH_NAME: Final = b"content-length"
+_LENGTH: Final = re.compile(
+    rb"\r\n%b:[ \t]*+([0-9]{1,%d})[ \t]*+(?=\r\n|\Z)" % (_LENGTH_NAME, LENGTH_DIGITS_MAX),
+    re.IGNORECASE,
+)
+
+
+class Steady:
+    """Reads the lines of heads. The kernel's twin of it is in `_lane.pyx`.
+
+    Attributes:
+        names: of the lines that are kept, in lower case.
+        read: takes the lines of a head, each behind its line break; returns those that are kept,
+            and the length that was among them, or 0. Linear. What is odd in any way is kept: who
+            looks for it in what was learnt does not find it there, and the parser says what is
+            wrong.
+    """
+
+    __slots__ = ("_left_out", "names", "read")
+
+    def __init__(self, names: frozenset[bytes]) -> None:
+        self.names = names
+        self._left_out = _left_out(names)
+        self.read: Callable[[bytes], tuple[bytes, int]] = lru_cache(LINES_MAX)(self._read)
+
+    def _read(self, lines: bytes) -> tuple[bytes, int]:
+        kept = self._left_out(b"", lines)
+        said = _LENGTH.search(kept)
+        if said is None:
+            return kept, 0
+        return kept[: said.start()] + kept[said.end() :], int(said[1])
+
+
+@lru_cache
+def _left_out(names: frozenset[bytes]) -> Callable[[bytes, bytes], bytes]:
+    """Return what replaces the lines that are not kept.
+
+    Nothing that has been read is tried again (`*+`): a line of blanks would hold the loop for most
+    of a second.
+    """
+    kept = rb"|".join(sorted({*names, _LENGTH_NAME}))
+    line = rb"\r\n(?!(?:%b):)[A-Za-z0-9_-]++:[\t -~]*+(?=\r\n|\Z)" % kept
+    return re.compile(line, re.IGNORECASE).sub

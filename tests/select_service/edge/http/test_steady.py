@@ -1,0 +1,77 @@
+"""Of a head what matters is kept, the length is read, and reading takes no longer than looking."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from select_service.edge.http.steady import GUARDED, KEPT, Steady
+from select_service.edge.tracing.trace_context import parent_in
+
+PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_lines_of_no_matter_go_and_others_stay() -> None:
+    lines = (
+        b"\r\nhost: s\r\nTraceParent: \t " + PARENT + b"\r\nX-Forwarded-For: 10.0.0.1\r\nCookie:a=b"
+        b"\r\nb3 : x\r\nACCEPT: b3:x\r\nContent-Length:\t 17 "
+    )
+    assert Steady(KEPT).read(lines) == (b"\r\nhost: s\r\nb3 : x\r\nACCEPT: b3:x", 17)
+    assert parent_in(lines) is not None
+
+
+def test_credentials_matter_where_they_are_asked_for() -> None:
+    lines = b"\r\nhost: s\r\nauthorization: Bearer x"
+    assert Steady(KEPT).read(lines) == (b"\r\nhost: s", 0)
+    assert Steady(GUARDED).read(lines) == (lines, 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"b3:\x80", b"b3:\x00", b"b3: a\nb", b" b3: x", b"b3", b":x", b"x y: z", b"x(y): z"),
+        *(b"content-length: +5", b"content-length:", b"content-length: 1234567890123"),
+        *(b"content-length: 5,5", b"content-length : 5", b"content-encoding: gzip"),
+    ],
+)
+def test_what_is_odd_stays(line: bytes) -> None:
+    lines = b"\r\nhost: s\r\n" + line
+    assert Steady(KEPT).read(lines) == (lines, 0)
+
+
+def test_one_length_is_read_and_a_second_one_stays() -> None:
+    lines = b"\r\ncontent-length: 5\r\ncontent-length: 6"
+    assert Steady(KEPT).read(lines) == (b"\r\ncontent-length: 6", 5)
+
+
+@pytest.mark.parametrize("name", [b"b3:", b"content-length:", b"traceparent:"])
+@pytest.mark.parametrize("blank", [b" ", b"\t"])
+@pytest.mark.parametrize("end", [b"\x80", b"a" * 600])
+def test_a_long_line_is_read_once(name: bytes, blank: bytes, end: bytes) -> None:
+    """Minutes, were every blank tried with every length of what follows."""
+    lines = b"\r\n" + name + blank * 4_000_000 + end
+    kept, length = Steady(KEPT).read(lines)
+    assert not length
+    assert (kept == b"") is (end != b"\x80" and not name.startswith(b"content"))
+    assert parent_in(lines) is None
+
+
+_names = st.sampled_from(sorted(GUARDED)) | st.sampled_from(
+    [b"x-request-id", b"content-length", b"Content-LENGTH", b"cookie", b"conTent-type", b"accep"]
+)
+_line = st.builds(
+    lambda name, value: name + b":" + value, _names, st.binary(max_size=8) | st.just(b" 12")
+)
+
+
+@given(st.lists(_line, max_size=6))
+@example([b"host: s", b"a: b", b"content-length: 3"])
+def test_what_is_kept_are_lines_as_they_came(lines: list[bytes]) -> None:
+    """Against splitting them: lines with breaks inside are none of ours to tell apart."""
+    kept, _ = Steady(KEPT).read(b"".join(b"\r\n" + line for line in lines))
+    if any(b"\r" in line or b"\n" in line for line in lines):
+        return
+    left = kept.split(b"\r\n")[1:]
+    matter = [one for one in lines if one.partition(b":")[0].lower() in KEPT]
+    assert [one for one in left if one.partition(b":")[0].lower() in KEPT] == matter
