@@ -2,7 +2,8 @@
 """The compiled way of plain KV events: out of the bytes, into the tree.
 
 Optional. `core/wire.py` and `core/stream.py` are its twins and say what is right; this module only
-does what is plain (see `_events.h` for messages, `Feeder` for streams) and hands everything else, a message or one event of it, to them before anything has happened.
+does what is plain (see `_events.h` for messages, `Feeder` for streams) and hands everything else, a
+message or one event of it, to them before anything has happened.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -140,6 +141,7 @@ cdef extern from *:
 
 cdef enum:
     HASH = 8  # bytes
+    LISTED = 4  # names that are handed on as a list
     SLICE = 512  # SLICE_BLOCKS, checked below
     READ_AT_ONCE = 1 << 17  # READ_AT_ONCE_BYTES, likewise
     NESTING = 1000  # NESTING_MAX, likewise
@@ -204,6 +206,17 @@ cdef list _names(kv_batch *b, kv_event *e):
     cdef size_t i
     cdef uint64_t *names = b.names + e.names_at
     return [PyLong_FromUnsignedLongLong(names[i]) for i in range(e.names)]
+
+
+cdef object _some(const uint64_t *names, size_t count):
+    """Names for the index: packed, which it compares and files as they lie, unless they are few."""
+    cdef size_t i
+    cdef array.array packed
+    if count <= LISTED:
+        return [PyLong_FromUnsignedLongLong(names[i]) for i in range(count)]
+    packed = array.clone(u64_array, count, False)
+    memcpy(packed.data.as_voidptr, names, count * HASH)
+    return packed
 
 
 cdef list _media(kv_batch *b, kv_event *e):
@@ -739,7 +752,7 @@ cdef class Feeder:
             self.rank,
             tiers[e.tier],
             PyLong_FromUnsignedLongLong(e.parent) if e.has_parent else None,
-            _names(&scratch, e),
+            _some(scratch.names + e.names_at, e.names),
             PyBytes_FromStringAndSize(<char *>hashes, e.names * HASH),
             namespace=space,
             group=0,
@@ -1035,9 +1048,7 @@ cdef class Feeder:
 
     cdef int _uncover(self, kv_event *e, size_t start, size_t end) except -1:
         """Let Python let go of some of an event's blocks, which are held once each."""
-        cdef size_t i
-        cdef uint64_t *names = scratch.names + e.names_at
-        rest = [PyLong_FromUnsignedLongLong(names[i]) for i in range(start, end)]
+        rest = _some(scratch.names + e.names_at + start, end - start)
         removal.uncover_listed(self.tree, self.holder, tiers[e.tier], rest)
         self.dear = dear
         return 0

@@ -72,7 +72,7 @@ def cover_run(
 def cover_known(
     holder: Holder, tier: int, group: int, place: tuple[Node, int], names: Sequence[int]
 ) -> None:
-    """Hold consecutive blocks that the rank has there under these names, one more reference each."""
+    """Hold blocks that the rank has there under these names, one more reference each."""
     node, position = place
     span = all_ones(len(names)) << position
     again = node.held_on(holder.holder_id, tier) & span

@@ -471,6 +471,40 @@ def test_a_stream_fed_the_compiled_way_for_long(seed: int, form: str) -> None:
     stands_where_its_twin_stands(seed, form)
 
 
+@pytest.mark.parametrize("medium", ["GPU", "CPU_TIER1"])
+@pytest.mark.parametrize("count", [5, 70, 300])
+def test_coloured_events_of_any_length_are_stored_as_their_twin_stores_them(
+    count: int, medium: str
+) -> None:
+    """Long ones go in slices in Python, which says in its own way what it refuses."""
+    names, tokens = [*range(1, count + 1)], [n % 3 for n in range(count * BLOCK_SIZE)]
+    keys = [["a", [MEDIA, 0]] if n % 2 else ["a"] for n in range(count)]
+    first: dict[str, Any] = {"lora_name": "a", "extra_keys": keys, "block_size": BLOCK_SIZE}
+    after = {**first, "extra_keys": [["a", "s"], *keys[1:]], "medium": medium}
+    events = [
+        stored(names, tokens, None, **first),
+        stored(names, tokens, None, **first | {"medium": medium}),
+        stored([*names[:-1], names[0]], tokens, None, **first),  # a name twice
+        stored([n + 1000 for n in names], tokens, None, **after),
+        stored([n + 2000 for n in names], tokens, names[-1], **first | {"medium": medium}),
+        stored([n + 2000 for n in names], tokens, names[-1], **first | {"lora_name": "b"}),
+        stored([n + 3000 for n in names], tokens, 2000 + count, block_size=BLOCK_SIZE),
+        stored([n + 4000 for n in names], tokens, names[2], **first),
+        removed(names[::-1], medium=medium),
+        removed(names[::2]),
+        removed([n + 3000 for n in names]),
+        removed([n + 4000 for n in reversed(names)]),
+    ]
+    fast, slow = (streams(compiled=compiled, limits=StreamLimits()) for compiled in (True, False))
+    messages = [message(0, encode_batch([stored([9999], [7] * 4, None, block_size=4)]))]
+    for seq, event in enumerate(events, 1):
+        messages.append(message(seq, encode_batch([event])))
+        for _, opened in (fast, slow):
+            feed(opened[0], messages, float(seq))
+        messages.clear()
+        assert books(*fast) == books(*slow)
+
+
 def test_a_stream_at_rest_keeps_nothing_of_its_rank() -> None:
     """A rank that is cleared has millions of names to give back, and its stream may be silent."""
     index, (stream, _) = streams(compiled=True, limits=StreamLimits())
