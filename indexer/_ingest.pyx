@@ -436,10 +436,11 @@ cdef class Feeder:
     cdef long dear  # what an event cost beside its blocks
     cdef NameMap where
     cdef list blocks
+    cdef dict waiting
     cdef array.array digests
     cdef size_t block_size
     cdef uint64_t expected, dp_rank
-    cdef bint is_named, is_map, has_many_orphans
+    cdef bint is_named, is_map, has_many_orphans, is_home  # group 0's references are the plain ones
     cdef int group0  # 0: does not count, 1: counts, 2: nothing was said
     cdef long turn, room
     cdef public bint is_torn  # a message was taken and, by an error, not written to its end
@@ -497,7 +498,8 @@ cdef class Feeder:
         finally:
             scratch_in_use = False
             self._flush(now)
-            self.holder = self.where = self.runs = self.blocks = None  # it may leave meanwhile
+            # it may leave meanwhile
+            self.holder = self.where = self.runs = self.blocks = self.waiting = None
         if cost < 0:
             stream.hear(frames, now)
 
@@ -536,6 +538,9 @@ cdef class Feeder:
         self.where = holder.where
         self.runs = holder.runs
         self.blocks = holder.blocks
+        self.waiting = holder.waiting
+        home = holder.home
+        self.is_home = type(home) is int and home == 0
         return True
 
     cdef long _message(self, list frames, double now) except? -2:
@@ -585,7 +590,7 @@ cdef class Feeder:
                 done = self._store(e)
             else:
                 done = self._remove(e)
-            if not done and e.kind == KV_STORED and self.holder.waiting:
+            if not done and e.kind == KV_STORED and PyDict_Size(self.waiting):
                 self._flush(now)  # it may bring many their parent, which takes its time
                 self.stream._begin(_batch(k, scratch.event_count))
                 self.is_torn = False
@@ -657,8 +662,7 @@ cdef class Feeder:
             return False
         if self.group0 != 1 and (self.group0 == 0 or e.attention == KV_ATTENTION_MAIN):
             return False
-        home = self.holder.home
-        return type(home) is int and home == 0
+        return self.is_home
 
     cdef bint _is_own_leaf(self, PyObject *node, int tier) except -1:
         """Whether the rank alone holds a leaf, entirely, and on that tier only."""
@@ -717,7 +721,7 @@ cdef class Feeder:
             e.block_size != <int64_t>self.block_size
             or e.tokens != e.names * self.block_size
             or (e.is_adapter_numbered and not e.lora_name.bytes)
-            or self.holder.waiting
+            or PyDict_Size(self.waiting)
             or self.has_many_orphans
             or <long>e.names > self.room  # what then is Python's to say
         ):
