@@ -382,10 +382,12 @@ class FastLane(GuardedProtocol):
 
     @override
     def on_body(self, body: bytes) -> None:
+        self._line_bytes = 0
         if self._call is None:
             super().on_body(body)
         elif len(self._body) + len(body) > self.door.max_body_bytes:  # in chunks: nobody has said
             self._call, body, self._body = None, bytes(self._body) + body, b""
+            self._owes_answer = False  # but the cycle that is made now
             self._take_asgi_way()
             super().on_body(body)
         elif not self._body:

@@ -346,6 +346,20 @@ def test_chunks_of_more_than_a_body_may_have(taken: list[bytes]) -> None:
     on_a_port(use, max_body_bytes=64)
 
 
+@pytest.mark.parametrize("more", [b"zzz\r\n", b""], ids=["nonsense", "nothing"])
+def test_who_was_told_that_a_body_is_too_long_is_told_nothing_more(more: bytes) -> None:
+    """A proxy would take a second answer for that to the next request, which may be another's."""
+
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(CHUNKED % b"application/json" + b"40\r\n" + b" " * 64 + b"\r\n1\r\n \r\n")
+        assert (await wire.answer())[0] == 413
+        wire.say(more)
+        assert await wire.rest() == b""
+
+    on_a_port(use, max_body_bytes=64, body_timeout_s=0.3)
+
+
 def test_with_an_access_log_every_request_is_in_it(taken: list[bytes]) -> None:
     async def use(port: int, service: Driver, _: Server) -> None:
         wire = await Wire.to(port)
