@@ -309,6 +309,10 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._upgrading:
             return
         self._enter_rest()
+        if not self.parser.should_keep_alive():  # a trailer may say so: it parses no more
+            self.cycle.keep_alive = False
+            if self.cycle.response_complete:
+                self.transport.close()
         super().on_message_complete()
 
     @override

@@ -285,3 +285,27 @@ def test_trailers_within_the_limit_are_passed_over() -> None:
         assert await statuses(wire) == [200, 200]
 
     on_a_port(use, head_bytes_max=20_000)
+
+
+@pytest.mark.parametrize("more", [b"", b"content-encoding: identity\r\n"], ids=["fast", "asgi"])
+def test_a_connection_whose_end_is_said_in_a_trailer_ends(more: bytes) -> None:
+    """The parser passes over all that follows: who asked again waited for nothing."""
+
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        wire = await Wire.to(port)
+        wire.say(HEAD + more + CHUNKED + b"\r\n" + CHUNK + b"0\r\nconnection: close\r\n\r\n")
+        assert await statuses(wire) == [200]
+
+    on_a_port(use)
+
+
+def test_nor_does_it_last_if_all_is_answered_before() -> None:
+    async def use(port: int, _: Driver, __: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(HEAD + CHUNKED + b"\r\n40\r\n" + b" " * 64 + b"\r\n1\r\n \r\n")
+        assert (await wire.answer())[0] == 413
+        wire.say(b"0\r\nconnection: close\r\n\r\n")
+        assert await wire.rest() == b""
+
+    on_a_port(use, max_body_bytes=64)
