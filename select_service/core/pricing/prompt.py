@@ -141,6 +141,11 @@ def packed(request: P) -> P:
 
     The lists must have been found right, as `read_prompt` does.
     """
+    media = request.mm_routing_info
+    if media is not None and not isinstance(media.routing_token_ids, list | bytes):  # an array
+        tokens = [int(token) for token in media.routing_token_ids]
+        media = msgspec.structs.replace(media, routing_token_ids=tokens)
+        request = msgspec.structs.replace(request, mm_routing_info=media)
     if (  # as all come from the door
         type(request.sequence_hashes) in _AS_THEY_ARE
         and type(request.block_hashes) in _AS_THEY_ARE
