@@ -385,6 +385,8 @@ class FastLane(GuardedProtocol):
         self._line_bytes = 0
         if self._call is None:
             super().on_body(body)
+        elif self._call.route.takes is None:
+            return  # nobody reads it: strangers must not have us keep it, where they may ask this
         elif len(self._body) + len(body) > self.door.max_body_bytes:  # in chunks: nobody has said
             self._call, body, self._body = None, bytes(self._body) + body, b""
             self._owes_answer = False  # the cycle does
