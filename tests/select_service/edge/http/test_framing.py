@@ -278,7 +278,7 @@ def test_trailers_within_the_limit_are_passed_over() -> None:
         seat(service)
         wire = await Wire.to(port)
         wire.say(HEAD + CHUNKED + b"\r\n" + CHUNK + b"0\r\n")
-        for _ in range(30):
+        for _line in range(30):
             wire.say(b"x: " + b"a" * 1_000 + b"\r\n")
             await asyncio.sleep(0)
         wire.say(b"\r\n" + HIDDEN)
