@@ -235,8 +235,11 @@ class Ledger:
 
     def limit_step(self, slot: int, tokens: int | None) -> None:
         """Who sits on a slot computes so many tokens in a step; None: nobody says."""
-        self.step[slot] = STEP_TOKENS if tokens is None else tokens
-        self.ahead[slot] = min(self.ahead[slot], self.step[slot])
+        step = float(STEP_TOKENS if tokens is None else tokens)
+        if step == self.step[slot]:  # as whoever registers again and again says
+            return
+        self.step[slot] = step
+        self.ahead[slot] = min(self.ahead[slot], step)
         self.packed = b""
 
     def _open_lane(self, slot: int) -> Lane:

@@ -165,6 +165,17 @@ def test_who_comes_to_a_slot_has_a_step_of_its_own_and_nothing_done() -> None:
     assert ledger.step.tolist() == [float(STEP_TOKENS)]
 
 
+def test_a_worker_that_registers_again_as_it_was_changes_nothing() -> None:
+    ledger = Ledger()
+    ledger.ensure(1)
+    ledger.limit_step(0, 2000)
+    ledger.book("one", 0, b"", 100_000, 1.0)
+    told = ledger.columns()
+    ledger.limit_step(0, 2000)
+    assert ledger.ahead.tolist() == [100_000.0]
+    assert ledger.columns() is told
+
+
 def test_nothing_is_told_of_queues_that_nobody_prices() -> None:
     ledger = Ledger()
     ledger.ensure(2)
