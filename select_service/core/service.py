@@ -69,7 +69,7 @@ if all(
     [
         usable("select_service._layout", 1),
         usable("select_service.core._speed", 16),
-        usable("select_service.core._books", 2),
+        usable("select_service.core._books", 3),
         usable("select_service.core._booking", 2),
         usable("select_service.core._shortcut", 3),
     ]
