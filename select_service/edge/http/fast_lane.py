@@ -238,7 +238,8 @@ class FastLane(GuardedProtocol):
     _head: Head  # of that
     _body: bytes | bytearray = b""
     _turn_used = False  # one request per read: a client that pipelines must not own the loop
-    _is_last = False  # it ends with its next answer; of the whole class: the server is leaving
+    _is_last = False  # it ends with its next answer; of the whole class: the server is leaving,
+    # so no connection may say False of itself
     _debt: _Debt | None = None  # an answer that waits for the disk
     _idle_since: float | None = None  # 0.0: our last answer was since the last sweep; loop time of
     # the first sweep that found it so; None on the ASGI way
@@ -407,7 +408,8 @@ class FastLane(GuardedProtocol):
             return
         body, self._body = self._body, b""
         self._call = None
-        self._is_last |= not self.parser.should_keep_alive()  # a trailer, too, may say so
+        if not self.parser.should_keep_alive():  # a trailer, too, may say so
+            self._is_last = True
         self._owes_answer = False
         answer, self._handed = self._handed, None
         if answer is None:
@@ -538,7 +540,8 @@ class FastLane(GuardedProtocol):
         self._head = head
         call = self.door.call_for(self.parser.get_method(), self.url, head, length)
         if is_last or is_chunked:  # which is the parser's to see
-            self._is_last |= is_last and call is not None
+            if is_last and call is not None:
+                self._is_last = True
             return call
         if head.grant is not None and head.grant.name is None:
             return call  # strangers could have their headers push those of others out
