@@ -14,6 +14,7 @@ from select_service.core.verbs.placing import Placing
 from select_service.types import (
     Answer,
     CoreLimits,
+    RouterConfigOverride,
     SelectAndReserveRequest,
     SelectRequest,
 )
@@ -27,6 +28,7 @@ class Shortcut:
         limits: CoreLimits,
         settings: AdmissionSettings,
         weights: Weights,
+        weights_of: Callable[[RouterConfigOverride], Weights],
         placing: Placing,
         decisions: Decisions,
         counters: Counters,

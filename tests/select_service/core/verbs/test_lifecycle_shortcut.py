@@ -37,6 +37,7 @@ from tests.select_service.core.verbs.test_shortcut import (
     comings,
     holdings,
     in_tokens,
+    preferring,
 )
 from tests.select_service.core.watching.test_witness import Notes
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
@@ -178,6 +179,7 @@ def bookings(draw: st.DrawFn) -> Step:
         )
     )
     unknown = draw(st.sampled_from([b"", b"", b"", b'{"who":"knows"}']))
+    wishes |= draw(st.one_of(*[st.just({})] * 3, preferring))
     hashes = draw(st.sampled_from(CHAINS))
     if draw(st.sampled_from([False, False, True])):
         return take(SelectAndReserveRequest(token_ids=in_tokens(hashes), **wishes), unknown)
@@ -252,7 +254,12 @@ steps = st.one_of(
         [{}, {"decision_ring": 0}, {"reservations_max": 3}, {"freed_ids_max": 1}]
     ),
     ttl_s=st.sampled_from([30.0, 0.0]),
-    config=st.sampled_from([{}, {"track_prefill_tokens": False}, {"policy": "first-token"}]),
+    config=st.sampled_from(
+        [
+            *[{}, {"track_prefill_tokens": False}, {"policy": "first-token"}],
+            {"temperature": 0.7},
+        ]
+    ),
     router_id=st.sampled_from([0, 0, 77]),
     is_kept=st.booleans(),
 )
