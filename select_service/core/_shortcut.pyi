@@ -14,6 +14,8 @@ from select_service.core.verbs.placing import Placing
 from select_service.types import (
     Answer,
     CoreLimits,
+    ReservationAnswer,
+    ReservationRequest,
     RouterConfigOverride,
     SelectAndReserveRequest,
     SelectRequest,
@@ -41,6 +43,9 @@ class Shortcut:
     @staticmethod
     def suits(weights: Weights) -> bool: ...
     def select(self, request: SelectRequest, now: float) -> tuple[Answer, Effects] | None: ...
+    def reserve(
+        self, request: ReservationRequest, now: float
+    ) -> tuple[ReservationAnswer, Effects] | None: ...
     def select_and_reserve(
         self, request: SelectAndReserveRequest, now: float
     ) -> tuple[Answer, Effects] | None: ...

@@ -36,6 +36,8 @@ from select_service.core.pricing.scoring import preferences
 from select_service.core.verbs.placing import sketch
 from select_service.errors import ServiceError
 from select_service.types import (
+    ReservationAnswer,
+    ReservationRequest,
     RouterConfigOverride,
     RoutingConstraints,
     SelectAndReserveRequest,
@@ -80,6 +82,28 @@ cdef tuple _REQUEST = (
 cdef Layout requests = layout_of(SelectRequest(), _REQUEST)
 cdef Layout booking_requests = layout_of(
     SelectAndReserveRequest(), (*_REQUEST, "reservation_id")
+)
+
+cdef enum:  # likewise, of one that books what its caller has chosen
+    CHOSEN_MODEL_NAME
+    CHOSEN_TENANT_ID
+    CHOSEN_ROUTING_GROUP
+    CHOSEN_BLOCK_HASHES
+    CHOSEN_SEQUENCE_HASHES
+    CHOSEN_ISL_TOKENS
+    CHOSEN_SELECTION_ID
+    CHOSEN_RESERVATION_ID
+    CHOSEN_EXPECTED
+    CHOSEN_WORKER_ID
+    CHOSEN_DP_RANK
+    CHOSEN_PREFILL
+    CHOSEN_UNUSUAL
+
+cdef Layout chosen_requests = layout_of(
+    ReservationRequest(reservation_id="", worker_id=0),
+    ("model_name", "tenant_id", "routing_group", "block_hashes", "sequence_hashes", "isl_tokens",
+     "selection_id", "reservation_id", "expected_output_tokens", "worker_id", "dp_rank",
+     "effective_prefill_tokens"),
 )
 
 
@@ -319,6 +343,85 @@ cdef class Shortcut:
                 fingerprint = fingerprint_of(request, b"")
         return self._place(&asked, request, local, second, name, fingerprint, now)
 
+    def reserve(self, request, double now):
+        """Return (answer, effects) as `Reserving.reserve` does; None: that is to do it."""
+        cdef Layout kind = chosen_requests
+        cdef int at
+        cdef Py_ssize_t length, slot
+        cdef uint64_t isl_tokens
+        if self._clerk is None or type(request) is not ReservationRequest:
+            return None
+        for at in range(CHOSEN_UNUSUAL, kind.count):
+            if place(kind, request, at)[0] != place(kind, kind.first, at)[0]:
+                return None
+        partition = self._partition_of(
+            get(kind, request, CHOSEN_MODEL_NAME), get(kind, request, CHOSEN_TENANT_ID),
+            get(kind, request, CHOSEN_ROUTING_GROUP),
+        )
+        if partition is None:
+            return None
+        cdef Glance glance = self._glance(partition)
+        chain, local = (
+            get(kind, request, CHOSEN_SEQUENCE_HASHES), get(kind, request, CHOSEN_BLOCK_HASHES)
+        )
+        isl, prefill = get(kind, request, CHOSEN_ISL_TOKENS), get(kind, request, CHOSEN_PREFILL)
+        rank, expected = get(kind, request, CHOSEN_DP_RANK), get(kind, request, CHOSEN_EXPECTED)
+        worker_id = get(kind, request, CHOSEN_WORKER_ID)
+        if (
+            not glance.is_plain
+            or not PyBytes_CheckExact(<PyObject *>chain)
+            or not PyLong_CheckExact(<PyObject *>isl)
+            or not PyLong_CheckExact(<PyObject *>worker_id)
+            or not (rank is None or PyLong_CheckExact(<PyObject *>rank))
+            or not (expected is None or PyLong_CheckExact(<PyObject *>expected))
+            or not (prefill is None or PyLong_CheckExact(<PyObject *>prefill))
+        ):
+            return None
+        if local is not None and (
+            not PyBytes_CheckExact(<PyObject *>local) or PyBytes_GET_SIZE(local) % HASH
+        ):
+            return None
+        length = PyBytes_GET_SIZE(chain)
+        if length % HASH or length // HASH > self._limits.blocks_per_request_max:
+            return None
+        try:
+            isl_tokens = isl
+        except OverflowError:
+            return None
+        if not isl_tokens or (prefill is not None and not 0 <= prefill <= isl):
+            return None
+        worker = partition.seating.present.get(worker_id)
+        rank = 0 if rank is None else rank
+        if worker is None or worker.drain is not None or rank not in worker.slots:
+            return None
+        name = get(kind, request, CHOSEN_RESERVATION_ID)
+        second = get(kind, request, CHOSEN_SELECTION_ID)
+        if name is None or not self._clerk.may_book(glance.ledger, name, second):
+            return None
+        track = True if prefill is not None else self._weights.track_prefill_tokens
+        if prefill is None:
+            prefill = isl if track else 0
+        slot = worker.slots[rank]
+        scope = partition.scope
+        answer = ReservationAnswer(
+            name, scope.model_name, scope.tenant_id, worker.worker_id, rank, worker.spec.endpoint
+        )
+        return answer, self._clerk.book(
+            partition, slot, name, fingerprint_of(request, b""), chain, prefill, isl, second,
+            expected, track, answer, now,
+        )
+
+    cdef object _partition_of(self, model_name, tenant, group):
+        if tenant is UNSET:
+            tenant = "default" if group is UNSET else group
+        return self._partitions.get((model_name, tenant))
+
+    cdef Glance _glance(self, partition):
+        glance = partition.glance
+        if glance is None:
+            glance = partition.glance = Glance(partition)
+        return <Glance>glance
+
     cdef bytes _read(self, Asked *asked, Layout kind, int unusual, request):
         """Read a request, and have a look at its partition; its block hashes if both are plain."""
         cdef int at
@@ -342,17 +445,13 @@ cdef class Shortcut:
                 return None
             if preferred:
                 asked.preferred = <PyObject *>preferred  # which the request keeps
-        tenant = get(kind, request, TENANT_ID)
-        if tenant is UNSET:
-            tenant = get(kind, request, ROUTING_GROUP)
-            if tenant is UNSET:
-                tenant = "default"
-        partition = self._partitions.get((get(kind, request, MODEL_NAME), tenant))
+        partition = self._partition_of(
+            get(kind, request, MODEL_NAME), get(kind, request, TENANT_ID),
+            get(kind, request, ROUTING_GROUP),
+        )
         if partition is None:
             return None
-        cdef Glance glance = partition.glance
-        if glance is None:
-            glance = partition.glance = Glance(partition)
+        cdef Glance glance = self._glance(partition)
         asked.partition, asked.glance = <PyObject *>partition, <PyObject *>glance
         if not glance.is_plain or self._is_watched_by_others(glance):
             return None

@@ -782,6 +782,14 @@ cdef class LoadRows:
             most = ceil(head / step) * step
         self._ahead[slot] = left if left < most else most
 
+    cdef int lengthen(self, Py_ssize_t slot, double decode, double blocks) except -1:
+        """A request has become so many blocks longer; for other kernels."""
+        if not 0 <= slot < self._decode.shape[0]:
+            raise IndexError(slot)
+        self._decode[slot] = decode
+        self._context[slot] += blocks
+        return 0
+
     cpdef free(self, Py_ssize_t slot, int64_t requests, double decode, double blocks):
         """A request whose prompt is computed went."""
         if not 0 <= slot < self._prefill.shape[0]:

@@ -69,8 +69,8 @@ if all(
     [
         usable("select_service._layout", 1),
         usable("select_service.core._speed", 17),
-        usable("select_service.core._books", 2),
-        usable("select_service.core._booking", 2),
+        usable("select_service.core._books", 3),
+        usable("select_service.core._booking", 3),
         usable("select_service.core._shortcut", 4),
     ]
 ):
@@ -253,7 +253,7 @@ class SelectionCore:
             *(self.reader, self.desk, self.room, self.replicas.leases, self.limits),
             *(self.admitting, self.pairs, self.trusting, selecting.new_id),
         )
-        reserving.clerk = self._clerk
+        reserving.clerk, reserving.shortcut = self._clerk, selecting.shortcut
         self.reserve = reserving.reserve
         self.prefill_complete = reserving.prefill_complete
         self.output_block = reserving.output_block

@@ -28,6 +28,7 @@ from select_service.types import (
     CacheThreshold,
     CoreLimits,
     PinnedWorker,
+    ReservationRequest,
     RouterConfig,
     RouterConfigOverride,
     RoutingConstraints,
@@ -55,10 +56,10 @@ class Told:
         self.shortcut: Any = selecting.shortcut
         self.clerk: Any = reserving.clerk
         if not direct:
-            selecting.shortcut = reserving.clerk = None
+            selecting.shortcut = reserving.shortcut = reserving.clerk = None
             return
         if self.shortcut is not None:
-            selecting.shortcut = Counted(self)  # type: ignore[assignment]
+            selecting.shortcut = reserving.shortcut = Counted(self)  # type: ignore[assignment]
         if self.clerk is not None:
             reserving.clerk = Counted(self)  # type: ignore[assignment]
 
@@ -96,6 +97,14 @@ class Counted:
 
     def select_and_reserve(self, request: SelectAndReserveRequest, now: float) -> Any:
         return self._counted(self._told.shortcut.select_and_reserve(request, now))
+
+    def reserve(self, request: ReservationRequest, now: float) -> Any:
+        return self._counted(self._told.shortcut.reserve(request, now))
+
+    def output_block(self, name: str, now: float) -> bool:
+        is_done: bool = self._told.clerk.output_block(name, now)
+        self._told.shortcuts += is_done
+        return is_done
 
     def prefill_complete(self, name: str, now: float) -> Any:
         return self._counted(self._told.clerk.prefill_complete(name, now))
