@@ -128,7 +128,7 @@ class RequestDecoder(Generic[T]):
         if kind.__struct_config__.frozen and not _required(kind):
             self._empty = Decoded(self._decode(b"{}"), None, b"")
 
-    def decode(self, body: bytes) -> Decoded[T]:  # noqa: C901 - straight on: all pay for it
+    def decode(self, body: bytes) -> Decoded[T]:  # noqa: C901, PLR0912 - straight on: all pay for it
         """Decode and check one body; linear in its length.
 
         Raises:
