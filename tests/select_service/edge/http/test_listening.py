@@ -49,7 +49,7 @@ def test_silent_peers_are_probed_where_the_system_can(monkeypatch: pytest.Monkey
     def asked(option: int, level: int = socket.IPPROTO_TCP) -> int:
         with bind("127.0.0.1", 0) as listener:
             listener.listen()
-            listener.setblocking(True)  # noqa: FBT003 - the name of the parameter is `flag`
+            listener.setblocking(True)
             with socket.create_connection(listener.getsockname()), listener.accept()[0] as one:
                 return one.getsockopt(level, option)
 
