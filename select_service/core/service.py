@@ -217,10 +217,19 @@ class SelectionCore:
         is_usable = kinds.has_shortcut and not trace_decisions
         if Shortcut is not None and is_usable and Shortcut.suits(weights):
             self.selecting.shortcut = Shortcut(
-                *(self.partitions, self.limits, self.admitting.settings, weights),
-                *(self.reader.overridden, placing),
-                *(self.decisions, self.counters, rng, kinds.draws),
-                *(self._clerk, self.desk, self.selecting.new_id),
+                self.partitions,
+                self.limits,
+                self.admitting.settings,
+                weights,
+                self.reader.overridden,
+                placing,
+                self.decisions,
+                self.counters,
+                rng,
+                draws=kinds.draws,
+                clerk=self._clerk,
+                desk=self.desk,
+                new_id=self.selecting.new_id,
             )
         self._usher = Usher(*(self.reader, self.desk, self.admitting, placing, self.room, rng))
 
