@@ -272,7 +272,8 @@ cdef class Shortcut:
     cdef Clerk _clerk
     cdef RecordRing _ring  # where nobody listens to what it is told
     cdef list _draws
-    cdef bint _is_ours  # it is `first-token`
+    cdef double _scale, _credit, _temperature  # of those in force for who has none of its own
+    cdef bint _track, _is_ours  # it is `first-token`
 
     def __init__(self, partitions, limits, settings, weights, weights_of, placing, decisions,
                  counters, rng, draws=None, Clerk clerk=None, desk=None, new_id=None):
@@ -301,6 +302,8 @@ cdef class Shortcut:
         self._ring = ring if type(ring) is RecordRing else None
         self._rng, self._draw, self._draws = rng, rng.random, draws
         self._weights, self._weights_of = weights, weights_of
+        self._scale, self._credit = weights.prefill_load_scale, weights.overlap_score_credit
+        self._track, self._temperature = weights.track_prefill_tokens, weights.temperature
         self._is_ours = not weights.is_kv_cost
 
     @staticmethod
@@ -411,12 +414,12 @@ cdef class Shortcut:
             expected, track, answer, now,
         )
 
-    cdef object _partition_of(self, model_name, tenant, group):
+    cdef inline object _partition_of(self, model_name, tenant, group):
         if tenant is UNSET:
             tenant = "default" if group is UNSET else group
         return self._partitions.get((model_name, tenant))
 
-    cdef Glance _glance(self, partition):
+    cdef inline Glance _glance(self, partition):
         glance = partition.glance
         if glance is None:
             glance = partition.glance = Glance(partition)
@@ -435,8 +438,8 @@ cdef class Shortcut:
         if asked.override != <PyObject *>None and type(<object>asked.override) is not RouterConfigOverride:
             return None
         asked.preferred, asked.is_noted_apart = NULL, False
-        constraints = get(kind, request, CONSTRAINTS)
-        if constraints is not UNSET:
+        if place(kind, request, CONSTRAINTS)[0] != <PyObject *>UNSET:
+            constraints = get(kind, request, CONSTRAINTS)
             if type(constraints) is not RoutingConstraints or constraints.required_taints:
                 return None
             asked.is_noted_apart = True
@@ -528,9 +531,12 @@ cdef class Shortcut:
         cdef Py_ssize_t blocks = PyBytes_GET_SIZE(local) // HASH
         cdef list matched = None, shared = None
         weights = self._weights
+        cdef double scale = self._scale, credit = self._credit, temperature = self._temperature
+        cdef bint track = self._track
         if asked.override != <PyObject *>None:
             weights = self._weights_of(<object>asked.override)
-        cdef double temperature = weights.temperature
+            scale, credit = weights.prefill_load_scale, weights.overlap_score_credit
+            track, temperature = weights.track_prefill_tokens, weights.temperature
         cdef bint is_special = temperature != 0.0 or asked.preferred != NULL
         if blocks:
             first = PyBytes_FromStringAndSize(PyBytes_AS_STRING(local), HASH)
@@ -557,7 +563,7 @@ cdef class Shortcut:
         if self._draws is not None:
             self._draws.clear()
         cdef double decode_scale = 1.0, delay = 0.0, eviction = 0.0, context_scale = 0.0, pace = 0.0
-        cdef bint expects = False, track = weights.track_prefill_tokens
+        cdef bint expects = False
         if self._is_ours:
             weights = partition.at_present(weights)
             decode_scale, delay, eviction, expects, context_scale, pace = weights.of_ours
@@ -569,9 +575,8 @@ cdef class Shortcut:
         cdef Choice chosen
         glance.pricer.choose(
             &chosen, NULL, glance.count, <double>isl_tokens, glance.size, blocks,
-            weights.prefill_load_scale, weights.overlap_score_credit, track, matched, shared,
-            self._draw, NULL, self._is_ours, decode_scale, delay, eviction, expects, context_scale,
-            pace, now, preference, temperature, self._rng,
+            scale, credit, track, matched, shared, self._draw, NULL, self._is_ours, decode_scale,
+            delay, eviction, expects, context_scale, pace, now, preference, temperature, self._rng,
         )
         cdef Py_ssize_t slot = chosen.row
         answer = glance.answer(partition, slot)
@@ -597,11 +602,11 @@ cdef class Shortcut:
                 chain = sequence_hashes(local)
             put(layout, answer, ANSWERS_RESERVATION_ID, reservation_id)
             put(layout, answer, ANSWERS_ISL_TOKENS, isl)
-            put(layout, answer, ANSWERS_TRACK, weights.track_prefill_tokens)
+            put(layout, answer, ANSWERS_TRACK, track)
             put(layout, answer, ANSWERS_DECODE_BLOCKS, chosen.blocks)
             effects = self._clerk.book(
                 partition, slot, reservation_id, fingerprint, chain, left if track else 0,
-                isl, selection_id, get(booking_requests, request, EXPECTED), weights.track_prefill_tokens,
+                isl, selection_id, get(booking_requests, request, EXPECTED), track,
                 layout.copy_of(answer), now,
             )
             put(layout, answer, ANSWERS_HASHES, self._desk.show_hashes(chain))
