@@ -21,7 +21,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # Where it is set nothing that is compiled is kept, and tests start some hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 # What the compiled kernels are built from; without a C compiler they are left out.
-KERNELS := $(wildcard indexer/_*.pyx indexer/_*.pxd indexer/_*.h select_service/_*.pyx select_service/_*.pxd select_service/_*.h select_service/core/_*.pyx select_service/core/_*.pxd select_service/edge/_*.pyx)
+KERNELS := $(wildcard indexer/_*.pyx indexer/_*.pxd indexer/_*.h select_service/_*.pyx select_service/_*.pxd select_service/_*.h select_service/core/_*.pyx select_service/core/_*.pxd select_service/edge/_*.pyx select_service/simulator/core/_*.pyx)
 COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 # They lie in this tree once $(VENV) is installed, for every environment of the same Python.
 NOT_AGAIN := CC=false

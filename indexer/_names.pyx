@@ -9,7 +9,14 @@ that all want the same place, and a map filled in another's order would crowd at
 search among n entries takes n steps then, not two.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.buffer cimport (
+    PyBUF_FORMAT,
+    PyBUF_ND,
+    PyBuffer_Release,
+    PyObject_CheckBuffer,
+    PyObject_GetBuffer,
+)
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree  # `tracemalloc` sees them
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -18,11 +25,23 @@ from libc.string cimport memcpy
 
 from os import urandom
 
-ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
+
+cdef extern from *:
+    """
+    /* a macro: of a function that does nothing else compilers say that it does nothing */
+    #if defined(__GNUC__) || defined(__clang__)
+    #define prefetch(at) __builtin_prefetch(at)
+    #else
+    #define prefetch(at) ((void)(at))
+    #endif
+    """
+    void prefetch(const void *at) nogil
 
 cdef enum:
     CAPACITY_MIN = 8
     CAPACITY_MAX = 0x7fffffff
+    AHEAD = 8  # names whose place is fetched while those before them are looked at
 
 
 cdef inline uint64_t _mix(uint64_t name, uint64_t secret) noexcept nogil:
@@ -39,6 +58,23 @@ cdef inline uint32_t _home(uint64_t mixed, uint32_t capacity) noexcept nogil:
 
 cdef inline uint32_t _shard(uint64_t mixed) noexcept nogil:
     return <uint32_t>(mixed >> 59)
+
+
+cdef bint _are_packed(object names, Py_buffer *view) except -1:
+    """Whether names lie in memory as 64-bit numbers; then the view is to be released.
+
+    Else they are objects, and iterated over.
+    """
+    if type(names) is list or type(names) is tuple or not PyObject_CheckBuffer(names):
+        return False
+    try:
+        PyObject_GetBuffer(names, view, PyBUF_ND | PyBUF_FORMAT)
+    except BufferError:  # every second one of a view, or backwards
+        return False
+    if view.ndim == 1 and view.format != NULL and view.format[0] == b"Q":  # as arrays of 64 bits say
+        return True
+    PyBuffer_Release(view)
+    return False
 
 
 cdef bint _resize(Shard *shard, uint32_t capacity, uint64_t secret) except -1:
@@ -170,8 +206,7 @@ cdef class NameMap:
         return None if node == NULL else <object>node
 
     def __setitem__(self, object name, object node):
-        self.drop(<uint64_t>name)
-        self.put_new(<uint64_t>name, <PyObject *>node)
+        _put(self, <uint64_t>name, <PyObject *>node)
 
     def __delitem__(self, object name):
         if not self.drop(<uint64_t>name):
@@ -190,20 +225,199 @@ cdef class NameMap:
 
     def knows_none(self, names):
         """Say whether none of these names is filed."""
+        cdef Py_buffer view
+        cdef const uint64_t *packed
         cdef uint64_t name
+        cdef Py_ssize_t i, count
+        cdef bint known = False
+        if _are_packed(names, &view):
+            packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
+            for i in range(count):
+                if i + AHEAD < count:
+                    prefetch(_place(self, packed[i + AHEAD]))
+                if self.find(packed[i]) != NULL:
+                    known = True
+                    break
+            PyBuffer_Release(&view)
+            return not known
         for one in names:
             name = one
             if self.find(name) != NULL:
                 return False
         return True
 
-    def file(self, names, object node):
-        """File names for a node, whatever they were filed for."""
+    def is_filed(self, names, object node):
+        """Say whether all of these names are filed for a node."""
+        cdef Py_buffer view
+        cdef const uint64_t *packed
         cdef uint64_t name
+        cdef Py_ssize_t i, count
+        cdef bint all_are = True
+        if _are_packed(names, &view):
+            packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
+            for i in range(count):
+                if i + AHEAD < count:
+                    prefetch(_place(self, packed[i + AHEAD]))
+                if self.find(packed[i]) != <PyObject *>node:
+                    all_are = False
+                    break
+            PyBuffer_Release(&view)
+            return all_are
         for one in names:
             name = one
-            self.drop(name)
-            self.put_new(name, <PyObject *>node)
+            if self.find(name) != <PyObject *>node:
+                return False
+        return True
+
+    def is_run(self, names, parent):
+        """Say whether each of these names is there once, and none is the parent, None if there is none."""
+        cdef Py_buffer view
+        cdef const uint64_t *packed
+        cdef uint64_t *seen = NULL  # a free place is 0, as that name is
+        cdef uint64_t name, above = 0
+        cdef size_t i, at, count, capacity = 4
+        cdef bint has_parent = parent is not None, has_zero = False, fine = True
+        if has_parent:
+            above = parent
+        if not _are_packed(names, &view):
+            unique = set(names)
+            return len(unique) == len(names) and parent not in unique
+        packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
+        while capacity < 2 * count:
+            capacity *= 2
+        seen = <uint64_t *>PyMem_RawCalloc(capacity, sizeof(uint64_t))
+        if seen != NULL:
+            for i in range(count):
+                name = packed[i]
+                at = (_mix(name, self.secret) >> 27) & (capacity - 1)
+                while seen[at] and seen[at] != name:
+                    at = (at + 1) & (capacity - 1)
+                if (has_parent and name == above) or (has_zero if not name else seen[at] != 0):
+                    fine = False
+                    break
+                if name:
+                    seen[at] = name
+                else:
+                    has_zero = True
+        PyBuffer_Release(&view)
+        if seen == NULL:
+            raise MemoryError
+        PyMem_RawFree(seen)
+        return fine
+
+    def file(self, names, object node):
+        """File names for a node, whatever they were filed for."""
+        cdef Py_buffer view
+        cdef const uint64_t *packed
+        cdef uint64_t name
+        cdef Py_ssize_t i, count
+        if _are_packed(names, &view):
+            packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
+            try:
+                for i in range(count):
+                    if i + AHEAD < count:
+                        prefetch(_place(self, packed[i + AHEAD]))
+                    _put(self, packed[i], <PyObject *>node)
+            finally:
+                PyBuffer_Release(&view)
+            return
+        for one in names:
+            name = one
+            _put(self, name, <PyObject *>node)
+
+    def file_new(self, names, object node):
+        """File names for a node if none of them is filed, and none is there twice.
+
+        Returns whether they were.
+        """
+        cdef Py_buffer view
+        cdef const uint64_t *packed
+        cdef uint64_t name
+        cdef Py_ssize_t i, count, done = 0
+        cdef bint fits = True
+        if _are_packed(names, &view):
+            packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
+            try:
+                while done < count and fits:
+                    if done + AHEAD < count:
+                        prefetch(_place(self, packed[done + AHEAD]))
+                    fits = self.put_new(packed[done], <PyObject *>node)
+                    done += fits
+            finally:
+                if done < count:
+                    for i in range(done):
+                        self.drop(packed[i])
+                PyBuffer_Release(&view)
+            return fits
+        filed = []
+        try:
+            for one in names:
+                name = one
+                fits = self.put_new(name, <PyObject *>node)
+                if not fits:
+                    break
+                filed.append(one)
+        except BaseException:
+            fits = False
+            raise
+        finally:
+            if not fits:
+                for one in filed:
+                    self.drop(<uint64_t>one)
+        return fits
+
+    def drop_all(self, names):
+        """Forget names, all of which are filed."""
+        cdef Py_buffer view
+        cdef const uint64_t *packed
+        cdef Py_ssize_t i, count
+        if _are_packed(names, &view):
+            packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
+            try:
+                for i in range(count):
+                    if i + AHEAD < count:
+                        prefetch(_place(self, packed[i + AHEAD]))
+                    if not self.drop(packed[i]):
+                        raise KeyError(packed[i])
+            finally:
+                PyBuffer_Release(&view)
+            return
+        for one in names:
+            if not self.drop(<uint64_t>one):
+                raise KeyError(one)
+
+    def drop_tail(self, names, Py_ssize_t start, bytes run not None):
+        """Forget names from `start` on, as far as they are the end of a run backwards.
+
+        All of the run's are filed, and its first one stays. Returns how many are forgotten.
+        """
+        cdef Py_buffer view
+        cdef const uint64_t *packed
+        cdef const uint64_t *end = <const uint64_t *>PyBytes_AS_STRING(run)
+        cdef Py_ssize_t i, most = PyBytes_GET_SIZE(run) // <Py_ssize_t>sizeof(uint64_t) - 1
+        cdef Py_ssize_t count = 0
+        cdef uint64_t name
+        if start < 0:
+            raise ValueError("positions count from the beginning")
+        end += most  # the last one: addresses are multiples of 8, as those of all objects' data
+        most = min(most, <Py_ssize_t>len(names) - start)
+        if _are_packed(names, &view):
+            packed = <const uint64_t *>view.buf + start
+            while count < most and packed[count] == end[-count]:
+                count += 1
+            PyBuffer_Release(&view)
+        else:
+            while count < most:
+                name = names[start + count]
+                if name != end[-count]:
+                    break
+                count += 1
+        for i in range(count):
+            if i + AHEAD < count:
+                prefetch(_place(self, end[-i - AHEAD]))
+            if not self.drop(end[-i]):
+                raise KeyError(end[-i])
+        return count
 
     def pop_some(self, uint32_t count):
         """Forget so many names, any; what is left cannot be looked up any more."""
@@ -235,3 +449,29 @@ cdef class NameMap:
         for k in range(SHARDS):
             size += self.shards[k].capacity * sizeof(Entry)
         return size
+
+
+cdef inline Entry *_place(NameMap where, uint64_t name) noexcept:
+    """Where the search for a name begins. Tables are larger than caches: it is fetched ahead."""
+    cdef uint64_t mixed = _mix(name, where.secret)
+    cdef Shard *shard = &where.shards[_shard(mixed)]
+    return &shard.entries[_home(mixed, shard.capacity)]
+
+
+cdef bint _put(NameMap where, uint64_t name, PyObject *node) except -1:
+    """File a name, whatever it was filed for."""
+    cdef uint64_t mixed = _mix(name, where.secret)
+    cdef Shard *shard = &where.shards[_shard(mixed)]
+    cdef uint32_t at
+    cdef PyObject *before
+    if shard.count:
+        at = _home(mixed, shard.capacity)
+        while shard.entries[at].node != NULL:
+            if shard.entries[at].name == name:
+                before = shard.entries[at].node
+                Py_INCREF(<object>node)
+                shard.entries[at].node = node
+                Py_DECREF(<object>before)
+                return True
+            at = at + 1 if at + 1 < shard.capacity else 0
+    return where.put_new(name, node)

@@ -3,7 +3,7 @@
 Simulated requests per minute of processor time on one core, all work included (requests are drawn
 or a trace is read, everything is checked and measured), for blocks of each size and each number of
 selector replicas; and a digest of the measures: whoever makes it faster must not change them.
-Without a trace 5,000 chats, shared prompts and samples of RL groups each.
+Without a trace 5,000 chats, shared prompts, samples of RL groups and turns of agents each.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ SYNTHETIC: Final = {
     "chat": WorkloadSettings(kind="chat", rate=6.0, requests=5_000),
     "shared-prompts": WorkloadSettings(kind="shared-prompts", rate=30.0, requests=5_000),
     "rl": WorkloadSettings(kind="rl", requests=5_000),
+    "agents": WorkloadSettings(kind="agents", rate=4.0, requests=5_000),
 }
 
 

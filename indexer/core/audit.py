@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from indexer.core.holder import unpack_names
 from indexer.core.node import (
     EDGE_BLOCKS_MAX,
     NO_CHILDREN,
@@ -14,6 +13,7 @@ from indexer.core.node import (
     all_ones,
     bits,
 )
+from indexer.core.packing import numbers_in
 from indexer.types import HASH_BYTES, Tier
 
 if TYPE_CHECKING:
@@ -134,11 +134,11 @@ def _audit_books(tree: RadixTree, holder: Holder, nodes: dict[Node, None]) -> No
         for tier in Tier:
             blocks[tier] += node.held_on(me, tier).bit_count()
         assert held.bit_length() * HASH_BYTES <= len(run), "every held block has a name"
-        names = unpack_names(run)
+        names = numbers_in(run)
         places = node.names_at(me) or {}
         if len(names) > _LOCATED_ONE_BY_ONE and not places and held == all_ones(len(names)):
-            assert len(set(names)) == len(names), "each name has one position"
-            assert all(where(name) is node for name in names), "held names are filed for their node"
+            assert holder.where.is_run(names, None), "each name has one position"
+            assert holder.where.is_filed(names, node), "held names are filed for their node"
             for position in (0, len(names) - 1):
                 assert holder.locate(node, names[position]) == position, "and found there"
             filed += len(names)

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
-from indexer.core.holder import unpack_names
 from indexer.core.holdings import mark, pack_name
 from indexer.core.node import Node, OrphanRoot, all_ones, bits
+from indexer.core.packing import numbers_in
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace, Tier
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ class Thaw:
                 if several
                 else {}
             )
-            filed = unpack_names(piece)
+            filed = numbers_in(piece)
             if held == ones and not here:
                 holder.refile(filed, node)
             else:
@@ -329,4 +329,4 @@ class Thaw:
             if one.foreign:
                 counts.foreign[one.name] = one.foreign
         for tier, names in enumerate(run.hearsay or ()):
-            holder.note_hearsay(tier, unpack_names(names))
+            holder.note_hearsay(tier, numbers_in(names))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from indexer.core.names import NameMap
 from indexer.core.node import all_ones
+from indexer.core.packing import numbers_in
 from indexer.types import HASH_BYTES, Tier
 
 if TYPE_CHECKING:
@@ -23,11 +24,6 @@ _pack_one: Final = Struct("<Q").pack
 
 UNDECIDED_GROUP: Final = -1
 """Home group of blocks out of a dump, which names no group; the first live event decides."""
-
-
-def unpack_names(packed: bytes) -> tuple[int, ...]:
-    """Return the engine hashes of a run."""
-    return Struct(f"<{len(packed) // HASH_BYTES}Q").unpack(packed)
 
 
 class Counts:
@@ -183,7 +179,7 @@ class Holder:
 
     def names_held(self, node: Node, positions: int) -> Iterable[int]:
         """Return every engine hash filed for the held ones among `positions`, aliases included."""
-        names = unpack_names(self.runs[node])
+        names = numbers_in(self.runs[node])
         aliases = node.names_at(self.holder_id) or {}
         held = positions & node.held_anywhere(self.holder_id)
         if not aliases and held == all_ones(len(names)):

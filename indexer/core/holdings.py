@@ -6,10 +6,11 @@ nodes in step (who covers which position, what it is called, how often it is hel
 
 from __future__ import annotations
 
-from struct import Struct, pack
+from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from indexer.core.node import EDGE_BYTES_MAX, Node, all_ones, bits
+from indexer.core.packing import pack_names
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace, PackedHashes, Tier
 
 if TYPE_CHECKING:
@@ -48,11 +49,10 @@ def cover_run(
     count = len(names)
     span = all_ones(count) << position
     held = node.held_anywhere(holder.holder_id) if node.members & holder.bit else 0
-    packed = pack(f"<{count}Q", *names)
+    packed = pack_names(names)
     start = position * HASH_BYTES
-    if not held & span and holder.where.knows_none(names):
+    if not held & span and holder.where.file_new(names, node):
         holder.write(node, position, packed)
-        holder.where.file(names, node)
         mark(holder, tier, node, span)
         if group != holder.home:
             counts = holder.counts_for_change(tier)
@@ -164,12 +164,7 @@ def cover_new_branch(  # noqa: PLR0917 - the fields of the event
     if len(names) == 1 and not tier and _append_block(tree, holder, place, names[0], hashes):
         return 1
     edge = node.edge
-    if (
-        position * HASH_BYTES != len(edge)
-        or hashes[:HASH_BYTES] in node.children
-        or not holder.where.knows_none(names)
-        or node.orphaned
-    ):
+    if position * HASH_BYTES != len(edge) or hashes[:HASH_BYTES] in node.children or node.orphaned:
         return None
     bit = holder.bit
     grown = (
@@ -182,12 +177,11 @@ def cover_new_branch(  # noqa: PLR0917 - the fields of the event
         if not 0 < len(hashes) <= EDGE_BYTES_MAX or tree.is_own_leaf(node, holder):
             return None
         node = Node(hashes, node, node.namespace if edge else namespace)
-    count = len(names)
-    if count > 1 and len(set(names)) != count:
+    if not holder.where.file_new(names, node):
         return None
-    holder.where.file(names, node)
+    count = len(names)
     holder.blocks[tier] += count
-    packed = pack(f"<{count}Q", *names)
+    packed = pack_names(names)
     if grown:
         tree.lengthen(node, hashes)
         holder.runs[node] += packed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from indexer.compiled import usable
 
-if usable("indexer._names", 2):
+if usable("indexer._names", 3):
     from indexer._names import NameMap
 else:
     from indexer.core.plain_names import NameMap  # type: ignore[assignment]

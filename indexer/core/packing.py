@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from array import array
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 __all__ = [
     "TOKEN_BYTES",
     "is_packed",
+    "numbers_in",
+    "pack_backwards",
+    "pack_names",
     "pack_tokens",
     "pack_u64",
     "unpack_i64",
@@ -91,6 +95,29 @@ def pack_u64(values: Sequence[int]) -> PackedHashes:
         msg = "hash does not fit 64 bits"
         raise ValueError(msg)
     return struct.pack(f"<{count}Q", *[value & U64_MASK for value in values])
+
+
+def pack_names(names: Sequence[int]) -> PackedHashes:
+    """Pack unsigned 64-bit numbers; what is packed in memory already is copied as it lies."""
+    if isinstance(names, array | memoryview) and not _SWAP:
+        return names.tobytes()
+    return struct.pack(f"<{len(names)}Q", *names)
+
+
+def pack_backwards(names: Sequence[int]) -> PackedHashes:
+    """Pack unsigned 64-bit numbers, the last one first."""
+    if isinstance(names, array | memoryview) and not _SWAP:
+        return names[::-1].tobytes()
+    return struct.pack(f"<{len(names)}Q", *reversed(names))
+
+
+def numbers_in(packed: PackedHashes) -> array[int]:
+    """The hashes as unsigned numbers, an array of them: no object each until it is asked for."""
+    numbers = array("Q")
+    numbers.frombytes(packed)
+    if _SWAP:
+        numbers.byteswap()
+    return numbers
 
 
 def _as_they_lie(values: object, formats: frozenset[str]) -> bytes | None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from sys import getsizeof
 from typing import TYPE_CHECKING, Final
 
+from indexer.core.packing import numbers_in
+from indexer.types import HASH_BYTES
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from indexer.core.node import Node
+
+_AT_ONCE: Final = 64
+"""Names compared with a run's at once: few of them may agree, and all are packed for that."""
 
 _NAME_BYTES: Final = 48  # an engine hash as a Python int
 
@@ -22,9 +29,47 @@ class NameMap(dict[int, "Node"]):
         """Say whether none of these names is filed."""
         return self.keys().isdisjoint(names)
 
+    def is_filed(self, names: Iterable[int], node: Node) -> bool:
+        """Say whether all of these names are filed for a node."""
+        return all(self.get(name) is node for name in names)
+
+    def is_run(self, names: Sequence[int], parent: int | None) -> bool:
+        """Say whether each name is there once, and none is the parent, None if there is none."""
+        unique = set(names)
+        return len(unique) == len(names) and parent not in unique
+
     def file(self, names: Iterable[int], node: Node) -> None:
         """File names for a node, whatever they were filed for."""
         self.update(dict.fromkeys(names, node))
+
+    def file_new(self, names: Sequence[int], node: Node) -> bool:
+        """File names for a node if none of them is filed, and none is there twice.
+
+        Returns whether they were.
+        """
+        new = dict.fromkeys(names, node)
+        fits = len(new) == len(names) and self.keys().isdisjoint(new)
+        if fits:
+            self.update(new)
+        return fits
+
+    def drop_all(self, names: Iterable[int]) -> None:
+        """Forget names, all of which are filed."""
+        for name in names:
+            del self[name]
+
+    def drop_tail(self, names: Sequence[int], start: int, run: bytes) -> int:
+        """Forget names from `start` on, as far as they are the end of a run backwards.
+
+        All of the run's are filed, and its first one stays. Returns how many are forgotten.
+        """
+        most = min(len(names) - start, len(run) // HASH_BYTES - 1, _AT_ONCE)
+        tail = numbers_in(run[len(run) - most * HASH_BYTES :] if most > 0 else b"")[::-1]
+        if array("Q", names[start : start + len(tail)]) != tail:
+            pairs = enumerate(zip(names[start : start + len(tail)], tail, strict=True))
+            tail = tail[: next(at for at, (one, other) in pairs if one != other)]
+        self.drop_all(tail)
+        return len(tail)
 
     def pop_some(self, count: int) -> None:
         """Forget so many names, any; what is left is not to be looked up any more."""

@@ -6,11 +6,11 @@ books of holder and nodes follow, and what nobody holds any more leaves the tree
 
 from __future__ import annotations
 
-from struct import pack
 from typing import TYPE_CHECKING, Final
 
 from indexer.core.holdings import holds, pack_name
-from indexer.core.node import all_ones, bits
+from indexer.core.node import EDGE_BLOCKS_MAX, all_ones, bits
+from indexer.core.packing import pack_backwards, pack_names
 from indexer.types import HASH_BYTES, Tier
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 STRETCH_BLOCKS_MAX: Final = 64
-"""Names compared with a node's at once: lists of more agree in steps, those of fewer cost little
-for the names that were packed in vain."""
+"""Names of a list compared with a node's at once: more of them agree in steps, and fewer cost
+little for those that were packed in vain. Of names that are packed already it is a whole node's."""
 
 
 def uncover_listed(tree: RadixTree, holder: Holder, tier: int, names: Sequence[int]) -> int:
@@ -40,6 +40,11 @@ def uncover_listed(tree: RadixTree, holder: Holder, tier: int, names: Sequence[i
         node = where.get(name)
         if node is None:
             done += 1
+            continue
+        count = 0 if tier else _drop_tail(tree, holder, node, names, done)
+        if count:
+            found += count
+            done += count
             continue
         if node.aliases is not None:
             found += _uncover_named(tree, holder, tier, node, name)
@@ -60,16 +65,44 @@ def uncover_listed(tree: RadixTree, holder: Holder, tier: int, names: Sequence[i
     return found
 
 
+def _drop_tail(tree: RadixTree, holder: Holder, node: Node, names: Sequence[int], done: int) -> int:
+    """Cut the end off a leaf that is the rank's own and no other tier's, as evictions mostly do.
+
+    Returns how many of the names from `done` on that was; 0 where it is not of that kind.
+    """
+    bit = holder.bit
+    if (
+        node.full != bit
+        or node.members != bit
+        or node.children
+        or node.lower is not None
+        or node.aliases is not None
+    ):
+        return 0
+    run = holder.runs[node]
+    if len(run) != len(node.edge):
+        return 0
+    count = holder.where.drop_tail(names, done, run)
+    if count:
+        left = len(run) - count * HASH_BYTES
+        node.edge, holder.runs[node] = node.edge[:left], run[:left]
+        holder.blocks[0] -= count
+        tree.count_blocks(node, -count)
+    return count
+
+
 def _stretch(run: bytes, position: int, names: Sequence[int], done: int) -> tuple[int, int]:
     """Return which positions the names from `done` on have together: the first one and how many.
 
     The first name is at `position`; its neighbours may follow upwards or downwards.
     """
     at = position * HASH_BYTES
+    most = STRETCH_BLOCKS_MAX if type(names) is list else EDGE_BLOCKS_MAX
+    most = min(most, len(names) - done)
     second = pack_name(names[done + 1])
     if position and run.startswith(second, at - HASH_BYTES):
-        most = min(position + 1, len(names) - done, STRETCH_BLOCKS_MAX)
-        backwards = pack(f"<{most}Q", *reversed(names[done : done + most]))
+        most = min(most, position + 1)
+        backwards = pack_backwards(names[done : done + most])
         end = at + HASH_BYTES
 
         def agree(count: int) -> bool:
@@ -79,8 +112,8 @@ def _stretch(run: bytes, position: int, names: Sequence[int], done: int) -> tupl
         count = _longest(most, agree)
         return position + 1 - count, count
     if run.startswith(second, at + HASH_BYTES):
-        most = min(len(run) // HASH_BYTES - position, len(names) - done, STRETCH_BLOCKS_MAX)
-        forwards = pack(f"<{most}Q", *names[done : done + most])
+        most = min(most, len(run) // HASH_BYTES - position)
+        forwards = pack_names(names[done : done + most])
         return position, _longest(
             most, lambda count: run.startswith(forwards[: count * HASH_BYTES], at)
         )
@@ -120,8 +153,7 @@ def _uncover_span(
         node.edge = node.edge[: start * HASH_BYTES]
         holder.runs[node] = holder.runs[node][: start * HASH_BYTES]
         tree.count_blocks(node, -count)
-        for name in names:
-            del where[name]
+        where.drop_all(names)
         return
     me, size = holder.holder_id, len(node.edge)
     span, ones = all_ones(count) << start, all_ones(size // HASH_BYTES)
@@ -131,8 +163,7 @@ def _uncover_span(
         node.drop_empty_tiers()
     held = node.held_anywhere(me)
     kept = held & span
-    for name in names if not kept else _not_at(names, holder.runs[node], kept):
-        del where[name]
+    where.drop_all(names if not kept else _not_at(names, holder.runs[node], kept))
     if not held:
         tree.left(holder, node)
         tree.tidy(node)

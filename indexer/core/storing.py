@@ -47,11 +47,10 @@ def store_any(tree: RadixTree, holder: Holder, tier: Tier, group: int, event: St
     parent, names, hashes, namespace = event
     if not names:
         return 0
-    unique = set(names)
-    if len(unique) != len(names) or parent in unique:
+    if not holder.where.is_run(names, parent):
         return None
     origin = _origin_of_known(tree, holder, event)
-    if not holder.where.knows_none(unique):
+    if not holder.where.knows_none(names):
         _forget_moved(tree, holder, origin, names, hashes)
         origin = _origin_of_known(tree, holder, event)
     if origin is None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-
 from indexer.core.hashing import sequence_hashes
+from indexer.core.packing import numbers_in
 from select_service.core.books.bookings import leg_ids
 from select_service.core.tape.items import Decided, Life, number_of
 from select_service.core.tape.reading import Tape, hashes_of
@@ -120,7 +119,6 @@ def _requests(items: Iterable[tuple[Tape, Item]], block_size: int) -> Iterator[R
 
 
 def _request(item: Decided, tenant: str) -> Request:
-    hashes = np.frombuffer(sequence_hashes(hashes_of(item.prompt)), "<u8")
     asked = item.asked
     expected = None if asked is None else asked.expected_output_tokens
     return Request(
@@ -128,7 +126,7 @@ def _request(item: Decided, tenant: str) -> Request:
         arrival=item.at if item.since < 0.0 else item.since,
         isl=item.prompt.isl_tokens,
         osl=expected or 1,
-        blocks=tuple(hashes.tolist()),
+        blocks=numbers_in(sequence_hashes(hashes_of(item.prompt))),
         tenant=tenant,
         session="" if asked is None else asked.session_id or "",
         slo_class="" if asked is None else asked.slo_class or "",

@@ -6,10 +6,12 @@ requests. `report.py` shows what comes out, `sweep.py` runs many.
 
 from __future__ import annotations
 
+import gc
 import gzip
 import math
 import random
 import zlib
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -73,6 +75,9 @@ WORKERS_MAX: Final = 10_000
 
 REPLICAS_MAX: Final = 64
 """Each hears what every other one books."""
+
+_NEW_OBJECTS: Final = 100_000
+"""So many more must there be than there were before anybody looks which of them are garbage."""
 
 STRIDE_S: Final = 10.0
 """Simulated seconds between two words about how far it is."""
@@ -331,6 +336,21 @@ def _carry_out(built: Cluster, change: Change, pool: str) -> None:
             built.fail_worker(ids[0], built.now, change.startup_s or None)
 
 
+@contextmanager
+def _seldom_collecting() -> Iterator[None]:
+    """Look for garbage once in a while.
+
+    Next to nothing of a run refers to itself, and to look through all there is of it takes from
+    the processor's caches what the next request needs: a seventh of the time, and no memory less.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(max(before[0], _NEW_OBJECTS), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 def run(settings: RunSettings, progress: Callable[[int], None] | None = None) -> Measures:
     """Run to the end, check that nothing was lost, and measure.
 
@@ -342,14 +362,15 @@ def run(settings: RunSettings, progress: Callable[[int], None] | None = None) ->
         ValueError, BadTrace, OSError: it cannot be run.
         AssertionError: something was lost or is left, which is a bug.
     """
-    built = cluster(settings)
-    while not built.is_done:
-        built.advance(built.now + STRIDE_S)
-        if progress is not None:
-            progress(len(built.outcomes))
-    if settings.check:
-        built.check()
-    return measure(built, settings.policy, settings.seed)
+    with _seldom_collecting():
+        built = cluster(settings)
+        while not built.is_done:
+            built.advance(built.now + STRIDE_S)
+            if progress is not None:
+                progress(len(built.outcomes))
+        if settings.check:
+            built.check()
+        return measure(built, settings.policy, settings.seed)
 
 
 _BACKLOG_SPEED: Final = 1e6

@@ -6,15 +6,17 @@ format is entered: `select-sim run --format NAME` finds it there.
 
 from __future__ import annotations
 
+from array import array
 from datetime import datetime
 from heapq import heappop, heappush
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from select_service.simulator.core.requests import Outcome, Request
+from select_service.simulator.core.requests import Outcome, Request, chain_of
 from select_service.simulator.recordings import read_recording
 
 if TYPE_CHECKING:
@@ -167,7 +169,7 @@ def read_mooncake(
             arrival=one.timestamp / 1e3,
             isl=one.input_length,
             osl=max(1, one.output_length),
-            blocks=tuple(names[:full]),
+            blocks=names[:full],
         )
 
 
@@ -188,16 +190,17 @@ def _expect_sound(one: _MooncakeLine, number: int, block_size: int) -> None:
         )
 
 
-def _names(ids: list[int], parts: int) -> list[int]:
+def _names(ids: list[int], parts: int) -> array[int]:
     """Return block numbers, which have 64 bits; ids that are hashes themselves may need more."""
     if max(ids, default=0) < _NAMES // parts - 1:
-        runs = [range(1 + id_ * parts, 1 + id_ * parts + parts) for id_ in ids]
-        return list(chain.from_iterable(runs))
+        first = np.frombuffer(chain_of(ids), np.uint64) * parts
+        each = np.arange(1, parts + 1, dtype=np.uint64)
+        return array("Q", (first[:, None] + each).tobytes())
     numbers = [id_ * parts + part for id_ in ids for part in range(parts)]
-    return [
+    return chain_of(
         1 + number if number < _NAMES - 1 else xxh3_64_intdigest(b"%d" % number)
         for number in numbers
-    ]
+    )
 
 
 # -- OpenAI-style logs ---------------------------------------------------------------------------
@@ -285,7 +288,7 @@ def _logged(one: _LogLine, number: int, arrival: float, block_size: int) -> Requ
         arrival=arrival,
         isl=isl,
         osl=osl,
-        blocks=tuple(blocks[: (isl + osl) // block_size]),
+        blocks=chain_of(blocks[: (isl + osl) // block_size]),
         session=one.session_id or call.user or "",
         slo_class=one.slo_class or "",
         expected_osl=limit,

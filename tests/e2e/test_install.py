@@ -21,6 +21,7 @@ _REPORT = (
     "import sys; sys.meta_path[:] = [one for one in sys.meta_path"
     " if not getattr(one, '__module__', '').startswith('__editable__')];"
     "import json, select_service.edge.app, select_service.edge.codec.json_codec as codec;"
+    "import select_service.simulator.core.kv_pool;"
     "from indexer.compiled import *;"
     "print(json.dumps([codec.__file__, kernels_in_use(), complaints()]))"
 )
@@ -37,6 +38,7 @@ KERNELS = (
     "select_service.core._shortcut",
     "select_service.core._speed",
     "select_service.edge._lane",
+    "select_service.simulator.core._kv_pool",
 )
 
 

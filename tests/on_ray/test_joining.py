@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.live.ports import HOST, free_port
 
 
 def test_a_cluster_nobody_answers_for_is_told_at_once() -> None:
     """Ray itself would try for two minutes."""
+    pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
     address = f"{HOST}:{free_port()}"
     code = "from select_service.planner.edge.ray_cluster import joined; joined('the connector')"
     done = subprocess.run(

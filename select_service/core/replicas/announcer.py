@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from indexer.core.hashing import unpack_u64
 from select_service.core.replicas.claims import Claims
 from select_service.core.replicas.events import (
     AddRequest,
     AddRequestData,
     EventWorker,
+    Hashes,
     PrefillLoadHint,
     ReplicaEnvelope,
     ReplicaEvent,
@@ -47,7 +47,6 @@ class Announcer:
 
     def booked(self, partition: Partition, reservation: Reservation) -> ReplicaEnvelope:
         """Own a new reservation and return its admission; untracked prefill is not told."""
-        hashes = partition.ledger.chain_of(reservation)
         stamp = msgspec.structs.replace(
             self.claims.stamp(),
             isl_tokens=reservation.isl_tokens,
@@ -60,7 +59,7 @@ class Announcer:
         self.own(partition, reservation, stamp.seq)
         track = reservation.track_prefill_tokens
         add = AddRequest(
-            token_sequence=unpack_u64(hashes),
+            token_sequence=Hashes(partition.ledger.chain_of(reservation)),
             track_prefill_tokens=track,
             expected_output_tokens=reservation.expected_output_tokens,
             prefill_load_hint=PrefillLoadHint(reservation.prefill_tokens) if track else None,

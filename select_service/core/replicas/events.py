@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from indexer.types import PackedHashes
 from select_service.types import LeaseState
 
 TOPIC: Final = b"dynamo.slot-tracker.v1"
@@ -42,10 +43,28 @@ class PrefillLoadHint(Struct, frozen=True):
     expected_prefill_duration: Duration | None = None
 
 
+class Hashes:
+    """Sequence hashes, packed as everywhere here: they are numbers on the wire only."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: PackedHashes) -> None:
+        self.packed = packed
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Hashes) and self.packed == other.packed
+
+    def __hash__(self) -> int:
+        return hash(self.packed)
+
+    def __repr__(self) -> str:
+        return f"Hashes({self.packed!r})"
+
+
 class AddRequest(Struct, frozen=True):
     """A booking: its sequence hashes as unsigned 64 bit."""
 
-    token_sequence: list[int] | None = None
+    token_sequence: Hashes | None = None
     track_prefill_tokens: bool = True
     expected_output_tokens: int | None = None
     prefill_load_hint: PrefillLoadHint | None = None

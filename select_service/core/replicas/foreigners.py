@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Struct
 
-from indexer.core.hashing import pack_u64
 from select_service.core.replicas.claim import Claim
 from select_service.core.replicas.events import AddRequestData
 from select_service.core.replicas.messages import ClaimRecord, Ended
@@ -173,7 +172,7 @@ def claimed(
         block_size=envelope.block_size,
         worker_id=event.worker.worker_id,
         dp_rank=event.worker.dp_rank,
-        hashes=pack_u64(add.token_sequence or ()),
+        hashes=b"" if add.token_sequence is None else add.token_sequence.packed,
         prefill_tokens=hint.initial_effective_prefill_tokens if tracked and hint else 0,
         isl_tokens=0 if stamp is None else stamp.isl_tokens,
         track_prefill_tokens=add.track_prefill_tokens,

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from indexer.core.packing import pack_u64, unpack_u64
 from select_service.core.replicas.events import (
     TEXT_CHARS_MAX,
     TOPIC,
@@ -19,6 +20,7 @@ from select_service.core.replicas.events import (
     Duration,
     Ending,
     EventWorker,
+    Hashes,
     PrefillLoadHint,
     ReplicaEnvelope,
     ReplicaEvent,
@@ -34,7 +36,6 @@ from select_service.core.replicas.messages import (
 _U32_END = 1 << 32
 _U64_END = 1 << 64
 
-_encode = msgspec.msgpack.Encoder().encode
 # level by level, so that no object is made of what does not belong: a megabyte of empty arrays took
 # a second to read
 _map: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
@@ -52,6 +53,15 @@ _LONG_HEADS: Final = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # bytes that say how 
 Value: TypeAlias = "msgspec.Raw | UnsetType"
 _own: Final[msgspec.msgpack.Decoder[OwnMessage]] = msgspec.msgpack.Decoder(OwnMessage)
 _part: Final[msgspec.msgpack.Decoder[SnapshotPart]] = msgspec.msgpack.Decoder(SnapshotPart)
+
+
+def _told(value: object) -> list[int]:
+    """Write what is no type of MessagePack's."""
+    assert isinstance(value, Hashes)
+    return unpack_u64(value.packed)
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_told).encode
 
 
 class MalformedReplicaMessage(Exception):
@@ -157,7 +167,7 @@ def _admission(raw: msgspec.Raw) -> AddRequest:
         ("token_sequence", "track_prefill_tokens", "expected_output_tokens", "prefill_load_hint"),
     )
     return AddRequest(
-        token_sequence=None if _is_absent(tokens) else _numbers(tokens),
+        token_sequence=None if _is_absent(tokens) else _hashes(tokens),
         track_prefill_tokens=True if isinstance(track, UnsetType) else _switch(track),
         expected_output_tokens=None if _is_absent(expected) else _number(expected, _U32_END),
         prefill_load_hint=None if _is_absent(hint) else _hint(hint),
@@ -225,8 +235,8 @@ def _number(raw: Value, end: int) -> int:
     return number
 
 
-def _numbers(raw: Value) -> list[int]:
+def _hashes(raw: Value) -> Hashes:
     numbers = _wholes(_given(raw))
     if numbers and not (min(numbers) >= 0 and max(numbers) < _U64_END):
         raise ValueError("a number out of range")
-    return numbers
+    return Hashes(pack_u64(numbers))

@@ -30,7 +30,7 @@ from select_service.planner.types import (
 from select_service.simulator.core.cluster import Cluster, ClusterSettings, PoolSettings
 from select_service.simulator.core.latency import ProfileLatency
 from select_service.simulator.core.observing import ISL_EDGES
-from select_service.simulator.core.requests import Request
+from select_service.simulator.core.requests import Request, chain_of
 from select_service.simulator.core.routers import Counting, Placed
 from select_service.simulator.core.worker import EngineSettings
 
@@ -130,7 +130,7 @@ class _Trace:
             return None
         number, one = found
         isl, osl = max(1, round(one.isl)), max(1, round(one.osl))
-        return Request(number=number, arrival=one.at_s, isl=isl, osl=osl, blocks=())
+        return Request(number=number, arrival=one.at_s, isl=isl, osl=osl, blocks=chain_of())
 
     def after(self, outcome: Outcome) -> Iterable[Request]:
         """Nothing follows."""

@@ -34,7 +34,7 @@ from select_service.simulator.core.worker import Job, Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from select_service.simulator.core.kv_pool import KvEvent
+    from select_service.simulator.core.kv_events import KvEvent
     from select_service.simulator.core.requests import Workload
     from select_service.simulator.core.routers import Router, Verdict
     from select_service.simulator.core.worker import Happening

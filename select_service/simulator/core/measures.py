@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
+from select_service.simulator.core.kv_pool import BlockSet
 from select_service.simulator.core.observing import coefficient_of_variation, middle_of_bin
 
 if TYPE_CHECKING:
@@ -86,15 +87,11 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
 
 def ceiling_of(requests: Iterable[Request], block_size: int) -> float:
     """Return the hit rate of one infinite cache, as if each prompt were there once it arrived."""
-    seen: set[int] = set()
+    seen = BlockSet()
     found = total = 0
     for request in requests:
         total += request.isl
-        for block in request.blocks[: (request.isl - 1) // block_size]:
-            if block not in seen:
-                break
-            found += 1
-        seen.update(request.blocks)
+        found += seen.add(request.blocks, (request.isl - 1) // block_size)
     return found * block_size / total if total else 0.0
 
 

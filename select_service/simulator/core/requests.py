@@ -1,7 +1,8 @@
 """What goes through a simulated cluster, and what becomes of it.
 
 Blocks are named by numbers that stand for their content and all before it, as `hash_ids` of the
-traces do: equal number, equal prefix. Nothing is computed here.
+traces do: equal number, equal prefix. Nothing is computed here. A prompt is a thousand of them:
+from here to the index they lie in arrays of 64 bits, and nobody makes an object of each.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["LOST", "OK", "TOO_LARGE", "Outcome", "Request", "Role", "Workload", "packed"]
+__all__ = ["LOST", "OK", "TOO_LARGE", "Outcome", "Request", "Role", "Workload", "chain_of"]
 
 Role = Literal["prefill", "decode", "aggregated"]
 
@@ -34,7 +35,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     arrival: float
     isl: int
     osl: int
-    blocks: tuple[int, ...]
+    blocks: array[int]  # "Q": see `chain_of`
     session: str = ""
     tenant: str = ""
     slo_class: str = ""
@@ -92,6 +93,6 @@ class Workload(Protocol):
         """Return what the end of a request brings: the next turn, the next of a closed loop."""
 
 
-def packed(blocks: tuple[int, ...]) -> bytes:
-    """Return block numbers as the core takes hashes: little-endian u64."""
-    return array("Q", blocks).tobytes()
+def chain_of(blocks: Iterable[int] = ()) -> array[int]:
+    """Return block numbers, of 64 bits each, as requests have them."""
+    return array("Q", blocks)

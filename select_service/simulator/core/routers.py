@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from select_service.simulator.core.kv_pool import KvEvent
+    from select_service.simulator.core.kv_events import KvEvent
     from select_service.simulator.core.requests import Request, Role
 
 __all__ = [

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import msgspec
 
 from select_service.simulator.core import arrivals
-from select_service.simulator.core.requests import Outcome, Request
+from select_service.simulator.core.requests import Outcome, Request, chain_of
 
 if TYPE_CHECKING:
     import random
+    from array import array
     from collections.abc import Iterator, Sequence
 
     from select_service.simulator.core.requests import Workload
@@ -148,7 +149,7 @@ class _Session:
 
     name: str
     tokens: int
-    blocks: list[int]
+    blocks: array[int]
     turns: list[_Turn]
 
 
@@ -156,7 +157,7 @@ class _Names:
     """Numbers of blocks and requests that nobody else in the run has."""
 
     def __init__(self) -> None:
-        self.blocks = count(1)
+        self.block = 1  # the next
         self.requests = count()
         self.sessions = count()
 
@@ -173,7 +174,7 @@ class _Author:
         self.rng = rng
         self.names = names
         self._block_size = block_size
-        self._prompts: list[tuple[int, list[int]]] = []
+        self._prompts: list[tuple[int, array[int]]] = []
         self._weights: list[float] = []
         total = 0.0
         for number in range(shape.prompts):
@@ -182,8 +183,10 @@ class _Author:
             total += 1.0 / (number + 1)
             self._weights.append(total)
 
-    def _blocks(self, number: int) -> list[int]:
-        return [next(self.names.blocks) for _ in range(number)]
+    def _blocks(self, number: int) -> array[int]:
+        names, number = self.names, max(number, 0)
+        first, names.block = names.block, names.block + number
+        return chain_of(range(first, names.block))
 
     def draw(self, mean: float, sigma: float = 0.7) -> int:
         """Return a log-normal length of this mean; 0 of 0."""
@@ -200,7 +203,7 @@ class _Author:
         while self.rng.random() >= 1.0 / self.shape.turns:
             turns.append(self._turn())
         name = f"{self.settings.tenant}#{next(self.names.sessions)}"
-        return _Session(name, tokens, list(blocks), turns[most - 1 :: -1] if most else [])
+        return _Session(name, tokens, blocks[:], turns[most - 1 :: -1] if most else [])
 
     def _turn(self) -> _Turn:
         shape = self.shape
@@ -220,7 +223,7 @@ class _Author:
             arrival=now,
             isl=isl,
             osl=osl,
-            blocks=tuple(session.blocks),
+            blocks=session.blocks[:],
             session=session.name,
             tenant=settings.tenant,
             slo_class=settings.slo_class,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from array import array
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from indexer.core import plain_names
 from indexer.core.node import Node
+from indexer.core.packing import pack_u64
 from indexer.types import BASE_NAMESPACE, U64_MASK
 from tests.effort import examples
 from tests.indexer.kernels import twins
@@ -37,6 +40,9 @@ _STEPS = st.lists(
         st.tuples(st.just("set"), _NAMES, st.integers(0, 2)),
         st.tuples(st.just("del"), _NAMES, st.just(0)),
         st.tuples(st.just("file"), st.lists(_NAMES, max_size=40), st.integers(0, 2)),
+        st.tuples(st.just("file_new"), st.lists(_NAMES, max_size=40), st.integers(0, 2)),
+        st.tuples(st.just("drop"), st.lists(st.integers(0, 70), max_size=60), st.just(0)),
+        st.tuples(st.just("is_filed"), st.lists(_NAMES, max_size=3), st.integers(0, 2)),
         st.tuples(st.just("none"), st.lists(_NAMES, max_size=4), st.just(0)),
         st.tuples(st.just("clear"), st.just(0), st.just(0)),
     ),
@@ -44,37 +50,132 @@ _STEPS = st.lists(
 )
 
 
+_FORMS: dict[str, Callable[[list[int]], Sequence[int]]] = {
+    "objects": list,
+    "packed": lambda names: array("Q", names),
+    "a view": lambda names: memoryview(array("Q", names)),
+    "backwards": lambda names: memoryview(array("Q", names[::-1]))[::-1],
+}
+"""How a list of names may come: the kernel looks through what lies packed in memory."""
+
+
+def _do(names: Any, model: dict[int, Node], step: str, what: Any, node: Node, form: Any) -> None:
+    """Take a step on a map and on its model, and compare what they say."""
+    if step == "set":
+        names[what] = model[what] = node
+    elif step == "file":
+        names.file(form(what), node)
+        model.update(dict.fromkeys(what, node))
+    elif step == "file_new":
+        fits = len(set(what)) == len(what) and model.keys().isdisjoint(what)
+        assert names.file_new(form(what), node) == fits
+        model.update(dict.fromkeys(what if fits else (), node))
+    elif step == "is_filed":
+        assert names.is_filed(form(what), node) == all(model.get(one) is node for one in what)
+    elif step == "none":
+        assert names.knows_none(form(what)) == model.keys().isdisjoint(what)
+    else:
+        _forget(names, model, step, what, form)
+
+
+def _forget(names: Any, model: dict[int, Node], step: str, what: Any, form: Any) -> None:
+    if step == "del":
+        assert (what in names) == (what in model)
+        if what in model:
+            del names[what], model[what]
+        with pytest.raises(KeyError):
+            del names[what]
+        with pytest.raises(KeyError):
+            _ = names[what]
+    elif step == "drop":
+        there = [name for name in dict.fromkeys(what) if name in model]
+        names.drop_all(form(there))
+        for name in there:
+            del model[name]
+        for name in what[:1]:  # now it is not
+            with pytest.raises(KeyError):
+                names.drop_all(form([name]))
+    else:
+        for name in [*names]:
+            del names[name]
+        model.clear()
+
+
 @settings(max_examples=examples(300))
-@given(steps=_STEPS)
-def test_it_is_a_dict(twin: ModuleType, steps: list[Any]) -> None:
-    names, model = twin.NameMap(), {}
+@given(steps=_STEPS, form=st.sampled_from([*_FORMS]))
+def test_it_is_a_dict(twin: ModuleType, steps: list[Any], form: str) -> None:
+    names, model = twin.NameMap(), dict[int, Node]()
     for step, what, number in steps:
-        node = NODES[number]
-        if step == "set":
-            names[what] = model[what] = node
-        elif step == "del":
-            assert (what in names) == (what in model)
-            if what in model:
-                del names[what], model[what]
-            else:
-                with pytest.raises(KeyError):
-                    del names[what]
-                with pytest.raises(KeyError):
-                    _ = names[what]
-        elif step == "file":
-            names.file(what, node)
-            model.update(dict.fromkeys(what, node))
-        elif step == "none":
-            assert names.knows_none(what) == model.keys().isdisjoint(what)
-        else:
-            for name in [*names]:
-                del names[name]
-            model.clear()
+        _do(names, model, step, what, NODES[number], _FORMS[form])
         assert len(names) == len(model)
         assert bool(names) == bool(model)
         for name in (what,) if isinstance(what, int) else what:
             assert names.get(name) is model.get(name)
     assert {name: names[name] for name in names} == model
+
+
+@given(
+    run=st.lists(st.one_of(st.integers(0, 6), st.integers(0, U64_MASK)), max_size=12),
+    parent=st.one_of(st.none(), st.integers(0, 6), st.integers(0, U64_MASK)),
+    form=st.sampled_from([*_FORMS]),
+)
+def test_a_run_names_each_block_once_and_not_its_parent(
+    twin: ModuleType, run: list[int], parent: int | None, form: str
+) -> None:
+    expected = len({*run, parent}) == len(run) + 1
+    assert twin.NameMap().is_run(_FORMS[form](run), parent) == expected
+
+
+@pytest.mark.parametrize("what", ["file", "file_new", "drop_all", "is_filed", "knows_none"])
+def test_what_cannot_be_a_name_changes_nothing(twin: ModuleType, what: str) -> None:
+    if "plain" in twin.__name__:
+        pytest.skip("a dict takes any key")
+    names, node = twin.NameMap(), NODES[0]
+    nodes = (node,) if "file" in what else ()
+    with pytest.raises((OverflowError, TypeError)):
+        getattr(names, what)([U64_MASK + 1], *nodes)
+    assert not names
+    with pytest.raises((OverflowError, TypeError)):
+        getattr(names, what)([-1], *nodes)
+    if what == "file_new":
+        with pytest.raises((OverflowError, TypeError)):
+            names.file_new([1, 2, "a"], node)
+    assert not names
+
+
+@given(
+    run=st.lists(_NAMES, min_size=1, max_size=90, unique=True),
+    before=st.lists(_NAMES, max_size=3),
+    agree=st.integers(0, 100),
+    behind=st.lists(_NAMES, max_size=3),
+    form=st.sampled_from([*_FORMS]),
+)
+def test_the_end_of_a_run_is_forgotten(
+    twin: ModuleType,
+    run: list[int],
+    before: list[int],
+    agree: int,
+    behind: list[int],
+    form: str,
+) -> None:
+    names = twin.NameMap()
+    names.file(run, NODES[0])
+    told = [*before, *run[::-1][:agree], *behind]
+    gone = 0
+    while True:
+        count = names.drop_tail(
+            _FORMS[form](told), len(before) + gone, pack_u64(run[: len(run) - gone])
+        )
+        gone += count
+        if not count:
+            break
+    expected = 0
+    while expected < min(len(run) - 1, len(told) - len(before)) and (
+        told[len(before) + expected] == run[-1 - expected]
+    ):
+        expected += 1
+    assert gone == expected
+    assert sorted(names) == sorted(run[: len(run) - gone])
 
 
 def test_many_names_come_and_go(twin: ModuleType) -> None:

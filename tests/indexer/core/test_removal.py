@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from array import array
+from collections.abc import Sequence
 
 import pytest
 
@@ -37,14 +39,16 @@ def matched(index: KvIndex, rank: WorkerRank = RANK) -> tuple[int, int, int]:
     return index.find_matches(local(BLOCKS)).rows().get(slot, (0, 0, 0))
 
 
+@pytest.mark.parametrize("is_packed", [True, False])
 @pytest.mark.parametrize("is_backwards", [True, False])
 @pytest.mark.parametrize("is_shared", [True, False])
 @pytest.mark.parametrize(("first", "last"), [(0, 200), (0, 50), (50, 200), (70, 180), (3, 4)])
 def test_a_stretch_goes_at_once(
-    first: int, last: int, *, is_shared: bool, is_backwards: bool
+    first: int, last: int, *, is_shared: bool, is_backwards: bool, is_packed: bool
 ) -> None:
     index = filled(is_shared=is_shared)
-    names = list(range(1000 + first, 1000 + last))[:: -1 if is_backwards else 1]
+    names: Sequence[int] = list(range(1000 + first, 1000 + last))[:: -1 if is_backwards else 1]
+    names = array("Q", names) if is_packed else names
     assert index.remove(RANK, Tier.DEVICE, names) == last - first
     index.check()
     assert matched(index) == (first, 0, 0)
@@ -116,7 +120,8 @@ def test_any_order_ends_alike(seed: int) -> None:
             rng.shuffle(some)
         names = [name for name in names if name not in some]
         tier = rng.choice(tiers)
-        assert listed.remove(RANK, tier, some) == sum(
+        told = array("Q", some) if rng.random() < 0.5 else some
+        assert listed.remove(RANK, tier, told) == sum(
             single.remove(RANK, tier, [name]) for name in some
         )
         listed.check()

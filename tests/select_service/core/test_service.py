@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from select_service.core.admission.queue import Ticket
 from select_service.core.pricing.policy import PolicyBook, PolicyClass, RoutingPolicy
 from select_service.core.replicas.events import ReplicaEnvelope
+from select_service.core.replicas.wire import encode_message
 from select_service.errors import (
     InvalidField,
     InvalidRequest,
@@ -732,7 +733,7 @@ def test_classes_take_turns_by_quantum() -> None:
 
 
 def published(fleet: Fleet) -> list[Any]:
-    return [msgspec.to_builtins(envelope) for envelope in fleet.effects.published]
+    return [msgspec.msgpack.decode(encode_message(one)[1]) for one in fleet.effects.published]
 
 
 def test_what_replicas_are_told() -> None:

@@ -16,7 +16,7 @@ import pytest
 from select_service.simulator.cli import main
 from select_service.simulator.core.latency import ProfileLatency
 from select_service.simulator.core.measures import ceiling_of
-from select_service.simulator.core.requests import Request
+from select_service.simulator.core.requests import Request, chain_of
 from select_service.simulator.core.workloads import WorkloadSettings
 from select_service.simulator.results import NotWritten, write_whole
 from select_service.simulator.runs import (
@@ -189,7 +189,7 @@ def test_prompts_may_be_computed_apart(tmp_path: Path) -> None:
 
 def test_the_ceiling_is_what_one_endless_cache_would_find() -> None:
     def one(number: int, isl: int, *blocks: int) -> Request:
-        return Request(number=number, arrival=number, isl=isl, osl=1, blocks=blocks)
+        return Request(number=number, arrival=number, isl=isl, osl=1, blocks=chain_of(blocks))
 
     requests = [one(0, 25, 1, 2), one(1, 35, 1, 2, 3), one(2, 20, 1, 2), one(3, 20, 9, 2)]
     # nothing; two blocks; one, as the last token is computed; a block behind another is another

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from select_service.simulator.core.requests import Request
+from select_service.simulator.core.requests import Request, chain_of
 from select_service.simulator.traces import READERS, BadTrace, TraceWorkload, in_order
 
 MOONCAKE = [
@@ -24,8 +24,13 @@ def read(name: str, lines: list[bytes], block_size: int = 512) -> list[Request]:
 
 def test_mooncake_names_full_blocks_only() -> None:
     first, second = read("mooncake", MOONCAKE)
-    assert (first.arrival, first.isl, first.osl, first.blocks) == (0.0, 1100, 5, (1, 2))
-    assert (second.arrival, second.isl, second.osl, second.blocks) == (3.0, 1024, 1, (1, 8))
+    assert (first.arrival, first.isl, first.osl, first.blocks) == (0.0, 1100, 5, chain_of([1, 2]))
+    assert (second.arrival, second.isl, second.osl, second.blocks) == (
+        3.0,
+        1024,
+        1,
+        chain_of([1, 8]),
+    )
 
 
 def test_mooncake_in_smaller_blocks_shares_as_much() -> None:
@@ -117,13 +122,14 @@ def test_ids_that_are_hashes_have_names_of_their_own() -> None:
     line = {"timestamp": 0, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids}
     (one,) = read("mooncake", [json.dumps(line).encode()], 16)
     assert len(set(one.blocks)) == len(one.blocks) == 32 * len(ids)
-    assert one.blocks[:32] == tuple(range(1, 33))
+    assert one.blocks[:32] == chain_of(range(1, 33))
     assert max(one.blocks) < 2**64
 
 
 def plain(count: int) -> list[Request]:
     return [
-        Request(number=at, arrival=3.0 * (at // 4), isl=1, osl=1, blocks=()) for at in range(count)
+        Request(number=at, arrival=3.0 * (at // 4), isl=1, osl=1, blocks=chain_of())
+        for at in range(count)
     ]
 
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexer.core.packing import pack_u64
 from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.queue import Ticket
 from select_service.core.books.bookings import leg_ids
-from select_service.core.replicas.events import ReplicaEnvelope
+from select_service.core.replicas.events import Hashes, ReplicaEnvelope
 from select_service.core.replicas.wire import decode_message, encode_message
 from select_service.errors import (
     AdmissionRefused,
@@ -701,11 +702,11 @@ def test_to_a_dynamo_the_legs_are_two_ordinary_admissions() -> None:
     ]
     (name, worker, prompt), (other, decoder, blocks) = events
     assert (name, worker) == ("p:prefill", 1)
-    assert (prompt.token_sequence, prompt.track_prefill_tokens) == ([], True)
+    assert (prompt.token_sequence, prompt.track_prefill_tokens) == (Hashes(b""), True)
     assert prompt.prefill_load_hint is not None
     assert prompt.prefill_load_hint.initial_effective_prefill_tokens == 64
     assert (other, decoder) == ("p:decode", 2)
-    assert (blocks.token_sequence, blocks.track_prefill_tokens) == ([*PROMPT], False)
+    assert (blocks.token_sequence, blocks.track_prefill_tokens) == (Hashes(pack_u64(PROMPT)), False)
     assert blocks.prefill_load_hint is None
     here.free("p")
     assert endings(here.effects.published) == ["Free", "Free"]

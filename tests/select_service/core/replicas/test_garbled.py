@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from select_service.core.replicas.events import AddRequestData, ReplicaEnvelope
+from indexer.core.packing import pack_u64
+from select_service.core.replicas.events import AddRequestData, Hashes, ReplicaEnvelope
 from select_service.core.replicas.messages import Ended, Heartbeat, Said
 from tests.select_service.core.replicas.test_replicas import Replica, acquainted, pulled
 
@@ -98,7 +99,7 @@ def fewer_tokens(envelope: ReplicaEnvelope) -> ReplicaEnvelope:
 def other_hashes(envelope: ReplicaEnvelope) -> ReplicaEnvelope:
     assert envelope.event is not None
     assert isinstance(envelope.event.data, AddRequestData)
-    add = ALIKE(envelope.event.data.AddRequest, token_sequence=[77, 78])
+    add = ALIKE(envelope.event.data.AddRequest, token_sequence=Hashes(pack_u64([77, 78])))
     return with_event(envelope, data=AddRequestData(add))
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indexer.core.packing import unpack_u64
 from select_service.core.replicas.events import (
     TEXT_CHARS_MAX,
     TOPIC,
@@ -85,7 +86,8 @@ def admission(content: Any) -> AddRequest:
 
 def test_a_real_admission() -> None:
     message = decode_message(TOPIC, ADD_OF_1_3_1)
-    assert msgspec.to_builtins(message) == {
+    told = msgspec.to_builtins(message, enc_hook=lambda hashes: unpack_u64(hashes.packed))
+    assert told == {
         "model_name": "model",
         "tenant_id": "default",
         "routing_group": "default",

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from select_service.simulator.core.latency import AnalyticLatency
-from select_service.simulator.core.requests import Outcome, Request
+from select_service.simulator.core.requests import Outcome, Request, chain_of
 from select_service.simulator.core.worker import EngineSettings, Happening, Job, Worker
 
 BLOCK = 4
@@ -36,7 +36,7 @@ class Given:
 def request(number: int, arrival: float, isl: int, osl: int, first: int | None = None) -> Request:
     """A request whose blocks begin with number `first`; its own, unless that is said."""
     start = 1_000 * (number + 1) if first is None else 1_000_000 * (first + 1)
-    blocks = tuple(range(start, start + (isl + osl) // BLOCK))
+    blocks = chain_of(range(start, start + (isl + osl) // BLOCK))
     return Request(number=number, arrival=arrival, isl=isl, osl=osl, blocks=blocks)
 
 

@@ -10,8 +10,7 @@ from indexer.core.registry import Registry
 from indexer.types import Tier, WorkerRank
 from select_service.simulator.core import core_router
 from select_service.simulator.core.core_router import CoreRouter
-from select_service.simulator.core.kv_pool import KvEvent, Stored
-from select_service.simulator.core.requests import packed
+from select_service.simulator.core.kv_events import KvEvent, Stored
 from select_service.simulator.core.workloads import WorkloadSettings
 from select_service.simulator.runs import Change, Engine, RunSettings, run
 
@@ -28,7 +27,7 @@ class Apart(CoreRouter):
                 for event in events:
                     if isinstance(event, Stored):
                         blocks = event.blocks
-                        index.store(rank, Tier.DEVICE, event.parent, blocks, packed(blocks))
+                        index.store(rank, Tier.DEVICE, event.parent, blocks, blocks.tobytes())
                     else:
                         index.remove(rank, Tier.DEVICE, event.blocks)
 

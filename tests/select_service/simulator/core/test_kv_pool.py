@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from types import ModuleType
+
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from select_service.simulator.core.kv_pool import KvEvent, KvPool, Removed, Stored
+from select_service.simulator.core import plain_kv_pool
+from select_service.simulator.core.kv_events import KvEvent, Removed, Stored
+from select_service.simulator.core.requests import chain_of
+from tests.effort import examples
+from tests.indexer.kernels import twins
 
 CAPACITY = 12
+
+
+@pytest.fixture(
+    scope="module", params=twins("select_service.simulator.core._kv_pool", plain_kv_pool)
+)
+def twin(request: pytest.FixtureRequest) -> ModuleType:
+    module = request.param
+    assert isinstance(module, ModuleType)
+    return module
 
 
 class Naive:
@@ -38,7 +54,7 @@ class Naive:
     def take(self, count: int) -> None:
         short = count - (self.capacity - len(self.users) - self.nameless - len(self.idle))
         if short > 0:
-            self.events.append(Removed(tuple(self.idle[:short])))
+            self.events.append(Removed(chain_of(self.idle[:short])))
             del self.idle[:short]
         self.nameless += count
 
@@ -50,7 +66,7 @@ class Naive:
                 run.append(block)
             elif run:
                 parent = chain[at - len(run) - 1] if at > len(run) else None
-                self.events.append(Stored(parent, tuple(run)))
+                self.events.append(Stored(parent, chain_of(run)))
                 run = []
             if at < stop:
                 self.hold(block)
@@ -65,11 +81,20 @@ class Naive:
         self.nameless -= nameless
 
 
+# few names: chains share blocks, and now and then one names a block twice; and some of every kind
+_BLOCKS = st.one_of(
+    st.integers(0, 9),
+    st.integers(0, 9),
+    st.integers(0, 3).map(lambda n: n << 61),
+    st.integers(0, 3).map(lambda n: 2**64 - 1 - n),
+)
+
+
+@settings(max_examples=examples(300))
 @given(
     st.lists(
         st.tuples(
-            # few names: chains share blocks, and now and then one names a block twice
-            st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple),
+            st.lists(_BLOCKS, min_size=1, max_size=6).map(tuple),
             st.integers(0, 3),  # nameless blocks behind it
             st.integers(0, 6),  # of those not found, so many get their names
             st.integers(0, 4),  # who leaves then
@@ -78,31 +103,87 @@ class Naive:
     )
 )
 def test_a_pool_is_as_its_naive_twin(
-    requests: list[tuple[tuple[int, ...], int, int, int]],
+    twin: ModuleType, requests: list[tuple[tuple[int, ...], int, int, int]]
 ) -> None:
-    pool, twin = KvPool(CAPACITY), Naive(CAPACITY)
+    pool, naive = twin.KvPool(CAPACITY), Naive(CAPACITY)
     running: list[tuple[tuple[int, ...], int, int]] = []
     for chain, more, known, leaving in requests:
-        found, unused = pool.match(chain, len(chain))
-        assert (found, unused) == twin.match(chain, len(chain))
+        packed = chain_of(chain)
+        found, unused = pool.match(packed, len(chain))
+        assert (found, unused) == naive.match(chain, len(chain))
+        assert pool.match(packed, 2) == naive.match(chain, min(2, len(chain)))
         need = len(chain) - found + more
-        assert pool.available == twin.available
+        assert pool.available == naive.available
         if need <= pool.available - unused:
-            pool.use(chain, found)
+            pool.use(packed, found)
             for block in chain[:found]:
-                twin.hold(block)
+                naive.hold(block)
             pool.take(need)
-            twin.take(need)
+            naive.take(need)
             named = min(len(chain), found + known)
-            pool.name(chain, found, named)
-            twin.name(chain, found, named)
+            pool.name(packed, found, named)
+            naive.name(chain, found, named)
             running.append((chain, named, len(chain) - named + more))
         if leaving < len(running):
             gone = running.pop(leaving)
-            pool.release(*gone)
-            twin.release(*gone)
+            pool.release(chain_of(gone[0]), *gone[1:])
+            naive.release(*gone)
         pool.check()
-        assert pool.events == twin.events
-        assert pool.available == twin.available
-        assert pool.named == len(twin.users) + len(twin.idle)
-        assert pool.used == len(twin.users) + twin.nameless
+        assert pool.events == naive.events
+        assert pool.available == naive.available
+        assert pool.named == len(naive.users) + len(naive.idle)
+        assert pool.used == len(naive.users) + naive.nameless
+        assert pool.evictions == sum(
+            len(event.blocks) for event in naive.events if isinstance(event, Removed)
+        )
+
+
+@pytest.mark.parametrize("step", [1, 3, 1 << 40])
+def test_many_blocks_come_and_go(twin: ModuleType, step: int) -> None:
+    """Chains share their first half with the one before, as turns do, and caches are short."""
+    pool, naive = twin.KvPool(300), Naive(300)
+    held: list[tuple[int, ...]] = []
+    for turn in range(200):
+        chain = tuple(1 + step * (40 * (turn // 3) + at) for at in range(60 + turn % 3 * 20))
+        packed = chain_of(chain)
+        found, unused = pool.match(packed, len(chain))
+        assert (found, unused) == naive.match(chain, len(chain))
+        pool.use(packed, found)
+        pool.take(len(chain) - found)
+        pool.name(packed, found, len(chain))
+        for block in chain[:found]:
+            naive.hold(block)
+        naive.take(len(chain) - found)
+        naive.name(chain, found, len(chain))
+        held.append(chain)
+        if len(held) > 2:
+            gone = held.pop(turn % 3)
+            pool.release(chain_of(gone), len(gone), 0)
+            naive.release(gone, len(gone), 0)
+        pool.check()
+        assert pool.events == naive.events
+        pool.events, naive.events = [], []
+    assert pool.evictions > 1_000
+
+
+def test_what_is_not_here_is_not_used_or_released(twin: ModuleType) -> None:
+    pool = twin.KvPool(4)
+    with pytest.raises(KeyError):
+        pool.use(chain_of([1]), 1)
+    with pytest.raises(KeyError):
+        pool.release(chain_of([1]), 1, 0)
+    with pytest.raises(AssertionError):
+        pool.take(5)
+    with pytest.raises(ValueError, match="at least one block"):
+        twin.KvPool(0)
+
+
+@given(chains=st.lists(st.tuples(st.lists(_BLOCKS, max_size=40), st.integers(0, 40)), max_size=20))
+def test_blocks_that_were_seen(twin: ModuleType, chains: list[tuple[list[int], int]]) -> None:
+    seen, naive = twin.BlockSet(), set[int]()
+    for chain, most in chains:
+        known = 0
+        while known < min(most, len(chain)) and chain[known] in naive:
+            known += 1
+        assert seen.add(chain_of(chain), most) == known
+        naive.update(chain)

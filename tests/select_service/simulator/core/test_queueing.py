@@ -14,7 +14,7 @@ import pytest
 
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.latency import AnalyticLatency
-from select_service.simulator.core.requests import Request
+from select_service.simulator.core.requests import Request, chain_of
 from select_service.simulator.core.routers import RoundRobin
 from select_service.simulator.core.settings import PoolSettings
 from select_service.simulator.core.worker import EngineSettings
@@ -43,7 +43,7 @@ def test_one_server_with_equal_prompts_is_m_d_1(load: float) -> None:
     now, requests = 0.0, []
     for number in range(12_000):
         now += rng.expovariate(load / 0.1)
-        requests.append(Request(number=number, arrival=now, isl=100, osl=1, blocks=()))
+        requests.append(Request(number=number, arrival=now, isl=100, osl=1, blocks=chain_of()))
     wait_s = waits(engine, requests, [0.1] * len(requests))
     assert wait_s == pytest.approx(load * 0.1 / (2 * (1 - load)), rel=0.05)
 
@@ -57,7 +57,7 @@ def test_seats_that_do_not_slow_each_other_are_m_m_c() -> None:
     for number in range(12_000):
         now += rng.expovariate(load * seats / mean_s)
         steps = max(1, round(rng.expovariate(1.0 / mean_s) / step_s))
-        requests.append(Request(number=number, arrival=now, isl=1, osl=steps, blocks=()))
+        requests.append(Request(number=number, arrival=now, isl=1, osl=steps, blocks=chain_of()))
         service_s.append(steps * step_s)
     offered = load * seats
     below = sum(offered**k / math.factorial(k) for k in range(seats))

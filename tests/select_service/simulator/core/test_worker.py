@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.simulator.core.kv_pool import Removed, Stored
+from select_service.simulator.core.kv_events import Removed, Stored
 from select_service.simulator.core.latency import AnalyticLatency
 from select_service.simulator.core.worker import EngineSettings, Job, Worker
 from tests.select_service.simulator.core.engines import (

@@ -105,7 +105,7 @@ def test_samples_of_a_group_share_their_prompt_and_waves_wait_for_each_other() -
     waves = sorted({one.arrival for one in found})
     assert waves == [0.0, 7.0]
     first = [one for one in found if one.arrival == 0.0]
-    assert len({one.blocks[: one.isl // 64] for one in first}) == 4
+    assert len({tuple(one.blocks[: one.isl // 64]) for one in first}) == 4
 
 
 def test_tenants_and_classes_come_side_by_side() -> None:
