@@ -22,7 +22,7 @@ from select_service.core.books.ledger import CHURN_STEP_S, Ledger
 from select_service.core.books.reservation import Lane, Reservation
 from select_service.core.books.work_done import WorkDone
 
-ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -316,10 +316,9 @@ cdef int take_out(ledger, reservation) except -1:
     )
     put(ledgers, ledger, LEDGER_PACKED, b"")
     if not get(reservations, reservation, PREFILL_DONE):
-        get(lanes, lane, LANE_QUEUE).pop(get(reservations, reservation, RESERVATION_ID), None)
         get(ledgers, ledger, LEDGER_COMPUTING)[slot] -= 1
         add(ledgers, ledger, LEDGER_PREFILLING, -1)
-        ledger._add_prefill(slot, -get(reservations, reservation, PREFILL_TOKENS))
+        ledger._give_up(reservation, lane)
     return 0
 
 

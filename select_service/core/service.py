@@ -69,7 +69,7 @@ if all(
     [
         usable("select_service._layout", 1),
         usable("select_service.core._speed", 17),
-        usable("select_service.core._books", 3),
+        usable("select_service.core._books", 4),
         usable("select_service.core._booking", 3),
         usable("select_service.core._shortcut", 4),
     ]

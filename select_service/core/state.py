@@ -417,7 +417,7 @@ def _rebook(
     reservation.track_prefill_tokens = facts.track_prefill_tokens
     reservation.fingerprint = facts.fingerprint
     if facts.prefill_done:
-        ledger.prefill_complete(reservation, now)
+        ledger.prefill_complete(reservation, now, is_news=False)
     ledger.resume_outputs(
         reservation, facts.whole_outputs, facts.faded_outputs, facts.output_fraction
     )

@@ -64,7 +64,8 @@ ENTRANCE: Final = (
         "--head-bytes-max",
         values.whole(1024, values.COUNT_MAX),  # a token has up to 512 by default
         "N",
-        "longest request line with its headers, 431 beyond",
+        "longest request line with its headers, and longest line between chunks or behind them,"
+        " 431 beyond",
         watch='http_connections_cut_total{reason="malformed"}',
         reloads=True,
     ),

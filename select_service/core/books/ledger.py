@@ -235,8 +235,11 @@ class Ledger:
 
     def limit_step(self, slot: int, tokens: int | None) -> None:
         """Who sits on a slot computes so many tokens in a step; None: nobody says."""
-        self.step[slot] = STEP_TOKENS if tokens is None else tokens
-        self.ahead[slot] = min(self.ahead[slot], self.step[slot])
+        step = float(STEP_TOKENS if tokens is None else tokens)
+        if step == self.step[slot]:  # as whoever registers again and again says
+            return
+        self.step[slot] = step
+        self.ahead[slot] = min(self.ahead[slot], step)
         self.packed = b""
 
     def _open_lane(self, slot: int) -> Lane:
@@ -317,8 +320,14 @@ class Ledger:
                 changes.begun.append(fairness_id)
         return reservation
 
-    def prefill_complete(self, reservation: Reservation, now: float) -> None:
-        """The prompt is computed: its tokens leave P, its blocks stay. Repeatable."""
+    def prefill_complete(
+        self, reservation: Reservation, now: float, *, is_news: bool = True
+    ) -> None:
+        """The prompt is computed: its tokens leave P, its blocks stay. Repeatable.
+
+        It is no news where it was computed before it was booked here, as of what was kept or what
+        a replica tells: how fast ranks compute nobody learns by it.
+        """
         assert reservation.lane.is_open
         reservation.touched = now
         if reservation.ttl_s:
@@ -332,7 +341,8 @@ class Ledger:
                 work.at = now
             left, head = self.prefill_left[slot], 0
             if tokens:
-                work.computed += tokens
+                if is_news:
+                    work.computed += tokens
                 left -= tokens
                 self.prefill_left[slot] = left
                 self.prefill_backlog -= tokens
@@ -355,12 +365,9 @@ class Ledger:
     def fade_prefill(self, reservation: Reservation, tokens: int) -> None:
         """Of an incomplete prefill, so many tokens are left."""
         assert not reservation.prefill_done
-        self._add_prefill(reservation.slot, tokens - reservation.prefill_tokens)
+        self._give_up(reservation, reservation.lane, tokens)
         self.packed = b""
         reservation.prefill_tokens = tokens
-        queue = reservation.lane.queue
-        if reservation.reservation_id in queue:
-            queue[reservation.reservation_id] = tokens
         self._changed(reservation.slot)
 
     def output_block(
@@ -448,7 +455,7 @@ class Ledger:
         if not reservation.prefill_done:
             self._computing[slot] -= 1
             self.prefilling -= 1
-            self._add_prefill(slot, -reservation.prefill_tokens)
+            self._give_up(reservation, lane)
         changes = self.changes
         if changes is not None and changes.look and (slot in changes.busy or slot in changes.full):
             changes.note(slot)
@@ -456,8 +463,6 @@ class Ledger:
     def _take_out(self, reservation: Reservation) -> None:
         lane = reservation.lane
         del lane.reservations[reservation.reservation_id]
-        if lane.queue:
-            lane.queue.pop(reservation.reservation_id, None)
         self._deadlines.remove(reservation)
         self.blocks.release(reservation.chain, lane.number)
         reservation.chain = self.blocks.root  # who still holds the reservation holds no blocks
@@ -634,6 +639,22 @@ class Ledger:
             self.work.starts()
         elif not left:
             self.work.stops()
+
+    def _give_up(self, reservation: Reservation, lane: Lane, left: int = 0) -> None:
+        """A prompt leaves P without having been computed, or all but `left` of it does.
+
+        If its turn had come, what may have been done was of its tokens: with them it is over, or
+        those behind it would count as done, by nobody's word, for as long as nobody says any.
+        """
+        slot, name, queue = reservation.slot, reservation.reservation_id, lane.queue
+        tokens = reservation.prefill_tokens
+        if name not in queue or next(iter(queue)) == name:  # if nobody knows, it may have come
+            self.ahead[slot] = max(0.0, self.ahead[slot] - tokens)
+        if not left:
+            queue.pop(name, None)
+        elif name in queue:
+            queue[name] = left
+        self._add_prefill(slot, left - tokens)
 
     def _attend(self, reservation: Reservation) -> None:
         """Follow its output; a fraction of its blocks is a fraction of its context."""

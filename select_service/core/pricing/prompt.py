@@ -34,6 +34,7 @@ BLOCKS_MAX: Final = (1 << 63) - 1
 
 _HASH_REST: Final = HASH_BYTES - 1
 _AS_THEY_ARE: Final = frozenset({bytes, type(None)})
+_NO_ARRAYS: Final = frozenset({list, bytes})
 
 
 class Prompt:
@@ -141,6 +142,11 @@ def packed(request: P) -> P:
 
     The lists must have been found right, as `read_prompt` does.
     """
+    media = request.mm_routing_info
+    if media is not None and type(media.routing_token_ids) not in _NO_ARRAYS:
+        tokens = [int(token) for token in media.routing_token_ids]
+        media = msgspec.structs.replace(media, routing_token_ids=tokens)
+        request = msgspec.structs.replace(request, mm_routing_info=media)
     if (  # as all come from the door
         type(request.sequence_hashes) in _AS_THEY_ARE
         and type(request.block_hashes) in _AS_THEY_ARE

@@ -52,7 +52,7 @@ class Resolver:
         )
         self._claims.tie(winner, reservation)
         self._counters.booked += 1
-        self.follow(winner, now)
+        self.follow(winner, now, is_news=False)
 
     def _winner(
         self, reservation_id: str, now: float
@@ -102,14 +102,14 @@ class Resolver:
             return None
         return partition, worker.slots[claim.record.dp_rank]
 
-    def follow(self, claim: Claim, now: float) -> None:
-        """Let a booking be what its claim has become."""
+    def follow(self, claim: Claim, now: float, *, is_news: bool = True) -> None:
+        """Let a booking be what its claim has become; no news: before it was booked here."""
         reservation = claim.reservation
         assert reservation is not None
         partition = self._membership.partitions[claim.scope]
         ledger = partition.ledger
         if claim.prefill_done and not reservation.prefill_done:
-            ledger.prefill_complete(reservation, now)
+            ledger.prefill_complete(reservation, now, is_news=is_news)
             self.touched[partition] = None
         outputs = sum(claim.outputs.values())
         faded_at = min(claim.faded_at, outputs)  # else whoever told of them told nonsense

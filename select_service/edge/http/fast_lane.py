@@ -391,10 +391,14 @@ class FastLane(GuardedProtocol):
 
     @override
     def on_body(self, body: bytes) -> None:
+        self._line_bytes = 0
         if self._call is None:
             super().on_body(body)
+        elif self._call.route.takes is None:
+            return  # nobody reads it: strangers must not have us keep it, where they may ask this
         elif len(self._body) + len(body) > self.door.max_body_bytes:  # in chunks: nobody has said
             self._call, body, self._body = None, bytes(self._body) + body, b""
+            self._owes_answer = False  # the cycle does
             self._take_asgi_way()
             super().on_body(body)
         elif not self._body:
@@ -412,6 +416,7 @@ class FastLane(GuardedProtocol):
             return
         body, self._body = self._body, b""
         self._call = None
+        self._is_last |= not self.parser.should_keep_alive()  # a trailer, too, may say so
         self._owes_answer = False
         answer, self._handed = self._handed, None
         if answer is None:

@@ -89,6 +89,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _stamped: Phase | None = None  # the phase `_since` belongs to
     _since = 0.0  # loop time
     _head_bytes = 0  # of the head that is incomplete
+    _line_bytes = 0  # of a line between chunks or behind them that is incomplete
     _stalled_since: float | None = None  # the client does not read
     _closing_since: float | None = None  # loop time at which a sweep found it so
     _refused = False
@@ -205,6 +206,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._discard(data)
             return
         self._unset_keepalive_if_required()
+        self._line_bytes += len(data)  # until something comes of it
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
@@ -222,6 +224,9 @@ class GuardedProtocol(HttpToolsProtocol):
             if self._head_bytes > self.limits.head_bytes_max:
                 self.counts.malformed += 1
                 self._turn_away(HeadTooLarge("the request head is too long"))
+        elif self._phase is Phase.BODY and self._line_bytes > self.limits.head_bytes_max:
+            self.counts.malformed += 1
+            self._turn_away(HeadTooLarge("a line between chunks, or behind them, is too long"))
 
     def _feed(self, data: bytes) -> None:
         """Parse; what offers another protocol is read as if it did not."""
@@ -256,6 +261,7 @@ class GuardedProtocol(HttpToolsProtocol):
     @override
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._phase is Phase.BODY:
+            self._line_bytes = 0
             return  # a trailer: nobody has judged it when the request was let in
         most = self.limits.header_lines_max
         if len(self.headers) >= most:
@@ -292,10 +298,19 @@ class GuardedProtocol(HttpToolsProtocol):
         self._enter_body()
 
     @override
+    def on_body(self, body: bytes) -> None:
+        self._line_bytes = 0
+        super().on_body(body)
+
+    @override
     def on_message_complete(self) -> None:
         if self._upgrading:
             return
         self._enter_rest()
+        if not self.parser.should_keep_alive():  # a trailer may say so: it parses no more
+            self.cycle.keep_alive = False
+            if self.cycle.response_complete:
+                self.transport.close()
         super().on_message_complete()
 
     @override
@@ -312,7 +327,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _enter_body(self) -> None:
         self._phase = Phase.BODY
-        self._head_bytes = 0
+        self._head_bytes = self._line_bytes = 0
 
     def _enter_rest(self) -> None:
         self._phase = Phase.REST

@@ -166,3 +166,17 @@ def test_what_cannot_be_read_is_dropped_and_counted() -> None:
         assert fleet.core.state.restore((kind, "1"), b"\xc1 rubbish", 0.0) is None
     assert sum(fleet.core.state.dropped.values()) == 3
     fleet.core.check()
+
+
+def test_prompts_computed_before_a_restart_do_not_tell_how_fast_ranks_compute() -> None:
+    fleet = Fleet()
+    disk = Disk(fleet.core.keep_changes())
+    fleet.worker(1)
+    for number in range(50):
+        fleet.book(f"r{number}", 1, number, 8000)
+        fleet.core.prefill_complete(f"r{number}", fleet.now)
+    disk.write(fleet)
+    again = restored(disk, 5000.0)
+    (partition,) = again.core.partitions.values()
+    assert partition.ledger.live == 50
+    assert partition.ledger.work.computed == 0

@@ -45,10 +45,13 @@ class NaiveQueue:
         self.heard, self.ahead = now, min(self.left, steps * self.step)
 
     def give_up(self, name: str) -> None:
+        self.fade(name, 0)
         self._drop(name)
-        self.ahead = min(self.ahead, self.left)
 
     def fade(self, name: str, tokens: int) -> None:
+        was = dict(self.waiting)[name]
+        if was and name == next(one for one, its in self.waiting if its):  # its turn is over
+            self.ahead = max(0, self.ahead - was)
         self.waiting = [(one, tokens if one == name else its) for one, its in self.waiting]
         self.ahead = min(self.ahead, self.left)
 
@@ -162,6 +165,17 @@ def test_who_comes_to_a_slot_has_a_step_of_its_own_and_nothing_done() -> None:
     assert ledger.step.tolist() == [float(STEP_TOKENS)]
 
 
+def test_a_worker_that_registers_again_as_it_was_changes_nothing() -> None:
+    ledger = Ledger()
+    ledger.ensure(1)
+    ledger.limit_step(0, 2000)
+    ledger.book("one", 0, b"", 100_000, 1.0)
+    told = ledger.columns()
+    ledger.limit_step(0, 2000)
+    assert ledger.ahead.tolist() == [100_000.0]
+    assert ledger.columns() is told
+
+
 def test_nothing_is_told_of_queues_that_nobody_prices() -> None:
     ledger = Ledger()
     ledger.ensure(2)
@@ -199,3 +213,62 @@ def test_the_pace_is_what_was_measured_and_by_nobody_elses_looks() -> None:
                     ledger.columns()
     assert ledgers[0].pace == ledgers[1].pace
     assert ledgers[0].pace == pytest.approx(3000.0, rel=0.02)
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_what_was_thought_done_of_a_prompt_goes_with_it(followed: bool) -> None:
+    """Frontends that never say when a prompt is computed only free it: nobody may count its tokens
+    as gone from the queue of those behind it, for as long as the rank is busy."""
+    ledger = Ledger()
+    ledger.ensure(1)
+    ledger.follow_queues(followed)
+    first = ledger.book("first", 0, b"", 100_000, 0.0)
+    for number in range(5):
+        ledger.book(f"r{number}", 0, b"", 20_000, 0.1)
+    ledger.free(first)
+    worked = worked_off(ledger.heard, ledger.ahead, ledger.pace, 1e9)
+    assert worked.tolist() == [0.0], "whoever is next, nobody has said that it has begun"
+    ledger.check()
+
+
+def test_who_gives_up_waiting_leaves_what_is_being_computed() -> None:
+    ledger = Ledger()
+    ledger.ensure(1)
+    ledger.follow_queues(True)
+    ledger.book("first", 0, b"", 5000, 0.0)
+    second = ledger.book("second", 0, b"", 9000, 0.1)
+    ledger.free(second)
+    assert ledger.ahead.tolist() == [5000.0]
+
+
+def test_a_prompt_that_fades_is_not_worked_off_once_more() -> None:
+    """Of what its booker said how long it takes, time has taken its part already."""
+    ledger = Ledger()
+    ledger.ensure(1)
+    ledger.follow_queues(True)
+    first = ledger.book("first", 0, b"", 10_000, 0.0)
+    ledger.book("second", 0, b"", 20_000, 0.1)
+    ledger.fade_prefill(first, 5000)
+    assert ledger.prefill.tolist() == [25_000.0]
+    assert worked_off(ledger.heard, ledger.ahead, ledger.pace, 1.0).tolist() == [0.0]
+    ledger.fade_prefill(first, 0)
+    assert worked_off(ledger.heard, ledger.ahead, ledger.pace, 1e9).tolist() == [0.0]
+    ledger.check()
+    third = ledger.book("third", 0, b"", 0, 3.0)
+    ledger.prefill_complete(third, 3.0)
+    assert ledger.ahead.tolist() == [20_000.0], "the second is next, of what is left"
+
+
+def test_prompts_that_were_computed_before_anybody_looked_tell_nothing_of_the_pace() -> None:
+    """As after a restart: they are booked again, and computed at once."""
+    ledger = Ledger()
+    ledger.ensure(1)
+    for number in range(1000):
+        one = ledger.book(f"old{number}", 0, b"", 8000, 5.0)
+        ledger.prefill_complete(one, 5.0, is_news=False)
+    assert ledger.work.computed == 0
+    for number in range(10):
+        one = ledger.book(f"new{number}", 0, b"", 3000, 10.0 + 2 * number)
+        ledger.prefill_complete(one, 11.0 + 2 * number)
+    assert 3000.0 <= ledger.pace <= 8000.0
+    ledger.check()

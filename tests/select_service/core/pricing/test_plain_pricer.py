@@ -57,11 +57,12 @@ def groups(of_rows: list[int]) -> list[tuple[int, Any]] | None:
     ours=st.none()
     | st.tuples(
         *(weights, weights, st.floats(0.0, 1.0), st.booleans(), weights),
-        st.just(0.0) | st.floats(0.0, 1e5),
+        st.just(0.0) | st.floats(0.0, 1e5) | st.sampled_from([1e-300, 1e200]),
     ),
     context=columns,
-    heard=st.lists(st.floats(0.0, 20.0), min_size=ROWS, max_size=ROWS),
+    heard=st.lists(st.floats(0.0, 20.0) | st.just(1e15), min_size=ROWS, max_size=ROWS),
     ahead=columns,
+    now=st.sampled_from([15.0, 0.0, 1e15]) | st.floats(0.0, 1e12),
 )
 def test_like_the_columns(
     twin: ModuleType,
@@ -84,6 +85,7 @@ def test_like_the_columns(
     context: list[int],
     heard: list[float],
     ahead: list[int],
+    now: float,
 ) -> None:
     prefill, decode, churn = prefill * repeats, decode * repeats, churn * repeats
     device, shared = device * repeats, shared * repeats
@@ -92,7 +94,7 @@ def test_like_the_columns(
     lately = np.array(churn, dtype=np.float64)
     attended = np.array(context * repeats, dtype=np.float64)
     since, queued = np.array(heard * repeats), np.array(ahead * repeats, dtype=np.float64)
-    now, pace = 15.0, 0.0 if ours is None else ours[-1]  # some were heard of later
+    pace = 0.0 if ours is None else ours[-1]  # some were heard of later than now
     worked = [
         min(max(0.0, (now - then) * pace), most) for then, most in zip(since, queued, strict=True)
     ]

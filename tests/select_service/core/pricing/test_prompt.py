@@ -196,3 +196,21 @@ def test_arrays_of_numpy_are_what_lists_are(kind: Any) -> None:
     assert parts(read(token_ids=tokens, **fields)) == parts(read(token_ids=TOKENS))
     with pytest.raises(InvalidRequest, match="greater than 0"):
         read(token_ids=tokens[:0])
+
+
+@pytest.mark.parametrize("kind", [np.uint32, np.int64])
+def test_a_body_with_arrays_of_numpy_is_the_same_as_with_lists(kind: Any) -> None:
+    """A repeated booking is known by it, whoever says it how."""
+
+    def fingerprint(tokens: Any) -> list[bytes]:
+        prompts: list[dict[str, Any]] = [
+            {"token_ids": tokens},
+            {"mm_routing_info": MmRoutingInfo(tokens)},
+            {"block_hashes": tokens, "sequence_hashes": tokens},
+        ]
+        return [
+            fingerprint_of(SelectAndReserveRequest(reservation_id="r", **prompt), b"")
+            for prompt in prompts
+        ]
+
+    assert fingerprint(np.array(TOKENS, dtype=kind)) == fingerprint(TOKENS)

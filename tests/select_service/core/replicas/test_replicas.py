@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from select_service.core.books.loads import worked_off
 from select_service.core.effects import Pull
 from select_service.core.replicas.claims import SEQ_BITS
 from select_service.core.replicas.events import TOPIC, ReplicaEnvelope
@@ -199,6 +200,24 @@ def test_the_oldest_prefill_of_a_rank_fades_over_its_duration() -> None:
     assert here.load(1) == (0, 0, 1)
 
 
+def test_what_fades_does_not_count_as_worked_off_once_more() -> None:
+    here = Replica()
+    ledger = here.core.partitions[DEFAULT].ledger
+    ledger.follow_queues(True)
+    hint = {
+        "initial_effective_prefill_tokens": 10_000,
+        "expected_prefill_duration": {"secs": 4, "nanos": 0},
+    }
+    for name in "xy":
+        here.dynamo({"AddRequest": {"prefill_load_hint": hint}}, request_id=name)
+    here.turn()
+    for left in (17_500, 15_000, 12_500, 10_000, 10_000):
+        here.turn(1.0)
+        worked = worked_off(ledger.heard, ledger.ahead, 8000.0, here.now)
+        assert (ledger.prefill - worked).max() == left
+    here.core.check()
+
+
 # -- ours ------------------------------------------------------------------------------------------
 
 
@@ -303,6 +322,23 @@ def pulled(here: Replica, there: Replica) -> None:
         here.core.replica_snapshot_part(pull.router_id, part, here.now)
     here.core.replica_snapshot_end(pull.router_id, here.now, complete=True)
     here.turn()
+
+
+def test_prompts_that_a_snapshot_tells_as_computed_tell_nothing_of_the_pace() -> None:
+    here, there = Replica(), Replica(2000)
+    for name in "ab":
+        there.book(name, 1, 1, 2)
+        there.done(name)
+    here.hears(there.turn(1.0)[-1])
+    here.turn()
+    pulled(here, there)
+    assert here.load(1) == (0, 2, 2)
+    assert here.core.partitions[DEFAULT].ledger.work.computed == 0
+    there.book("c", 1, 1, 2)
+    here.hears(there.effects.published[0])
+    there.done("c")
+    here.hears(there.effects.published[0])
+    assert here.core.partitions[DEFAULT].ledger.work.computed == 32, "but what is heard at once"
 
 
 def acquainted() -> tuple[Replica, Replica]:

@@ -346,6 +346,41 @@ def test_chunks_of_more_than_a_body_may_have(taken: list[bytes]) -> None:
     on_a_port(use, max_body_bytes=64)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [b"content-length: 64\r\n\r\n%b", b"transfer-encoding: chunked\r\n\r\n40\r\n%b\r\n0\r\n\r\n"],
+    ids=["length", "chunks"],
+)
+def test_a_body_nobody_reads_is_not_kept(body: bytes, taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        data = b"GET /health HTTP/1.1\r\nhost: s\r\n" + body % (b" " * 64)
+        wire.say(data[:-10])
+        await until(lambda: bool(server.server_state.connections))
+        (connection,) = server.server_state.connections
+        await until(lambda: getattr(connection, "_call", None) is not None)
+        assert getattr(connection, "_body", None) == b""
+        wire.say(data[-10:])
+        assert (await wire.answer())[0] == 200
+        assert taken == [b"/health"]
+
+    on_a_port(use)
+
+
+@pytest.mark.parametrize("more", [b"zzz\r\n", b""], ids=["nonsense", "nothing"])
+def test_who_was_told_that_a_body_is_too_long_is_told_nothing_more(more: bytes) -> None:
+    """A proxy would take a second answer for that to the next request, which may be another's."""
+
+    async def use(port: int, service: Driver, _: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(CHUNKED % b"application/json" + b"40\r\n" + b" " * 64 + b"\r\n1\r\n \r\n")
+        assert (await wire.answer())[0] == 413
+        wire.say(more)
+        assert await wire.rest() == b""
+
+    on_a_port(use, max_body_bytes=64, body_timeout_s=0.3)
+
+
 def test_with_an_access_log_every_request_is_in_it(taken: list[bytes]) -> None:
     async def use(port: int, service: Driver, _: Server) -> None:
         wire = await Wire.to(port)

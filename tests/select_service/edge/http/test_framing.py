@@ -244,3 +244,68 @@ def test_half_closed_connections_are_given_back() -> None:
         await until(lambda: not server.server_state.connections)
 
     on_a_port(use)
+
+
+ENDLESS = {
+    "a trailer": CHUNK + b"0\r\nx: ",
+    "the name of a trailer": CHUNK + b"0\r\n",
+    "an extension": b"2;",
+    "a size": b"0" * 9,
+    "a trailer behind others": CHUNK + b"0\r\n" + b"a: b\r\n" * 500 + b"x: ",
+}
+
+
+@pytest.mark.parametrize("way", ["fast", "asgi"])
+@pytest.mark.parametrize("start", ENDLESS.values(), ids=ENDLESS.keys())
+def test_a_line_around_chunks_has_an_end(start: bytes, way: str) -> None:
+    """A trailer was kept as it grew, as long as a body may take to arrive."""
+
+    async def use(port: int, service: Driver, server: Server) -> None:
+        seat(service)
+        wire = await Wire.to(port)
+        more = b"" if way == "fast" else b"content-encoding: identity\r\n"
+        wire.say(HEAD + more + CHUNKED + b"\r\n" + start)
+        while not server._counts.malformed:
+            wire.say(b"0" * 4_000)
+            await asyncio.sleep(0)
+        assert await statuses(wire) == [431]
+
+    on_a_port(use, head_bytes_max=20_000)
+
+
+def test_trailers_within_the_limit_are_passed_over() -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        wire = await Wire.to(port)
+        wire.say(HEAD + CHUNKED + b"\r\n" + CHUNK + b"0\r\n")
+        for _line in range(30):
+            wire.say(b"x: " + b"a" * 1_000 + b"\r\n")
+            await asyncio.sleep(0)
+        wire.say(b"\r\n" + HIDDEN)
+        assert await statuses(wire) == [200, 200]
+
+    on_a_port(use, head_bytes_max=20_000)
+
+
+@pytest.mark.parametrize("more", [b"", b"content-encoding: identity\r\n"], ids=["fast", "asgi"])
+def test_a_connection_whose_end_is_said_in_a_trailer_ends(more: bytes) -> None:
+    """The parser passes over all that follows: who asked again waited for nothing."""
+
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        wire = await Wire.to(port)
+        wire.say(HEAD + more + CHUNKED + b"\r\n" + CHUNK + b"0\r\nconnection: close\r\n\r\n")
+        assert await statuses(wire) == [200]
+
+    on_a_port(use)
+
+
+def test_nor_does_it_last_if_all_is_answered_before() -> None:
+    async def use(port: int, _: Driver, __: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(HEAD + CHUNKED + b"\r\n40\r\n" + b" " * 64 + b"\r\n1\r\n \r\n")
+        assert (await wire.answer())[0] == 413
+        wire.say(b"0\r\nconnection: close\r\n\r\n")
+        assert await wire.rest() == b""
+
+    on_a_port(use, max_body_bytes=64)

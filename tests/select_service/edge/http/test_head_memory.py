@@ -133,6 +133,7 @@ ENDS = [
     ask(b"POST /select", JSON, b"transfer-encoding: chunked, chunked") + b"0\r\n\r\n",
     ask(b"POST /leases/x/renew", b"transfer-encoding: chunked") + b"1\r\nx\r\n0\r\nx: y\r\n\r\n",
     ask(b"GET /health", b"connection: close"),
+    ask(b"GET /health", b"transfer-encoding: chunked") + b"0\r\nconnection: close\r\n\r\n",
     ask(b"GET /health HTTP/1.0"),
     ask(b"GET /health", b"connection: upgrade, http2-settings", b"upgrade: h2c"),
 ]
