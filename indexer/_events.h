@@ -1,7 +1,7 @@
 /* Plain KV events out of MessagePack, straight into packed arrays.
  *
  * Reads what nearly every message is made of: BlockStored, BlockRemoved and AllBlocksCleared of
- * vLLM's map or array form, for text without adapter, salt or media. Whatever is unusual, doubtful
+ * vLLM's and SGLang's map or array form, with adapter, salt and media. Whatever is unusual, doubtful
  * or broken is refused as a whole (KV_REFUSED), and `core/wire.py` reads the message instead: its
  * answers and errors are the only ones there are. Nothing here knows Python.
  */
@@ -16,21 +16,34 @@
 enum { KV_REFUSED = 0, KV_READ = 1, KV_MORE = 2 };
 enum { KV_STORED, KV_REMOVED, KV_CLEARED };
 enum { KV_ARRAY, KV_MAP };
-enum { KV_MEDIUM_NONE, KV_MEDIUM_GPU, KV_MEDIUM_CPU };
 enum { KV_ATTENTION_NONE, KV_ATTENTION_MAIN, KV_ATTENTION_OTHER };
 
+enum {
+    KV_TYPE = 1, KV_NAMES = 2, KV_TOKENS = 4, KV_SIZE = 8, KV_PARENT = 16, KV_LORA_ID = 32,
+    KV_MEDIUM = 64, KV_LORA = 128, KV_EXTRA = 256, KV_GROUP = 512, KV_ATTENTION = 1024,
+    KV_LOCALITY = 2048, KV_SALT = 4096, KV_MM_KEYS = 8192, KV_MM_INFOS = 16384,
+    KV_SKIP = 32768
+};
+
 #define KV_SKIP_DEPTH_MAX 16          /* unknown fields nested deeper are left to Python */
+#define KV_COLOURED_MAX 4096          /* blocks of an event of which some are coloured: at once */
 #define KV_SCRATCH_KEPT (1u << 20)    /* elements of a scratch array kept after a long message */
 
+/* ASCII, in the payload; of no bytes if nothing was said, or "". */
+typedef struct { const char *at; size_t bytes; } kv_ascii;
+
+/* A media item of a block, by what a request calls it. */
+typedef struct { uint64_t hash; uint32_t block; } kv_media;
+
 typedef struct {
-    int kind, medium, attention, is_local_said, has_parent;
+    int kind, tier, attention, is_local_said, has_parent, is_adapter_numbered;
     int64_t group;                    /* -1: not said */
     uint64_t parent;
     size_t names_at, names;           /* in kv_batch.names */
     size_t tokens_at, tokens;         /* in kv_batch.tokens */
+    size_t media_at, media;           /* in kv_batch.media, by block */
     int64_t block_size;
-    const char *kind_text;            /* of the cache group, ASCII, in the payload */
-    size_t kind_bytes;
+    kv_ascii medium, attention_kind, lora_name, salt;
     size_t joined;                    /* removals in a row that became this one */
 } kv_event;
 
@@ -44,12 +57,17 @@ typedef struct {
     kv_event *events;
     uint64_t *names;
     uint32_t *tokens;
+    kv_media *media;
     size_t event_count, event_room, name_count, name_room, token_count, token_room;
+    size_t media_count, media_room;
     size_t parts, events_left;
     kv_event event;                   /* the one being read, while `fields_left` or `field` is set */
     int has_texts;                    /* events that point into the payload */
     int is_inside, seen, field;       /* `field`: the list being read, or KV_SKIP */
     size_t fields_left, field_at, list_left, extra_keys;
+    const uint8_t *colours;           /* from the first of the extra keys on that is not nil */
+    size_t colours_from;              /* the block that is of */
+    int is_salted;                    /* by a key that was read before */
     size_t nested[KV_SKIP_DEPTH_MAX + 1];  /* values left to skip, level by level */
     int depth;
 } kv_batch;
@@ -79,6 +97,9 @@ static void kv_trim(kv_batch *b) {
     if (b->token_room > KV_SCRATCH_KEPT) { free(b->tokens); b->tokens = NULL; b->token_room = 0; }
     if (b->event_room > KV_SCRATCH_KEPT / 16) {
         free(b->events); b->events = NULL; b->event_room = 0;
+    }
+    if (b->media_room > KV_SCRATCH_KEPT / 16) {
+        free(b->media); b->media = NULL; b->media_room = 0;
     }
 }
 
@@ -152,6 +173,22 @@ static inline int kv_text(kv_reader *r, const char **text, size_t *length) {
     *text = (const char *)r->at + head;
     *length = (size_t)size;
     r->at += head + size;
+    return 1;
+}
+
+/* Other text is Python's to decode, or to refuse. */
+static int kv_ascii_text(kv_reader *r, kv_ascii *text) {
+    const uint8_t *before = r->at;
+    if (!kv_text(r, &text->at, &text->bytes)) return 0;
+    for (size_t i = 0; i < text->bytes; i++)
+        if ((unsigned char)text->at[i] >= 0x80) { r->at = before; return 0; }
+    return 1;
+}
+
+static inline int kv_same(const kv_ascii *a, const kv_ascii *b) {
+    if (a->bytes != b->bytes) return 0;
+    for (size_t i = 0; i < a->bytes; i++) /* a few: a call would cost more */
+        if (a->at[i] != b->at[i]) return 0;
     return 1;
 }
 
@@ -309,18 +346,96 @@ static int kv_tokens(kv_reader *r, kv_batch *b, size_t count) {
     return 1;
 }
 
-/* nil, or a list of nothing but nil, whose length is looked at when the names are known */
+/* nil, or a list with an entry for each block; what is in it is looked at when names, parent and
+ * adapter are known */
 static int kv_open_extra_keys(kv_reader *r, kv_batch *b) {
     b->extra_keys = b->list_left = 0;
+    b->colours = NULL;
     if (kv_nil(r)) return 1;
     if (!kv_array(r, &b->extra_keys)) return 0;
     b->list_left = b->extra_keys;
     return 1;
 }
 
-static int kv_extra_keys(kv_reader *r, size_t count) {
+static int kv_extra_keys(kv_reader *r, kv_batch *b, size_t count) {
     for (size_t i = 0; i < count; i++)
-        if (!kv_nil(r)) return 0;
+        if (!kv_nil(r)) {
+            /* the rest is skipped for now */
+            b->colours = r->at;
+            b->colours_from = b->extra_keys - b->list_left + i;
+            b->nested[0] = b->list_left - i;
+            b->depth = 0;
+            b->field = KV_SKIP;
+            return b->extra_keys <= KV_COLOURED_MAX;
+        }
+    return 1;
+}
+
+/* 16 hex digits at least, of which the first 16 count: how requests name media items. */
+static int kv_media_hash(const kv_ascii *id, uint64_t *hash) {
+    uint64_t value = 0;
+    if (id->bytes < 16) return 0;
+    for (size_t i = 0; i < id->bytes; i++) {
+        unsigned char c = (unsigned char)id->at[i];
+        unsigned digit = c >= '0' && c <= '9' ? c - '0'
+            : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : 16;
+        if (digit == 16) return 0;
+        if (i < 16) value = value << 4 | digit;
+    }
+    *hash = value;
+    return 1;
+}
+
+static int kv_add_media(kv_batch *b, size_t block, uint64_t hash) {
+    kv_event *e = &b->event;
+    void *media = kv_room(b->media, &b->media_room, b->media_count, sizeof *b->media);
+    if (!media) return 0;
+    b->media = media;
+    if (!e->media) e->media_at = b->media_count;
+    b->media[b->media_count++] = (kv_media){hash, (uint32_t)block};
+    e->media++;
+    return 1;
+}
+
+/* One key of a block: a media item, or a salt. Whatever no request can name is Python's. */
+static int kv_colour(kv_reader *r, kv_batch *b, size_t block, int may_be_salted) {
+    kv_event *e = &b->event;
+    kv_ascii text;
+    uint64_t hash, offset;
+    size_t parts;
+    int negative;
+    if (kv_array(r, &parts)) {
+        if (!parts || !kv_ascii_text(r, &text) || !kv_media_hash(&text, &hash)) return 0;
+        while (--parts) if (!kv_int(r, &offset, &negative) && !kv_nil(r)) return 0;
+        return kv_add_media(b, block, hash);
+    }
+    if (!kv_ascii_text(r, &text) || !text.bytes) return 0;
+    if (text.bytes == 64 && kv_media_hash(&text, &hash)) return kv_add_media(b, block, hash);
+    if (!may_be_salted || b->is_salted) return 0;
+    e->salt = text; /* before what the field of that name says */
+    b->is_salted = 1;
+    return 1;
+}
+
+/* The extra keys, now that everything is known which they depend on. */
+static int kv_colours(kv_reader *r, kv_batch *b) {
+    kv_event *e = &b->event;
+    kv_reader at = {b->colours, r->at};
+    b->is_salted = 0;
+    for (size_t block = b->colours_from; block < b->extra_keys; block++) {
+        size_t keys;
+        if (kv_nil(&at)) continue;
+        if (!kv_array(&at, &keys)) return 0;
+        if (keys && e->lora_name.bytes) {
+            /* every block repeats the adapter's name; a salt may be spelled the same, but after */
+            kv_reader before = at;
+            kv_ascii first;
+            if (kv_ascii_text(&at, &first) && kv_same(&first, &e->lora_name)) keys--;
+            else at = before;
+        }
+        for (; keys; keys--)
+            if (!kv_colour(&at, b, block, !block && !e->has_parent)) return 0;
+    }
     return 1;
 }
 
@@ -330,15 +445,26 @@ static int kv_parent(kv_reader *r, kv_event *e) {
     return kv_name(r, &e->parent);
 }
 
+/* The media of `core/normal.py`, which knows what to do about others. */
 static int kv_medium(kv_reader *r, kv_event *e) {
-    const char *text;
-    size_t length;
+    static const struct { const char *name; int tier; } media[] = {
+        {"CPU", 1}, {"GPU", 0}, {"CPU_PINNED", 1}, {"CPU_TIER1", 1}, {"CPU_TIER2", 2}, {"DISK", 2},
+        {"DEVICE", 0}, {"STORAGE", 2}, {"FS", 2}, {"OBJ", 2}, {"NVME", 2}, {"EXTERNAL", 3},
+        {"NETWORK", 3}, {"REMOTE", 3}, {"SHARED", 3},
+    };
     if (kv_nil(r)) return 1;
-    if (!kv_text(r, &text, &length)) return 0;
-    if (KV_IS(text, length, "GPU")) e->medium = KV_MEDIUM_GPU;
-    else if (KV_IS(text, length, "CPU")) e->medium = KV_MEDIUM_CPU;
-    else return 0;
-    return 1;
+    if (!kv_text(r, &e->medium.at, &e->medium.bytes)) return 0;
+    if (KV_IS(e->medium.at, e->medium.bytes, "GPU")) return 1;
+    for (size_t k = 0; k < sizeof media / sizeof *media; k++) {
+        size_t i = 0;
+        const char *name = media[k].name;
+        for (; i < e->medium.bytes && name[i]; i++) {
+            char c = e->medium.at[i];
+            if ((c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c) != name[i]) break;
+        }
+        if (i == e->medium.bytes && !name[i]) { e->tier = media[k].tier; return 1; }
+    }
+    return 0;
 }
 
 static int kv_group(kv_reader *r, kv_event *e) {
@@ -351,12 +477,11 @@ static int kv_group(kv_reader *r, kv_event *e) {
 
 static int kv_attention(kv_reader *r, kv_event *e) {
     if (kv_nil(r)) return 1;
-    if (!kv_text(r, &e->kind_text, &e->kind_bytes)) return 0;
-    for (size_t i = 0; i < e->kind_bytes; i++)
-        if ((unsigned char)e->kind_text[i] >= 0x80) return 0;
-    int is_main = KV_IS(e->kind_text, e->kind_bytes, "full_attention")
-        || KV_IS(e->kind_text, e->kind_bytes, "mla_attention")
-        || KV_IS(e->kind_text, e->kind_bytes, "sink_full_attention");
+    kv_ascii *kind = &e->attention_kind;
+    if (!kv_ascii_text(r, kind)) return 0;
+    int is_main = KV_IS(kind->at, kind->bytes, "full_attention")
+        || KV_IS(kind->at, kind->bytes, "mla_attention")
+        || KV_IS(kind->at, kind->bytes, "sink_full_attention");
     e->attention = is_main ? KV_ATTENTION_MAIN : KV_ATTENTION_OTHER;
     return 1;
 }
@@ -369,10 +494,25 @@ static int kv_locality(kv_reader *r, kv_event *e) {
     return kv_text(r, &text, &length) && KV_IS(text, length, "LOCAL");
 }
 
-static int kv_empty_text(kv_reader *r) {
+static int kv_lora_id(kv_reader *r, kv_event *e) {
+    uint64_t number;
+    int negative;
     if (kv_nil(r)) return 1;
-    if (r->at < r->end && *r->at == 0xa0) { r->at++; return 1; }
-    return 0;
+    e->is_adapter_numbered = 1;
+    return kv_int(r, &number, &negative);
+}
+
+static int kv_salt(kv_reader *r, kv_event *e) {
+    return kv_nil(r) || kv_ascii_text(r, &e->salt);
+}
+
+/* An adapter's name, in whose place SGLang's arrays may have a salt. */
+static int kv_lora_name(kv_reader *r, kv_event *e, int form) {
+    const char *key;
+    size_t length;
+    if (kv_nil(r) || kv_ascii_text(r, &e->lora_name)) return 1;
+    return form == KV_ARRAY && kv_map(r, &length) && length == 1 && kv_text(r, &key, &length)
+        && KV_IS(key, length, "cache_salt") && kv_salt(r, e);
 }
 
 static int kv_empty_list(kv_reader *r) {
@@ -397,13 +537,6 @@ static int kv_kind(kv_reader *r, kv_event *e) {
     else return 0;
     return 1;
 }
-
-enum {
-    KV_TYPE = 1, KV_NAMES = 2, KV_TOKENS = 4, KV_SIZE = 8, KV_PARENT = 16, KV_LORA_ID = 32,
-    KV_MEDIUM = 64, KV_LORA = 128, KV_EXTRA = 256, KV_GROUP = 512, KV_ATTENTION = 1024,
-    KV_LOCALITY = 2048, KV_SALT = 4096, KV_MM_KEYS = 8192, KV_MM_INFOS = 16384,
-    KV_SKIP = 32768
-};
 
 /* Which field of its kind of event a key names; 0: none that matters. */
 static int kv_field(int kind, const char *key, size_t length) {
@@ -447,9 +580,10 @@ static int kv_value(kv_reader *r, kv_batch *b, int field) {
     case KV_EXTRA: b->field = field; return kv_open_extra_keys(r, b);
     case KV_SIZE: return kv_block_size(r, e);
     case KV_PARENT: return kv_parent(r, e);
-    case KV_LORA_ID: return kv_nil(r);
+    case KV_LORA_ID: return kv_lora_id(r, e);
     case KV_MEDIUM: return kv_medium(r, e);
-    case KV_LORA: case KV_SALT: return kv_empty_text(r);
+    case KV_LORA: return kv_lora_name(r, e, b->form);
+    case KV_SALT: return kv_salt(r, e);
     case KV_GROUP: return kv_group(r, e);
     case KV_ATTENTION: return kv_attention(r, e);
     case KV_LOCALITY: return kv_locality(r, e);
@@ -472,8 +606,9 @@ static int kv_go_on_inside(kv_reader *r, kv_batch *b, size_t *fuel) {
     }
     size_t count = b->list_left < *fuel ? b->list_left : *fuel;
     int is_fine = b->field == KV_TOKENS ? kv_tokens(r, b, count)
-        : b->field == KV_NAMES ? kv_names(r, b, count) : kv_extra_keys(r, count);
+        : b->field == KV_NAMES ? kv_names(r, b, count) : kv_extra_keys(r, b, count);
     *fuel -= count;
+    if (b->field == KV_SKIP) return is_fine;
     b->list_left -= count;
     if (!b->list_left) b->field = 0;
     return is_fine;
@@ -494,6 +629,7 @@ static int kv_open_event(kv_reader *r, kv_batch *b) {
     e->joined = 1;
     b->is_inside = 1;
     b->extra_keys = b->field_at = 0;
+    b->colours = NULL;
     const char *key;
     size_t length;
     if (form == KV_MAP) {
@@ -534,7 +670,8 @@ static int kv_joins(const kv_batch *b, const kv_event *e, size_t joined_max) {
     if (e->kind != KV_REMOVED || !e->names || !b->event_count) return 0;
     const kv_event *last = &b->events[b->event_count - 1];
     return last->kind == KV_REMOVED && last->names && last->names < joined_max
-        && last->medium == e->medium && last->group == e->group
+        && !last->medium.at == !e->medium.at && kv_same(&last->medium, &e->medium)
+        && last->group == e->group
         && last->is_local_said == e->is_local_said;
 }
 
@@ -546,7 +683,7 @@ static int kv_double(kv_reader *r, double *value) {
     return 1;
 }
 
-static int kv_close_event(kv_batch *b, size_t joined_max) {
+static int kv_close_event(kv_reader *r, kv_batch *b, size_t joined_max) {
     kv_event *e = &b->event;
     b->is_inside = 0;
     b->events_left--;
@@ -557,7 +694,8 @@ static int kv_close_event(kv_batch *b, size_t joined_max) {
         if ((b->seen & needed) != needed) return 0;
     }
     if (b->extra_keys && b->extra_keys != e->names) return 0;
-    if (e->attention) b->has_texts = 1;
+    if (b->colours && !kv_colours(r, b)) return 0;
+    if (e->attention || e->lora_name.bytes || e->salt.bytes) b->has_texts = 1;
     if (kv_joins(b, e, joined_max)) {
         kv_event *last = &b->events[b->event_count - 1];
         last->names += e->names; /* the names stand side by side */
@@ -568,7 +706,7 @@ static int kv_close_event(kv_batch *b, size_t joined_max) {
 
 /* Begin to read; `kv_go_on` does. */
 static int kv_begin(kv_batch *b, kv_reader *r) {
-    b->event_count = b->name_count = b->token_count = 0;
+    b->event_count = b->name_count = b->token_count = b->media_count = 0;
     b->has_rank = b->has_texts = b->is_inside = b->field = 0;
     b->fields_left = 0;
     b->form = -1;
@@ -587,7 +725,7 @@ static int kv_go_on(kv_batch *b, kv_reader *r, size_t joined_max, size_t fuel) {
         if (b->fields_left) {
             if (!kv_next_field(r, b)) return KV_REFUSED;
         } else if (b->is_inside) {
-            if (!kv_close_event(b, joined_max)) return KV_REFUSED;
+            if (!kv_close_event(r, b, joined_max)) return KV_REFUSED;
         } else if (b->events_left) {
             if (!kv_open_event(r, b)) return KV_REFUSED;
         } else {

@@ -2,7 +2,8 @@
 """The compiled way of plain KV events: out of the bytes, into the tree.
 
 Optional. `core/wire.py` and `core/stream.py` are its twins and say what is right; this module only
-does what is plain (see `_events.h` for messages, `Feeder` for streams) and hands everything else, a message or one event of it, to them before anything has happened.
+does what is plain (see `_events.h` for messages, `Feeder` for streams) and hands everything else, a
+message or one event of it, to them before anything has happened.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -11,7 +12,7 @@ from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, malloc, qsort, realloc
 from libc.string cimport memcmp, memcpy
 from cpython cimport array
 from indexer._names cimport NameMap
@@ -20,7 +21,7 @@ import array as _array
 
 from xxhash import xxh3_64_intdigest
 
-from indexer.core import removal
+from indexer.core import holdings, removal
 from indexer.core.events import (
     JOINED_BLOCKS_MAX,
     READ_AT_ONCE_BYTES,
@@ -31,20 +32,25 @@ from indexer.core.events import (
 )
 from indexer.core.hashing import BASE_SEED, namespace_seed
 from indexer.core.index import KvIndex
-from indexer.core.node import EDGE_BYTES_MAX, Coverage, Node
+from indexer.core.node import EDGE_BLOCKS_MAX, EDGE_BYTES_MAX, Coverage, Node, all_ones
 from indexer.core.plain_walk import NESTING_MAX
 from indexer.core.radix_tree import RadixTree
-from indexer.core.writer import APPLIED, EVENT_COST_BLOCKS, SLICE_BLOCKS
-from indexer.types import BASE_NAMESPACE, Tier
+from indexer.core.writer import APPLIED, COLOURED_SLICE_BLOCKS, EVENT_COST_BLOCKS, SLICE_BLOCKS
+from indexer.types import BASE_NAMESPACE, Namespace, Tier
 
-ABI = 5  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 6  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef extern from "Python.h":
     PyObject *PyDict_GetItemWithError(object p, object key) except? NULL
     object PyLong_FromUnsignedLongLong(unsigned long long value)
     unsigned long long PyLong_AsUnsignedLongLong(object value) except? 0xffffffffffffffff
     object PyNumber_And(object a, object b)
+    object PyNumber_Xor(object a, object b)
+    object PyNumber_Lshift(object a, object b)
     PyObject *Py_False
+    bint PyUnicode_IS_COMPACT_ASCII(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    void *PyUnicode_DATA(object text)
 
 cdef extern from "_xxh3.h" nogil:
     enum: XXH3_SECRET_BYTES, XXH3_MEDIUM_MAX
@@ -53,16 +59,22 @@ cdef extern from "_xxh3.h" nogil:
 
 cdef extern from "_events.h" nogil:
     enum: KV_READ, KV_MORE, KV_REFUSED, KV_STORED, KV_REMOVED, KV_CLEARED, KV_MAP, KV_ARRAY
-    enum: KV_MEDIUM_NONE, KV_MEDIUM_GPU, KV_MEDIUM_CPU
     enum: KV_ATTENTION_NONE, KV_ATTENTION_MAIN, KV_ATTENTION_OTHER
+    ctypedef struct kv_ascii:
+        const char *at
+        size_t bytes
+    ctypedef struct kv_media:
+        uint64_t hash
+        uint32_t block
     ctypedef struct kv_event:
-        int kind, medium, attention, is_local_said, has_parent
+        int kind, tier, attention, is_local_said, has_parent, is_adapter_numbered
         int64_t group
         uint64_t parent
         size_t names_at, names, tokens_at, tokens
+        size_t media_at, media
         int64_t block_size
-        const char *kind_text
-        size_t kind_bytes, joined
+        kv_ascii medium, attention_kind, lora_name, salt
+        size_t joined
     ctypedef struct kv_batch:
         double ts
         int has_rank, form
@@ -70,6 +82,7 @@ cdef extern from "_events.h" nogil:
         kv_event *events
         uint64_t *names
         uint32_t *tokens
+        kv_media *media
         int has_texts
         size_t event_count, event_room, name_count, name_room, token_count, token_room
     ctypedef struct kv_reader:
@@ -112,14 +125,23 @@ cdef extern from *:
         for (int i = 0; i < 8; i++) value = value << 8 | (unsigned char)p[i];
         return value;
     }
+
+    static int by_number(const void *a, const void *b) {
+        uint64_t one, other; /* behind tokens of four bytes, so at any multiple of these */
+        memcpy(&one, a, sizeof one);
+        memcpy(&other, b, sizeof other);
+        return (one > other) - (one < other);
+    }
     """
     Py_ssize_t slot_of(PyObject *type, const char *name)
     PyObject *SLOT(PyObject *object, Py_ssize_t offset)
     void slot_put(PyObject *object, Py_ssize_t offset, PyObject *value)
     uint64_t read_u64_big(const char *data) nogil
+    int by_number(const void *a, const void *b) noexcept nogil
 
 cdef enum:
     HASH = 8  # bytes
+    LISTED = 4  # names that are handed on as a list
     SLICE = 512  # SLICE_BLOCKS, checked below
     READ_AT_ONCE = 1 << 17  # READ_AT_ONCE_BYTES, likewise
     NESTING = 1000  # NESTING_MAX, likewise
@@ -132,8 +154,14 @@ cdef uint64_t base_seed = BASE_SEED
 cdef long event_cost = EVENT_COST_BLOCKS
 cdef array.array u32_array = _array.array("I")
 cdef array.array u64_array = _array.array("Q")
-cdef object device = Tier.DEVICE
-cdef object host_pinned = Tier.HOST_PINNED
+cdef list tiers = sorted(Tier)
+cdef object zero = 0
+cdef enum:
+    NOT_OURS, TOGETHER, GONE
+cdef list first_ones = [all_ones(count) for count in range(EDGE_BLOCKS_MAX + 1)]
+cdef list only_one = [1 << position for position in range(EDGE_BLOCKS_MAX)]
+cdef object base_namespace = BASE_NAMESPACE
+cdef long dear = SLICE_BLOCKS // 16  # in blocks: what Python has to do for an event
 
 if SLICE_BLOCKS != SLICE or READ_AT_ONCE_BYTES != READ_AT_ONCE or NESTING_MAX != NESTING or EDGE_BYTES_MAX != SLICE * HASH or u32_array.itemsize != 4:
     raise ImportError("compiled for other limits")
@@ -158,6 +186,9 @@ cdef Py_ssize_t N_LOWER = _slot(Node, b"lower")
 cdef Py_ssize_t N_MEMBERS = _slot(Node, b"members")
 cdef Py_ssize_t N_NAMESPACE = _slot(Node, b"namespace")
 cdef Py_ssize_t N_ORPHANED = _slot(Node, b"orphaned")
+cdef Py_ssize_t N_PARENT = _slot(Node, b"parent")
+cdef Py_ssize_t N_PARTIAL = _slot(Coverage, b"partial")
+cdef Py_ssize_t N_PATTERNS = _slot(Coverage, b"patterns")
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -177,8 +208,29 @@ cdef list _names(kv_batch *b, kv_event *e):
     return [PyLong_FromUnsignedLongLong(names[i]) for i in range(e.names)]
 
 
-cdef object _tier(kv_event *e):
-    return host_pinned if e.medium == KV_MEDIUM_CPU else device
+cdef object _some(const uint64_t *names, size_t count):
+    """Names for the index: packed, which it compares and files as they lie, unless they are few."""
+    cdef size_t i
+    cdef array.array packed
+    if count <= LISTED:
+        return [PyLong_FromUnsignedLongLong(names[i]) for i in range(count)]
+    packed = array.clone(u64_array, count, False)
+    memcpy(packed.data.as_voidptr, names, count * HASH)
+    return packed
+
+
+cdef list _media(kv_batch *b, kv_event *e):
+    """Hashes of the media items in each block."""
+    cdef size_t i
+    cdef kv_media *media = b.media + e.media_at
+    cdef list items = [[] for i in range(e.names)]
+    for i in range(e.media):
+        (<list>items[media[i].block]).append(PyLong_FromUnsignedLongLong(media[i].hash))
+    return items
+
+
+cdef str _text(kv_ascii *text):
+    return text.at[:text.bytes].decode("ascii") if text.bytes else ""
 
 
 cdef array.array _tokens(kv_batch *b, kv_event *e):
@@ -190,28 +242,32 @@ cdef array.array _tokens(kv_batch *b, kv_event *e):
 
 cdef object _event(kv_batch *b, kv_event *e):
     if e.kind == KV_STORED:
-        return _stored(e, _names(b, e), _tokens(b, e))
+        return _stored(b, e, _names(b, e), _tokens(b, e))
     if e.kind == KV_REMOVED:
         return _removed(e, _names(b, e))
     return AllBlocksCleared()
 
 
-cdef object _stored(kv_event *e, object names, object tokens):
+cdef object _stored(kv_batch *b, kv_event *e, object names, object tokens):
     return BlockStored(
         block_hashes=names,
         parent=PyLong_FromUnsignedLongLong(e.parent) if e.has_parent else None,
         token_ids=tokens,
         block_size=e.block_size,
-        tier=_tier(e),
+        tier=tiers[e.tier],
+        lora_name=_text(&e.lora_name),
+        has_nameless_adapter=bool(e.is_adapter_numbered and not e.lora_name.bytes),
+        cache_salt=_text(&e.salt),
+        mm_hashes=_media(b, e) if e.media else None,
         group=e.group if e.group > 0 else 0,
-        attention=e.kind_text[:e.kind_bytes].decode("ascii") if e.attention else None,
+        attention=_text(&e.attention_kind) if e.attention else None,
     )
 
 
 cdef object _removed(kv_event *e, object names):
     return BlockRemoved(
         block_hashes=names,
-        tier=_tier(e),
+        tier=tiers[e.tier],
         group=e.group if e.group > 0 else 0,
         events=e.joined,
     )
@@ -255,6 +311,7 @@ cdef class LongBatch:
 
     def __dealloc__(self):
         free(self.batch.events)
+        free(self.batch.media)
 
     def go_on(self, size_t values):
         """Read about so many values more; True if that was the end, or will not do."""
@@ -296,7 +353,7 @@ cdef class LongBatch:
         names = memoryview(self.names)[e.names_at : e.names_at + e.names]
         if e.kind == KV_REMOVED:
             return _removed(e, names)
-        return _stored(e, names, memoryview(self.tokens)[e.tokens_at : e.tokens_at + e.tokens])
+        return _stored(&self.batch, e, names, memoryview(self.tokens)[e.tokens_at : e.tokens_at + e.tokens])
 
 
 def walk(bytes payload, size_t at, list left, size_t fuel):
@@ -343,6 +400,15 @@ cdef bint _same(PyObject *a, object b) except -1:
     return a != NULL and PyObject_RichCompareBool(<object>a, b, Py_EQ)
 
 
+cdef bint _says(kv_ascii *text, str name):
+    """Whether a text of an event is that name."""
+    return (
+        PyUnicode_IS_COMPACT_ASCII(name)
+        and <size_t>PyUnicode_GET_LENGTH(name) == text.bytes
+        and (not text.bytes or not memcmp(PyUnicode_DATA(name), text.at, text.bytes))
+    )
+
+
 cdef bytes _joined(PyObject *head, const void *tail, size_t size):
     cdef Py_ssize_t length = PyBytes_GET_SIZE(<object>head)
     whole = PyBytes_FromStringAndSize(NULL, length + size)
@@ -355,25 +421,33 @@ cdef bytes _joined(PyObject *head, const void *tail, size_t size):
 cdef class Feeder:
     """Takes the plain messages of one stream, in runs.
 
-    Plain is a batch in order, of the stream's own rank, while nothing else is going on; and of
-    its events those that append to a leaf of the rank's own, begin a leaf, or take blocks off the
-    end of one. The counters of a run are written when it ends, and before Python gets to work.
+    Plain is a batch in order, of the stream's own rank, while nothing else is going on. Of its
+    events those that append to a leaf of the rank's own, begin a leaf, take blocks off the end of
+    one or say again what is known are dealt with here. Others about blocks that count are the
+    index's own verbs', and `IndexWriter` is asked about the rest: then the counters of the run,
+    otherwise written when it ends, are written before.
     """
 
     cdef object stream, index, tree, cursor, writer, decoder, tallies, rank, backlog
-    cdef object holder, bit, runs, groups
+    cdef object holder, me, bit, runs, groups
+    cdef object space  # the last namespace of a sequence's first blocks
+    cdef object seeded  # and the last of which `seed` is known
+    cdef uint64_t seed
+    cdef long dear  # what an event cost beside its blocks
     cdef NameMap where
     cdef list blocks
+    cdef dict waiting
     cdef array.array digests
     cdef size_t block_size
     cdef uint64_t expected, dp_rank
-    cdef bint is_named, is_map, has_many_orphans
+    cdef bint is_named, is_map, has_many_orphans, is_home  # group 0's references are the plain ones
     cdef int group0  # 0: does not count, 1: counts, 2: nothing was said
     cdef long turn, room
     cdef public bint is_torn  # a message was taken and, by an error, not written to its end
     # since the last flush
     cdef long messages, stored_events, removed_events, stored_blocks, removed_blocks
-    cdef long more_blocks, more_held
+    cdef long more_blocks
+    cdef long more_held[4]  # per tier
     cdef double last_ts
 
     def __init__(self, stream):
@@ -389,6 +463,8 @@ cdef class Feeder:
         self.tree = self.index.tree
         self.block_size = self.index.block_size
         self.dp_rank = self.rank.dp_rank
+        self.space = self.seeded = BASE_NAMESPACE
+        self.seed = base_seed
 
     @staticmethod
     def suits(stream):
@@ -422,7 +498,8 @@ cdef class Feeder:
         finally:
             scratch_in_use = False
             self._flush(now)
-            self.holder = self.where = self.runs = self.blocks = None  # it may leave meanwhile
+            # it may leave meanwhile
+            self.holder = self.where = self.runs = self.blocks = self.waiting = None
         if cost < 0:
             stream.hear(frames, now)
 
@@ -455,12 +532,15 @@ cdef class Feeder:
         self.has_many_orphans = self.tree.orphan_blocks > self.index.orphan_blocks_max
         holder = self.holder
         self.room = self.index.budget.room(len(holder.where))
-        self.bit = holder.bit
+        self.bit, self.me = holder.bit, holder.holder_id
         if type(holder.where) is not NameMap:
             return False
         self.where = holder.where
         self.runs = holder.runs
         self.blocks = holder.blocks
+        self.waiting = holder.waiting
+        home = holder.home
+        self.is_home = type(home) is int and home == 0
         return True
 
     cdef long _message(self, list frames, double now) except? -2:
@@ -510,7 +590,7 @@ cdef class Feeder:
                 done = self._store(e)
             else:
                 done = self._remove(e)
-            if not done and e.kind == KV_STORED and self.holder.waiting:
+            if not done and e.kind == KV_STORED and PyDict_Size(self.waiting):
                 self._flush(now)  # it may bring many their parent, which takes its time
                 self.stream._begin(_batch(k, scratch.event_count))
                 self.is_torn = False
@@ -523,17 +603,21 @@ cdef class Feeder:
                         self.stream._begin(_batch(k + 1, scratch.event_count))
                     self.is_torn = False
                     return 0
-                cost += SLICE // 4
-            cost += event_cost + <long>e.names
+                self.dear = SLICE // 4
+            cost += event_cost + <long>e.names + self.dear
+            self.dear = 0
         self.is_torn = False
         return cost
 
     cdef int _flush(self, double now) except -1:
         """Write down what was only counted so far."""
-        cdef long held = self.more_held, blocks = self.more_blocks
-        self.more_held = self.more_blocks = 0
-        if held:
-            self.blocks[0] += held
+        cdef long blocks = self.more_blocks
+        cdef int tier
+        self.more_blocks = 0
+        for tier in range(4):
+            if self.more_held[tier]:
+                self.blocks[tier] += self.more_held[tier]
+                self.more_held[tier] = 0
         if blocks:
             self.tree.blocks += blocks
         tallies = self.tallies
@@ -572,51 +656,135 @@ cdef class Feeder:
         self.tallies.count_event(kind, form, "other_group", e.joined)
         return True
 
-    cdef bint _is_plain(self, kv_event *e) except -1:
-        """Whether an event is about blocks of the main group on the device."""
-        if e.medium == KV_MEDIUM_CPU or e.group > 0 or not e.names:
-            return False
-        if e.attention == KV_ATTENTION_OTHER:
+    cdef bint _counts(self, kv_event *e) except -1:
+        """Whether an event is about blocks of the main group, for which the rank counts plainly."""
+        if e.group > 0 or not e.names or e.attention == KV_ATTENTION_OTHER:
             return False
         if self.group0 != 1 and (self.group0 == 0 or e.attention == KV_ATTENTION_MAIN):
             return False
-        home = self.holder.home
-        return type(home) is int and home == 0
+        return self.is_home
 
-    cdef bint _is_own_leaf(self, PyObject *node) except -1:
-        """Whether the rank alone holds a leaf, entirely, and on the device only."""
-        return (
+    cdef bint _is_own_leaf(self, PyObject *node, int tier) except -1:
+        """Whether the rank alone holds a leaf, entirely, and on that tier only."""
+        if not (
             SLOT(node, N_ORPHANED) == Py_False
             and PyDict_Size(<object>SLOT(node, N_CHILDREN)) == 0
-            and SLOT(node, N_LOWER) == <PyObject *>None
             and SLOT(node, N_ALIASES) == <PyObject *>None
-            and _same(SLOT(node, N_FULL), self.bit)
             and _same(SLOT(node, N_MEMBERS), self.bit)
-        )
-
-    cdef bint _store(self, kv_event *e) except -1:
-        """Hold new blocks; False, and nothing done, if that takes more than growing a leaf."""
-        cdef uint64_t hashes[SLICE]
-        cdef uint64_t key
-        cdef size_t i, count = e.names
-        cdef Py_ssize_t edge_bytes
-        cdef uint64_t *names = scratch.names + e.names_at
-        cdef PyObject *node
-        cdef PyObject *run
-        cdef bint grows
-        tree = self.tree
-        if (
-            not self._is_plain(e)
-            or e.block_size != <int64_t>self.block_size
-            or e.tokens != count * self.block_size
-            or self.holder.waiting
-            or self.has_many_orphans
-            or <long>count > self.room  # what then is Python's to say
         ):
             return False
+        if tier:
+            return self._is_only_on(node, tier)
+        return SLOT(node, N_LOWER) == <PyObject *>None and _same(SLOT(node, N_FULL), self.bit)
+
+    cdef bint _is_only_on(self, PyObject *node, int tier) except -1:
+        """Whether the rank, if nobody else holds any of a node, holds all of it on one lower tier."""
+        cdef PyObject *lower = SLOT(node, N_LOWER)
+        cdef PyObject *coverage
+        cdef int one
+        if lower == <PyObject *>None:
+            return False
+        for one in range(4):
+            coverage = <PyObject *>(<tuple>lower)[one - 1] if one else node
+            if not _same(SLOT(coverage, N_FULL), self.bit if one == tier else zero):
+                return False
+            if SLOT(coverage, N_PARTIAL) != <PyObject *>None:
+                return False
+        return True
+
+    cdef object _space(self, kv_event *e, object inherited):
+        """Adapter and salt of the blocks, the rule of `IndexWriter`."""
+        if not e.lora_name.bytes and not e.salt.bytes:
+            return base_namespace if inherited is None else inherited
+        if inherited is None:
+            if not (_says(&e.lora_name, self.space[0]) and _says(&e.salt, self.space[1])):
+                self.space = Namespace(_text(&e.lora_name), _text(&e.salt))
+            return self.space
+        lora_name, salt = inherited
+        if (not e.lora_name.bytes or _says(&e.lora_name, lora_name)) and (
+            not e.salt.bytes or _says(&e.salt, salt)
+        ):
+            return inherited
+        return Namespace(_text(&e.lora_name) or lora_name, _text(&e.salt) or salt)
+
+    cdef bint _store(self, kv_event *e) except -1:
+        """Hold blocks; False, and nothing done, if it is for `IndexWriter` to say what they are."""
+        cdef uint64_t hashes[SLICE]
+        cdef PyObject *above = NULL
+        if not self._counts(e):
+            return False
+        if not e.tokens and not e.block_size:
+            self.index.mark_on_tier(self.rank, tiers[e.tier], _names(&scratch, e), group=0)
+            self._count_stored("placeholder")
+            return True
+        if (
+            e.block_size != <int64_t>self.block_size
+            or e.tokens != e.names * self.block_size
+            or (e.is_adapter_numbered and not e.lora_name.bytes)
+            or PyDict_Size(self.waiting)
+            or self.has_many_orphans
+            or <long>e.names > self.room  # what then is Python's to say
+        ):
+            return False
+        inherited = None
         if e.has_parent:
-            node = self.where.find(e.parent)
-            if node == NULL or type(<object>node) is not Node:
+            above = self.where.find(e.parent)
+            if above != NULL:
+                inherited = <object>SLOT(above, N_NAMESPACE)
+        space = self._space(e, inherited)
+        self._hash(e, space, hashes)
+        if (above != NULL or not e.has_parent) and self._grow(e, above, space, hashes):
+            pass
+        elif self._know(e, hashes):
+            pass
+        elif e.media and <long>e.names > COLOURED_SLICE_BLOCKS:
+            return False  # it goes in slices, and what they refuse is counted in another way
+        else:
+            return self._store_any(e, space, hashes)
+        self.stored_events += 1
+        self.stored_blocks += e.names
+        return True
+
+    cdef int _count_stored(self, object outcome) except -1:
+        self.tallies.count_event("stored", "map" if self.is_map else "array", outcome)
+        return 0
+
+    cdef bint _store_any(self, kv_event *e, object space, uint64_t *hashes) except -1:
+        """Hold blocks wherever they belong."""
+        cdef Py_ssize_t filed = self.where.count
+        accepted = self.index.store(
+            self.rank,
+            tiers[e.tier],
+            PyLong_FromUnsignedLongLong(e.parent) if e.has_parent else None,
+            _some(scratch.names + e.names_at, e.names),
+            PyBytes_FromStringAndSize(<char *>hashes, e.names * HASH),
+            namespace=space,
+            group=0,
+            heals=False,  # nothing waits, or we would not be here
+        )
+        self.room -= self.where.count - filed
+        self.has_many_orphans = self.tree.orphan_blocks > self.index.orphan_blocks_max
+        self.dear = dear
+        if accepted:
+            self.stored_events += 1
+            self.stored_blocks += <long>accepted
+        else:
+            self._count_stored("duplicate_hash")
+        return True
+
+    cdef bint _grow(
+        self, kv_event *e, PyObject *node, object space, uint64_t *hashes
+    ) except -1:
+        """Hold new blocks; False, and nothing done, if that takes more than growing a leaf."""
+        cdef uint64_t key
+        cdef size_t i, count = e.names
+        cdef Py_ssize_t edge_bytes = 0
+        cdef uint64_t *names = scratch.names + e.names_at
+        cdef PyObject *run = NULL
+        cdef bint grows = False
+        tree = self.tree
+        if node != NULL:
+            if type(<object>node) is not Node or SLOT(node, N_ALIASES) != <PyObject *>None:
                 return False
             run = PyDict_GetItemWithError(self.runs, <object>node)
             if run == NULL:
@@ -625,22 +793,17 @@ cdef class Feeder:
             if PyBytes_GET_SIZE(<object>run) != edge_bytes or edge_bytes < HASH:
                 return False
             memcpy(&key, PyBytes_AS_STRING(<object>run) + edge_bytes - HASH, HASH)
-            if (
-                key != e.parent
-                or SLOT(node, N_ALIASES) != <PyObject *>None
-                or not (
-                    _same(SLOT(node, N_FULL), self.bit)
-                    or PyNumber_And(<object>SLOT(node, N_FULL), self.bit)
-                )
-            ):
+            if key != e.parent:
                 return False
+            grows = self._is_own_leaf(node, e.tier)
+            if not grows and not self._is_full(node):
+                return False
+            space = <object>SLOT(node, N_NAMESPACE)
         else:
             root = tree.root
-            node, run, edge_bytes = <PyObject *>root, NULL, 0
+            node = <PyObject *>root
         if SLOT(node, N_ORPHANED) != Py_False:
             return False
-        namespace = <object>SLOT(node, N_NAMESPACE)
-        grows = run != NULL and self._is_own_leaf(node)
         if grows and edge_bytes + count * HASH > edge_bytes_max:
             if <size_t>edge_bytes != edge_bytes_max:
                 return False  # this leaf is filled up first
@@ -652,15 +815,12 @@ cdef class Feeder:
             and _same(SLOT(node, N_MEMBERS), self.bit)
         ):
             return False
-        self._hash(e, namespace, hashes)
         if not grows:
             first = PyBytes_FromStringAndSize(<char *>hashes, HASH)
             if PyDict_Contains(<object>SLOT(node, N_CHILDREN), first):
                 return False
             leaf = Node(
-                PyBytes_FromStringAndSize(<char *>hashes, count * HASH),
-                <object>node,
-                namespace if edge_bytes else BASE_NAMESPACE,
+                PyBytes_FromStringAndSize(<char *>hashes, count * HASH), <object>node, space
             )
         else:
             leaf = <object>node
@@ -677,13 +837,96 @@ cdef class Feeder:
             self.more_blocks += count
         else:
             tree.hang(leaf)
-            slot_put(<PyObject *>leaf, N_FULL, <PyObject *>self.bit)
+            coverage = leaf.coverage_for_change(e.tier) if e.tier else leaf
+            slot_put(<PyObject *>coverage, N_FULL, <PyObject *>self.bit)
             slot_put(<PyObject *>leaf, N_MEMBERS, <PyObject *>self.bit)
             self.runs[leaf] = PyBytes_FromStringAndSize(<char *>names, count * HASH)
-        self.more_held += count
+        if e.tier:
+            self.index._below |= self.bit
+        self.more_held[e.tier] += count
         self.room -= <long>count
-        self.stored_events += 1
-        self.stored_blocks += count
+        return True
+
+    cdef bint _is_full(self, PyObject *node) except -1:
+        """Whether the rank holds all of a node on the device."""
+        full = <object>SLOT(node, N_FULL)
+        return _same(<PyObject *>full, self.bit) or bool(PyNumber_And(full, self.bit))
+
+    cdef bint _know(self, kv_event *e, uint64_t *hashes) except -1:
+        """Hold once more, or on another tier, blocks of one node that stand there as they are told.
+
+        False, and nothing done, if they are not of that kind.
+        """
+        cdef uint64_t *names = scratch.names + e.names_at
+        cdef uint64_t *run
+        cdef size_t i, at, held, count = e.names
+        cdef PyObject *node = self.where.find(names[0])
+        cdef PyObject *filed
+        cdef PyObject *above
+        cdef PyObject *more
+        if (
+            node == NULL
+            or type(<object>node) is not Node
+            or SLOT(node, N_ORPHANED) != Py_False
+            or SLOT(node, N_ALIASES) != <PyObject *>None
+            or not self._is_full(node)
+        ):
+            return False
+        filed = PyDict_GetItemWithError(self.runs, <object>node)
+        if filed == NULL:
+            return False
+        held = PyBytes_GET_SIZE(<object>filed) // HASH
+        run = <uint64_t *>PyBytes_AS_STRING(<object>filed)
+        if count > held or held * HASH != <size_t>PyBytes_GET_SIZE(<object>SLOT(node, N_EDGE)):
+            return False
+        at = held - count
+        while run[at] != names[0]:
+            if not at:
+                return False
+            at -= 1
+        if memcmp(run + at, names, count * HASH) or memcmp(
+            PyBytes_AS_STRING(<object>SLOT(node, N_EDGE)) + at * HASH, hashes, count * HASH
+        ):
+            return False
+        above = SLOT(node, N_PARENT)
+        if at:
+            if not e.has_parent or run[at - 1] != e.parent:
+                return False
+        elif not e.has_parent:
+            root = self.tree.root
+            if above != <PyObject *>root:
+                return False
+        else:
+            if self.where.find(e.parent) != above or type(<object>above) is not Node:
+                return False
+            filed = PyDict_GetItemWithError(self.runs, <object>above)
+            if filed == NULL or not self._is_full(above):
+                return False
+            held = PyBytes_GET_SIZE(<object>filed) // HASH
+            if (
+                held * HASH != <size_t>PyBytes_GET_SIZE(<object>SLOT(above, N_EDGE))
+                or (<uint64_t *>PyBytes_AS_STRING(<object>filed))[held - 1] != e.parent
+            ):
+                return False
+        holder, leaf = self.holder, <object>node
+        if e.tier or holder.hearsay is not None:
+            place = leaf, at
+            holdings.cover_known(holder, tiers[e.tier], 0, place, _names(&scratch, e))
+            if e.tier:
+                self.index._below |= self.bit
+            self.dear = dear // 2
+        else:
+            copies = holder.counts_for_change(0).copies
+            for i in range(count):
+                name = PyLong_FromUnsignedLongLong(names[i])
+                more = PyDict_GetItemWithError(copies, name)
+                number = 1 if more == NULL else <object>more + 1
+                if number:
+                    copies[name] = number
+                else:
+                    del copies[name]
+        if PyBytes_GET_SIZE(<object>SLOT(above, N_EDGE)):
+            self.tree.note_dust(leaf)
         return True
 
     cdef int _hash(self, kv_event *e, object namespace, uint64_t *hashes) except -1:
@@ -691,74 +934,201 @@ cdef class Feeder:
         cdef uint64_t seed = base_seed
         cdef size_t i, width = 4 * self.block_size
         cdef uint8_t *tokens = <uint8_t *>(scratch.tokens + e.tokens_at)
-        if namespace is not BASE_NAMESPACE:
-            seed = PyLong_AsUnsignedLongLong(namespace_seed(namespace))
+        if namespace is not base_namespace:
+            if namespace is not self.seeded:
+                self.seed = PyLong_AsUnsignedLongLong(namespace_seed(namespace))
+                self.seeded = namespace
+            seed = self.seed
         if width > XXH3_MEDIUM_MAX:
             xxh3_derive(secret, seed)
         for i in range(e.names):
             hashes[i] = xxh3(tokens + width * i, width, seed, secret)
+        if e.media:
+            self._hash_media(e, seed, hashes)
+        return 0
+
+    cdef int _hash_media(self, kv_event *e, uint64_t seed, uint64_t *hashes) except -1:
+        """Hash the blocks with media items again: these follow the tokens, in order of number."""
+        cdef uint8_t secret[XXH3_SECRET_BYTES]
+        cdef kv_media *media = scratch.media + e.media_at
+        cdef size_t i = 0, first, width = 4 * self.block_size
+        cdef uint8_t *tokens = <uint8_t *>(scratch.tokens + e.tokens_at)
+        cdef uint8_t *data = <uint8_t *>malloc(width + e.media * HASH)
+        if data == NULL:
+            raise MemoryError
+        xxh3_derive(secret, seed)
+        while i < e.media:
+            first = i
+            memcpy(data, tokens + width * media[first].block, width)
+            while i < e.media and media[i].block == media[first].block:
+                memcpy(data + width + (i - first) * HASH, &media[i].hash, HASH)
+                i += 1
+            qsort(data + width, i - first, HASH, by_number)
+            hashes[media[first].block] = xxh3(data, width + (i - first) * HASH, seed, secret)
+        free(data)
         return 0
 
     cdef bint _remove(self, kv_event *e) except -1:
-        """Let go of blocks; False, and nothing done, if they are counted in another way."""
+        """Let go of blocks; False, and nothing done, if it is for `IndexWriter` to say which."""
         cdef size_t i, same, total = e.names, done = 0
         cdef uint64_t *names = scratch.names + e.names_at
-        cdef uint64_t *run
+        cdef int how
+        cdef uint64_t *run = NULL
         cdef Py_ssize_t held
         cdef PyObject *node
         cdef PyObject *filed
         cdef NameMap where = self.where
         holder = self.holder
-        if not self._is_plain(e):
+        if not self._counts(e):
             return False
-        counts = (<list>holder.counts)[0]
+        counts = (<list>holder.counts)[e.tier]
         if counts is not None and (counts.copies or counts.foreign):
             copies, foreign = counts.copies, counts.foreign
             for i in range(total):
                 name = PyLong_FromUnsignedLongLong(names[i])
                 if PyDict_Contains(copies, name) or PyDict_Contains(foreign, name):
-                    return False
+                    self.index.remove(self.rank, tiers[e.tier], _names(&scratch, e), group=0)
+                    self.dear = dear
+                    self.removed_events += e.joined
+                    self.removed_blocks += total
+                    return True
         hearsay = holder.hearsay
-        if hearsay is not None and hearsay[0]:
-            hearsay[0].difference_update(_names(&scratch, e))
+        if hearsay is not None and hearsay[e.tier]:
+            hearsay[e.tier].difference_update(_names(&scratch, e))
         while done < total:
             node = where.find(names[done])
             if node == NULL:
                 done += 1
                 continue
-            filed = NULL
-            if type(<object>node) is Node and self._is_own_leaf(node):
-                filed = PyDict_GetItemWithError(self.runs, <object>node)
+            if type(<object>node) is not Node:
+                break
+            filed = PyDict_GetItemWithError(self.runs, <object>node)
             if filed == NULL:
                 break
-            held = PyBytes_GET_SIZE(<object>filed) // HASH
-            if held * HASH != PyBytes_GET_SIZE(<object>SLOT(node, N_EDGE)):
-                break
-            run = <uint64_t *>PyBytes_AS_STRING(<object>filed)
             same = 0
-            while (
-                done + same < total
-                and <Py_ssize_t>same < held
-                and run[held - 1 - same] == names[done + same]
+            held = PyBytes_GET_SIZE(<object>filed) // HASH
+            if (
+                self._is_own_leaf(node, e.tier)
+                and held * HASH == PyBytes_GET_SIZE(<object>SLOT(node, N_EDGE))
             ):
-                same += 1
-            if not same or <Py_ssize_t>same == held:
-                break  # from the middle, or all of the leaf: more than its tail changes
-            leaf = <object>node
-            for i in range(done, done + same):
-                where.drop(names[i])
-            held -= same
-            edge = PyBytes_FromStringAndSize(
-                PyBytes_AS_STRING(<object>SLOT(node, N_EDGE)), held * HASH
-            )
-            self.runs[leaf] = PyBytes_FromStringAndSize(<char *>run, held * HASH)
-            slot_put(<PyObject *>leaf, N_EDGE, <PyObject *>edge)
-            self.more_blocks -= same
-            self.more_held -= same
+                run = <uint64_t *>PyBytes_AS_STRING(<object>filed)
+                while (
+                    done + same < total
+                    and <Py_ssize_t>same < held
+                    and run[held - 1 - same] == names[done + same]
+                ):
+                    same += 1
+            if not same:
+                same = total - done
+                how = NOT_OURS if e.tier else self._punch(node, filed, names + done, &same)
+                if how == NOT_OURS:
+                    break
+                if how == TOGETHER:
+                    self._uncover(e, done, done + same)
+                done += same
+                continue
+            if <Py_ssize_t>same == held and held > 1:
+                same -= 1  # the leaf goes with its last block, which costs Python the less
+            if <Py_ssize_t>same == held:
+                self._uncover(e, done, done + 1)
+            else:
+                leaf = <object>node
+                for i in range(done, done + same):
+                    where.drop(names[i])
+                held -= same
+                edge = PyBytes_FromStringAndSize(
+                    PyBytes_AS_STRING(<object>SLOT(node, N_EDGE)), held * HASH
+                )
+                self.runs[leaf] = PyBytes_FromStringAndSize(<char *>run, held * HASH)
+                slot_put(<PyObject *>leaf, N_EDGE, <PyObject *>edge)
+                self.more_blocks -= same
+                self.more_held[e.tier] -= same
             done += same
         if done < total:
-            rest = [PyLong_FromUnsignedLongLong(names[i]) for i in range(done, total)]
-            removal.uncover_listed(self.tree, holder, device, rest)
+            self._uncover(e, done, total)
         self.removed_events += e.joined
         self.removed_blocks += total
         return True
+
+    cdef int _uncover(self, kv_event *e, size_t start, size_t end) except -1:
+        """Let Python let go of some of an event's blocks, which are held once each."""
+        rest = _some(scratch.names + e.names_at + start, end - start)
+        removal.uncover_listed(self.tree, self.holder, tiers[e.tier], rest)
+        self.dear = dear
+        return 0
+
+    cdef int _punch(
+        self, PyObject *node, PyObject *filed, uint64_t *names, size_t *count
+    ) except -1:
+        """Let go of any blocks of a node that the rank alone holds, and on the device only.
+
+        Engines that forget what was used least leave holes in a run, and cut its end now and then.
+        Of `count` names it is those that are neighbours, and that is their number then. They may
+        still be for Python to let go of, `TOGETHER`, or any block of the node, `NOT_OURS`.
+        """
+        cdef uint64_t *run = <uint64_t *>PyBytes_AS_STRING(<object>filed)
+        cdef Py_ssize_t at, start, held = PyBytes_GET_SIZE(<object>filed) // HASH
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(<object>SLOT(node, N_EDGE)) // HASH
+        cdef Py_ssize_t i, same = 1, most = count[0]
+        if (
+            not _same(SLOT(node, N_MEMBERS), self.bit)
+            or SLOT(node, N_ALIASES) != <PyObject *>None
+            or SLOT(node, N_LOWER) != <PyObject *>None
+            or held > size
+        ):
+            return NOT_OURS
+        leaf, run_now = <object>node, <object>filed
+        old = first_ones[size] if self._is_full(node) else leaf.partial[self.me]
+        at = held
+        while True:  # what is not held has an old name
+            at -= 1
+            while at >= 0 and run[at] != names[0]:
+                at -= 1
+            if at < 0:
+                return NOT_OURS
+            if PyNumber_And(old, only_one[at]):
+                break
+        while same < most and at + same < held and run[at + same] == names[same]:
+            same += 1
+        start = at
+        if same == 1:
+            while same < most and same <= at and run[at - same] == names[same]:
+                same += 1
+            start = at + 1 - same
+        gone = only_one[at]
+        if same > 1:
+            gone = PyNumber_Lshift(first_ones[same], start)
+            held_there = PyNumber_And(old, gone)
+            if not _same(<PyObject *>held_there, gone):
+                gone, start, same = only_one[at], at, 1
+        new = PyNumber_Xor(old, gone)
+        if not new and same > 1:  # all but the last one, with which the node goes
+            same -= 1
+            start += start < at
+            gone = PyNumber_Lshift(first_ones[same], start)
+            new = PyNumber_Xor(old, gone)
+        count[0] = same
+        if not new:
+            return TOGETHER  # and perhaps nodes above it go, too
+        if start + same == size and PyDict_Size(<object>SLOT(node, N_CHILDREN)) == 0:
+            if SLOT(node, N_ORPHANED) != Py_False:
+                return TOGETHER
+            size = new.bit_length()
+            edge = PyBytes_FromStringAndSize(
+                PyBytes_AS_STRING(<object>SLOT(node, N_EDGE)), size * HASH
+            )
+            self.more_blocks -= PyBytes_GET_SIZE(<object>SLOT(node, N_EDGE)) // HASH - size
+            slot_put(<PyObject *>leaf, N_EDGE, <PyObject *>edge)
+            self.runs[leaf] = run_now[: size * HASH]
+        if _same(<PyObject *>new, first_ones[size]):
+            partial = patterns = None
+            full = self.bit
+        else:
+            partial, patterns, full = {self.me: new}, {new: self.bit}, zero
+        slot_put(<PyObject *>leaf, N_PARTIAL, <PyObject *>partial)
+        slot_put(<PyObject *>leaf, N_PATTERNS, <PyObject *>patterns)
+        slot_put(<PyObject *>leaf, N_FULL, <PyObject *>full)
+        for i in range(same):
+            self.where.drop(names[i])
+        self.more_held[0] -= same
+        return GONE

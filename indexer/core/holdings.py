@@ -63,15 +63,16 @@ def cover_run(
         and node.names_at(holder.holder_id) is None
         and holder.runs[node].startswith(packed, start)
     ):
-        _cover_known(holder, tier, group, place, names)
+        cover_known(holder, tier, group, place, names)
     else:
         for i, name in enumerate(names):
             cover_block(holder, tier, group, (node, position + i), name)
 
 
-def _cover_known(
+def cover_known(
     holder: Holder, tier: int, group: int, place: tuple[Node, int], names: Sequence[int]
 ) -> None:
+    """Hold blocks that the rank has there under these names, one more reference each."""
     node, position = place
     span = all_ones(len(names)) << position
     again = node.held_on(holder.holder_id, tier) & span

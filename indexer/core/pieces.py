@@ -44,7 +44,7 @@ from indexer.core.normal import (
 )
 from indexer.core.plain_walk import container
 
-if usable("indexer._ingest", 5):
+if usable("indexer._ingest", 6):
     from indexer._ingest import walk
 else:
     from indexer.core.plain_walk import walk

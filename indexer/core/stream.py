@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from indexer.types import Scope, WorkerRank
 
-if usable("indexer._ingest", 5):
+if usable("indexer._ingest", 6):
     from indexer._ingest import Feeder
 else:
     Feeder = None  # type: ignore[assignment,misc]

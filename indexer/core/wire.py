@@ -27,7 +27,7 @@ from indexer.core.normal import (
 )
 from indexer.core.pieces import Pieces
 
-if usable("indexer._ingest", 5):
+if usable("indexer._ingest", 6):
     from indexer._ingest import LongBatch, decode_plain
 else:
     LongBatch = None  # type: ignore[assignment,misc]

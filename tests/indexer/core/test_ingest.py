@@ -35,6 +35,7 @@ pytestmark = pytest.mark.skipif(
 BLOCK_SIZE = 4
 SCOPE = Scope("m", "t")
 encode = msgspec.msgpack.encode
+MEDIA = "0123456789abcdef" * 4
 
 
 def plainly(payload: bytes, form: str) -> EventBatch | None:
@@ -55,16 +56,36 @@ _ints = st.one_of(
 _names = st.lists(st.one_of(_ints, st.binary(max_size=40)), max_size=4)
 _tokens = st.lists(st.one_of(st.integers(0, 200_000), _ints), max_size=20)
 _junk = st.one_of(st.none(), st.booleans(), _ints, st.floats(), st.text(max_size=4), st.binary())
+_keys = st.sampled_from(
+    [
+        "adapter",
+        "salt",
+        "adapter",
+        "",
+        MEDIA,
+        MEDIA[:-1],
+        [MEDIA, 0],
+        [MEDIA[:16].upper(), -5],
+        [MEDIA[:15], 0],
+        [],
+        [None],
+        [MEDIA, 1, None],
+        [MEDIA, [1]],
+        b"digest",
+        "s\xe4lt",
+    ]
+)
+_colours = st.lists(st.one_of(st.none(), st.lists(_keys, max_size=3)), max_size=4)
 _FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "block_hashes": _names,
     "parent_block_hash": st.one_of(st.none(), _ints, st.binary(max_size=9)),
     "token_ids": _tokens,
     "block_size": st.one_of(st.integers(0, 64), _ints),
     "lora_id": st.one_of(st.none(), _junk),
-    "medium": st.sampled_from([None, "GPU", "CPU", "gpu", "DISK", "", "moon"]),
-    "lora_name": st.sampled_from([None, "", "adapter", {"cache_salt": "s"}]),
+    "medium": st.sampled_from([None, "GPU", "CPU", "gpu", "Cpu_Tier2", "DISK", "", "moon", "FS\0"]),
+    "lora_name": st.sampled_from([None, "", "adapter", "\xe4", {"cache_salt": "s"}, {"a": 1}]),
     "extra_keys": st.one_of(
-        st.none(), st.lists(st.none(), max_size=4), st.lists(st.lists(_junk), max_size=3)
+        st.none(), st.lists(st.none(), max_size=4), st.lists(st.lists(_junk), max_size=3), _colours
     ),
     "group_idx": st.one_of(st.none(), st.integers(-1, 3), _ints),
     "kv_cache_spec_kind": st.sampled_from(
@@ -78,15 +99,15 @@ _FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "ownership": st.recursive(_junk, lambda inner: st.lists(inner, max_size=3), max_leaves=4),
 }
 _PLAIN: dict[str, st.SearchStrategy[Any]] = {
-    "lora_id": st.none(),
-    "medium": st.sampled_from([None, "GPU", "CPU"]),
-    "lora_name": st.sampled_from([None, ""]),
+    "lora_id": st.sampled_from([None, None, 3]),
+    "medium": st.sampled_from([None, "GPU", "CPU", "cpu", "DISK", "EXTERNAL"]),
+    "lora_name": st.sampled_from([None, None, "", "adapter"]),
     "group_idx": st.sampled_from([None, 0, 1]),
     "kv_cache_spec_kind": st.sampled_from([None, "full_attention", "sliding_window"]),
     "block_size": st.integers(0, 64),
     "token_ids": st.lists(st.integers(0, 200_000), max_size=20),
-    "extra_keys": st.none(),
-    "cache_salt": st.none(),
+    "extra_keys": st.one_of(st.none(), st.none(), _colours),
+    "cache_salt": st.sampled_from([None, None, "", "salt"]),
     "mm_keys": st.none(),
     "block_mm_infos": st.none(),
     "locality": st.sampled_from([None, "LOCAL"]),
@@ -181,20 +202,48 @@ def test_what_engines_mostly_send_is_read(form: str) -> None:
         removed([4, 5], medium="GPU"),
         removed([6], medium="CPU"),
         {"type": "AllBlocksCleared"},
+        stored([8], [1] * 16, 7, medium="cpu_tier1"),
+        stored([9], [], None, block_size=0, medium="CPU"),
+        removed([9], medium="STORAGE"),
+        removed([9], medium="storage"),
+        stored([1], [1] * 16, lora_id=3, lora_name="a", extra_keys=[["a", "a"]]),
+        stored([2], [1] * 16, 1, lora_id=3, lora_name=None),
+        stored([3, 4], [1] * 32, extra_keys=[["salt"], []]),
+        stored([5, 6], [1] * 32, extra_keys=[None, [[MEDIA, -3], [MEDIA[::-1], 5, 7]]]),
+        stored([5, 6], [1] * 32, extra_keys=[[MEDIA, "salt"], [MEDIA.upper()]]),
     ]
     payload = encode_batch(told, f"{form}-int", rank=0)
     read = decode_plain(payload, form)
     assert read is not None
     assert comparable(read) == comparable(plainly(payload, form))
-    assert len(read.events) == 6, "two removals are one"
+    assert len(read.events) == 15, "two removals are one if they say the same of the same medium"
+
+
+def test_a_salt_is_read_where_sglang_puts_it() -> None:
+    told = [stored([1], [1] * 16, lora_name={"cache_salt": "s"}), stored([2], [2] * 16)]
+    payload = encode_batch(told, "array-int", rank=0)
+    read = decode_plain(payload, "array")
+    assert read is not None
+    assert comparable(read) == comparable(plainly(payload, "array"))
+    payload = encode_batch([stored([1], [1] * 16, 2, cache_salt="s")], "map-int", rank=0)
+    read = decode_plain(payload, "map")
+    assert read is not None
+    assert comparable(read) == comparable(plainly(payload, "map"))
 
 
 @pytest.mark.parametrize(
     "payload",
     [
         encode([1.0, [], 0]),  # of no form at all
-        encode([1.0, [stored([1], [1] * 16, lora_name="a")], 0]),
-        encode([1.0, [stored([1], [1] * 16, extra_keys=[["salt"]])], 0]),
+        encode([1.0, [stored([1], [1] * 16, lora_name="ä")], 0]),
+        encode([1.0, [stored([1], [1] * 16, lora_name={"cache_salt": "s"})], 0]),
+        encode([1.0, [stored([1], [1] * 16, medium="moon")], 0]),
+        encode([1.0, [stored([1], [1] * 16, 2, extra_keys=[["no salt"]])], 0]),
+        encode([1.0, [stored([1], [1] * 16, extra_keys=[["salt", "and another"]])], 0]),
+        encode([1.0, [stored([1], [1] * 16, extra_keys=[[b"of an embedding"]])], 0]),
+        encode([1.0, [stored([1], [1] * 16, extra_keys=[[["of nobody's making", 0]]])], 0]),
+        encode([1.0, [stored([1], [1] * 16, extra_keys=[["salt"], None])], 0]),
+        encode([1.0, [stored([1], [1] * 16, mm_keys=[None])], 0]),
         encode([1.0, [stored([1], [1 << 32] * 16)], 0]),
         encode([1.0, [stored([1], [-1] * 16)], 0]),
         encode([1.0, [stored([True], [1] * 16)], 0]),
@@ -222,12 +271,17 @@ class Engines:
     def __init__(self, random: Random) -> None:
         self.random = random
         self.names: list[list[int]] = [[], []]
+        self.told: list[list[dict[str, Any]]] = [[], []]
+        # a rank whose blocks are offloaded, an engine that works with nothing else, most of them
+        self.media = random.choice([["GPU"], ["GPU", "CPU"], ["CPU"], ["GPU"] * 12 + ["DISK"]])
         self.fresh = 1000
 
     def store(self, rank: int) -> dict[str, Any]:
         random, held = self.random, self.names[rank]
         count = random.choice([1, 1, 1, 2, 3, 9])
         if held and random.random() < 0.15:
+            return self.again(rank)
+        if held and random.random() < 0.1:
             names = [random.choice(held) for _ in range(count)]
         else:
             names = [*range(self.fresh, self.fresh + count)]
@@ -241,15 +295,36 @@ class Engines:
         held.extend(names)
         event = stored(names, tokens, parent, block_size=BLOCK_SIZE)
         self.colour(event)
-        if random.random() < 0.03:
+        if random.random() < 0.15:
             event |= random.choice(
-                [{"lora_name": "a"}, {"block_size": 3}, {"extra_keys": [["s"]] + [None] * 8}]
+                [
+                    {"lora_name": "a", "lora_id": 1},
+                    {"lora_name": "b"},
+                    {"lora_id": 1},
+                    {"block_size": 3},
+                    {"extra_keys": [["s"]] + [None] * (count - 1)},
+                    {"lora_name": "a", "extra_keys": [["a", "s"]] + [["a"]] * (count - 1)},
+                    {"extra_keys": [None] * (count - 1) + [[[MEDIA, 3], [MEDIA[::-1], 1]]]},
+                    {"extra_keys": [[b"opaque"]] * count},
+                ]
             )
+        self.told[rank].append(event)
+        return event
+
+    def again(self, rank: int) -> dict[str, Any]:
+        """What was told before, of the same medium or another, with its tokens or without."""
+        random = self.random
+        event = {**random.choice(self.told[rank][-9:])}
+        if random.random() < 0.6:
+            event["medium"] = random.choice(["CPU", "CPU_TIER1", "DISK"])
+        if random.random() < 0.2:
+            event |= {"parent_block_hash": None, "token_ids": [], "block_size": 0}
+        self.names[rank].extend(event["block_hashes"])
         return event
 
     def colour(self, event: dict[str, Any]) -> None:
         random = self.random
-        event["medium"] = random.choice(["GPU"] * 12 + [None, "CPU", "DISK"])
+        event["medium"] = random.choice(self.media * 12 + [None, "CPU", "DISK", "moon"])
         event["group_idx"] = random.choice([0] * 20 + [None, 1, 1, 2])
         if random.random() < 0.05:
             event["locality"] = random.choice(["LOCAL", "REMOTE"])
@@ -262,6 +337,10 @@ class Engines:
         count = min(len(held), random.choice([1, 1, 2, 5, 40]))
         if random.random() < 0.7:
             names = [held.pop() for _ in range(count)]
+        elif random.random() < 0.5:
+            at = random.randrange(len(held) - count + 1)
+            names = held[at : at + count][:: random.choice([1, -1])]
+            del held[at : at + count]
         else:
             names = [random.choice(held) for _ in range(count)]
         event = removed(names)
@@ -365,7 +444,7 @@ def test_a_message_that_an_error_cut_short_is_lost(broken: str, *, compiled: boo
     _, (stream, _) = streams(compiled=compiled, limits=StreamLimits())
     events = [stored([1, 2], [1] * 8, block_size=BLOCK_SIZE)]
     feed(stream, [message(0, encode_batch(events))], 0.0)
-    events = [removed([1])] if broken == "remove" else [stored([3], [2] * 4, 1, block_size=4)]
+    events = [removed([1, 2])] if broken == "remove" else [stored([3], [2] * 4, 1, block_size=4)]
     events.append(stored([4], [3] * 4, 2, block_size=BLOCK_SIZE))
     spots = {"remove": (removal, "uncover_listed"), "store": (KvIndex, "store")}
     with mock.patch.object(*spots[broken], side_effect=RuntimeError), pytest.raises(RuntimeError):
@@ -390,6 +469,40 @@ def test_a_stream_fed_the_compiled_way_stands_where_its_twin_stands(seed: int, f
 @given(SEEDS, FORMS)
 def test_a_stream_fed_the_compiled_way_for_long(seed: int, form: str) -> None:
     stands_where_its_twin_stands(seed, form)
+
+
+@pytest.mark.parametrize("medium", ["GPU", "CPU_TIER1"])
+@pytest.mark.parametrize("count", [5, 70, 300])
+def test_coloured_events_of_any_length_are_stored_as_their_twin_stores_them(
+    count: int, medium: str
+) -> None:
+    """Long ones go in slices in Python, which says in its own way what it refuses."""
+    names, tokens = [*range(1, count + 1)], [n % 3 for n in range(count * BLOCK_SIZE)]
+    keys = [["a", [MEDIA, 0]] if n % 2 else ["a"] for n in range(count)]
+    first: dict[str, Any] = {"lora_name": "a", "extra_keys": keys, "block_size": BLOCK_SIZE}
+    after = {**first, "extra_keys": [["a", "s"], *keys[1:]], "medium": medium}
+    events = [
+        stored(names, tokens, None, **first),
+        stored(names, tokens, None, **first | {"medium": medium}),
+        stored([*names[:-1], names[0]], tokens, None, **first),  # a name twice
+        stored([n + 1000 for n in names], tokens, None, **after),
+        stored([n + 2000 for n in names], tokens, names[-1], **first | {"medium": medium}),
+        stored([n + 2000 for n in names], tokens, names[-1], **first | {"lora_name": "b"}),
+        stored([n + 3000 for n in names], tokens, 2000 + count, block_size=BLOCK_SIZE),
+        stored([n + 4000 for n in names], tokens, names[2], **first),
+        removed(names[::-1], medium=medium),
+        removed(names[::2]),
+        removed([n + 3000 for n in names]),
+        removed([n + 4000 for n in reversed(names)]),
+    ]
+    fast, slow = (streams(compiled=compiled, limits=StreamLimits()) for compiled in (True, False))
+    messages = [message(0, encode_batch([stored([9999], [7] * 4, None, block_size=4)]))]
+    for seq, event in enumerate(events, 1):
+        messages.append(message(seq, encode_batch([event])))
+        for _, opened in (fast, slow):
+            feed(opened[0], messages, float(seq))
+        messages.clear()
+        assert books(*fast) == books(*slow)
 
 
 def test_a_stream_at_rest_keeps_nothing_of_its_rank() -> None:
