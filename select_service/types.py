@@ -429,13 +429,13 @@ class OverlapScoresRequest(SelectRequest, kw_only=True):
     """POST /overlap_scores; eligibility fields are accepted and have no effect."""
 
 
-class OutputBlockRequest(Struct, kw_only=True):
+class OutputBlockRequest(Struct, frozen=True, kw_only=True):
     """POST /reservations/{id}/output_block; the core checks the range of the fraction (400)."""
 
     decay_fraction: float | None = None
 
 
-class PrefillCompleteRequest(Struct, kw_only=True):
+class PrefillCompleteRequest(Struct, frozen=True, kw_only=True):
     """POST /reservations/{id}/prefill_complete, where anything is told at all."""
 
     cached_tokens: U64 | None = None  # tokens the engine has found cached, as it reports it

@@ -15,7 +15,7 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 from select_service._layout cimport Layout, add, get, place, put
-from select_service.core._books cimport complete, enter, take_out
+from select_service.core._books cimport complete, enter, lengthen, take_out
 
 import msgspec
 from msgspec import UNSET
@@ -39,7 +39,7 @@ cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
 
-ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     NAME_BYTES = 23  # of `SelectAndReserveRequest`
@@ -137,7 +137,7 @@ cdef object _in_order = msgspec.msgpack.Encoder(order="deterministic").encode
 cdef class Clerk:
     """Does for a desk what is plain; see above.
 
-    `prefill_complete` and `free` are for who has a name, the others for other kernels.
+    `prefill_complete`, `output_block` and `free` are for who has a name, the others for other kernels.
     """
 
     def __init__(self, desk, room, limits, counters):
@@ -186,6 +186,32 @@ cdef class Clerk:
             effects = Effects()
             effects.published.append(self._desk.announcer.completed(partition, reservation))
         return self._relieve(partition, now, effects)
+
+    def output_block(self, name, double now):
+        """Do what `Reserving.output_block` does with one block and no fraction; False: it is to.
+        """
+        booking = self._find(name)
+        if booking is None:
+            return False
+        reservation = get(bookings, booking, BOOKING_RESERVATION)
+        ledger = get(bookings, booking, BOOKING_PARTITION).ledger
+        if (
+            get(ledgers, ledger, LEDGER_CHANGES) is not None
+            or get(reservations, reservation, FADED_OUTPUTS)
+            or reservation.output_fraction != 1.0
+        ):
+            return False
+        lengthen(ledger, reservation, now)
+        if (
+            get(reservations, reservation, LEASE) is not None
+            or get(reservations, reservation, CLAIM) is not None
+            or get(knowns, self._bookings, KNOWN_CHANGES) is not None
+        ):
+            self._desk._cared_for(booking, now)
+        if self._speaks:
+            name = get(reservations, reservation, RESERVATION_ID)
+            self._desk.announcer.claims.output(name, None, 1)
+        return True
 
     def free(self, name, double now):
         """Return effects as `Reserving.free` does; None: that is to do it."""

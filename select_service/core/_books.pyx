@@ -22,7 +22,7 @@ from select_service.core.books.ledger import CHURN_STEP_S, Ledger
 from select_service.core.books.reservation import Lane, Reservation
 from select_service.core.books.work_done import WorkDone
 
-ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -225,12 +225,7 @@ cdef object enter(
 cdef int complete(ledger, reservation, double now) except -1:
     """Do what `Ledger.prefill_complete` does where no gate follows."""
     at = now
-    put(reservations, reservation, TOUCHED, at)
-    ttl_s = get(reservations, reservation, TTL_S)
-    if ttl_s:
-        deadlines = get(ledgers, ledger, LEDGER_DEADLINES)
-        put(reservations, reservation, DEADLINE, at + ttl_s)
-        (<dict>deadlines._queues)[ttl_s].move_to_end(reservation)
+    _touch(ledger, reservation, at)
     if get(reservations, reservation, PREFILL_DONE):
         return 0
     put(reservations, reservation, PREFILL_DONE, True)
@@ -258,6 +253,38 @@ cdef int complete(ledger, reservation, double now) except -1:
             break
     (<LoadRows>get(ledgers, ledger, LEDGER_ROWS)).complete(slot, left, head, now)
     put(ledgers, ledger, LEDGER_PACKED, b"")
+    return 0
+
+
+cdef int lengthen(ledger, reservation, double now) except -1:
+    """Do what `Ledger.output_block` does with a block of one that has no faded ones, without a gate.
+    """
+    _touch(ledger, reservation, now)
+    number = get(lanes, get(reservations, reservation, LANE), LANE_NUMBER)
+    add(reservations, reservation, WHOLE_OUTPUTS, ONE)
+    weights = get(ledgers, ledger, LEDGER_WEIGHTS)
+    cdef list whole = get(weights_of, weights, WEIGHTS_WHOLE)
+    whole[number] += 1
+    blocks = get(reservations, reservation, PROMPT_BLOCKS) + get(
+        reservations, reservation, WHOLE_OUTPUTS
+    )
+    (<LoadRows>get(ledgers, ledger, LEDGER_ROWS)).lengthen(
+        get(reservations, reservation, SLOT), _decode(weights, number),
+        blocks - get(reservations, reservation, CONTEXT_BLOCKS),
+    )
+    put(reservations, reservation, CONTEXT_BLOCKS, blocks)
+    put(ledgers, ledger, LEDGER_PACKED, b"")
+    return 0
+
+
+cdef int _touch(ledger, reservation, at) except -1:
+    """Do what `Ledger.touch` does without a new time to live."""
+    put(reservations, reservation, TOUCHED, at)
+    ttl_s = get(reservations, reservation, TTL_S)
+    if ttl_s:
+        deadlines = get(ledgers, ledger, LEDGER_DEADLINES)
+        put(reservations, reservation, DEADLINE, at + ttl_s)
+        (<dict>deadlines._queues)[ttl_s].move_to_end(reservation)
     return 0
 
 

@@ -14,6 +14,9 @@ from select_service.core.verbs.placing import Placing
 from select_service.types import (
     Answer,
     CoreLimits,
+    ReservationAnswer,
+    ReservationRequest,
+    RouterConfigOverride,
     SelectAndReserveRequest,
     SelectRequest,
 )
@@ -27,6 +30,7 @@ class Shortcut:
         limits: CoreLimits,
         settings: AdmissionSettings,
         weights: Weights,
+        weights_of: Callable[[RouterConfigOverride], Weights],
         placing: Placing,
         decisions: Decisions,
         counters: Counters,
@@ -39,6 +43,9 @@ class Shortcut:
     @staticmethod
     def suits(weights: Weights) -> bool: ...
     def select(self, request: SelectRequest, now: float) -> tuple[Answer, Effects] | None: ...
+    def reserve(
+        self, request: ReservationRequest, now: float
+    ) -> tuple[ReservationAnswer, Effects] | None: ...
     def select_and_reserve(
         self, request: SelectAndReserveRequest, now: float
     ) -> tuple[Answer, Effects] | None: ...

@@ -3,8 +3,8 @@
 
 Optional: `Selecting.select` and `select_and_reserve` with all behind them (`reading.py`,
 `placing.py`, `partition.py`) are its plain twin, and do whatever is not taken here. Taken is a
-request that says nothing but whom it is for, what its prompt is, in hashes or in tokens, and what
-it is called, of a partition where nobody judges, waits or is doubted. It decides nothing of its own: the index
+request that says nothing but whom it is for, what its prompt is, in hashes or in tokens, what it
+is called, and maybe by which weights or for which taints' sake it chooses, of a partition where nobody judges, waits or is doubted. It decides nothing of its own: the index
 finds, the pricer (`_speed.pyx`) prices and picks, a clerk (`_booking.pyx`) books, the ring keeps. What it saves is looking: members are read from where they lie in objects of known types, and
 answers copied from one that has been made for that rank before.
 """
@@ -24,6 +24,7 @@ from msgspec import UNSET
 from indexer.core.hashing import block_hashes, sequence_hashes
 from select_service._layout import layout_of
 from select_service.core.admission.queue import Ticket
+from select_service.core.booking.desk import fingerprint_of
 from select_service.core.books.demand_tally import DemandTally
 from select_service.core.books.ledger import Ledger
 from select_service.core.counters import Counters
@@ -31,20 +32,28 @@ from select_service.core.decisions.lookout import Lookout
 from select_service.core.effects import NOTHING
 from select_service.core.pricing.placement import device_overlap
 from select_service.core.pricing.prompt import Prompt
-from select_service.core.pricing.scoring import is_plain
+from select_service.core.pricing.scoring import preferences
 from select_service.core.verbs.placing import sketch
 from select_service.errors import ServiceError
-from select_service.types import SelectAndReserveRequest, SelectRequest
+from select_service.types import (
+    ReservationAnswer,
+    ReservationRequest,
+    RouterConfigOverride,
+    RoutingConstraints,
+    SelectAndReserveRequest,
+    SelectRequest,
+)
 
 cdef extern from "Python.h":
     bint PyBytes_CheckExact(PyObject *one)
     bint PyLong_CheckExact(PyObject *one)
 
-ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
     TOKEN = 4
+    PREFERENCES_MAX = 64  # wishes of which a partition remembers what they make of its ranks
 
 cdef double WHOLE_MAX = 2.0**53  # beyond, columns are not what they stand for to the last token
 
@@ -59,17 +68,42 @@ cdef enum:  # members of a request; those behind say what is not plain
     SELECTION_ID
     TOKEN_IDS
     EXPECTED  # to be put out; only noted
+    OVERRIDE
+    CONSTRAINTS
     UNUSUAL
     RESERVATION_ID = UNUSUAL  # of one that books
     UNUSUAL_OF_BOOKING
 
 cdef tuple _REQUEST = (
     "model_name", "tenant_id", "routing_group", "block_hashes", "sequence_hashes", "isl_tokens",
-    "selection_id", "token_ids", "expected_output_tokens",
+    "selection_id", "token_ids", "expected_output_tokens", "router_config_override",
+    "routing_constraints",
 )
 cdef Layout requests = layout_of(SelectRequest(), _REQUEST)
 cdef Layout booking_requests = layout_of(
     SelectAndReserveRequest(), (*_REQUEST, "reservation_id")
+)
+
+cdef enum:  # likewise, of one that books what its caller has chosen
+    CHOSEN_MODEL_NAME
+    CHOSEN_TENANT_ID
+    CHOSEN_ROUTING_GROUP
+    CHOSEN_BLOCK_HASHES
+    CHOSEN_SEQUENCE_HASHES
+    CHOSEN_ISL_TOKENS
+    CHOSEN_SELECTION_ID
+    CHOSEN_RESERVATION_ID
+    CHOSEN_EXPECTED
+    CHOSEN_WORKER_ID
+    CHOSEN_DP_RANK
+    CHOSEN_PREFILL
+    CHOSEN_UNUSUAL
+
+cdef Layout chosen_requests = layout_of(
+    ReservationRequest(reservation_id="", worker_id=0),
+    ("model_name", "tenant_id", "routing_group", "block_hashes", "sequence_hashes", "isl_tokens",
+     "selection_id", "reservation_id", "expected_output_tokens", "worker_id", "dp_rank",
+     "effective_prefill_tokens"),
 )
 
 
@@ -77,6 +111,9 @@ cdef struct Asked:  # what a plain request says; borrowed from it, or from who h
     PyObject *partition
     PyObject *glance
     PyObject *chain  # sequence hashes; NULL: those of the block hashes
+    PyObject *override  # of weights; None: those in force
+    PyObject *preferred  # taints and their weights; NULL: none
+    bint is_noted_apart  # it has constraints, so that its record is one of the unusual
     uint64_t isl_tokens
 
 cdef enum:
@@ -170,6 +207,7 @@ cdef class Glance:
     cdef double size  # tokens of a block
     cdef double busy_above  # the first candidate is busy above so many tokens
     cdef list answers  # by slot, to one that matches nothing; None: not made yet
+    cdef dict preferences  # by preferred taints, packed factors of all candidates
     cdef Layout layout  # of those
 
     def __init__(self, partition):
@@ -194,7 +232,20 @@ cdef class Glance:
         self.block_size, self.is_eagle = self.index.block_size, self.index.is_eagle
         self.busy_above = self.queues.busy_above(0, 0)
         self.answers = [None] * self.count
+        self.preferences = {}
         self.layout = None
+
+    cdef bytes preference(self, partition, dict preferred):
+        """Return what preferred taints make of the price of every candidate, as packed doubles."""
+        key = tuple(preferred.items())
+        packed = self.preferences.get(key)
+        if packed is None:
+            taints = [partition.seating.rank_at(slot)[0].taints for slot in range(self.count)]
+            packed = preferences(preferred, taints).tobytes()
+            if len(self.preferences) >= PREFERENCES_MAX:
+                self.preferences.clear()
+            self.preferences[key] = packed
+        return packed
 
     cdef object answer(self, partition, Py_ssize_t slot):
         """Return an answer that sends somebody to a slot, for whom nothing has matched."""
@@ -216,15 +267,16 @@ cdef class Shortcut:
     """Answers plain selections of one core; see above."""
 
     cdef dict _partitions
-    cdef object _limits, _settings, _placing, _counters, _keep, _draw, _weights, _new_id, _desk
+    cdef object _limits, _settings, _placing, _counters, _keep, _rng, _draw, _weights, _new_id, _desk
+    cdef object _weights_of
     cdef Clerk _clerk
     cdef RecordRing _ring  # where nobody listens to what it is told
     cdef list _draws
-    cdef double _scale, _credit
+    cdef double _scale, _credit, _temperature  # of those in force for who has none of its own
     cdef bint _track, _is_ours  # it is `first-token`
 
-    def __init__(self, partitions, limits, settings, weights, placing, decisions, counters, rng,
-                 draws=None, Clerk clerk=None, desk=None, new_id=None):
+    def __init__(self, partitions, limits, settings, weights, weights_of, placing, decisions,
+                 counters, rng, draws=None, Clerk clerk=None, desk=None, new_id=None):
         """Take the rooms of a core.
 
         Args:
@@ -232,6 +284,7 @@ cdef class Shortcut:
             limits: of the core.
             settings: of admission.
             weights: in force for who has none of its own; such that `suits`.
+            weights_of: makes of an override what is in force for who has it.
             placing: places whatever is not plain.
             decisions: keeps records.
             counters: of the core.
@@ -247,14 +300,16 @@ cdef class Shortcut:
         self._keep = decisions.keep
         ring = getattr(decisions.keep_usual, "__self__", None)
         self._ring = ring if type(ring) is RecordRing else None
-        self._draw, self._draws, self._weights = rng.random, draws, weights
+        self._rng, self._draw, self._draws = rng, rng.random, draws
+        self._weights, self._weights_of = weights, weights_of
         self._scale, self._credit = weights.prefill_load_scale, weights.overlap_score_credit
-        self._track, self._is_ours = weights.track_prefill_tokens, not weights.is_kv_cost
+        self._track, self._temperature = weights.track_prefill_tokens, weights.temperature
+        self._is_ours = not weights.is_kv_cost
 
     @staticmethod
     def suits(weights):
-        """Whether these weights leave nothing but a formula to decide."""
-        return is_plain(SelectRequest(), weights)
+        """Whether the formula of these weights has none of its rarer terms."""
+        return weights.overlap_score_credit_decay <= 0.0
 
     def select(self, request, double now):
         """Return (answer, effects) as `Selecting.select` does; None: that is to do it."""
@@ -285,8 +340,90 @@ cdef class Shortcut:
         if name is None:
             name = self._new_id()
         else:
-            fingerprint = self._clerk.fingerprint(request)
+            if asked.override == <PyObject *>None and not asked.is_noted_apart:
+                fingerprint = self._clerk.fingerprint(request)
+            else:
+                fingerprint = fingerprint_of(request, b"")
         return self._place(&asked, request, local, second, name, fingerprint, now)
+
+    def reserve(self, request, double now):
+        """Return (answer, effects) as `Reserving.reserve` does; None: that is to do it."""
+        cdef Layout kind = chosen_requests
+        cdef int at
+        cdef Py_ssize_t length, slot
+        cdef uint64_t isl_tokens
+        if self._clerk is None or type(request) is not ReservationRequest:
+            return None
+        for at in range(CHOSEN_UNUSUAL, kind.count):
+            if place(kind, request, at)[0] != place(kind, kind.first, at)[0]:
+                return None
+        partition = self._partition_of(
+            get(kind, request, CHOSEN_MODEL_NAME), get(kind, request, CHOSEN_TENANT_ID),
+            get(kind, request, CHOSEN_ROUTING_GROUP),
+        )
+        if partition is None:
+            return None
+        cdef Glance glance = self._glance(partition)
+        chain, local = (
+            get(kind, request, CHOSEN_SEQUENCE_HASHES), get(kind, request, CHOSEN_BLOCK_HASHES)
+        )
+        isl, prefill = get(kind, request, CHOSEN_ISL_TOKENS), get(kind, request, CHOSEN_PREFILL)
+        rank, expected = get(kind, request, CHOSEN_DP_RANK), get(kind, request, CHOSEN_EXPECTED)
+        worker_id = get(kind, request, CHOSEN_WORKER_ID)
+        if (
+            not glance.is_plain
+            or not PyBytes_CheckExact(<PyObject *>chain)
+            or not PyLong_CheckExact(<PyObject *>isl)
+            or not PyLong_CheckExact(<PyObject *>worker_id)
+            or not (rank is None or PyLong_CheckExact(<PyObject *>rank))
+            or not (expected is None or PyLong_CheckExact(<PyObject *>expected))
+            or not (prefill is None or PyLong_CheckExact(<PyObject *>prefill))
+        ):
+            return None
+        if local is not None and (
+            not PyBytes_CheckExact(<PyObject *>local) or PyBytes_GET_SIZE(local) % HASH
+        ):
+            return None
+        length = PyBytes_GET_SIZE(chain)
+        if length % HASH or length // HASH > self._limits.blocks_per_request_max:
+            return None
+        try:
+            isl_tokens = isl
+        except OverflowError:
+            return None
+        if not isl_tokens or (prefill is not None and not 0 <= prefill <= isl):
+            return None
+        worker = partition.seating.present.get(worker_id)
+        rank = 0 if rank is None else rank
+        if worker is None or worker.drain is not None or rank not in worker.slots:
+            return None
+        name = get(kind, request, CHOSEN_RESERVATION_ID)
+        second = get(kind, request, CHOSEN_SELECTION_ID)
+        if name is None or not self._clerk.may_book(glance.ledger, name, second):
+            return None
+        track = True if prefill is not None else self._weights.track_prefill_tokens
+        if prefill is None:
+            prefill = isl if track else 0
+        slot = worker.slots[rank]
+        scope = partition.scope
+        answer = ReservationAnswer(
+            name, scope.model_name, scope.tenant_id, worker.worker_id, rank, worker.spec.endpoint
+        )
+        return answer, self._clerk.book(
+            partition, slot, name, fingerprint_of(request, b""), chain, prefill, isl, second,
+            expected, track, answer, now,
+        )
+
+    cdef inline object _partition_of(self, model_name, tenant, group):
+        if tenant is UNSET:
+            tenant = "default" if group is UNSET else group
+        return self._partitions.get((model_name, tenant))
+
+    cdef inline Glance _glance(self, partition):
+        glance = partition.glance
+        if glance is None:
+            glance = partition.glance = Glance(partition)
+        return <Glance>glance
 
     cdef bytes _read(self, Asked *asked, Layout kind, int unusual, request):
         """Read a request, and have a look at its partition; its block hashes if both are plain."""
@@ -297,17 +434,27 @@ cdef class Shortcut:
         expected = get(kind, request, EXPECTED)
         if expected is not None and not PyLong_CheckExact(<PyObject *>expected):
             return None
-        tenant = get(kind, request, TENANT_ID)
-        if tenant is UNSET:
-            tenant = get(kind, request, ROUTING_GROUP)
-            if tenant is UNSET:
-                tenant = "default"
-        partition = self._partitions.get((get(kind, request, MODEL_NAME), tenant))
+        asked.override = place(kind, request, OVERRIDE)[0]
+        if asked.override != <PyObject *>None and type(<object>asked.override) is not RouterConfigOverride:
+            return None
+        asked.preferred, asked.is_noted_apart = NULL, False
+        if place(kind, request, CONSTRAINTS)[0] != <PyObject *>UNSET:
+            constraints = get(kind, request, CONSTRAINTS)
+            if type(constraints) is not RoutingConstraints or constraints.required_taints:
+                return None
+            asked.is_noted_apart = True
+            preferred = constraints.preferred_taints
+            if type(preferred) is not dict:
+                return None
+            if preferred:
+                asked.preferred = <PyObject *>preferred  # which the request keeps
+        partition = self._partition_of(
+            get(kind, request, MODEL_NAME), get(kind, request, TENANT_ID),
+            get(kind, request, ROUTING_GROUP),
+        )
         if partition is None:
             return None
-        cdef Glance glance = partition.glance
-        if glance is None:
-            glance = partition.glance = Glance(partition)
+        cdef Glance glance = self._glance(partition)
         asked.partition, asked.glance = <PyObject *>partition, <PyObject *>glance
         if not glance.is_plain or self._is_watched_by_others(glance):
             return None
@@ -383,12 +530,27 @@ cdef class Shortcut:
         partition, isl = <object>asked.partition, isl_tokens
         cdef Py_ssize_t blocks = PyBytes_GET_SIZE(local) // HASH
         cdef list matched = None, shared = None
+        weights = self._weights
+        cdef double scale = self._scale, credit = self._credit, temperature = self._temperature
+        cdef bint track = self._track
+        if asked.override != <PyObject *>None:
+            weights = self._weights_of(<object>asked.override)
+            scale, credit = weights.prefill_load_scale, weights.overlap_score_credit
+            track, temperature = weights.track_prefill_tokens, weights.temperature
+        cdef bint is_special = temperature != 0.0 or asked.preferred != NULL
         if blocks:
             first = PyBytes_FromStringAndSize(PyBytes_AS_STRING(local), HASH)
             if has(glance.root.children, first):
                 matches = glance.index.find_matches(local)
-                if matches.host or matches.disk:
-                    ticket = self._ticket(asked, request, local, reservation_id, fingerprint)
+                if (
+                    matches.host
+                    or matches.disk
+                    # the twin adds in another order where more is cached than there is to cache
+                    or is_special and <uint64_t>(blocks * glance.block_size) > isl_tokens
+                ):
+                    ticket = self._ticket(
+                        asked, request, local, reservation_id, fingerprint, weights
+                    )
                     return self._place_below(ticket, glance, matches, now)
                 if matches.groups:
                     matched = [(number, matches.slots(mask)) for number, mask in matches.groups]
@@ -402,15 +564,19 @@ cdef class Shortcut:
             self._draws.clear()
         cdef double decode_scale = 1.0, delay = 0.0, eviction = 0.0, context_scale = 0.0, pace = 0.0
         cdef bint expects = False
-        weights = self._weights
         if self._is_ours:
             weights = partition.at_present(weights)
             decode_scale, delay, eviction, expects, context_scale, pace = weights.of_ours
+        cdef bytes factors = None
+        cdef const double *preference = NULL
+        if asked.preferred != NULL:
+            factors = glance.preference(partition, <dict><object>asked.preferred)
+            preference = <const double *>PyBytes_AS_STRING(factors)
         cdef Choice chosen
         glance.pricer.choose(
-            &chosen, NULL, glance.count, <double>isl_tokens, glance.size, blocks, self._scale,
-            self._credit, self._track, matched, shared, self._draw, NULL, self._is_ours,
-            decode_scale, delay, eviction, expects, context_scale, pace, now,
+            &chosen, NULL, glance.count, <double>isl_tokens, glance.size, blocks,
+            scale, credit, track, matched, shared, self._draw, NULL, self._is_ours, decode_scale,
+            delay, eviction, expects, context_scale, pace, now, preference, temperature, self._rng,
         )
         cdef Py_ssize_t slot = chosen.row
         answer = glance.answer(partition, slot)
@@ -436,11 +602,11 @@ cdef class Shortcut:
                 chain = sequence_hashes(local)
             put(layout, answer, ANSWERS_RESERVATION_ID, reservation_id)
             put(layout, answer, ANSWERS_ISL_TOKENS, isl)
-            put(layout, answer, ANSWERS_TRACK, self._track)
+            put(layout, answer, ANSWERS_TRACK, track)
             put(layout, answer, ANSWERS_DECODE_BLOCKS, chosen.blocks)
             effects = self._clerk.book(
-                partition, slot, reservation_id, fingerprint, chain, left if self._track else 0,
-                isl, selection_id, get(booking_requests, request, EXPECTED), self._track,
+                partition, slot, reservation_id, fingerprint, chain, left if track else 0,
+                isl, selection_id, get(booking_requests, request, EXPECTED), track,
                 layout.copy_of(answer), now,
             )
             put(layout, answer, ANSWERS_HASHES, self._desk.show_hashes(chain))
@@ -478,7 +644,9 @@ cdef class Shortcut:
             self._placing.refuse(ticket, refusal, now)
             raise
 
-    cdef object _ticket(self, Asked *asked, request, bytes local, reservation_id, fingerprint):
+    cdef object _ticket(
+        self, Asked *asked, request, bytes local, reservation_id, fingerprint, weights
+    ):
         chain = <object>asked.chain if asked.chain != NULL else None
         prompt = prompts.copy_of(prompts.first)
         put(prompts, prompt, PROMPT_BLOCK_HASHES, local)
@@ -489,7 +657,7 @@ cdef class Shortcut:
         put(tickets, ticket, TICKET_PARTITION, <object>asked.partition)
         put(tickets, ticket, TICKET_REQUEST, request)
         put(tickets, ticket, TICKET_PROMPT, prompt)
-        put(tickets, ticket, TICKET_WEIGHTS, self._weights)
+        put(tickets, ticket, TICKET_WEIGHTS, weights)
         if reservation_id is not None:
             put(tickets, ticket, TICKET_RESERVATION_ID, reservation_id)
             put(tickets, ticket, TICKET_FINGERPRINT, fingerprint)
@@ -505,6 +673,7 @@ cdef class Shortcut:
         lookout = (<object>asked.partition).lookout
         if (
             lookout is not None
+            and not asked.is_noted_apart
             and self._ring is not None
             and now < <double>get(lookouts, lookout, LOOKOUT_UNTIL)
             and get(lookouts, lookout, LOOKOUT_EVERYONE) is glance.rows
@@ -514,7 +683,7 @@ cdef class Shortcut:
                 matched, shared, glance.rows, slot, now, weights,
                 get(lookouts, lookout, LOOKOUT_TOLD),
             )
-        ticket = self._ticket(asked, request, local, reservation_id, fingerprint)
+        ticket = self._ticket(asked, request, local, reservation_id, fingerprint, weights)
         seen = packed, matched, shared, None
         self._keep(ticket, seen, glance.rows, slot, now, None, None, weights)
         return 0

@@ -13,7 +13,7 @@ cdef class Pricer:
     cdef double[::1] _context
     cdef double[::1] _heard
     cdef double[::1] _ahead
-    cdef double *_scratch  # matched, shared and price, a run each
+    cdef double *_scratch  # matched, shared, price and odds, a run each
     cdef Py_ssize_t _rows
 
     cdef int choose(
@@ -39,7 +39,11 @@ cdef class Pricer:
         double context_scale,
         double pace,
         double now,
+        const double *preference,
+        double temperature,
+        rng,
     ) except -1
+    cdef Py_ssize_t _drawn(self, double *price, Py_ssize_t count, double low, double temperature, rng) except -1
     cdef int _fill(self, double *column, list groups) except -1
 
 cdef enum:
@@ -160,4 +164,5 @@ cdef class LoadRows:
         double now,
     )
     cpdef complete(self, Py_ssize_t slot, double left, double head, double now)
+    cdef int lengthen(self, Py_ssize_t slot, double decode, double blocks) except -1
     cpdef free(self, Py_ssize_t slot, int64_t requests, double decode, double blocks)

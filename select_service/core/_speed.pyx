@@ -11,7 +11,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
-from libc.math cimport ceil
+from libc.math cimport INFINITY, ceil, exp
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
@@ -21,7 +21,7 @@ from msgspec import UNSET
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 16  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 17  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -59,7 +59,7 @@ cdef class Pricer:
             or ahead.shape[0] != self._rows
         ):
             raise ValueError("columns of one length")
-        self._scratch = <double *>calloc(3 * self._rows + 1, sizeof(double))
+        self._scratch = <double *>calloc(4 * self._rows + 1, sizeof(double))
         if self._scratch == NULL:
             raise MemoryError
 
@@ -116,7 +116,7 @@ cdef class Pricer:
             self.choose(
                 &chosen, among, count, isl_tokens, block_size, blocks, scale, credit, track,
                 matched, shared, draw, factor, is_ours, decode_scale, delay, eviction, expects,
-                context_scale, pace, now,
+                context_scale, pace, now, NULL, 0.0, None,
             )
             return chosen.row, chosen.price, chosen.blocks
         finally:
@@ -148,8 +148,15 @@ cdef class Pricer:
         double context_scale,
         double pace,
         double now,
+        const double *preference,
+        double temperature,
+        rng,
     ) except -1:
-        """Do what `cheapest` says, of `rows` of the first, or of those `among` has."""
+        """Do what `cheapest` says, of `rows` of the first, or of those `among` has.
+
+        `preference` has a factor for the price of each candidate, NULL: 1.0; at a `temperature`
+        one is drawn by `rng`, as `picking.pick` does.
+        """
         if not 0 < rows <= self._rows:
             raise ValueError("rows beyond the columns")
         cdef double *device = self._scratch
@@ -195,6 +202,8 @@ cdef class Pricer:
                 price[at] = scale * (raw + (delay + eviction * self._churn[row]) * own)
                 price[at] += decode_scale * bare
                 price[at] += context_scale * (self._context[row] + blocks)
+                if preference != NULL:
+                    price[at] *= preference[at]
                 if ties == 0 or price[at] < low:
                     low, best, ties = price[at], at, 1
                 elif price[at] == low:
@@ -215,11 +224,16 @@ cdef class Pricer:
                 if adjusted < 0.0:
                     adjusted = 0.0
             price[at] = scale * adjusted + bare
+            if preference != NULL:
+                price[at] *= preference[at]
             if ties == 0 or price[at] < low:
                 low, best, ties = price[at], at, 1
             elif price[at] == low:
                 ties += 1
-        if ties > 1:
+        if temperature != 0.0:
+            best = self._drawn(price, rows, low, temperature, rng)
+            low = price[best]
+        elif ties > 1:
             which = <Py_ssize_t>(<double>draw() * ties)
             while which:
                 best += 1
@@ -231,6 +245,28 @@ cdef class Pricer:
             bare = bare - common[row]
         chosen.row, chosen.price, chosen.blocks = row, low, <long long>bare
         return 0
+
+    cdef Py_ssize_t _drawn(
+        self, double *price, Py_ssize_t count, double low, double temperature, rng
+    ) except -1:
+        """Draw a candidate by its price: what `pick` and `random.choices` do, number by number."""
+        cdef double *odds = price + self._rows
+        cdef double high = low, spread, total = 0.0, drawn
+        cdef Py_ssize_t at
+        for at in range(count):
+            if price[at] > high:
+                high = price[at]
+        spread = (high - low) * temperature
+        if not 0.0 < spread < INFINITY:
+            return rng.randrange(count)
+        for at in range(count):
+            total += exp(-(price[at] - low) / spread)
+            odds[at] = total
+        drawn = <double>rng.random() * total
+        for at in range(count - 1):
+            if drawn < odds[at]:
+                return at
+        return count - 1
 
     def matched_at(self, Py_ssize_t row):
         """Blocks that `matched` of the last call gave a row."""
@@ -745,6 +781,14 @@ cdef class LoadRows:
         if head > step and step > 0.0:
             most = ceil(head / step) * step
         self._ahead[slot] = left if left < most else most
+
+    cdef int lengthen(self, Py_ssize_t slot, double decode, double blocks) except -1:
+        """A request has become so many blocks longer; for other kernels."""
+        if not 0 <= slot < self._decode.shape[0]:
+            raise IndexError(slot)
+        self._decode[slot] = decode
+        self._context[slot] += blocks
+        return 0
 
     cpdef free(self, Py_ssize_t slot, int64_t requests, double decode, double blocks):
         """A request whose prompt is computed went."""

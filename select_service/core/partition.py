@@ -30,7 +30,7 @@ from select_service.core.trust.factors import Trust
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 from select_service.types import Overlap, SelectPairRequest, TrustSettings
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 16):
+if not TYPE_CHECKING and usable("select_service.core._speed", 17):
     from select_service.core._speed import Pricer
 else:
     from select_service.core.pricing.plain_pricer import Pricer
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Worker
     from select_service.core.fleet.roles import Legs
     from select_service.core.pricing.policy import RoutingPolicy
+    from select_service.core.pricing.projection import Overlap as OverlapColumns
     from select_service.core.pricing.projection import Projection
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.scoring import Weights
@@ -160,7 +161,10 @@ class Partition:
             disk = float(taken.disk[position])
         seen: Seen | None = None
         if watched:
-            seen = self.ledger.columns(), projection.matched, projection.shared, self._believed()
+            held: Groups | OverlapColumns | None = projection.matched
+            if held is not None and not projection.has_lower_tiers:  # say it as the others do
+                held = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
+            seen = self.ledger.columns(), held, projection.shared, self._believed()
         return Placement(
             worker,
             dp_rank,

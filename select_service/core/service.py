@@ -68,10 +68,10 @@ from select_service.types import CoreLimits, TrustSettings
 if all(
     [
         usable("select_service._layout", 1),
-        usable("select_service.core._speed", 16),
-        usable("select_service.core._books", 3),
-        usable("select_service.core._booking", 2),
-        usable("select_service.core._shortcut", 3),
+        usable("select_service.core._speed", 17),
+        usable("select_service.core._books", 4),
+        usable("select_service.core._booking", 3),
+        usable("select_service.core._shortcut", 4),
     ]
 ):
     from select_service.core._booking import Clerk as _Clerk
@@ -217,9 +217,19 @@ class SelectionCore:
         is_usable = kinds.has_shortcut and not trace_decisions
         if Shortcut is not None and is_usable and Shortcut.suits(weights):
             self.selecting.shortcut = Shortcut(
-                *(self.partitions, self.limits, self.admitting.settings, weights, placing),
-                *(self.decisions, self.counters, rng, kinds.draws),
-                *(self._clerk, self.desk, self.selecting.new_id),
+                self.partitions,
+                self.limits,
+                self.admitting.settings,
+                weights,
+                self.reader.overridden,
+                placing,
+                self.decisions,
+                self.counters,
+                rng,
+                draws=kinds.draws,
+                clerk=self._clerk,
+                desk=self.desk,
+                new_id=self.selecting.new_id,
             )
         self._usher = Usher(*(self.reader, self.desk, self.admitting, placing, self.room, rng))
 
@@ -253,7 +263,7 @@ class SelectionCore:
             *(self.reader, self.desk, self.room, self.replicas.leases, self.limits),
             *(self.admitting, self.pairs, self.trusting, selecting.new_id),
         )
-        reserving.clerk = self._clerk
+        reserving.clerk, reserving.shortcut = self._clerk, selecting.shortcut
         self.reserve = reserving.reserve
         self.prefill_complete = reserving.prefill_complete
         self.output_block = reserving.output_block

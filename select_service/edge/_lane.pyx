@@ -29,7 +29,7 @@ cdef extern from "time.h" nogil:
     int clock_gettime(int clock, timespec *now)
     int CLOCK_MONOTONIC
 
-ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 5  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     BUCKETS_MAX = 64
@@ -46,9 +46,10 @@ cdef enum:
     HEAD_GRANT
     HEAD_IS_READABLE
     HEAD_HAS_TYPE
+    HEAD_IS_LAST
 
 cdef Layout heads = layout_of(
-    Head(None, False, False), ("api", "grant", "is_readable", "has_type")
+    Head(None, False, False), ("api", "grant", "is_readable", "has_type", "is_last")
 )
 
 cdef enum:
@@ -74,6 +75,9 @@ cdef object REST = Phase.REST
 cdef bytes NOTHING = b""
 cdef tuple NO_PARAMS = ()
 cdef bytes VERSION = b" HTTP/1.1"
+cdef bytes OLD = b" HTTP/1.0"  # what is before the kept lines of such a head, too
+cdef enum:
+    VERSION_BYTES = 9
 cdef double bounds[BUCKETS_MAX]
 cdef int bound_count = len(LATENCY_BUCKETS_S)
 assert bound_count <= BUCKETS_MAX
@@ -271,6 +275,7 @@ cdef class Turnstile:
         self._open = [Way(route, *ends, stats) for ends, route, stats in opens]
 
     cdef Way _way(self, const char *line, Py_ssize_t size):
+        """Return what a line leads to that says HTTP/1.1, or says it for an older one."""
         cdef Way way = self._plain.get(PyBytes_FromStringAndSize(line, size))
         if way is None:
             for way in self._open:
@@ -385,10 +390,19 @@ cdef class Turnstile:
         cdef Py_ssize_t end = found - text
         if length != size - end - 4:
             return None
-        head = passage.known.get(PyBytes_FromStringAndSize(kept, kept_size))
+        cdef bytes lines = PyBytes_FromStringAndSize(kept, kept_size), line
+        cdef bint is_old = line_end > VERSION_BYTES and not memcmp(
+            text + line_end - VERSION_BYTES, PyBytes_AS_STRING(OLD), VERSION_BYTES
+        )
+        head = passage.known.get(OLD + lines if is_old else lines)
         if head is None:
             return None
-        cdef Way way = self._way(text, line_end)
+        cdef Way way
+        if is_old:
+            line = PyBytes_FromStringAndSize(text, line_end - 1) + b"1"
+            way = self._way(PyBytes_AS_STRING(line), line_end)
+        else:
+            way = self._way(text, line_end)
         if way is None or not self._suits(way, head, length):
             return None
         transport = passage.transport
@@ -398,6 +412,8 @@ cdef class Turnstile:
         lane = passage.lane
         if passage.is_new:
             lane._phase, passage.is_new = REST, False
+        if get(heads, head, HEAD_IS_LAST) is True:
+            lane._is_last = True
         cdef tuple params = NO_PARAMS
         cdef Py_ssize_t before
         if way.behind:

@@ -16,7 +16,7 @@ from indexer.compiled import usable
 from indexer.core.packing import unpack_native
 from indexer.types import HASH_BYTES
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 16):
+if not TYPE_CHECKING and usable("select_service.core._speed", 17):
     from select_service.core._speed import ValueSet
 else:
     from select_service.core.books.plain_value_set import ValueSet

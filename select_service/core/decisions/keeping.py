@@ -24,7 +24,7 @@ from select_service.decision_types import DecisionRefusal
 from select_service.errors import AdmissionRefused
 from select_service.types import SelectPairRequest
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 16):
+if not TYPE_CHECKING and usable("select_service.core._speed", 17):
     from select_service.core._speed import RecordRing
 else:
     from select_service.core.decisions.plain_record_ring import RecordRing

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Worker
     from select_service.types import SelectRequest
 
+    Seats = list[tuple[WorkerRank, int]]
+
 
 class Seating:
     """The workers of a scope and the slots of their ranks.
@@ -37,11 +39,14 @@ class Seating:
         self.ranks = 0  # how many that is
         self._owner: list[Worker | None] = []  # by slot
         self._rank: list[int] = []  # by slot
+        self._seats: tuple[Seats, Seats] | None = None
+        """All seats, and the open ones; None: not listed since somebody came, went or changed."""
 
     # -- who comes and goes --------------------------------------------------------------------
 
     def take(self, worker: Worker) -> None:
         """Take a worker in, or follow a change of its record."""
+        self._seats = None
         self.present[worker.worker_id] = worker
         if worker.drain is None:
             self.workers[worker.worker_id] = worker
@@ -50,11 +55,13 @@ class Seating:
 
     def let_go(self, worker: Worker) -> None:
         """Forget a worker."""
+        self._seats = None
         self.workers.pop(worker.worker_id, None)
         self.present.pop(worker.worker_id, None)
 
     def arrange(self, slots: int) -> None:
         """Say anew who sits on each of so many slots. O(slots + ranks)."""
+        self._seats = None
         self.roles = Roles(self.workers.values(), slots)
         self._owner = [None] * slots
         self._rank = [0] * slots
@@ -80,17 +87,23 @@ class Seating:
         owner = self._owner[slot]
         return frozenset() if owner is None else owner.taints
 
-    def seats(self) -> list[tuple[WorkerRank, int]]:
+    def seats(self) -> Seats:
         """Return every rank with its slot, by worker id and rank; also of those who drain."""
-        return [
-            (WorkerRank(worker_id, rank), slot)
-            for worker_id in sorted(self.present)
-            for rank, slot in self.present[worker_id].slots.items()
-        ]
+        return self._listed()[0]
 
-    def open_seats(self) -> list[tuple[WorkerRank, int]]:
+    def open_seats(self) -> Seats:
         """Return those of them that may be chosen."""
-        return [seat for seat in self.seats() if seat[0].worker_id in self.workers]
+        return self._listed()[1]
+
+    def _listed(self) -> tuple[Seats, Seats]:
+        if self._seats is None:
+            seats = [
+                (WorkerRank(worker_id, rank), slot)
+                for worker_id in sorted(self.present)
+                for rank, slot in self.present[worker_id].slots.items()
+            ]
+            self._seats = seats, [seat for seat in seats if seat[0].worker_id in self.workers]
+        return self._seats
 
     # -- who leaves ----------------------------------------------------------------------------
 
@@ -114,3 +127,5 @@ class Seating:
             assert set(worker.slots) == set(worker.ranks), "a seat per rank"
             for rank, slot in worker.slots.items():
                 assert self.rank_at(slot) == (worker, rank)
+        listed, self._seats = self._listed(), None
+        assert listed == self._listed(), "lists are of who is here"

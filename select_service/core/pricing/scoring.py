@@ -258,10 +258,15 @@ def is_plain(request: SelectRequest, weights: Weights) -> bool:
 def prefer(
     costs: Floats, preferred: Mapping[str, float], taints: Sequence[frozenset[str]]
 ) -> Floats:
-    """Make candidates with preferred taints cheaper: cost · exp(-tanh(Σ weights present))."""
+    """Make candidates with preferred taints cheaper."""
+    priced: Floats = costs * preferences(preferred, taints)
+    return priced
+
+
+def preferences(preferred: Mapping[str, float], taints: Sequence[frozenset[str]]) -> Floats:
+    """Return what the cost of each candidate is multiplied with: exp(-tanh(Σ weights present))."""
     factors = [
         math.exp(-math.tanh(sum(weight for taint, weight in preferred.items() if taint in have)))
         for have in taints
     ]
-    priced: Floats = costs * np.array(factors)
-    return priced
+    return np.array(factors)

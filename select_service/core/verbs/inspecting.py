@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from select_service.core.pricing.projection import matched
 from select_service.types import LoadRow, OverlapRow, OverlapScores, ScopeLoads, SharedCache
 
@@ -67,63 +65,44 @@ class Inspecting:
 def _loads(partition: Partition) -> list[LoadRow]:
     """Return the present load of every rank."""
     ledger = partition.ledger
+    decode, requests = ledger.decode.tolist(), ledger.requests.tolist()
     return [
-        LoadRow(
-            rank.worker_id,
-            rank.dp_rank,
-            ledger.prefill_tokens(slot),
-            int(ledger.decode[slot]),
-            int(ledger.requests[slot]),
-        )
+        LoadRow(*rank, ledger.prefill_tokens(slot), int(decode[slot]), requests[slot])
         for rank, slot in partition.seating.seats()
     ]
 
 
 def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> list[LoadRow]:
     """Return the load every rank would carry with this prompt."""
-    seats = partition.seating.open_seats()
-    rows = np.array([slot for _, slot in seats], dtype=np.int64)
+    seats, rows = partition.seating.open_seats(), partition.seating.everyone
     projection = partition.project(prompt, rows, weights)
-    added = [
-        max(0, prompt.isl_tokens - int(cached)) if weights.track_prefill_tokens else 0
-        for cached in projection.cached_tokens
-    ]
-    return [
-        LoadRow(
-            rank.worker_id,
-            rank.dp_rank,
-            partition.ledger.prefill_tokens(slot) + added[row],
-            int(projection.decode[row]),
-            int(partition.ledger.requests[slot]),
-        )
-        for row, (rank, slot) in enumerate(seats)
-    ]
+    held, decode = projection.cached_tokens.tolist(), projection.decode.tolist()
+    row_of = None if isinstance(rows, slice) else {slot: row for row, slot in enumerate(rows)}
+    ledger, requests = partition.ledger, partition.ledger.requests.tolist()
+    isl_tokens, track = prompt.isl_tokens, weights.track_prefill_tokens
+    answer = []
+    for rank, slot in seats:
+        row = slot if row_of is None else row_of[slot]
+        added = max(0, isl_tokens - int(held[row])) if track else 0
+        prefill = ledger.prefill_tokens(slot) + added
+        answer.append(LoadRow(*rank, prefill, int(decode[row]), requests[slot]))
+    return answer
 
 
 def _overlap_rows(partition: Partition, prompt: Prompt, weights: Weights) -> list[OverlapRow]:
     """Return the matched blocks of every rank."""
     columns, _ = matched(partition.index, partition.index.find_matches(prompt.block_hashes))
+    listed = None if columns is None else [column.tolist() for column in columns]
     rows = []
     for rank, slot in partition.seating.open_seats():
         device = host = disk = 0
-        if columns is not None:
-            device, host, disk = (int(column[slot]) for column in columns)
+        if listed is not None:
+            device, host, disk = (int(column[slot]) for column in listed)
         credit = (
             weights.overlap_score_credit * device
             + weights.host_cache_hit_weight * host
             + weights.disk_cache_hit_weight * disk
         )
-        rows.append(
-            OverlapRow(
-                worker_id=rank.worker_id,
-                dp_rank=rank.dp_rank,
-                device_blocks=device,
-                host_pinned_blocks=device + host,
-                disk_blocks=device + host + disk,
-                host_pinned_extension_blocks=host,
-                disk_extension_blocks=disk,
-                shared_beyond_device_blocks=None,
-                router_credit_blocks=credit,
-            )
-        )
+        beyond = device + host
+        rows.append(OverlapRow(*rank, device, beyond, beyond + disk, host, disk, None, credit))
     return rows

@@ -6,7 +6,7 @@ Nothing is changed and nothing decided here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.scoring import Weights
-    from select_service.types import CoreLimits, PromptFields, RouterConfig, SelectRequest
+    from select_service.types import (
+        CoreLimits,
+        PromptFields,
+        RouterConfig,
+        RouterConfigOverride,
+        SelectRequest,
+    )
+
+_OVERRIDES_MAX: Final = 256
+"""Overrides of which it is remembered what they make of the weights; then that begins anew."""
 
 
 class Reader:
@@ -40,6 +49,7 @@ class Reader:
         self.strayed_to: Scope | None = None
         """Where the last of them went."""
         self._partitions = partitions
+        self._overridden: dict[tuple[float | bool | None, ...], Weights] = {}
         self.weights = weights_in_force(config, None)
         """In force for who has none of its own."""
 
@@ -121,4 +131,20 @@ class Reader:
     def weights_for(self, request: PromptFields) -> Weights:
         """Return the weights of a request: its own, on top of the process's."""
         override = request.router_config_override
-        return self.weights if override is None else weights_in_force(self.config, override)
+        return self.weights if override is None else self.overridden(override)
+
+    def overridden(self, override: RouterConfigOverride) -> Weights:
+        """Return the weights in force for who overrides them so; a fleet does so in few ways."""
+        key = (
+            override.overlap_score_credit,
+            override.prefill_load_scale,
+            override.overlap_score_weight,
+            override.router_temperature,
+            override.track_prefill_tokens,
+        )
+        known = self._overridden.get(key)
+        if known is None:
+            if len(self._overridden) >= _OVERRIDES_MAX:
+                self._overridden.clear()
+            known = self._overridden[key] = weights_in_force(self.config, override)
+        return known

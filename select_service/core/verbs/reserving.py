@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from select_service.core._booking import Clerk
+    from select_service.core._shortcut import Shortcut
     from select_service.core.admission.admitting import Admitting
     from select_service.core.booking.desk import Desk
     from select_service.core.booking.pairs import Pairs
@@ -89,6 +90,7 @@ class Reserving:
         self._trusting = trusting
         self._new_id = new_id
         self.clerk: Clerk | None = None  # for what is plain
+        self.shortcut: Shortcut | None = None  # for who asks for nothing special
 
     def reserve(
         self, request: ReservationRequest, now: float, *, unknown: bytes = b""
@@ -98,6 +100,10 @@ class Reserving:
         Raises:
             ServiceError: of the prompt, the rank, the lease or the id.
         """
+        if self.shortcut is not None and not unknown:
+            done = self.shortcut.reserve(request, now)
+            if done is not None:
+                return done
         partition = self._reader.seated(request)
         index = partition.index
         prompt = read_booking(
@@ -223,7 +229,10 @@ class Reserving:
             InvalidRequest: a fraction outside 0..1; checked before the id.
             ReservationNotFound: nothing live has that id.
         """
-        if decay_fraction is not None and not 0.0 <= decay_fraction <= 1.0:
+        if decay_fraction is None and count == 1 and self.clerk is not None:
+            if self.clerk.output_block(name, now):
+                return NOTHING
+        elif decay_fraction is not None and not 0.0 <= decay_fraction <= 1.0:
             raise InvalidRequest(
                 "decay_fraction must be between 0.0 and 1.0", field="decay_fraction"
             )

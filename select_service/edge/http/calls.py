@@ -42,6 +42,7 @@ class Head(Struct, frozen=True):
     is_readable: bool  # a body is announced, in a form that can be read
     has_type: bool
     grant: Grant | None = None  # what its token allows; None: nobody asks for tokens
+    is_last: bool = False  # the connection ends with its answer
 
 
 def plain_lines(routes: Sequence[Route[Handler]]) -> dict[bytes, Call]:

@@ -1,28 +1,20 @@
-"""What concerns connections and not what is said on them: how many, how slow, whether still there.
+"""What concerns connections and not what is said on them: how many, and how slow.
 
 `protocol.py` holds each to its limits, `server.py` all of them together.
 """
 
 from __future__ import annotations
 
-import socket
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Iterable
 
     from select_service.edge.http.protocol import GuardedProtocol
 
-__all__ = ["ConnectionLimits", "cut_unread", "probe_when_silent"]
-
-_PROBE_AFTER_S: Final = 60
-_PROBES: Final = 4
-"""A peer that vanished without a word is noticed after 60 + 4 * 15 s; until then it may hold a
-place in the queue."""
-_PROBE_EVERY_S: Final = 15
+__all__ = ["ConnectionLimits", "cut_unread"]
 
 
 class ConnectionLimits(Struct):
@@ -59,18 +51,3 @@ def cut_unread(connections: Iterable[GuardedProtocol], most: int) -> int:
             if total <= most:
                 break
     return total
-
-
-def probe_when_silent(transport: asyncio.Transport) -> None:
-    """Let the kernel find out whether a silent peer still exists."""
-    sock: Any = transport.get_extra_info("socket")
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", _PROBE_AFTER_S),
-        ("TCP_KEEPINTVL", _PROBE_EVERY_S),
-        ("TCP_KEEPCNT", _PROBES),
-    ):
-        if hasattr(socket, option):  # not on every system
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
+from msgspec.structs import replace
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
 __all__ = ["FastLane", "Heads", "Outbox", "Peers", "fast_lane"]
 
 _UNUSUAL: Final = frozenset((b"content-encoding", b"expect", b"upgrade"))
+_OLD: Final = b" HTTP/1.0"
+"""How request lines end of those who do not keep their connections; before the lines of a head that
+are remembered, it says that they stood under one."""
+
 _CLOSE_LINE: Final = b"connection: close\r\n"
 _OK: Final = 200
 _FORMS_MAX: Final = 8
@@ -162,7 +167,7 @@ class PlainOutbox:
                 transport.write(data)
 
 
-if usable("select_service.edge._lane", 4):
+if usable("select_service.edge._lane", 5):
     from select_service.edge._lane import Outbox as CompiledOutbox
     from select_service.edge._lane import Turnstile as _Turnstile
 
@@ -307,6 +312,8 @@ class FastLane(GuardedProtocol):
             return False
         call, head = known
         self._phase = _REST  # even if it is the first
+        if head.is_last:
+            self._is_last = True
         self._idle_since = None
         answer = self.door.answer_now(call, head, data[end + 4 :])
         if type(answer) is Response and answer.stream is None:
@@ -327,7 +334,9 @@ class FastLane(GuardedProtocol):
         """Return the call of a request that is whole, and what its head means, to `end`."""
         line_end = data.find(b"\r\n")
         lines, length = self._steady(data[line_end:end])
-        head = self.heads.known.get(lines)
+        line = data[:line_end]
+        is_old = line.endswith(_OLD)
+        head = self.heads.known.get(_OLD + lines if is_old else lines)
         if head is None:
             self._lines_read = lines
             return None
@@ -335,7 +344,8 @@ class FastLane(GuardedProtocol):
             return None
         if data.count(b"\r\n", line_end, end) > self.limits.header_lines_max:
             return None  # which the parser refuses
-        line = data[:line_end]
+        if is_old:  # it says the same, and when the connection ends stands with the lines
+            line = line[:-1] + b"1"
         call = self.door.call_in_line(line) or self.door.call_with_id(line)
         if call is not None:
             return (call, head) if self.door.suits(call.route, head, length) else None
@@ -539,14 +549,15 @@ class FastLane(GuardedProtocol):
         head = self.door.head_of(content_type, accept, credentials, self._certificate)
         self._head = head
         call = self.door.call_for(self.parser.get_method(), self.url, head, length)
-        if is_last or is_chunked:  # which is the parser's to see
-            if is_last and call is not None:
-                self._is_last = True
+        if is_last and call is not None:
+            self._is_last = True
+        if is_chunked:  # which is the parser's to see
             return call
         if head.grant is not None and head.grant.name is None:
             return call  # strangers could have their headers push those of others out
         if call is not None and self._lines_read.count(b"\n") == kept:
-            self.heads.learn(self._lines_read, head)
+            lines = _OLD + self._lines_read if is_old else self._lines_read
+            self.heads.learn(lines, replace(head, is_last=True) if is_last else head)
         return call
 
     def _take_asgi_way(self) -> None:

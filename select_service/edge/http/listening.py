@@ -33,6 +33,12 @@ SIDE_PATHS: Final = ("/health", "/ready", "/metrics", "/replica_sync/snapshot")
 
 NOT_AT_THE_SIDE: Final = f"the side entrance (--side-port) has {', '.join(SIDE_PATHS)} alone"
 
+_SILENT_S: Final = 60
+_PROBES: Final = 4
+"""A peer that vanished without a word is noticed after 60 + 4 * 15 s; until then it may hold a
+place in the queue."""
+_PROBE_EVERY_S: Final = 15
+
 _PROBE_S: Final = 1.0
 """How long a process that holds a socket file may take to show that it is alive."""
 
@@ -49,12 +55,28 @@ def bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _probe_when_silent(listener)
         listener.bind(address)
     except OSError:
         listener.close()
         raise
     listener.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
     return listener
+
+
+def _probe_when_silent(listener: socket.socket) -> None:
+    """Let the kernel find out whether a silent peer still exists.
+
+    Connections have it from who accepts them: four calls less for who comes anew for each request.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", _SILENT_S),
+        ("TCP_KEEPINTVL", _PROBE_EVERY_S),
+        ("TCP_KEEPCNT", _PROBES),
+    ):
+        if hasattr(socket, option):  # not on every system
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 class UnixSocket:

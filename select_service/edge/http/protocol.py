@@ -22,7 +22,6 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from select_service.edge.codec.writing import encode
-from select_service.edge.http.connections import probe_when_silent
 from select_service.edge.http.framing import UNTIL_CLOSED, as_plain, judge_framing
 from select_service.edge.http.pieces import Flow, pieces_of
 from select_service.errors import (
@@ -110,7 +109,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self.flow = Flow(transport)
         self.counts.accepted += 1
         self._stamp()
-        probe_when_silent(transport)
         if len(self.connections) - self.counts.reserved > self.limits.connections_max:
             self._reserve_or(TooManyConnections("too many open connections"))
             if not self._is_reserved:

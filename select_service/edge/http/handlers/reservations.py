@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from select_service.core.books.leases import Lease
     from select_service.edge.codec.answers import Response
     from select_service.edge.http.api import Answer, Api, Request
-    from select_service.types import OutputBlockRequest, PrefillCompleteRequest
+    from select_service.types import PrefillCompleteRequest
 
 LEASE_QUERY: Final = ("owner", "limit")
 LEASES_LISTED: Final = 100
@@ -44,13 +44,13 @@ def prefill_complete(api: Api, request: Request) -> Response:
 def output_block(api: Api, request: Request) -> Answer:
     """Add one more KV block to a reservation."""
     decoded = api.bodies.output_block.decode(request.body)
-    name = request.params[0]
-
-    def verb(block: OutputBlockRequest, _: bytes) -> Status:
-        api.service.output_block(name, block.decay_fraction)
-        return Status()
-
-    return api.answer(decoded, verb)
+    try:
+        api.service.output_block(request.params[0], decoded.request.decay_fraction)
+    except ServiceError as error:
+        return api.refusal(error, decoded.warning)
+    if decoded.warning is None:
+        return api.writer.done()
+    return api.writer.reply(Status(), 200, decoded.warning)
 
 
 def free(api: Api, request: Request) -> Response:

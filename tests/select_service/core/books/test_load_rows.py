@@ -15,7 +15,7 @@ from select_service.core.books import plain_load_rows
 
 ROWS = 3
 KINDS: list[Any] = [plain_load_rows.LoadRows]
-if usable("select_service.core._speed", 16):
+if usable("select_service.core._speed", 17):
     from select_service.core._speed import LoadRows
 
     KINDS.append(LoadRows)

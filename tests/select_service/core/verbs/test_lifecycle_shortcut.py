@@ -25,6 +25,7 @@ from select_service.types import (
     LeaseRequest,
     ReservationRequest,
     RouterConfig,
+    RouterConfigOverride,
     SelectAndReserveRequest,
     SelectPairRequest,
 )
@@ -37,6 +38,7 @@ from tests.select_service.core.verbs.test_shortcut import (
     comings,
     holdings,
     in_tokens,
+    preferring,
 )
 from tests.select_service.core.watching.test_witness import Notes
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
@@ -139,7 +141,7 @@ def take(request: SelectAndReserveRequest, unknown: bytes = b"") -> Step:
 def tell(verb: str, *facts: Any) -> Step:
     def step(fleet: Fleet) -> object:
         fleet.effects = Effects()
-        effects = getattr(fleet.core, verb)(facts[0], *facts[2:], now=fleet.now, **facts[1])
+        effects = getattr(fleet.core, verb)(facts[0], now=fleet.now, **facts[1])
         fleet._did(effects)
         return effects is NOTHING
 
@@ -178,6 +180,7 @@ def bookings(draw: st.DrawFn) -> Step:
         )
     )
     unknown = draw(st.sampled_from([b"", b"", b"", b'{"who":"knows"}']))
+    wishes |= draw(st.one_of(*[st.just({})] * 3, preferring))
     hashes = draw(st.sampled_from(CHAINS))
     if draw(st.sampled_from([False, False, True])):
         return take(SelectAndReserveRequest(token_ids=in_tokens(hashes), **wishes), unknown)
@@ -194,6 +197,9 @@ def lives(draw: st.DrawFn) -> Step:
         *[tell("free", name, {})] * 4,
         tell("prefill_complete", name, {"cached_tokens": 16}),
         tell("output_block", name, {"decay_fraction": fraction}),
+        tell("output_block", name, {"decay_fraction": None}),
+        tell("output_block", name, {"decay_fraction": None}),
+        tell("output_block", name, {"decay_fraction": fraction, "count": draw(st.integers(0, 2))}),
         _first_of_all("prefill_complete"),
         _first_of_all("free"),
     ]
@@ -208,6 +214,57 @@ def _first_of_all(verb: str) -> Step:
         return tell(verb, name, {})(fleet)
 
     return step
+
+
+def choose(request: ReservationRequest, unknown: bytes = b"") -> Step:
+    """The caller knows where to."""
+
+    def step(fleet: Fleet) -> object:
+        fleet.effects = Effects()
+        answer, effects = fleet.core.reserve(request, fleet.now, unknown=unknown)
+        fleet._did(effects)
+        return answer
+
+    return step
+
+
+@st.composite
+def choices(draw: st.DrawFn) -> Step:
+    packed = pack_u64(list(draw(st.sampled_from(CHAINS))))
+    wishes: dict[str, Any] = {
+        "sequence_hashes": packed,
+        "block_hashes": draw(st.sampled_from([None, packed, b"12345678", b"1"])),
+        "isl_tokens": draw(st.sampled_from([0, 1, 70, 2048, (1 << 64) - 1])),
+        "selection_id": draw(seconds),
+        "dp_rank": draw(st.sampled_from([None, 0, 0, 1])),
+        "expected_output_tokens": draw(st.sampled_from([None, 7])),
+        "effective_prefill_tokens": draw(st.sampled_from([None, None, 0, 1, 71])),
+    }
+    wishes |= draw(
+        st.one_of(
+            *[st.just({})] * 5,
+            st.sampled_from(
+                [
+                    {"track_prefill_tokens": False},
+                    {"ttl_s": 5.0},
+                    {"lease_id": "lease"},
+                    {"lora_name": "lora"},
+                    {"tenant_id": "nobody"},
+                    {"routing_group": "default"},
+                    {"selection_id": "a\nb"},
+                    {"sequence_hashes": b"1234567"},
+                    {"sequence_hashes": None},
+                    {"sequence_hashes": [1, 2]},
+                    {"token_ids": in_tokens((1, 2))},
+                    {"router_config_override": RouterConfigOverride(track_prefill_tokens=False)},
+                ]
+            ),
+        )
+    )
+    unknown = draw(st.sampled_from([b"", b"", b"", b'{"who":"knows"}']))
+    name, worker_id = draw(names), draw(st.integers(1, 4))
+    request = ReservationRequest(reservation_id=name, worker_id=worker_id, **wishes)
+    return choose(request, unknown)
 
 
 @st.composite
@@ -245,7 +302,10 @@ def _beginning() -> list[Step]:
 
 
 steps = st.one_of(
-    *[bookings()] * 4, *[lives()] * 5, others(), asks(), comings(), changes(), holdings()
+    *[bookings()] * 4,
+    *[lives()] * 5,
+    *[choices()] * 2,
+    *(others(), asks(), comings(), changes(), holdings()),
 )
 
 
@@ -255,7 +315,12 @@ steps = st.one_of(
         [{}, {"decision_ring": 0}, {"reservations_max": 3}, {"freed_ids_max": 1}]
     ),
     ttl_s=st.sampled_from([30.0, 0.0]),
-    config=st.sampled_from([{}, {"track_prefill_tokens": False}, {"policy": "first-token"}]),
+    config=st.sampled_from(
+        [
+            *[{}, {"track_prefill_tokens": False}, {"policy": "first-token"}],
+            {"temperature": 0.7},
+        ]
+    ),
     router_id=st.sampled_from([0, 0, 77]),
     is_kept=st.booleans(),
 )
@@ -303,6 +368,7 @@ def is_taken(lived: Lived, step: Step) -> bool:
 def whole_life(name: str, **wishes: Any) -> list[Step]:
     return [
         take(booking((1, 2), 40, reservation_id=name, **wishes)),
+        tell("output_block", name, {"decay_fraction": None}),
         tell("prefill_complete", name, {}),
         tell("prefill_complete", name, {}),
         tell("free", name, {}),
@@ -320,9 +386,59 @@ def test_plain_lives_take_it_also_beside_replicas_and_on_disk(
         lived.fleet.core.keep_changes()
     for name in ("one", "two", LONG, "one"):
         steps = whole_life(name, selection_id=name)
-        assert [is_taken(lived, step) for step in steps] == [True] * 4, name
+        assert [is_taken(lived, step) for step in steps] == [True] * 5, name
     assert is_taken(lived, take(booking((7,), 16, expected_output_tokens=300)))
     assert is_taken(lived, _first_of_all("free"))
+
+
+def chosen(name: str, worker_id: int = 1, **wishes: Any) -> ReservationRequest:
+    return ReservationRequest(
+        reservation_id=name,
+        worker_id=worker_id,
+        sequence_hashes=pack_u64([1, 2]),
+        isl_tokens=40,
+        **wishes,
+    )
+
+
+def test_so_does_what_the_caller_has_chosen() -> None:
+    lived = direct()
+    assert is_taken(lived, choose(chosen("one", selection_id="one", dp_rank=0)))
+    assert is_taken(lived, choose(chosen("two", 2, effective_prefill_tokens=3)))
+    assert is_taken(lived, tell("free", "one", {}))
+    for request in (
+        chosen("two", 2),  # is taken
+        chosen("three", 9),
+        chosen("three", dp_rank=1),
+        chosen("three", effective_prefill_tokens=41),
+    ):
+        assert not is_taken(lived, choose(request)), request
+    assert not is_taken(lived, choose(chosen("three"), b"{}"))
+    lived.fleet.drain(1)
+    assert not is_taken(lived, choose(chosen("three")))
+
+
+@pytest.mark.parametrize("name", sorted(ReservationRequest.__struct_fields__))
+def test_unless_there_is_more_to_it(name: str) -> None:
+    plain = {"model_name", "tenant_id", "routing_group", "selection_id", "reservation_id"}
+    request = chosen("one")
+    if name in {"sequence_hashes", "isl_tokens"}:
+        setattr(request, name, None)
+    else:
+        setattr(request, name, "default" if name in plain else object())
+    done = direct().shortcut.reserve(request, 100.0)
+    assert (done is not None) == (name in plain)
+
+
+def test_a_block_of_output_is_weighed_by_the_twin_where_others_have_faded() -> None:
+    lived = direct()
+    whole_life_but_the_end = whole_life("one")[:1]
+    for step in whole_life_but_the_end:
+        lived.do(step)
+    block = tell("output_block", "one", {"decay_fraction": None})
+    assert is_taken(lived, block)
+    assert not is_taken(lived, tell("output_block", "one", {"decay_fraction": 0.5}))
+    assert not is_taken(lived, block)
 
 
 @pytest.mark.parametrize("name", sorted(SelectAndReserveRequest.__struct_fields__))

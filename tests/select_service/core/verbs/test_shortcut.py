@@ -28,6 +28,7 @@ from select_service.types import (
     CacheThreshold,
     CoreLimits,
     PinnedWorker,
+    ReservationRequest,
     RouterConfig,
     RouterConfigOverride,
     RoutingConstraints,
@@ -55,10 +56,10 @@ class Told:
         self.shortcut: Any = selecting.shortcut
         self.clerk: Any = reserving.clerk
         if not direct:
-            selecting.shortcut = reserving.clerk = None
+            selecting.shortcut = reserving.shortcut = reserving.clerk = None
             return
         if self.shortcut is not None:
-            selecting.shortcut = Counted(self)  # type: ignore[assignment]
+            selecting.shortcut = reserving.shortcut = Counted(self)  # type: ignore[assignment]
         if self.clerk is not None:
             reserving.clerk = Counted(self)  # type: ignore[assignment]
 
@@ -96,6 +97,14 @@ class Counted:
 
     def select_and_reserve(self, request: SelectAndReserveRequest, now: float) -> Any:
         return self._counted(self._told.shortcut.select_and_reserve(request, now))
+
+    def reserve(self, request: ReservationRequest, now: float) -> Any:
+        return self._counted(self._told.shortcut.reserve(request, now))
+
+    def output_block(self, name: str, now: float) -> bool:
+        is_done: bool = self._told.clerk.output_block(name, now)
+        self._told.shortcuts += is_done
+        return is_done
 
     def prefill_complete(self, name: str, now: float) -> Any:
         return self._counted(self._told.clerk.prefill_complete(name, now))
@@ -141,7 +150,6 @@ wishes = st.one_of(
             {"pinned_worker": PinnedWorker(worker_id=1, dp_rank=0)},
             {"allowed_worker_ids": [1, 2]},
             {"cache_hit_threshold": 0.5},
-            {"router_config_override": RouterConfigOverride(router_temperature=0.5)},
             {"routing_constraints": RoutingConstraints(required_taints=["t"])},
             {"session_id": "one"},
             {"priority_jump": 2.0},
@@ -149,21 +157,42 @@ wishes = st.one_of(
         ]
     ),
 )
+overrides = st.builds(
+    RouterConfigOverride,
+    router_temperature=st.sampled_from([None, 0.0, 0.5, 0.5, 3.0, 1e300]),
+    overlap_score_credit=st.sampled_from([None, 0.25, 1.0]),
+    prefill_load_scale=st.sampled_from([None, None, 2.0, 1e100]),
+    overlap_score_weight=st.sampled_from([None, None, 0.0, 2.0]),
+    track_prefill_tokens=st.sampled_from([None, None, False]),
+)
+constraints = st.builds(
+    RoutingConstraints,
+    required_taints=st.sampled_from([[], [], [], ["a"]]),
+    preferred_taints=st.dictionaries(
+        st.sampled_from(["a", "b", "c"]), st.sampled_from([0.5, 1.0, -2.0, 1000.0]), max_size=3
+    ),
+)
+preferring = st.fixed_dictionaries(
+    {}, optional={"router_config_override": overrides, "routing_constraints": constraints}
+)
+"""What a request may say of how it is to be chosen for."""
 
 
 @st.composite
 def asks(draw: st.DrawFn) -> Callable[[Fleet], object]:
     hashes = draw(prompts)
     isl = draw(st.sampled_from([1, SIZE, 64, 70, 1 << 54, (1 << 64) - 1]))
+    said = draw(draw(st.sampled_from([wishes, wishes, preferring])))
     if draw(st.booleans()):
-        return ask(SelectRequest(token_ids=in_tokens(hashes), **draw(wishes)))
-    return ask(request_for(hashes, isl, **draw(wishes)))
+        return ask(SelectRequest(token_ids=in_tokens(hashes), **said))
+    return ask(request_for(hashes, isl, **said))
 
 
 @st.composite
 def comings(draw: st.DrawFn) -> Callable[[Fleet], object]:
     worker_id, ranks = draw(ids), draw(st.sampled_from([1, 1, 2]))
     record: dict[str, Any] = {"max_num_batched_tokens": draw(st.sampled_from([None, 64, 1 << 60]))}
+    record["taints"] = draw(st.sampled_from([[], [], ["a"], ["b", "c"]]))
     if draw(st.integers(0, 9)) == 0:
         record["role"] = draw(st.sampled_from(["prefill", "decode"]))
     return lambda fleet: fleet.worker(worker_id, data_parallel_size=ranks, **record).worker_id
@@ -258,6 +287,8 @@ steps = st.one_of(asks(), asks(), asks(), comings(), changes(), bookings(), hold
             {"policy": "first-token"},
             {"policy": "first-token", "expects_booked": False, "delay_scale": 3.0},
             {"track_prefill_tokens": False},
+            {"temperature": 0.7},
+            {"policy": "first-token", "temperature": 0.7},
         ]
     ),
     queue_threshold=st.sampled_from([16.0, 1.0]),
@@ -314,6 +345,25 @@ def test_plain_requests_take_it_also_where_something_matches() -> None:
 @pytest.mark.parametrize("policy", ["kv-cost", "first-token"])
 def test_either_policy_takes_it(policy: Literal["kv-cost", "first-token"]) -> None:
     assert is_taken(direct(config=RouterConfig(policy=policy)), request_for((1, 2), 40))
+
+
+@pytest.mark.parametrize("policy", ["kv-cost", "first-token"])
+def test_so_does_who_has_wishes_that_the_formula_knows(
+    policy: Literal["kv-cost", "first-token"],
+) -> None:
+    told = direct(config=RouterConfig(policy=policy))
+    told.fleet.hold(2, [1, 2])
+    for wishes in (
+        {"router_config_override": RouterConfigOverride(overlap_score_weight=2.0)},
+        {"router_config_override": RouterConfigOverride(router_temperature=0.5)},
+        {"routing_constraints": RoutingConstraints(preferred_taints={"a": 1.0})},
+        {"routing_constraints": RoutingConstraints()},
+    ):
+        assert is_taken(told, request_for((1, 2), 40, **wishes)), wishes
+    needed = RoutingConstraints(required_taints=["a"])
+    assert not is_taken(told, request_for((1, 2), 40, routing_constraints=needed))
+    drawn = direct(config=RouterConfig(policy=policy, temperature=0.5))
+    assert is_taken(drawn, request_for((1, 2), 40))
 
 
 def test_windows_of_eagle_are_hashed_as_such() -> None:
@@ -391,12 +441,8 @@ def test_a_prompt_that_is_wrong_is_told_so_by_the_twin() -> None:
 
 
 def test_nobody_takes_it_where_weights_say_more_or_somebody_looks_on() -> None:
-    for config in (
-        RouterConfig(temperature=0.5),
-        RouterConfig(policy="first-token", temperature=0.5),
-        RouterConfig(overlap_score_credit_decay=0.5),
-    ):
-        assert direct(config=config).fleet.core.selecting.shortcut is None
+    config = RouterConfig(overlap_score_credit_decay=0.5)
+    assert direct(config=config).fleet.core.selecting.shortcut is None
     assert direct(trace_decisions=True).fleet.core.selecting.shortcut is None
     assert direct(recorder=Recorder()).fleet.core.selecting.shortcut is None
     told = direct()

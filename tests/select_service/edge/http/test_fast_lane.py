@@ -298,7 +298,7 @@ def test_who_asks_once_is_answered_and_parted_with(
     taken: list[bytes], head: bytes, more: bytes
 ) -> None:
     async def use(port: int, service: Driver, _: Server) -> None:
-        for _again in range(3):  # what ends a connection is not remembered
+        for _again in range(3):  # the second time its lines are known
             wire = await Wire.to(port)
             wire.say(head + more)
             status, headers, _body = await wire.answer()
@@ -673,7 +673,8 @@ def test_the_kernel_finds_the_calls_that_the_door_finds(
 ) -> None:
     line = (method + " " + re.sub(r"{\w+}", lambda _: name, pattern) + behind).encode()
     door = _door()
-    call = door.call_in_line(line) or door.call_with_id(line)
+    asked = re.sub(rb" HTTP/1\.0$", b" HTTP/1.1", line)
+    call = door.call_in_line(asked) or door.call_with_id(asked)
     found = _found_by_the_kernel(door, line)
     if call is None:
         assert found is None
@@ -708,7 +709,10 @@ def _found_by_the_kernel(door: Door, line: bytes) -> tuple[Any, tuple[str, ...]]
             return Response(418, b"")
 
     lane: Any = _Lane()
-    lane.heads.known = {lines: Head(cast("Any", Counter()), True, False)}
+    api = cast("Any", Counter())
+    old = Head(api, True, False, is_last=True)
+    lane.heads.known = {lines: Head(api, True, False), b" HTTP/1.0" + lines: old}
+    lane._is_last = False
     lane.transport.is_closing.return_value = False
     lane.flow.write_paused = False
     assert fast_lane.Turnstile is not None
@@ -716,5 +720,6 @@ def _found_by_the_kernel(door: Door, line: bytes) -> tuple[Any, tuple[str, ...]]
     turnstile = fast_lane.Turnstile(door, mock.Mock(), outbox, limits, KEPT)
     turnstile.passage(lane).data_received(line + lines + b"\r\n\r\n")
     assert lane.write_answer.called is bool(asked)
+    assert lane._is_last is (bool(asked) and line.endswith(b"1.0"))
     assert lane.twin.called is not bool(asked)
     return asked[0] if asked else None

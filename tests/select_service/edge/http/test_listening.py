@@ -18,7 +18,7 @@ import pytest
 
 from select_service.edge.driver import Driver
 from select_service.edge.http.asgi import Door
-from select_service.edge.http.listening import CannotListenError, Entrances, UnixSocket
+from select_service.edge.http.listening import CannotListenError, Entrances, UnixSocket, bind
 from select_service.edge.server import Server
 from tests.live.ports import free_port
 from tests.live.server import OURS, POLL_S
@@ -43,6 +43,20 @@ def in_use(path: str) -> UnixSocket:
 def dead(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(path)
+
+
+def test_silent_peers_are_probed_where_the_system_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(option: int, level: int = socket.IPPROTO_TCP) -> int:
+        with bind("127.0.0.1", 0) as listener:
+            listener.listen()
+            listener.setblocking(True)
+            with socket.create_connection(listener.getsockname()), listener.accept()[0] as one:
+                return one.getsockopt(level, option)
+
+    assert asked(socket.SO_KEEPALIVE, socket.SOL_SOCKET) != 0
+    assert asked(socket.TCP_KEEPCNT) == 4
+    monkeypatch.delattr(socket, "TCP_KEEPCNT")
+    assert asked(socket.SO_KEEPALIVE, socket.SOL_SOCKET) != 0
 
 
 # -- the file ----------------------------------------------------------------------------------

@@ -501,15 +501,3 @@ def test_a_client_that_reads_again_in_time() -> None:
         assert protocol.counts.write_timeouts == 0
 
     asyncio.run(run())
-
-
-def test_silent_peers_are_probed_where_the_system_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def probe() -> int:
-        with socket.socket() as sock:
-            transport = _Transport(socket=sock, sockname=("", 0), peername=("", 0))
-            _alone(transport).connection_made(transport)
-            return sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-
-    assert asyncio.run(probe()) != 0
-    monkeypatch.delattr(socket, "TCP_KEEPIDLE")
-    assert asyncio.run(probe()) != 0
