@@ -79,9 +79,6 @@ VARYING = [
     select(b"X-Forwarded-For: 10.0.0.7, 10.0.0.8", b"cookie: a=b"),
     select(b"authorization: Bearer x"),
     select(b"x_y: z", b"via:", b"keep-alive: 5"),
-    select(b"x(y: z"),
-    select(b"proxy-connection: close"),
-    select(*(b"x: y" for _ in range(200))),
     select(body=BODY + b" " * 9),
     select(body=BODY + b"\n"),
     select(length=f"0{LENGTH}"),
@@ -124,6 +121,9 @@ LENGTHS = [
 UPGRADE = ask(b"GET /health", b"connection: upgrade", b"upgrade: h2c")
 ENDS = [
     UPGRADE,
+    select(b"x(y: z"),
+    select(b"proxy-connection: close"),
+    select(*(b"x: y" for _ in range(200))),
     select(b"connection: close"),
     select(b"connection: close, x") + HEALTH,
     ask(b"POST /select HTTP/1.0", JSON, body=BODY),
