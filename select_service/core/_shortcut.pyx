@@ -564,9 +564,10 @@ cdef class Shortcut:
             self._draws.clear()
         cdef double decode_scale = 1.0, delay = 0.0, eviction = 0.0, context_scale = 0.0, pace = 0.0
         cdef bint expects = False
+        present = weights  # a ticket has those in force, a record what is multiplied with
         if self._is_ours:
-            weights = partition.at_present(weights)
-            decode_scale, delay, eviction, expects, context_scale, pace = weights.of_ours
+            present = partition.at_present(weights)
+            decode_scale, delay, eviction, expects, context_scale, pace = present.of_ours
         cdef bytes factors = None
         cdef const double *preference = NULL
         if asked.preferred != NULL:
@@ -613,7 +614,7 @@ cdef class Shortcut:
         if packed is not None:
             self._note(
                 asked, request, local, slot, selection_id, reservation_id, fingerprint, packed,
-                matched, shared, weights, now,
+                matched, shared, weights, present, now,
             )
         return answer, effects
 
@@ -666,7 +667,7 @@ cdef class Shortcut:
     cdef int _note(
         self, Asked *asked, request, bytes local, Py_ssize_t slot, str selection_id,
         str reservation_id, bytes fingerprint, bytes packed, list matched, list shared, weights,
-        double now,
+        present, double now,
     ) except -1:
         """Have a record kept of a decision: by the ring at once if nothing is unusual about it."""
         cdef Glance glance = <Glance><object>asked.glance
@@ -680,12 +681,12 @@ cdef class Shortcut:
         ):
             return self._ring.keep_plain(
                 local, asked.isl_tokens, selection_id, reservation_id, packed,
-                matched, shared, glance.rows, slot, now, weights,
+                matched, shared, glance.rows, slot, now, present,
                 get(lookouts, lookout, LOOKOUT_TOLD),
             )
         ticket = self._ticket(asked, request, local, reservation_id, fingerprint, weights)
         seen = packed, matched, shared, None
-        self._keep(ticket, seen, glance.rows, slot, now, None, None, weights)
+        self._keep(ticket, seen, glance.rows, slot, now, None, None, present)
         return 0
 
     cdef int _count(self, Glance glance, answer, isl, uint64_t isl_tokens, left) except -1:
