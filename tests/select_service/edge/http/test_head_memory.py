@@ -347,7 +347,7 @@ def agree_on_disk(streams: list[Stream]) -> None:
         agree(streams, state_dir=f"{folder}/state", durability=Durability.STRICT)
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(40))
 @given(connections)
 @example([Stream([ask(b"PUT /health") + UPGRADE])])
 def test_remembered_heads_change_no_answer(streams: list[Stream]) -> None:
