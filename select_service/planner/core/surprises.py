@@ -90,11 +90,11 @@ class Surprises:
         points: list[tuple[float, float]] = []
         begun = -math.inf  # the smallest factor of the last point
         for difference, weight in ordered:
-            if not weight:
+            share = weight / total
+            if not share:  # even of something, if it is nearly nothing
                 continue
             rate = max(0.0, root + _beyond_chance(difference)) ** 2 / forecast
             factor = min(rate, most, _FACTOR_MOST)
-            share = weight / total
             if points and factor < max(begun, _SMALL) * _ALIKE:
                 mean, before = points.pop()
                 both = before + share

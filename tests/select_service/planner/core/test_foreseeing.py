@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from select_service.planner.core.choosing import Chooser
@@ -124,6 +124,7 @@ def test_one_event_is_chance_and_two_are_a_pattern() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e7)), max_size=80), st.floats(0, 1e7))
+@example([*[(0.0, 0.0)] * 10, (1.0, 5e-324), (2.0, 2.0)], 1.0)
 def test_shares_add_up_whatever_came(pairs: list[tuple[float, float]], forecast: float) -> None:
     surprises = Surprises()
     for expected, actual in pairs:
