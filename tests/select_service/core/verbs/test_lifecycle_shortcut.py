@@ -285,7 +285,6 @@ def others(draw: st.DrawFn) -> Step:
         lambda fleet: fleet.tick(20.0),
         lambda fleet: fleet.tick(700.0),
         lambda fleet: setattr(fleet, "now", fleet.now + 0.25),
-        lambda fleet: setattr(fleet, "now", fleet.now - 0.75),  # whose clock that may be
         lambda fleet: setattr(fleet, "now", fleet.now + 1e9),
         lambda fleet: fleet.worker(2, max_num_batched_tokens=24).worker_id,  # a step of its own
     ]
