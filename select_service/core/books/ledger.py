@@ -581,7 +581,7 @@ class Ledger:
         return column
 
     def shared_groups(self, sequence_hashes: PackedHashes) -> list[tuple[int, Slots]] | None:
-        """The m of contract 3.2 as (blocks, slots), disjoint; None when it is 0 everywhere.
+        """The formula's m as (blocks, slots), disjoint; None when it is 0 everywhere.
 
         The longest common prefix, in blocks, with the chain of any live reservation on the slot.
         """

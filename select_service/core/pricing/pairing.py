@@ -1,6 +1,6 @@
 """One worker for the whole request, or one that prefills and one that decodes: what costs less.
 
-Both are priced by the formula of contract 3.2, in blocks: the whole request on its best rank,
+Both are priced by the contract's formula, in blocks: the whole request on its best rank,
 against the prefill part on the best prefill rank plus the decode part (active and new blocks) on
 the best decode rank plus what moving the blocks costs that the decode rank does not hold. Equal
 costs go to the one worker. Nothing is booked here; `booking/pairs.py` does.

@@ -20,7 +20,7 @@ FEW: Final = 64
 
 
 def pick(costs: Floats, temperature: float, rng: random.Random) -> int:
-    """Return the position of the chosen candidate (contract 3.3).
+    """Return the position of the chosen candidate.
 
     Temperature 0: the smallest cost, exact ties drawn uniformly. Above: position k with
     probability ∝ exp(-(cost_k - min) / ((max - min)·temperature)), uniform when all are equal

@@ -1,4 +1,4 @@
-"""The router policy file (contract 9): classes of requests with thresholds, order and limits.
+"""The router policy file: classes of requests with thresholds, order and limits.
 
 Text in, `RoutingPolicy` out; the file itself is read by the edge. A request's class is found by
 its uncached length: the bucket with the largest `min_tokens` it reaches names a class of the

@@ -1,6 +1,6 @@
 """A request becomes a Prompt: packed block hashes, packed sequence hashes, length in tokens.
 
-One normal form for tokens, media and ready-made hashes (contract 2); everything behind this room
+One normal form for tokens, media and ready-made hashes; everything behind this room
 sees only `Prompt`. The refusals here are part of the contract, text and order.
 """
 
@@ -77,7 +77,7 @@ def read_prompt(
     """Normalise the prompt of a selection; first match wins: media tokens, tokens, hashes.
 
     Raises:
-        InvalidRequest: with the texts of contract 2, in its order of complaint.
+        InvalidRequest: with the texts of the contract, in its order of complaint.
         InvalidField: a hash outside 64 bits.
         TooManyBlocks: the prompt is longer than may be.
     """
@@ -120,7 +120,7 @@ def read_booking(
     """Normalise the prompt of an explicit reservation: block hashes are not asked for.
 
     Raises:
-        InvalidRequest: with the texts of contract 2, in its order of complaint.
+        InvalidRequest: with the texts of the contract, in its order of complaint.
         InvalidField: a hash outside 64 bits.
         TooManyBlocks: the prompt is longer than may be.
     """

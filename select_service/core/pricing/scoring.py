@@ -112,7 +112,7 @@ _OF_CONTRACT: Final = 7
 
 
 def weights_in_force(config: RouterConfig, override: RouterConfigOverride | None) -> Weights:
-    """Merge the process settings with a request's override (contract 2)."""
+    """Merge the process settings with a request's override."""
     credit, scale = config.overlap_score_credit, config.prefill_load_scale
     temperature, track = config.temperature, config.track_prefill_tokens
     if override is not None:
