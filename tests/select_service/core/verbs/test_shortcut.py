@@ -470,21 +470,28 @@ def test_nobody_overtakes_who_waits_by_it() -> None:
     assert not is_taken(told, request_for((1, 2), 40)), "somebody waits"
 
 
-def test_a_witness_is_told_the_same() -> None:
-    """Also which numbers were drawn for which decision."""
+@pytest.mark.parametrize("policy", ["kv-cost", "first-token"])
+def test_a_witness_is_told_the_same(policy: Literal["kv-cost", "first-token"]) -> None:
+    """Also which numbers were drawn for which decision, and by which weights it was made."""
+    own = RouterConfigOverride(overlap_score_credit=0.4, router_temperature=0.8)
 
     def life(*, is_direct: bool) -> list[object]:
         notes = Notes()
-        told = Told(direct=is_direct, config=RouterConfig(), witness=Witness(notes))
+        told = Told(direct=is_direct, config=RouterConfig(policy=policy), witness=Witness(notes))
         for worker_id in (1, 2, 3):
             told.fleet.worker(worker_id)
         draw = random.Random(3)
-        for _ in range(20):
+        for number in range(20):
             notes.draws.append(draw.random())  # left over by a decision that failed
-            told.do(ask(request_for(draw.choice(PROMPTS), 70)))
+            more = {"router_config_override": own} if number % 3 else {}
+            told.do(ask(request_for(draw.choice(PROMPTS), 70, **more)))
+            told.fleet.take(f"r{number}", number, isl=16)
         assert bool(told.shortcuts) == is_direct
-        said = [(one.at, one.slot, one.draws, repr(one.seen)) for one in notes.of(DecisionNote)]
+        said = [
+            (one.at, one.slot, one.draws, one.weights, repr(one.seen))
+            for one in notes.of(DecisionNote)
+        ]
         return [*map(type, notes.taken), *said]
 
-    assert len(life(is_direct=True)) > 20
+    assert len(life(is_direct=True)) > 40
     assert life(is_direct=True) == life(is_direct=False)
