@@ -845,6 +845,7 @@ cdef class Feeder:
             self.index._below |= self.bit
         self.more_held[e.tier] += count
         self.room -= <long>count
+        self._note_dust(<PyObject *>leaf)
         return True
 
     cdef bint _is_full(self, PyObject *node) except -1:
@@ -925,9 +926,20 @@ cdef class Feeder:
                     copies[name] = number
                 else:
                     del copies[name]
-        if PyBytes_GET_SIZE(<object>SLOT(above, N_EDGE)):
-            self.tree.note_dust(leaf)
+        self._note_dust(node)
         return True
+
+    cdef int _note_dust(self, PyObject *node) except -1:
+        """Call `RadixTree.note_dust` where it may have something to note."""
+        cdef PyObject *above = SLOT(node, N_PARENT)
+        cdef size_t edge_bytes = PyBytes_GET_SIZE(<object>SLOT(above, N_EDGE))
+        if (
+            edge_bytes
+            and edge_bytes + <size_t>PyBytes_GET_SIZE(<object>SLOT(node, N_EDGE)) <= edge_bytes_max
+            and PyDict_Size(<object>SLOT(above, N_CHILDREN)) == 1
+        ):
+            self.tree.note_dust(<object>node)
+        return 0
 
     cdef int _hash(self, kv_event *e, object namespace, uint64_t *hashes) except -1:
         cdef uint8_t secret[XXH3_SECRET_BYTES]
