@@ -845,7 +845,6 @@ cdef class Feeder:
             self.index._below |= self.bit
         self.more_held[e.tier] += count
         self.room -= <long>count
-        self._note_dust(<PyObject *>leaf)
         return True
 
     cdef bint _is_full(self, PyObject *node) except -1:

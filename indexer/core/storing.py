@@ -56,11 +56,15 @@ def store_any(tree: RadixTree, holder: Holder, tier: Tier, group: int, event: St
     if origin is None:
         assert parent is not None, "the root is always there"
         origin = _expect(tree, holder, parent, namespace)
+    before = tree.blocks
+    path = tree.make_path(*origin, hashes, namespace, holder)
+    known = len(names) - (tree.blocks - before)
     done = 0
-    for node, position, size in tree.make_path(*origin, hashes, namespace, holder):
+    for node, position, size in path:
         run = names[done : done + size]
         holdings.cover_run(holder, tier, group, (node, position), run)
-        tree.note_dust(node)
+        if done < known:  # blocks that are new make nothing alike that was not
+            tree.note_dust(node)
         done += size
     return done
 

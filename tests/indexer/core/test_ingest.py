@@ -459,7 +459,7 @@ def test_a_message_that_an_error_cut_short_is_lost(broken: str, *, compiled: boo
 
 @settings(max_examples=examples(12))
 @given(SEEDS, FORMS)
-@example(19693218, "map-int")  # on CPU alone, behind blocks on CPU alone: may merge
+@example(19693218, "map-int")  # grows on CPU alone, behind blocks on CPU alone
 def test_a_stream_fed_the_compiled_way_stands_where_its_twin_stands(seed: int, form: str) -> None:
     stands_where_its_twin_stands(seed, form)
 
