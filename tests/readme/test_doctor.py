@@ -1,4 +1,4 @@
-"""What README.md shows of `select-service doctor` is what it prints."""
+"""What deploy/docs/operating.md shows of `select-service doctor` is what it prints."""
 
 from __future__ import annotations
 
@@ -25,5 +25,6 @@ def printed() -> str:
 
 
 def test_the_report_shown() -> None:
-    (shown,) = (text for _, text in document.blocks() if text.startswith(COMMAND))
+    blocks = document.blocks(document.DOCS / "operating.md")
+    (shown,) = (text for _, text in blocks if text.startswith(COMMAND))
     assert shown == printed()

@@ -63,7 +63,7 @@ def ceilings(bands: int, usage_limit: float) -> tuple[float, ...]:
 
 
 class SloShedSettings(Struct, frozen=True):
-    """The numbers of the policy; see the README for how they were chosen.
+    """The numbers of the policy; "Admission under overload" in bench/README.md measures it.
 
     Raises:
         ValueError: one that makes no sense.
