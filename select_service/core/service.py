@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.compiled import usable
-from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.admitting import Admitting
 from select_service.core.admission.cache_hits import CacheHits
 from select_service.core.booking.desk import Desk
@@ -64,6 +63,7 @@ from select_service.core.waves.plan import WavePlan
 from select_service.core.waves.steps import Waves
 from select_service.core.waves.ushering import Usher
 from select_service.types import CoreLimits, TrustSettings
+from select_service.types.admission import AdmissionSettings
 
 if all(
     [
@@ -92,8 +92,8 @@ if TYPE_CHECKING:
     from select_service.core.pricing.policy import PolicyBook, PolicyError
     from select_service.core.watching.marks import Recorder
     from select_service.core.watching.witness import Witness
-    from select_service.shadow_types import ShadowSettings
     from select_service.types import RouterConfig
+    from select_service.types.shadow import ShadowSettings
 
 
 SCOPES_EVERY_S: Final = 10.0

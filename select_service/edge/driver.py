@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING
 from indexer.core.registry import Registry
 from indexer.edge.addresses import Addresses
 from indexer.types import EventLossPolicy
-from select_service.admission_types import AdmissionSettings
 from select_service.core.service import SelectionCore
-from select_service.doctor_types import DoctorLimits
 from select_service.edge.clocks import forwards_only
 from select_service.edge.driving.carrying import Carrier
 from select_service.edge.driving.health import Health
@@ -37,6 +35,8 @@ from select_service.edge.verbs.replicating import Replicating
 from select_service.edge.verbs.reserving import Reserving
 from select_service.edge.verbs.selecting import Selecting
 from select_service.types import DumpLimits, ReplicaLimits, RouterConfig
+from select_service.types.admission import AdmissionSettings
+from select_service.types.doctor import DoctorLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from select_service.edge.state.warm_start import WarmStart
     from select_service.edge.telling import Teller
     from select_service.edge.tracing.spans import Tracing
-    from select_service.shadow_types import ShadowSettings
     from select_service.types import CoreLimits, TrustSettings
+    from select_service.types.shadow import ShadowSettings
 
 _log = logging.getLogger("select_service")
 

@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
-from select_service.decision_types import Decision
+from select_service.types.decisions import Decision
 
 
 class Overlap(Struct, frozen=True):

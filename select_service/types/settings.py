@@ -5,7 +5,7 @@ One limit, one name: `config/` makes them out of flags, and shows them.
 
 from msgspec import Struct
 
-from select_service.policy_types import Policy
+from select_service.types.policy import Policy
 
 
 class RouterConfig(Struct, frozen=True, kw_only=True):

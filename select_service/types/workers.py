@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from indexer.core.curve_key import is_curve_key
-from select_service.doctor_types import Finding
+from select_service.types.doctor import Finding
 from select_service.types.ranges import U32, U64, check_scope_names, check_u64
 
 Role = Literal["prefill", "decode", "aggregated"]

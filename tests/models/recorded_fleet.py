@@ -17,7 +17,6 @@ from typing import Any
 from indexer.core.hashing import pack_u64
 from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
-from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
 from select_service.core.service import SelectionCore
@@ -25,10 +24,8 @@ from select_service.core.tape.items import FRAME, LENGTH, OPENING, End, Header, 
 from select_service.core.tape.notes import Note
 from select_service.core.tape.packing import Packer, message
 from select_service.core.watching.witness import Witness
-from select_service.drain_types import DrainRequest
 from select_service.edge.state.recording import WitnessRandom
 from select_service.errors import ServiceError
-from select_service.shadow_types import ShadowSettings
 from select_service.types import (
     Answer,
     CacheThreshold,
@@ -45,7 +42,10 @@ from select_service.types import (
     SelectRequest,
     WorkerSpec,
 )
-from select_service.wave_types import SelectBatchRequest, WaveItem
+from select_service.types.admission import AdmissionSettings
+from select_service.types.drains import DrainRequest
+from select_service.types.shadow import ShadowSettings
+from select_service.types.waves import SelectBatchRequest, WaveItem
 
 TAINTS = ("a", "b", "c")
 SCOPES = (Scope("m", "default"), Scope("m", "other"), Scope("n", "default"))

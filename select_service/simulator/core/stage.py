@@ -15,7 +15,6 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from indexer.core.tiers import Matches
-from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.cache_hits import CacheHits
 from select_service.core.books.loads import ranks_in, unpacked
 from select_service.core.fleet.catalog import Worker
@@ -36,6 +35,7 @@ from select_service.types import (
     SelectPairRequest,
     SelectRequest,
 )
+from select_service.types.admission import AdmissionSettings
 
 if TYPE_CHECKING:
     import random

@@ -11,7 +11,6 @@ from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
 from select_service.core.service import SelectionCore
-from select_service.drain_types import DrainRequest, DrainStatus
 from select_service.types import (
     Answer,
     PairSelection,
@@ -24,6 +23,7 @@ from select_service.types import (
     WorkerRecord,
     WorkerSpec,
 )
+from select_service.types.drains import DrainRequest, DrainStatus
 
 DEFAULT = Scope("default", "default")
 

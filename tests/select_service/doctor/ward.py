@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from indexer.core.stream import EventStream
 from indexer.types import StreamLimits
-from select_service.doctor_types import DoctorLimits, Finding
 from select_service.edge.driver import Driver
 from select_service.types import CoreLimits, RouterConfig, SelectAndReserveRequest, WorkerSpec
+from select_service.types.doctor import DoctorLimits, Finding
 from tests.indexer.edge.fake_engine import FakeEngine
 from tests.indexer.encoding import encode_batch, removed, stored
 
