@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from indexer.types import EventLossPolicy, SnapshotLimits
 from select_service.edge.driver import Driver
+from select_service.edge.driving.outfit import Companions, EdgeLimits
 from select_service.edge.state.keeper import Keeper
 from select_service.edge.waves import explained
 from select_service.types import BatchAnswer, LeaseRenewal, PairSelection
@@ -98,13 +99,13 @@ class SelectionService:
         self.driver = Driver(
             config,
             limits=limits,
-            on_event_loss=on_event_loss,
-            replica_sync_port=replica_sync_port,
-            keeper=keeper,
+            edge_limits=EdgeLimits(snapshot=SnapshotLimits()),
+            companions=Companions(keeper=keeper),
             admission=admission,
             trust=trust,
             shadow=shadow,
-            snapshot_limits=SnapshotLimits(),
+            on_event_loss=on_event_loss,
+            replica_sync_port=replica_sync_port,
             seed=seed,
         )
 

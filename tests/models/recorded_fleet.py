@@ -19,7 +19,7 @@ from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
-from select_service.core.service import SelectionCore
+from select_service.core.service import SelectionCore, Watch
 from select_service.core.tape.items import FRAME, LENGTH, OPENING, End, Header, Item
 from select_service.core.tape.notes import Note
 from select_service.core.tape.packing import Packer, message
@@ -146,7 +146,7 @@ class RecordedFleet:
                 session_ttl_s=draw.choice([0.0, 10.0]),
             ),
             admission=admission,
-            witness=Witness(self.tape),
+            watch=Watch(witness=Witness(self.tape)),
         )
         self.now = 100.0
         if seed % 2:  # what looks on draws from a copy, and leaves no trace

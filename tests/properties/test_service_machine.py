@@ -33,7 +33,7 @@ from indexer.core.hashing import block_hashes, pack_u64, sequence_hashes, unpack
 from indexer.core.registry import Registry
 from select_service.core.admission.queue import Ticket
 from select_service.core.pricing.placement import Placement
-from select_service.core.service import SelectionCore
+from select_service.core.service import SelectionCore, Watch
 from select_service.errors import (
     LeaseConflict,
     LeaseNotFound,
@@ -167,7 +167,7 @@ class ServiceMachine(RuleBasedStateMachine):
             random.Random(7),
             # what a rank leaves stays for a while; who waits is looked at in one turn
             limits=CoreLimits(dropped_per_turn_max=1, judged_per_turn_max=1000),
-            trace_decisions=True,
+            watch=Watch(trace_decisions=True),
             # a gate that keeps nobody out changes nothing
             admission=None if gate is None else AdmissionSettings(max_inflight=1000, **gate),
         )
