@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec import Struct
+
 from indexer.compiled import usable
 from select_service.core.admission.admitting import Admitting
 from select_service.core.admission.cache_hits import CacheHits
@@ -100,7 +102,7 @@ SCOPES_EVERY_S: Final = 10.0
 """How often empty scopes are looked for: thousands of them take a millisecond."""
 
 
-class Life(NamedTuple):
+class Life(Struct, frozen=True):
     """Which process this is, and which of its lives."""
 
     router_id: int = 0
@@ -111,7 +113,7 @@ class Life(NamedTuple):
     """Number of the first record of a decision; none of an earlier life's."""
 
 
-class Watch(NamedTuple):
+class Watch(Struct, frozen=True):
     """Who looks on while the core works."""
 
     recorder: Recorder | None = None

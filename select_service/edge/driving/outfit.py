@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
 
 from indexer.types import StreamLimits
 from select_service.types import DumpLimits, ReplicaLimits
@@ -25,8 +26,7 @@ READY_TIMEOUT_S: Final = 120.0
 """How long /ready waits for recoveries unless told otherwise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EdgeLimits:
+class EdgeLimits(Struct, frozen=True, kw_only=True):
     """Bounds of what stands around the core."""
 
     streams: StreamLimits = field(default_factory=StreamLimits)
@@ -45,8 +45,7 @@ class EdgeLimits:
     """How long /ready waits for recoveries."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Companions:
+class Companions(Struct, frozen=True, kw_only=True):
     """Who goes with a driver, opened by others; it closes them. None: there is none."""
 
     keeper: Keeper | None = None

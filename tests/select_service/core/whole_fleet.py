@@ -33,7 +33,7 @@ class Fleet:
 
     def __init__(self, config: RouterConfig | None = None, **settings: Any) -> None:
         for name, kind in (("life", Life), ("watch", Watch)):  # their fields, said beside the rest
-            said = {one: settings.pop(one) for one in kind._fields if one in settings}
+            said = {one: settings.pop(one) for one in kind.__struct_fields__ if one in settings}
             settings[name] = kind(**said)
         self.core = SelectionCore(
             Registry(), config or RouterConfig(), random.Random(1), **settings
