@@ -88,7 +88,9 @@ class Changes:
         """Note the end of a booking; one of a wave that is under way is none of it any more.
 
         Whoever books the id from now on is told of another booking, which is durable by itself.
+        And what has ended is not taken back: a booking of its id may stand by then.
         """
+        self.fresh.pop(reservation_id, None)
         if self._wholes:
             hold = self._wholes.get((RESERVATION, reservation_id))
             if hold is not None and hold.is_open:

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from select_service.core.waves.steps import Wave
@@ -280,6 +280,7 @@ class Scene:
 
 @settings(max_examples=25, deadline=None)
 @given(ACTS, st.booleans(), st.booleans())
+@example([("book", 0), ("free", 0)], False, False)  # and then a wave takes the id
 def test_all_or_none_and_what_others_were_told(
     acts: list[tuple[str, int]], fails: bool, is_cut: bool
 ) -> None:
