@@ -17,5 +17,6 @@ class Scanner:
         wholes: Collection[bytes] = (),
         counts: Collection[bytes] = (),
         note: Callable[[bytes, bytes], None] | None = None,
+        required: Collection[bytes] = (),
     ) -> None: ...
     def scan(self, body: bytes, small_bytes: int = 0) -> Any: ...

@@ -29,7 +29,7 @@ cdef extern from "_body.h" nogil:
     Text read_hashes(Text at, Text end, size_t count, uint8_t *out, int *others)
     Text read_tokens(Text at, Text end, size_t count, uint8_t *out)
 
-ABI = 6  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 7  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     NAMES_MAX = 64  # bits of `seen`
@@ -40,7 +40,7 @@ cdef enum:
     TOKEN = 4
     SHOWN_MAX = 65536  # bytes: longer ones are not kept for an answer
     SIMPLE_MAX = 8  # members that are no arrays, of a request that is made here
-    WHOLE_DIGITS_MAX = 18  # fits 64 bits, whatever the digits are
+    WHOLE_DIGITS_MAX = 19  # fits 64 bits, whatever the digits are: ids of workers are that long
     COUNT_DIGITS_MAX = 9  # fits 32 bits, likewise
     UNKNOWN_MAX = 16  # members nobody knows; where there are more, somebody else counts
 
@@ -82,11 +82,12 @@ cdef class Scanner:
     cdef int _shown  # number of the one whose text is wanted, -1: none's
     cdef object _made  # holds the first request
     cdef Layout _requests, _mades  # None: none is made here
+    cdef uint64_t _required  # bits of the members without which there is no request
     cdef object _note
 
     def __init__(
         self, names, hashes, tokens, shown=None, made=None, texts=(), wholes=(), counts=(),
-        note=None,
+        note=None, required=(),
     ):
         """Prepare the table.
 
@@ -95,12 +96,13 @@ cdef class Scanner:
             hashes: of those, which hold 64-bit hashes.
             tokens: of those, which hold 32-bit tokens.
             shown: of the hashes, those whose text is wanted, too.
-            made: a struct with a request of all defaults as `request`; like it will be those that
-                are made here. None: none is.
+            made: a struct with a request as `request`, all of whose members are defaults but the
+                required ones; like it will be those that are made here. None: none is.
             texts: of the names, those that hold short texts.
             wholes: those that hold numbers from 0 to 2^64-1.
             counts: those that hold numbers from 0 to 2^32-1.
             note: told (packed, text) of the one that is `shown` when a request is made here.
+            required: of the names, those that a request made here must have.
         """
         self._note = note
         self._names = tuple(names)
@@ -111,6 +113,7 @@ cdef class Scanner:
         cdef int i
         cdef unsigned int place
         cdef bytes name
+        self._required = 0
         for i in range(SLOTS):
             self._table[i].number = -1
         for i, name in enumerate(self._names):
@@ -128,6 +131,8 @@ cdef class Scanner:
                 else COUNT if name in counts else ANYTHING
             )
             self._table[place].place = i
+            if name in required:
+                self._required |= <uint64_t>1 << i
         self._made, self._requests, self._mades = made, None, None
         if made is not None:
             self._requests = layout_of(made.request, self._attributes)
@@ -239,6 +244,7 @@ cdef class Scanner:
             at = skip_blanks(at + 1, end)
         if skip_blanks(at + 1, end) != end:
             return None
+        is_simple &= seen & self._required == self._required
         if is_simple and not doubtful and rest <= small_bytes:
             made = self._make(simple, simples, places, arrays)
             if made is not None:

@@ -29,7 +29,7 @@ cdef extern from "time.h" nogil:
     int clock_gettime(int clock, timespec *now)
     int CLOCK_MONOTONIC
 
-ABI = 5  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 6  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     BUCKETS_MAX = 64
@@ -244,8 +244,9 @@ cdef class Turnstile:
     cdef Outbox _outbox
     cdef dict _plain  # Way by request line
     cdef list _open  # Way
-    cdef object _headers  # uvicorn's, which `_ok` was made with
+    cdef object _headers  # uvicorn's, which these were made with
     cdef bytes _ok
+    cdef dict _starts  # of other answers in JSON, by status
     cdef object _limits
     cdef object _names  # keeps the texts alive
     cdef Text _kept[NAMES_MAX]
@@ -269,7 +270,7 @@ cdef class Turnstile:
         for at, name in enumerate(self._names):
             self._kept[at] = Text(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
         self._door, self._preamble, self._outbox = door, preamble, outbox
-        self._headers, self._ok = None, NOTHING
+        self._headers, self._ok, self._starts = None, NOTHING, {}
         plain, opens = door.ways()
         self._plain = {line: Way(route, line, NOTHING, stats) for line, route, stats in plain}
         self._open = [Way(route, *ends, stats) for ends, route, stats in opens]
@@ -438,19 +439,27 @@ cdef class Turnstile:
             return lane.hand_on(call, head, answer)
         status = get(answers, answer, ANSWER_STATUS)
         way.observe(status, seconds_now() - started)
-        if (
-            status != OK or get(answers, answer, ANSWER_HEADERS) is not ONLY_JSON or lane._is_last
-        ):
+        if get(answers, answer, ANSWER_HEADERS) is not ONLY_JSON or lane._is_last:
             lane.write_answer(answer)
             return True
-        headers = passage.state.default_headers
+        start = self._start(status, passage.state.default_headers)
+        body = <bytes>get(answers, answer, ANSWER_BODY)
+        self._outbox.put(transport, _message(start, body), passage.loop)
+        lane._idle_since = 0.0
+        return True
+
+    cdef bytes _start(self, status, headers):
+        """Return all but the length of the head of an answer in JSON."""
         if headers is not self._headers:
             self._preamble.follow(headers)
             self._ok, self._headers = self._preamble.ok, headers
-        body = <bytes>get(answers, answer, ANSWER_BODY)
-        self._outbox.put(transport, _message(self._ok, body), passage.loop)
-        lane._idle_since = 0.0
-        return True
+            self._starts.clear()
+        if status == OK:
+            return self._ok
+        start = self._starts.get(status)
+        if start is None:
+            start = self._starts[status] = self._preamble.start(status)
+        return start
 
     cdef bytes _path(self, Way way, const char *line, Py_ssize_t size):
         cdef Py_ssize_t method = len(way.route.method) + 1

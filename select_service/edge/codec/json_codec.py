@@ -36,14 +36,17 @@ from select_service.errors import (
     UnknownField,
 )
 from select_service.types import (
+    OverlapScoresRequest,
+    PotentialLoadsRequest,
     PromptFields,
+    ReservationRequest,
     SelectAndReserveRequest,
     SelectRequest,
     WorkerPatch,
     WorkerSpec,
 )
 
-if usable("select_service._speed", 6):
+if usable("select_service._speed", 7):
     from select_service._speed import Scanner as _Scanner
 
     Scanner: type[_Scanner] | None = _Scanner
@@ -81,13 +84,21 @@ _BOUNDS: Final[Sequence[tuple[str, int, int | None]]] = (
 )
 _TEXTS: Final = frozenset({b"model_name", b"tenant_id", b"selection_id"})
 _WHOLES: Final = frozenset({b"isl_tokens"})
-_COUNTS: Final = frozenset({b"expected_output_tokens"})
+_CHOSEN: Final = frozenset({b"worker_id", b"effective_prefill_tokens"})
+_COUNTS: Final = frozenset({b"expected_output_tokens", b"dp_rank"})
 """Members that nothing is asked of but that they are short texts, numbers of 64 bits, of 32."""
-_MADE: Final[dict[type, frozenset[bytes]]] = {
-    SelectRequest: _TEXTS,
-    SelectAndReserveRequest: _TEXTS | {b"reservation_id"},
+_MADE: Final[dict[type, tuple[PromptFields, frozenset[bytes]]]] = {
+    SelectRequest: (SelectRequest(), _TEXTS),
+    SelectAndReserveRequest: (SelectAndReserveRequest(), _TEXTS | {b"reservation_id"}),
+    ReservationRequest: (
+        ReservationRequest(reservation_id="", worker_id=0),
+        _TEXTS | {b"reservation_id"},
+    ),
+    PotentialLoadsRequest: (PotentialLoadsRequest(), _TEXTS),
+    OverlapScoresRequest: (OverlapScoresRequest(), _TEXTS),
 }
-"""Requests that are made by the kernel where nothing else is in them, and which texts may be."""
+"""Requests that are made by the kernel where nothing else is in them: what they are like before,
+and which texts may be in them. Whoever must say a member says it."""
 _Raw: Final = msgspec.Raw
 _RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -125,7 +136,7 @@ class RequestDecoder(Generic[T]):
         self._scan = _scan_for(kind, self._known_bytes, echoes=self._echoes)
         self._empty: Decoded[T] | None = None
         """What `{}` is, where that says all and nobody can change it: the same for everybody."""
-        if kind.__struct_config__.frozen and not _required(kind):
+        if kind.__struct_config__.frozen and not _required_in(kind):
             self._empty = Decoded(self._decode(b"{}"), None, b"")
 
     def decode(self, body: bytes) -> Decoded[T]:  # noqa: C901, PLR0912 - straight on: all pay for it
@@ -229,9 +240,11 @@ class RequestDecoder(Generic[T]):
         return Decoded(request, warning, _canonical(body, unknown, as_written))
 
 
-def _required(kind: type[msgspec.Struct]) -> bool:
-    """Tell whether some member of a struct must be said."""
-    return any(one.required for one in msgspec.structs.fields(kind))
+def _required_in(kind: type[msgspec.Struct]) -> frozenset[bytes]:
+    """Return the members of a struct that must be said."""
+    return frozenset(
+        one.encode_name.encode() for one in msgspec.structs.fields(kind) if one.required
+    )
 
 
 def judge_unknown(
@@ -265,12 +278,11 @@ def _scan_for(kind: type[msgspec.Struct], names: frozenset[bytes], *, echoes: bo
         wholes = [name.decode() for name in _WHOLES]
         return plain_scanner.PlainScanner(kind, Decoded, longs, wholes, echoes=echoes).scan
     shown = ECHOED.encode() if echoes else None
-    texts, made = _MADE.get(kind, _TEXTS), None
-    if kind in _MADE:
-        made = Decoded(kind(), None, b"")
+    first, texts = _MADE.get(kind, (None, _TEXTS))
+    made = None if first is None else Decoded(first, None, b"")
     return Scanner(
         *(names, {name.encode() for name in HASHES}, {TOKENS.encode()}, shown, made),
-        *(texts, _WHOLES, _COUNTS, echo.note),
+        *(texts, _WHOLES | _CHOSEN, _COUNTS, echo.note, _required_in(kind)),
     ).scan
 
 

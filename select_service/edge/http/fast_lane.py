@@ -167,7 +167,7 @@ class PlainOutbox:
                 transport.write(data)
 
 
-if usable("select_service.edge._lane", 5):
+if usable("select_service.edge._lane", 6):
     from select_service.edge._lane import Outbox as CompiledOutbox
     from select_service.edge._lane import Turnstile as _Turnstile
 
@@ -193,6 +193,10 @@ class _Preamble:
             self.headers, self.lines = headers, _lines(headers)
             self._others.clear()
             self.ok = self.of(ONLY_JSON)
+
+    def start(self, status: int) -> bytes:
+        """Return all but the length of the head of an answer in JSON."""
+        return status_line(status) + self.lines + _lines(ONLY_JSON) + b"content-length: "
 
     def of(self, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
         """Return all but the length of an answer 200 with these headers."""

@@ -14,6 +14,8 @@ from select_service.config import FieldValidation
 from select_service.edge.codec.json_codec import Decoded, RequestDecoder, Scanner
 from select_service.errors import ServiceError
 from select_service.types import (
+    OverlapScoresRequest,
+    PotentialLoadsRequest,
     PromptFields,
     ReservationRequest,
     SelectAndReserveRequest,
@@ -25,7 +27,10 @@ if Scanner is None:
 from select_service._speed import signed_json
 from tests.effort import examples
 
-KINDS = (SelectRequest, SelectAndReserveRequest, ReservationRequest)
+KINDS = (
+    *(SelectRequest, SelectAndReserveRequest, ReservationRequest),
+    *(PotentialLoadsRequest, OverlapScoresRequest),
+)
 MODES = tuple(FieldValidation)
 
 
@@ -175,7 +180,8 @@ WHOLE = b'{"model_name":"m","block_hashes":[1],"sequence_hashes":[2],"isl_tokens
         (b'{"isl_tokens":0}', True),
         (b'{"isl_tokens":999999999999999999,"tenant_id":" ~","selection_id":""}', True),
         (b'{ "token_ids" : [ ] , "isl_tokens" : 1 }', True),
-        (b'{"isl_tokens":1000000000000000000}', False),
+        (b'{"isl_tokens":9999999999999999999}', True),
+        (b'{"isl_tokens":10000000000000000000}', False),
         (b'{"expected_output_tokens":0,"isl_tokens":7}', True),
         (b'{"expected_output_tokens":999999999}', True),
         (b'{"expected_output_tokens":1000000000}', False),
@@ -203,6 +209,33 @@ WHOLE = b'{"model_name":"m","block_hashes":[1],"sequence_hashes":[2],"isl_tokens
 def test_it_makes_the_request_where_all_is_plain(body: bytes, is_made: bool) -> None:
     assert FAST._scan is not None
     assert (type(FAST._scan(body, 128)) is Decoded) == is_made
+    check(body)
+
+
+CHOSEN = b'"reservation_id":"r","worker_id":18446744073709551615'
+
+
+@pytest.mark.parametrize(
+    ("body", "is_made"),
+    [
+        (b'{"reservation_id":"r","worker_id":7,"sequence_hashes":[2],"isl_tokens":16}', True),
+        (b'{"worker_id":9999999999999999999,"dp_rank":3,"reservation_id":"r"}', True),
+        (b'{"effective_prefill_tokens":0,"reservation_id":"","worker_id":0}', True),
+        (b"{%b}" % CHOSEN, False),  # a digit more than all numbers of which fit
+        (b'{"reservation_id":"r","sequence_hashes":[2],"isl_tokens":16}', False),
+        (b'{"worker_id":7,"sequence_hashes":[2],"isl_tokens":16}', False),
+        (b'{"worker_id":null,"reservation_id":"r"}', False),
+        (b'{"worker_id":7,"reservation_id":null}', False),
+        (b'{"worker_id":7,"reservation_id":"r","dp_rank":4294967296}', False),
+        (b'{"worker_id":7,"reservation_id":"r","track_prefill_tokens":true}', False),
+        (b'{"worker_id":7,"worker_id":8,"reservation_id":"r"}', False),
+    ],
+    ids=repr,
+)
+def test_it_makes_a_booking_where_all_that_must_be_said_is(body: bytes, is_made: bool) -> None:
+    scan = RequestDecoder(ReservationRequest, FieldValidation.WARN)._scan
+    assert scan is not None
+    assert (type(scan(body, 128)) is Decoded) == is_made
     check(body)
 
 
