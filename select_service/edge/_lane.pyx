@@ -246,7 +246,7 @@ cdef class Turnstile:
     cdef list _open  # Way
     cdef object _headers  # uvicorn's, which these were made with
     cdef bytes _ok
-    cdef dict _starts  # of other answers in JSON, by status
+    cdef dict _starts  # of other answers in JSON, by status, and whether they are the last
     cdef object _limits
     cdef object _names  # keeps the texts alive
     cdef Text _kept[NAMES_MAX]
@@ -439,26 +439,32 @@ cdef class Turnstile:
             return lane.hand_on(call, head, answer)
         status = get(answers, answer, ANSWER_STATUS)
         way.observe(status, seconds_now() - started)
-        if get(answers, answer, ANSWER_HEADERS) is not ONLY_JSON or lane._is_last:
+        if get(answers, answer, ANSWER_HEADERS) is not ONLY_JSON:
             lane.write_answer(answer)
             return True
-        start = self._start(status, passage.state.default_headers)
+        cdef bint is_last = lane._is_last
+        start = self._start(status, passage.state.default_headers, is_last)
         body = <bytes>get(answers, answer, ANSWER_BODY)
         self._outbox.put(transport, _message(start, body), passage.loop)
         lane._idle_since = 0.0
+        if is_last:
+            lane._refused = True
+            self._outbox.flush()
+            transport.close()
         return True
 
-    cdef bytes _start(self, status, headers):
+    cdef bytes _start(self, status, headers, bint is_last):
         """Return all but the length of the head of an answer in JSON."""
         if headers is not self._headers:
             self._preamble.follow(headers)
             self._ok, self._headers = self._preamble.ok, headers
             self._starts.clear()
-        if status == OK:
+        if status == OK and not is_last:
             return self._ok
-        start = self._starts.get(status)
+        key = (status, is_last)
+        start = self._starts.get(key)
         if start is None:
-            start = self._starts[status] = self._preamble.start(status)
+            start = self._starts[key] = self._preamble.start(status, is_last)
         return start
 
     cdef bytes _path(self, Way way, const char *line, Py_ssize_t size):

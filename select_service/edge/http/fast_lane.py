@@ -194,9 +194,12 @@ class _Preamble:
             self._others.clear()
             self.ok = self.of(ONLY_JSON)
 
-    def start(self, status: int) -> bytes:
-        """Return all but the length of the head of an answer in JSON."""
-        return status_line(status) + self.lines + _lines(ONLY_JSON) + b"content-length: "
+    def start(self, status: int, is_last: bool) -> bytes:  # noqa: FBT001 - for the kernel
+        """Return all but the length of the head of an answer in JSON, as `write_answer` writes."""
+        lines = self.lines + _lines(ONLY_JSON)
+        if is_last and _CLOSE_LINE not in self.lines:
+            lines += _CLOSE_LINE
+        return status_line(status) + lines + b"content-length: "
 
     def of(self, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
         """Return all but the length of an answer 200 with these headers."""
@@ -268,12 +271,13 @@ class FastLane(GuardedProtocol):
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        tls = transport.get_extra_info("ssl_object")
-        if tls is not None and self.door.authority is not None:
+        authority = self.door.authority
+        tls = None if authority is None else transport.get_extra_info("ssl_object")
+        if authority is not None and tls is not None:
             from select_service.edge.security.authority import certificate_names  # with TLS
 
             names = certificate_names(tls.getpeercert())
-            if names and self.door.authority.book.by_certificate(names) is not None:
+            if names and authority.book.by_certificate(names) is not None:
                 # what its header lines mean is not what they mean from others
                 self._certificate, self.heads = names, self.peers.heads_of(names)
         super().connection_made(transport)
