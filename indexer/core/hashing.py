@@ -18,6 +18,7 @@ from indexer.core.packing import (
     pack_tokens,
     pack_u64,
     unpack_i64,
+    unpack_tokens,
     unpack_u64,
 )
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, U64_MASK, Namespace, PackedHashes
@@ -41,6 +42,7 @@ __all__ = [
     "sequence_hashes",
     "unmatchable",
     "unpack_i64",
+    "unpack_tokens",
     "unpack_u64",
 ]
 

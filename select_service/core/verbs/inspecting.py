@@ -109,8 +109,7 @@ def _overlap_rows(partition: Partition, prompt: Prompt, weights: Weights) -> lis
     seats = partition.seating.open_seats()
     if columns is None:
         return [
-            OverlapRow(worker_id, rank, 0, 0, 0, 0, 0, None, 0.0)
-            for (worker_id, rank), _ in seats
+            OverlapRow(worker_id, rank, 0, 0, 0, 0, 0, None, 0.0) for (worker_id, rank), _ in seats
         ]
     listed = [column.tolist() for column in columns]
     rows = []

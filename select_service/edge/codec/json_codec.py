@@ -66,6 +66,7 @@ __all__ = [
     "check_values",
     "judge_unknown",
     "pack",
+    "pack_media",
     "refusal_of",
 ]
 
@@ -79,6 +80,8 @@ _NUMBER_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0
 _U32_MAX: Final = (1 << 32) - 1
 HASHES: Final = ("block_hashes", ECHOED)
 TOKENS: Final = "token_ids"
+_MEDIA: Final = "mm_routing_info", "routing_token_ids"
+_MEDIA_TOKENS: Final = ".".join(_MEDIA)
 _BOUNDS: Final[Sequence[tuple[str, int, int | None]]] = (
     *((TOKENS, 0, _U32_MAX), *((name, -(1 << 63), None) for name in HASHES)),
 )
@@ -198,9 +201,13 @@ class RequestDecoder(Generic[T]):
             _check_utf8(skeleton)
         self._check(request)
         for name, packed in arrays:
+            if name == _MEDIA_TOKENS:
+                _put_media(request, packed)
+                continue
             setattr(request, name, packed)
             if text is not None and name == ECHOED:
                 echo.last = packed, _Raw(text)
+        pack_media(request)
         if unknown is None:
             return self._look_closer(skeleton, request)
         return self._judged(skeleton, request, unknown)
@@ -283,6 +290,7 @@ def _scan_for(kind: type[msgspec.Struct], names: frozenset[bytes], *, echoes: bo
     return Scanner(
         *(names, {name.encode() for name in HASHES}, {TOKENS.encode()}, shown, made),
         *(texts, _WHOLES | _CHOSEN, _COUNTS, echo.note, _required_in(kind)),
+        inner=tuple(name.encode() for name in _MEDIA),
     ).scan
 
 
@@ -330,6 +338,20 @@ def pack(request: PromptFields) -> None:
     except ValueError:
         _check_lists(request)
         raise
+    pack_media(request)
+
+
+def pack_media(request: Any) -> None:
+    """Pack the tokens that media are among, where they are a list."""
+    media = request.mm_routing_info
+    if media is not None and type(media.routing_token_ids) is list:
+        _put_media(request, pack_tokens(media.routing_token_ids))
+
+
+def _put_media(request: Any, tokens: bytes) -> None:
+    media = request.mm_routing_info
+    if media is not None:  # it is there twice, which is refused
+        request.mm_routing_info = msgspec.structs.replace(media, routing_token_ids=tokens)
 
 
 def _check_lists(request: PromptFields) -> None:

@@ -27,6 +27,7 @@ from select_service.edge.codec.json_codec import (
     check_values,
     judge_unknown,
     pack,
+    pack_media,
     refusal_of,
 )
 from select_service.edge.codec.members import DuplicateMemberError
@@ -168,6 +169,8 @@ def _pack_unless_packed(request: PromptFields, members: Mapping[str, Raw]) -> No
                 has_lists = True
     if has_lists:
         pack(request)
+    else:
+        pack_media(request)
 
 
 def _canonical(members: Mapping[str, Raw], unknown: list[str]) -> bytes:
