@@ -35,6 +35,7 @@ cdef enum:
     BUCKETS_MAX = 64
     DIGITS_MAX = 24
     OK = 200
+    PIPELINED_MAX = 16  # ANSWERS_MAX: of one read; a client that pipelines must not own the loop
     READ_MAX = 8192  # READ_BYTES_MAX of the twin
     KEPT_MAX = 1024  # HEAD_BYTES_MAX of the twin
     NAMES_MAX = 16
@@ -99,6 +100,12 @@ for _number in range(256):
 cdef struct Text:
     const char *text
     Py_ssize_t length
+
+
+cdef struct Found:  # of a request, from its beginning on
+    Py_ssize_t line_end  # of its first line
+    Py_ssize_t body  # where that begins
+    Py_ssize_t length  # of that
 
 
 cdef inline bint is_same(const char *name, const char *lowered, Py_ssize_t length) noexcept nogil:
@@ -365,31 +372,29 @@ cdef class Turnstile:
         """
         return Passage(self, lane)
 
-    cpdef answer(self, Passage passage, bytes data):
-        """Answer a request if it is a plain one.
+    cdef Way _find(
+        self, Passage passage, const char *text, Py_ssize_t size, Found *found
+    ):
+        """Return what a plain request leads to that begins here and is whole; else None.
 
         Args:
-            passage: the connection it came on, between requests.
-            data: what has been read.
-
-        Returns:
-            bool | None: whether all is done; if not, what was answered is in `lane._handed`. None:
-            nothing has happened.
+            passage: the connection it came on; told what the head means, in `head`.
+            text: where it begins.
+            size: of all that was read from there on.
+            found: told where its parts are.
         """
-        cdef const char *text = PyBytes_AS_STRING(data)
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef const char *limit = text + (size if size < READ_MAX else READ_MAX)
-        cdef const char *found = <const char *>memchr(text, c"\r", limit - text)
-        if found == NULL:
+        cdef const char *at = <const char *>memchr(text, c"\r", limit - text)
+        if at == NULL:
             return None
-        cdef Py_ssize_t line_end = found - text
+        cdef Py_ssize_t line_end = at - text
         cdef char kept[KEPT_MAX]
         cdef Py_ssize_t kept_size, length
-        found = self._read(found, limit, kept, &kept_size, &length)
-        if found == NULL:
+        at = self._read(at, limit, kept, &kept_size, &length)
+        if at == NULL:
             return None
-        cdef Py_ssize_t end = found - text
-        if length != size - end - 4:
+        found.line_end, found.body, found.length = line_end, at - text + 4, length
+        if length > size - found.body:
             return None
         cdef bytes lines = PyBytes_FromStringAndSize(kept, kept_size), line
         cdef bint is_old = line_end > VERSION_BYTES and not memcmp(
@@ -406,8 +411,55 @@ cdef class Turnstile:
             way = self._way(text, line_end)
         if way is None or not self._suits(way, head, length):
             return None
+        passage.head = head
+        return way
+
+    cdef bint _are_plain(self, Passage passage, const char *text, Py_ssize_t size) except -1:
+        """Whether all that was read are plain requests, none too many, of which none is the last.
+
+        Where one of them is not, what comes of those before it is the twin's to say.
+        """
+        cdef Found found
+        cdef Py_ssize_t whole
+        cdef int count = 0
+        while size:
+            count += 1
+            if count > PIPELINED_MAX or self._find(passage, text, size, &found) is None:
+                return False
+            if get(heads, passage.head, HEAD_IS_LAST) is True:
+                return False
+            whole = found.body + found.length
+            text, size = text + whole, size - whole
+        return True
+
+    cpdef answer(self, Passage passage, bytes data):
+        """Answer the first request that was read if it is a plain one, and so are all behind it.
+
+        Args:
+            passage: the connection it came on, between requests; what was read behind it is in
+                `rest` then.
+            data: what has been read.
+
+        Returns:
+            bool | None: whether all is done; if not, what was answered is in `lane._handed`. None:
+            nothing has happened.
+        """
+        cdef const char *text = PyBytes_AS_STRING(data)
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef Found found
+        cdef Way way = self._find(passage, text, size, &found)
+        if way is None:
+            return None
+        cdef Py_ssize_t line_end = found.line_end, whole = found.body + found.length
+        head = passage.head
+        if whole != size:
+            if not passage.is_amid and not self._are_plain(passage, text, size):
+                return None
+            passage.is_amid = True
+            passage.rest = data[whole:]
         transport = passage.transport
         if passage.flow.write_paused or transport.is_closing():
+            passage.rest = None
             return None
 
         lane = passage.lane
@@ -425,8 +477,8 @@ cdef class Turnstile:
                 ),
             )
         cdef bytes body = NOTHING
-        if way.takes_body and length:
-            body = PyBytes_FromStringAndSize(text + end + 4, length)
+        if way.takes_body and found.length:
+            body = PyBytes_FromStringAndSize(text + found.body, found.length)
         cdef double started = seconds_now()
         api = get(heads, head, HEAD_API)
         try:
@@ -480,6 +532,9 @@ cdef class Passage:
     cdef object transport, flow, state, loop
     cdef dict known  # heads by their lines
     cdef bint is_new  # nothing was answered here yet
+    cdef object head  # what that of the last request means that was looked at
+    cdef bytes rest  # what came with a request that is answered; None: nothing
+    cdef bint is_amid  # requests of which it is known that they are all plain
 
     def __init__(self, Turnstile turnstile, lane):
         self._turnstile, self.lane = turnstile, lane
@@ -494,11 +549,23 @@ cdef class Passage:
             self.transport, self.flow = lane.transport, lane.flow
             self.state, self.loop = lane.server_state, lane.loop
             self.known = lane.heads.known
-        done = self._turnstile.answer(self, data)
-        if done is None:
-            type(lane).data_received(lane, data)
-        elif not done:
-            GuardedProtocol.data_received(lane, data)
+        self.is_amid = False
+        while True:
+            self.rest = None
+            done = self._turnstile.answer(self, data)
+            if done is None:
+                type(lane).data_received(lane, data)
+                return
+            rest = self.rest
+            if not done:
+                whole = data if rest is None else data[: len(data) - len(rest)]
+                GuardedProtocol.data_received(lane, whole)
+            if rest is None:
+                return
+            if not lane._is_between:  # they queue up
+                GuardedProtocol.data_received(lane, rest)
+                return
+            data = rest
 
 
 cdef object _request(tuple params, bytes body):

@@ -111,6 +111,7 @@ class MsgpackDecoder(Generic[T]):
         warning = judge_unknown(unknown, self._validation) if unknown else None
         if tools.has_lists:
             _pack_unless_packed(cast("PromptFields", request), members)
+            request.__class__ = self._kind  # its members lie where they lie there: shortcuts look
         return Decoded(request, warning, _canonical(members, unknown) if unknown else b"")
 
 

@@ -110,7 +110,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _at_work: RequestResponseCycle | None = None  # the request whose answer is next
     _pieces: Iterator[bytes] | None = None  # of the last read, not parsed yet
 
-    _shared_by: ServerState | None = None  # whose connections find in their class what is alike
+    shared_by: ServerState | None = None  # whose connections find in their class what is alike
 
     # -- what a connection is made of ----------------------------------------------------------
 
@@ -128,14 +128,14 @@ class GuardedProtocol(HttpToolsProtocol):
         wait for them again.
         """
         kind = type(self)
-        if kind._shared_by is server_state and kind.config is config:
+        if kind.shared_by is server_state and kind.config is config:
             return
         super().__init__(config, server_state, app_state, _loop)
         own = self.__dict__
         for name in _LATE:
             own.pop(name, None)
-        if kind._shared_by is None:
-            kind._shared_by = server_state
+        if kind.shared_by is None:
+            kind.shared_by = server_state
             for name in list(own):
                 setattr(kind, name, own.pop(name))
 
