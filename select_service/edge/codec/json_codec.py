@@ -80,8 +80,8 @@ _NUMBER_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0
 _U32_MAX: Final = (1 << 32) - 1
 HASHES: Final = ("block_hashes", ECHOED)
 TOKENS: Final = "token_ids"
-_MEDIA: Final = "mm_routing_info", "routing_token_ids"
-_MEDIA_TOKENS: Final = ".".join(_MEDIA)
+_MEDIA: Final = b"mm_routing_info", b"routing_token_ids"
+_MEDIA_TOKENS: Final = b".".join(_MEDIA).decode()
 _BOUNDS: Final[Sequence[tuple[str, int, int | None]]] = (
     *((TOKENS, 0, _U32_MAX), *((name, -(1 << 63), None) for name in HASHES)),
 )
@@ -290,7 +290,7 @@ def _scan_for(kind: type[msgspec.Struct], names: frozenset[bytes], *, echoes: bo
     return Scanner(
         *(names, {name.encode() for name in HASHES}, {TOKENS.encode()}, shown, made),
         *(texts, _WHOLES | _CHOSEN, _COUNTS, echo.note, _required_in(kind)),
-        inner=tuple(name.encode() for name in _MEDIA),
+        inner=_MEDIA,
     ).scan
 
 

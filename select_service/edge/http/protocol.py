@@ -128,7 +128,7 @@ class GuardedProtocol(HttpToolsProtocol):
         wait for them again.
         """
         kind = type(self)
-        if kind.shared_by is server_state and kind.config is config:
+        if kind.shared_by is server_state and self.config is config:
             return
         super().__init__(config, server_state, app_state, _loop)
         own = self.__dict__

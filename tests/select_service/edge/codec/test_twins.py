@@ -464,7 +464,7 @@ def test_tokens_among_media_are_taken_out() -> None:
     skeleton, unknown, arrays, _ = FAST._scan(body, 0)  # type: ignore[misc] # no request
     assert (skeleton, unknown) == (body.replace(b"1,70000", b""), [])
     assert arrays == [("mm_routing_info.routing_token_ids", packed([1, 70000], 4))]
-    media = FAST.decode(body).request.mm_routing_info
+    media: Any = FAST.decode(body).request.mm_routing_info
     assert (media.routing_token_ids, media.block_mm_infos) == (packed([1, 70000], 4), [None])
 
 
