@@ -15,6 +15,7 @@ class PlainCalls:
         clerk: Clerk,
         clock: Callable[[], float],
         carry_out: Callable[[Effects], None],
+        reads_json: bool,
         encode: Callable[[object], bytes],
         done: Response,
     ) -> None: ...

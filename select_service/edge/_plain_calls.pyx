@@ -7,7 +7,8 @@ them, are the plain twins, and are called for whatever the kernels of the core (
 body is decoded, the core asked, its effects carried out, the answer written.
 """
 
-from cpython.bytes cimport PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.string cimport memcmp
 
 from select_service._layout cimport Layout, get, put
 from select_service.core._booking cimport Clerk
@@ -41,6 +42,11 @@ cdef enum:
 
 cdef Layout decodeds = layout_of(Decoded(None, None, b""), ("request", "warning", "unknown"))
 
+cdef enum:
+    DECAY_BYTES = 18
+    FRACTION_BYTES_MAX = 64
+
+cdef const char *DECAY = b'{"decay_fraction":'
 cdef bytes EMPTY = b"{}"  # the body of who has nothing to say
 cdef bytes CACHED_TOKENS = b"cached_tokens"
 cdef object OK = 200
@@ -53,7 +59,11 @@ cdef class PlainCalls:
     cdef object _shortcut, _clock, _carry_out, _encode, _done
     cdef Clerk _clerk
 
-    def __init__(self, shortcut, Clerk clerk not None, clock, carry_out, encode, done):
+    cdef bint _reads_json
+
+    def __init__(
+        self, shortcut, Clerk clerk not None, clock, carry_out, bint reads_json, encode, done
+    ):
         """Serve callers that may see all of a service that keeps nothing on disk.
 
         Args:
@@ -61,11 +71,13 @@ cdef class PlainCalls:
             clerk: likewise.
             clock: monotonic seconds.
             carry_out: carries effects out.
+            reads_json: whether that is what bodies are.
             encode: writes answers.
             done: the answer that says nothing but that it is done; the others are like it.
         """
         self._shortcut, self._clerk = shortcut, clerk
-        self._clock, self._carry_out, self._encode, self._done = clock, carry_out, encode, done
+        self._clock, self._carry_out, self._reads_json = clock, carry_out, reads_json
+        self._encode, self._done = encode, done
 
     def twins(self):
         """Return what is called here by the handler in the place of which it is."""
@@ -151,11 +163,22 @@ cdef class PlainCalls:
 
     def output_block(self, api, request):
         """The twin of `reservations.output_block`."""
-        if get(requests, request, BODY) == EMPTY:
-            name = (<tuple>get(requests, request, PARAMS))[0]
+        cdef bytes body = get(requests, request, BODY)
+        name = (<tuple>get(requests, request, PARAMS))[0]
+        if not self._reads_json:
+            return reservations.output_block(api, request)
+        if body == EMPTY:
             if self._clerk.output_block(name, self._clock()):
                 return responses.copy_of(self._done)
-        return reservations.output_block(api, request)
+            return reservations.output_block(api, request)
+        fraction = _fraction_in(body)
+        if fraction is None:
+            return reservations.output_block(api, request)
+        try:
+            api.service.output_block(name, fraction)
+        except ServiceError as error:
+            return api.refusal(error, None)
+        return responses.copy_of(self._done)
 
     def free(self, api, request):
         """The twin of `reservations.free`."""
@@ -166,3 +189,32 @@ cdef class PlainCalls:
         if effects is not NOTHING:
             self._carry_out(effects)
         return responses.copy_of(self._done)
+
+
+cdef object _fraction_in(bytes body):
+    """Return the one member of a body if it is a plain `decay_fraction`; None: let it be decoded.
+
+    Plain are digits, maybe with a point between them, that every reader of JSON takes for the same.
+    """
+    cdef const char *text = PyBytes_AS_STRING(body)
+    cdef Py_ssize_t at = DECAY_BYTES, end = PyBytes_GET_SIZE(body) - 1, first, points = 0
+    if not DECAY_BYTES < end <= FRACTION_BYTES_MAX or memcmp(text, DECAY, DECAY_BYTES):
+        return None
+    if text[end] != c"}":
+        return None
+    if text[at] == c" ":
+        at += 1
+    first = at
+    while at < end:
+        if text[at] == c".":
+            points += 1
+            if at == first or at + 1 == end:
+                return None
+        elif not c"0" <= text[at] <= c"9":
+            return None
+        at += 1
+    if first == end or points > 1:
+        return None
+    if text[first] == c"0" and first + 1 < end and text[first + 1] != c".":
+        return None
+    return float(body[first:end])

@@ -19,6 +19,7 @@ from indexer.errors import IndexerError
 from select_service.config import Layers
 from select_service.edge import logs
 from select_service.edge.codec.bulk import BodyGuard
+from select_service.edge.codec.forms import Form
 from select_service.edge.codec.writing import show_hashes
 from select_service.edge.console.routes import Booth
 from select_service.edge.construction import create_driver, create_security
@@ -155,16 +156,16 @@ def create_door(
     return door, traffic
 
 
-def _twins_for(service: Driver) -> Callable[[Writer], Mapping[Handler, Handler]] | None:
+def _twins_for(service: Driver) -> Callable[[Form, Writer], Mapping[Handler, Handler]] | None:
     """Return what makes the compiled twins of handlers; None: there are none for this service."""
     clerk, shortcut = service.core.reserving.clerk, service.core.reserving.shortcut
     if PlainCalls is None or clerk is None or service.keeper is not None:
         return None
     make, turn = PlainCalls, service.turn
 
-    def twins(writer: Writer) -> Mapping[Handler, Handler]:
-        hands = turn.clock, turn.carry_out
-        return make(shortcut, clerk, *hands, writer.encode, writer.done()).twins()
+    def twins(reads: Form, writer: Writer) -> Mapping[Handler, Handler]:
+        hands, is_json = (turn.clock, turn.carry_out), reads is Form.JSON
+        return make(shortcut, clerk, *hands, is_json, writer.encode, writer.done()).twins()
 
     return twins
 

@@ -78,7 +78,7 @@ class Api:
         reads: Form = Form.JSON,
         writer: Writer = JSON_WRITER,
         brief: Callable[[], ServiceError] | None = None,
-        twins: Callable[[Writer], Mapping[Handler, Handler]] | None = None,
+        twins: Callable[[Form, Writer], Mapping[Handler, Handler]] | None = None,
     ) -> None:
         """Be ready for handlers.
 
@@ -96,7 +96,7 @@ class Api:
             twins: make what answers plain requests in the place of handlers, by these.
         """
         self._make_twins = twins
-        self._twins = {} if twins is None else twins(writer)
+        self._twins = {} if twins is None else twins(reads, writer)
         self.service = service
         self.brief = brief
         self.render_metrics = metrics
