@@ -737,8 +737,9 @@ def test_connections_of_one_server_share_what_is_alike_and_nothing_else() -> Non
     state, other = ServerState(), ServerState()
 
     async def use() -> None:
-        first, second = made(config, state, {}), made(config, state, {})
-        elsewhere = made(config, other, {})
+        first: Any = made(config, state, {})
+        second: Any = made(config, state, {})
+        elsewhere: Any = made(config, other, {})
         assert first.connections is second.connections is state.connections
         assert elsewhere.connections is elsewhere.server_state.connections is other.connections
         for one in (first, second, elsewhere):
