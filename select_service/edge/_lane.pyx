@@ -3,10 +3,10 @@
 
 Optional: `FastLane.data_received` in `fast_lane.py`, with `Door.answer_now` and all behind it, is
 its plain twin, and everything the turnstile does not take goes that way. It takes requests that
-arrive whole under header lines of which those that matter (`steady.py`) are known, byte for byte,
-with a path as plain as they come; it keeps nothing of its own that could grow old: what header
-lines mean is looked up with the lane, and what a call may do is asked each time. A `Passage` keeps
-what never changes of one connection.
+arrive whole, several in one read if all of them do, under header lines of which those that matter
+(`steady.py`) are known, byte for byte, with a path as plain as they come; it keeps nothing of its
+own that could grow old: what header lines mean is looked up with the lane, and what a call may do
+is asked each time. A `Passage` keeps what never changes of one connection.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE

@@ -7,7 +7,7 @@ through the same `Door`, the same routes and the same counters.
 
 Of those that arrive in one piece not even the head is parsed as a rule: what matters of it is the
 same with every request of a client (`steady.py`), so what the parser has found in those lines once
-is looked up by their bytes (`Heads`).
+is looked up by their bytes (`Heads`). The kernel (`_lane.pyx`) takes several that arrive together.
 """
 
 from __future__ import annotations
