@@ -4,6 +4,7 @@ from typing import Any
 ABI: int
 
 def signed_json(packed: bytes) -> bytes: ...
+def msgpack_tokens(packed: bytes) -> bytes: ...
 
 class Scanner:
     def __init__(
@@ -17,5 +18,7 @@ class Scanner:
         wholes: Collection[bytes] = (),
         counts: Collection[bytes] = (),
         note: Callable[[bytes, bytes], None] | None = None,
+        required: Collection[bytes] = (),
+        inner: tuple[bytes, bytes] | None = None,
     ) -> None: ...
     def scan(self, body: bytes, small_bytes: int = 0) -> Any: ...

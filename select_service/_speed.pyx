@@ -7,7 +7,7 @@ all else in a body are short texts and a length, the whole request is made here.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from cpython.unicode cimport PyUnicode_DecodeASCII, PyUnicode_DecodeUTF8
 from libc.string cimport memchr, memcmp, memcpy
 
@@ -29,7 +29,7 @@ cdef extern from "_body.h" nogil:
     Text read_hashes(Text at, Text end, size_t count, uint8_t *out, int *others)
     Text read_tokens(Text at, Text end, size_t count, uint8_t *out)
 
-ABI = 6  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 7  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     NAMES_MAX = 64  # bits of `seen`
@@ -40,7 +40,7 @@ cdef enum:
     TOKEN = 4
     SHOWN_MAX = 65536  # bytes: longer ones are not kept for an answer
     SIMPLE_MAX = 8  # members that are no arrays, of a request that is made here
-    WHOLE_DIGITS_MAX = 18  # fits 64 bits, whatever the digits are
+    WHOLE_DIGITS_MAX = 19  # fits 64 bits, whatever the digits are: ids of workers are that long
     COUNT_DIGITS_MAX = 9  # fits 32 bits, likewise
     UNKNOWN_MAX = 16  # members nobody knows; where there are more, somebody else counts
 
@@ -82,11 +82,15 @@ cdef class Scanner:
     cdef int _shown  # number of the one whose text is wanted, -1: none's
     cdef object _made  # holds the first request
     cdef Layout _requests, _mades  # None: none is made here
+    cdef object _within, _inner  # a member that is an object, and the array of tokens in it
+    cdef object _inner_attribute
+    cdef int _number_within
+    cdef uint64_t _required  # bits of the members without which there is no request
     cdef object _note
 
     def __init__(
         self, names, hashes, tokens, shown=None, made=None, texts=(), wholes=(), counts=(),
-        note=None,
+        note=None, required=(), inner=None,
     ):
         """Prepare the table.
 
@@ -95,12 +99,15 @@ cdef class Scanner:
             hashes: of those, which hold 64-bit hashes.
             tokens: of those, which hold 32-bit tokens.
             shown: of the hashes, those whose text is wanted, too.
-            made: a struct with a request of all defaults as `request`; like it will be those that
-                are made here. None: none is.
+            made: a struct with a request as `request`, all of whose members are defaults but the
+                required ones; like it will be those that are made here. None: none is.
             texts: of the names, those that hold short texts.
             wholes: those that hold numbers from 0 to 2^64-1.
             counts: those that hold numbers from 0 to 2^32-1.
             note: told (packed, text) of the one that is `shown` when a request is made here.
+            required: of the names, those that a request made here must have.
+            inner: (member, name): of the names one that holds an object, and of that object the
+                member that holds 32-bit tokens; it is taken out as `member.name`.
         """
         self._note = note
         self._names = tuple(names)
@@ -111,6 +118,9 @@ cdef class Scanner:
         cdef int i
         cdef unsigned int place
         cdef bytes name
+        self._required = 0
+        self._within, self._inner = (None, None) if inner is None else inner
+        self._inner_attribute = "" if inner is None else f"{inner[0].decode()}.{inner[1].decode()}"
         for i in range(SLOTS):
             self._table[i].number = -1
         for i, name in enumerate(self._names):
@@ -128,6 +138,10 @@ cdef class Scanner:
                 else COUNT if name in counts else ANYTHING
             )
             self._table[place].place = i
+            if name == self._within:
+                self._number_within = i
+            if name in required:
+                self._required |= <uint64_t>1 << i
         self._made, self._requests, self._mades = made, None, None
         if made is not None:
             self._requests = layout_of(made.request, self._attributes)
@@ -224,6 +238,16 @@ cdef class Scanner:
                 at = skip_value(at, end, &doubtful)
                 if at == NULL:
                     return None
+                if (
+                    name != NULL and self._within is not None and text[0] == c"{"
+                    and cut < 2 * ARRAYS_MAX and name.number == self._number_within
+                ):
+                    packed = self._take_inner(text, at, &cuts[cut])
+                    if packed is not None:
+                        places[cut // 2] = name.place
+                        rest -= cuts[cut + 1] - cuts[cut]
+                        cut += 2
+                        arrays.append((self._inner_attribute, packed))
                 if name != NULL and name.holds and simples < SIMPLE_MAX:
                     simple[simples] = Simple(name, text, at)
                     simples += 1
@@ -239,6 +263,7 @@ cdef class Scanner:
             at = skip_blanks(at + 1, end)
         if skip_blanks(at + 1, end) != end:
             return None
+        is_simple &= seen & self._required == self._required
         if is_simple and not doubtful and rest <= small_bytes:
             made = self._make(simple, simples, places, arrays)
             if made is not None:
@@ -259,6 +284,47 @@ cdef class Scanner:
             except UnicodeDecodeError:
                 return None
         return _without(body, cuts, cut), names, arrays, shown
+
+    cdef bytes _take_inner(self, Text at, Text end, Text *cuts):
+        """Pack the tokens in an object that is known to be one; None when that cannot be done.
+
+        Args:
+            at: where it opens.
+            end: behind it.
+            cuts: told where they are: the first byte behind `[`, and the `]`.
+        """
+        cdef bytes inner = self._inner, packed
+        cdef Text text
+        cdef int ignored = 0
+        cdef bint is_it
+        at = skip_blanks(at + 1, end)
+        while at < end and at[0] == c'"':
+            text = at + 1
+            at = skip_string(at, end)
+            if at == NULL:
+                return None
+            is_it = at - text - 1 == PyBytes_GET_SIZE(inner) and not memcmp(
+                text, PyBytes_AS_STRING(inner), PyBytes_GET_SIZE(inner)
+            )
+            at = skip_blanks(at, end)
+            if at >= end or at[0] != c":":
+                return None
+            at = skip_blanks(at + 1, end)
+            if is_it:
+                if at >= end or at[0] != c"[":
+                    return None
+                cuts[0] = at + 1
+                packed = _read_array(&at, end, TOKEN, &ignored)
+                cuts[1] = at - 1
+                return packed
+            at = skip_value(at, end, &ignored)
+            if at == NULL:
+                return None
+            at = skip_blanks(at, end)
+            if at >= end or at[0] != c",":
+                return None
+            at = skip_blanks(at + 1, end)
+        return None
 
     cdef object _make(self, const Simple *simple, int simples, const int *places, list arrays):
         """Return the request with these members; None if one is not what it holds as a rule."""
@@ -363,3 +429,44 @@ def signed_json(bytes packed not None):
     cdef char *begin = PyBytes_AS_STRING(text)
     cdef char *end = print_signed(hashes, count, begin)
     return text[: end - begin]
+
+
+def msgpack_tokens(bytes packed not None):
+    """Return packed tokens as the array of MessagePack that msgspec would make of their list."""
+    cdef Py_ssize_t count = PyBytes_GET_SIZE(packed) // TOKEN, at
+    cdef bytes text = PyBytes_FromStringAndSize(NULL, count * (TOKEN + 1) + TOKEN + 1)
+    cdef const uint8_t *token = <const uint8_t *>PyBytes_AS_STRING(packed)
+    cdef uint8_t *begin = <uint8_t *>PyBytes_AS_STRING(text)
+    cdef uint8_t *out = begin
+    cdef uint32_t value
+    if count < 16:
+        out[0] = 0x90 | <uint8_t>count
+        out += 1
+    elif count < 1 << 16:
+        out = _head(out, 0xDC, <uint32_t>count, 2)
+    else:
+        out = _head(out, 0xDD, <uint32_t>count, 4)
+    for at in range(count):
+        value = (
+            token[0] | <uint32_t>token[1] << 8 | <uint32_t>token[2] << 16 | <uint32_t>token[3] << 24
+        )
+        token += TOKEN
+        if value < 128:
+            out[0] = <uint8_t>value
+            out += 1
+        elif value < 1 << 8:
+            out = _head(out, 0xCC, value, 1)
+        elif value < 1 << 16:
+            out = _head(out, 0xCD, value, 2)
+        else:
+            out = _head(out, 0xCE, value, 4)
+    return text[: out - begin]
+
+
+cdef inline uint8_t *_head(uint8_t *out, uint8_t kind, uint32_t value, int width) noexcept nogil:
+    """Write what comes, and a number, its highest byte first."""
+    cdef int at
+    out[0] = kind
+    for at in range(width):
+        out[width - at] = value >> 8 * at & 0xFF
+    return out + 1 + width

@@ -6,7 +6,7 @@ operation, the quietest and the median of many short rounds, the rows in turn, a
 where they can be counted; with SELECT_SERVICE_PURE=1 those of the plain twins. `--profile ROW`
 tells where the time goes. Two rows are of requests as a fleet sends them and no target is of:
 `lengths`, prompts of three thousand lengths under heads that a proxy has put something into, and
-`override`, with weights of their own and a member nobody knows.
+`override`, with weights of their own and a member nobody knows; so are those of `variations.py`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from bench.compare.workloads import (
 from bench.load.http import request_bytes
 from bench.load.prompts import BLOCK_SIZE, Prompt, body
 from bench.micro.instructions import instruction_counter
+from bench.micro.variations import FRESH, VARIATIONS, variation
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.config import Settings
@@ -54,6 +55,7 @@ LENGTHS, OVERRIDE = "lengths", "override"
 ROWS = (
     *("W1@512", "W1@2048", "W1@8192", "W2@2048", "W2@8192", "W3@2048", "W4", "W5@256", "W5@1024"),
     *(LENGTHS, OVERRIDE),
+    *VARIATIONS,
 )
 _LENGTHS = 3000
 _OVERRIDE = {"router_config_override": {"overlap_score_weight": 2.0}, "request_type": "chat"}
@@ -82,6 +84,10 @@ class _Nowhere(asyncio.Transport):
         return False
 
     @override
+    def close(self) -> None:
+        """Nobody is at the other end."""
+
+    @override
     def pause_reading(self) -> None:
         """Nothing more comes."""
 
@@ -93,10 +99,14 @@ class _Nowhere(asyncio.Transport):
 class Rig:
     """A service with the workers of one row, and a connection to it."""
 
-    def __init__(self, row: str, lane: FastLane, operation: Callable[[int], Operation]) -> None:
+    def __init__(
+        self,
+        row: str,
+        connected: Callable[[], FastLane],
+        operation: Callable[[int], Operation],
+    ) -> None:
         self.row = row
-        self._lane = lane
-        self._transport = cast("_Nowhere", lane.transport)
+        self._connected, self._lane = connected, connected()
         self._operation = operation
         self._number = 0
         self.times: list[float] = []
@@ -106,15 +116,21 @@ class Rig:
         """Carry out operations and note what one has cost."""
         operations = [self._operation(self._number + one) for one in range(count)]
         self._number += count
-        receive = self._lane.data_received
         executed = _executed()
         start = process_time()
         for operation in operations:
+            if self.row == FRESH:
+                self._lane.connection_lost(None)
+                self._lane = self._connected()
+            receive = self._lane.data_received
             for part in operation:
                 receive(part)
+            if self.row == FRESH:
+                self._lane.outbox.flush()
         self.times.append((process_time() - start) / count * 1e6)
         self.instructions.append((_executed() - executed) / count)
-        answer = self._transport.written
+        self._lane.outbox.flush()
+        answer = cast("_Nowhere", self._lane.transport).written
         if not answer.startswith(b"HTTP/1.1 200"):
             raise SystemExit(f"{self.row}: {answer[:300]!r}")
 
@@ -136,17 +152,17 @@ async def rig_of(row: str) -> Rig:
     limits = ConnectionLimits(60.0, 60.0, 1000, 65536, 128, 1000, 1000, 1 << 30)
     made = fast_lane(door, limits, traffic.connections)
     config = Config(door, ws="none", lifespan="off", log_config=None, access_log=False)
-    lane = made(config, ServerState(), {})
-    lane.connection_made(_Nowhere())
+    state = ServerState()
+
+    def connected() -> FastLane:
+        lane = made(config, state, {})
+        lane.connection_made(_Nowhere())
+        return lane
+
+    lane = connected()
     ids = range(1, workers + 1)
     if kind == "W4":
-        operation, _check = lifecycles(ids, isl, 64)
-        for number, prompt in enumerate(ring_of_prompts(isl, 256, salt="standing")):
-            name = f"standing-{number}"
-            booking = booking_body(name, prompt)
-            lane.data_received(request_bytes("POST", "/select_and_reserve", booking))
-            complete = f"/reservations/{name}/prefill_complete"
-            lane.data_received(request_bytes("POST", complete))
+        operation = _standing(lane, ids, isl)
     elif kind == "W2":
         overlap = Overlap(row, isl, 0)
         index = driver.core.partitions[Scope(MODEL, "default")].index
@@ -160,14 +176,31 @@ async def rig_of(row: str) -> Rig:
 
         def operation(number: int) -> Operation:
             return requests[number % len(requests)]
+    elif kind in VARIATIONS:
+        operation = variation(kind, isl)
+        lane.data_received(variation(FRESH, isl)(0)[0])  # so that its head is known
     elif kind in {LENGTHS, OVERRIDE}:
-        asked = [(one,) for one in (varied if kind == LENGTHS else overriding)(isl)]
-
-        def operation(number: int) -> Operation:
-            return asked[number % len(asked)]
+        operation = _in_turn(varied(isl) if kind == LENGTHS else overriding(isl))
     else:
         operation, _check = selections(ids, isl, 64, tokens=kind == "W3")
-    return Rig(row, lane, operation)
+    return Rig(row, connected, operation)
+
+
+def _standing(lane: FastLane, ids: range, isl: int) -> Callable[[int], Operation]:
+    """Lifecycles, where 256 are under way."""
+    operation, _check = lifecycles(ids, isl, 64)
+    for number, prompt in enumerate(ring_of_prompts(isl, 256, salt="standing")):
+        name = f"standing-{number}"
+        booking = booking_body(name, prompt)
+        lane.data_received(request_bytes("POST", "/select_and_reserve", booking))
+        complete = f"/reservations/{name}/prefill_complete"
+        lane.data_received(request_bytes("POST", complete))
+    return operation
+
+
+def _in_turn(requests: Iterator[bytes]) -> Callable[[int], Operation]:
+    asked = [(one,) for one in requests]
+    return lambda number: asked[number % len(asked)]
 
 
 def varied(isl: int) -> Iterator[bytes]:
@@ -206,7 +239,7 @@ async def compare(rows: Sequence[str], rounds: int, count: int) -> None:
     for rig in rigs:
         quarter = sorted(rig.times)[len(rig.times) // 4]
         print(
-            f"{rig.row:8} least {min(rig.times):7.1f}  quarter {quarter:7.1f}"
+            f"{rig.row:9} least {min(rig.times):7.1f}  quarter {quarter:7.1f}"
             f"  median {median(rig.times):7.1f} µs"
             f"  instructions {median(rig.instructions) / 1e3:6.0f} k"
         )

@@ -18,6 +18,7 @@ from indexer.core.packing import (
     pack_tokens,
     pack_u64,
     unpack_i64,
+    unpack_tokens,
     unpack_u64,
 )
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, U64_MASK, Namespace, PackedHashes
@@ -28,7 +29,7 @@ else:
     from indexer.core.plain_hashing import sequence_hashes, window_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "BASE_SEED",
@@ -41,6 +42,7 @@ __all__ = [
     "sequence_hashes",
     "unmatchable",
     "unpack_i64",
+    "unpack_tokens",
     "unpack_u64",
 ]
 
@@ -96,14 +98,29 @@ def block_hashes(
     width = stride + TOKEN_BYTES if is_eagle else stride
     if width > len(tokens):
         return b""
+    local = window_hashes(tokens, stride, width, seed)
     if not mm_hashes:
-        return window_hashes(tokens, stride, width, seed)
-    out: list[int] = []
-    for i, window in enumerate(_windows(tokens, stride, width)):
-        media = mm_hashes[i] if i < len(mm_hashes) else ()
-        data = window + pack_u64(sorted(m & U64_MASK for m in media)) if media else window
-        out.append(xxh3_64_intdigest(data, seed))
-    return pack_u64(out)
+        return local
+    return _with_media(local, tokens, stride, width, seed, mm_hashes)
+
+
+def _with_media(
+    local: PackedHashes,
+    tokens: bytes,
+    stride: int,
+    width: int,
+    seed: int,
+    mm_hashes: Sequence[Sequence[int]],
+) -> PackedHashes:
+    """Return the hashes with those of blocks that have media in them: of few, as a rule."""
+    hashes = bytearray(local)
+    for i, media in zip(range(len(local) // HASH_BYTES), mm_hashes, strict=False):
+        if media:
+            window = tokens[i * stride : i * stride + width]
+            items = pack_u64(sorted(m & U64_MASK for m in media))
+            one = xxh3_64_digest(window + items, seed)[::-1]
+            hashes[i * HASH_BYTES : (i + 1) * HASH_BYTES] = one
+    return bytes(hashes)
 
 
 def unmatchable(local: PackedHashes, colours: Mapping[int, bytes]) -> PackedHashes:
@@ -117,8 +134,3 @@ def unmatchable(local: PackedHashes, colours: Mapping[int, bytes]) -> PackedHash
     for block, colour in colours.items():
         hashes[block] = xxh3_64_digest(hashes[block] + colour, _UNMATCHABLE_SEED)[::-1]
     return b"".join(hashes)
-
-
-def _windows(tokens: bytes, stride: int, width: int) -> Iterator[bytes]:
-    for at in range(0, len(tokens) - width + 1, stride):
-        yield tokens[at : at + width]

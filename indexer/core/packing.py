@@ -26,6 +26,7 @@ __all__ = [
     "pack_u64",
     "unpack_i64",
     "unpack_native",
+    "unpack_tokens",
     "unpack_u32",
     "unpack_u64",
 ]
@@ -132,6 +133,11 @@ def _as_they_lie(values: object, formats: frozenset[str]) -> bytes | None:
 @lru_cache(_LENGTHS_MAX)
 def _form(form: str, count: int) -> struct.Struct:
     return struct.Struct(form % count)
+
+
+def unpack_tokens(packed: bytes) -> list[int]:
+    """Return packed token ids as unsigned 32-bit integers."""
+    return list(_form("<%dI", len(packed) // TOKEN_BYTES).unpack(packed))
 
 
 def unpack_u64(packed: PackedHashes) -> list[int]:

@@ -2,7 +2,7 @@ from select_service.core.booking.desk import Desk
 from select_service.core.counters import Counters
 from select_service.core.effects import Effects
 from select_service.core.verbs.waiting_room import WaitingRoom
-from select_service.types import CoreLimits, SelectAndReserveRequest
+from select_service.types import CoreLimits
 
 ABI: int
 
@@ -13,4 +13,3 @@ class Clerk:
     def prefill_complete(self, name: str, now: float) -> Effects | None: ...
     def output_block(self, name: str, now: float) -> bool: ...
     def free(self, name: str, now: float) -> Effects | None: ...
-    def form_of(self, request: SelectAndReserveRequest) -> bytes | None: ...

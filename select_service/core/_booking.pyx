@@ -1,49 +1,34 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
 """The life of a plain reservation at the desk, without a frame of Python.
 
-Optional: `Desk.book`, `confirm`, `prefill_complete` and `free`, `Bookings` and `fingerprint_of` are
-its plain twins; the load is written by `_books.pyx`. Each step here does in the same order what its
-twin does, to the same objects. What is unusual about a step (output blocks, a lease, a claim, a
-state directory) is left to the twin of that step; a name that nothing live has, to the whole line.
+Optional: `Desk.book`, `confirm`, `prefill_complete` and `free`, and `Bookings` are its plain twins;
+the load is written by `_books.pyx`. Each step here does in the same order what its twin does, to the
+same objects. What is unusual about a step (output blocks, a lease, a claim, a state directory) is
+left to the twin of that step; a name that nothing live has, to the whole line.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Contains, PyDict_DelItem, PyDict_GetItem
 from cpython.object cimport PyObject
 from libc.math cimport INFINITY
-from libc.stdint cimport uint64_t
-from libc.string cimport memcpy
 
 from select_service._layout cimport Layout, add, get, place, put
 from select_service.core._books cimport complete, enter, lengthen, take_out
-
-import msgspec
-from msgspec import UNSET
-from xxhash import xxh3_128_digest
 
 from select_service._layout import layout_of
 from select_service.core.books.bookings import LONG_ID_CHARS, Booking, Bookings
 from select_service.core.books.demand_tally import DemandTally
 from select_service.core.books.ledger import Ledger
 from select_service.core.books.reservation import Lane, Reservation
-from select_service.core.booking.desk import fingerprint_of
 from select_service.core.counters import Counters
 from select_service.core.effects import NOTHING, Effects
-from select_service.types import SelectAndReserveRequest
 
 cdef extern from "Python.h":
-    bint PyBytes_CheckExact(PyObject *one)
-    bint PyLong_CheckExact(PyObject *one)
     bint PyUnicode_CheckExact(PyObject *one)
     bint PyUnicode_IS_ASCII(object text)
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
 
-ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
-
-cdef enum:
-    NAME_BYTES = 23  # of `SelectAndReserveRequest`
-    FEW = 16  # members, of a map whose head is one byte
+ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef Py_ssize_t LONG_ID = LONG_ID_CHARS
 cdef object ONE = 1
@@ -126,13 +111,6 @@ cdef enum:
 
 cdef Layout counts = Layout(Counters(), ("reservations_booked", "reservations_freed"))
 
-cdef tuple _VARYING = (  # members that plain requests differ in
-    "model_name", "tenant_id", "routing_group", "token_ids", "block_hashes", "sequence_hashes",
-    "isl_tokens", "selection_id", "reservation_id", "expected_output_tokens",
-)
-cdef Layout requests = layout_of(SelectAndReserveRequest(), _VARYING)
-cdef object _in_order = msgspec.msgpack.Encoder(order="deterministic").encode
-
 
 cdef class Clerk:
     """Does for a desk what is plain; see above.
@@ -154,11 +132,10 @@ cdef class Clerk:
         self._live, self._second_names = known._live, known._second_names
         self._waiting, self._pairs, self._freed = known._waiting, known.pairs, known._freed
         self._speaks = desk.announcer.speaks
-        self._learn_form()
 
     # -- what others ask ------------------------------------------------------------------------
 
-    def prefill_complete(self, name, double now):
+    cpdef prefill_complete(self, name, double now):
         """Return effects as `Reserving.prefill_complete` does; None: that is to do it."""
         booking = self._find(name)
         if booking is None:
@@ -187,7 +164,7 @@ cdef class Clerk:
             effects.published.append(self._desk.announcer.completed(partition, reservation))
         return self._relieve(partition, now, effects)
 
-    def output_block(self, name, double now):
+    cpdef output_block(self, name, double now):
         """Do what `Reserving.output_block` does with one block and no fraction; False: it is to.
         """
         booking = self._find(name)
@@ -213,7 +190,7 @@ cdef class Clerk:
             self._desk.announcer.claims.output(name, None, 1)
         return True
 
-    def free(self, name, double now):
+    cpdef free(self, name, double now):
         """Return effects as `Reserving.free` does; None: that is to do it."""
         booking = self._find(name)
         if booking is None:
@@ -381,143 +358,6 @@ cdef class Clerk:
             self._freed.pop_oldest(INFINITY)
             known.freed_ids_lost += 1
         return 0
-
-    # -- fingerprints ---------------------------------------------------------------------------
-
-    def _learn_form(self):
-        """Note what of a plain request's form is always the same; see `fingerprint_of`."""
-        self._parts, self._present = [], 0
-        current = b""
-        for name in SelectAndReserveRequest.__struct_encode_fields__:
-            key, value = _in_order(name), getattr(requests.first, name)
-            if name in _VARYING:
-                self._parts.append((_VARYING.index(name), current, key))
-                current = b""
-            elif value is not UNSET:
-                current += key + _in_order(value)
-                self._present += 1
-        self._rest = current
-        probe = SelectAndReserveRequest(
-            block_hashes=b"12345678", sequence_hashes=b"87654321", isl_tokens=300,
-            reservation_id="one", tenant_id="two",
-        )
-        if self._form_of(probe) != b"SelectAndReserveRequest" + _in_order(probe):
-            self._parts = None  # written otherwise by this version of msgspec
-
-    cdef bytes fingerprint(self, request):
-        """Return the fingerprint of a plain request; the same as `fingerprint_of`."""
-        cdef bytes form = None
-        if self._parts is not None:
-            form = self._form_of(request)
-        return fingerprint_of(request, b"") if form is None else xxh3_128_digest(form)
-
-    def form_of(self, request):
-        """Return what of a plain request its fingerprint is made of; None: ask msgspec."""
-        return None if self._parts is None else self._form_of(request)
-
-    cdef bytes _form_of(self, request):
-        cdef Py_ssize_t size = NAME_BYTES + 3 + PyBytes_GET_SIZE(self._rest), length
-        cdef Py_ssize_t present = self._present
-        cdef bytes before, key, whole
-        cdef PyObject *value
-        cdef int number
-        for number, before, key in <list>self._parts:
-            value = place(requests, request, number)[0]
-            size += PyBytes_GET_SIZE(before)
-            if value == <PyObject *>UNSET:
-                continue
-            present += 1
-            size += PyBytes_GET_SIZE(key)
-            if PyUnicode_CheckExact(value):
-                if not PyUnicode_IS_ASCII(<object>value):
-                    return None
-                length = PyUnicode_GET_LENGTH(<object>value)
-                size += length + (1 if length < 32 else _head_bytes(length))
-            elif PyBytes_CheckExact(value):
-                length = PyBytes_GET_SIZE(<object>value)
-                size += length + _head_bytes(length)
-            elif value == <PyObject *>None:
-                size += 1
-            elif PyLong_CheckExact(value):
-                size += _number_bytes(<object>value)
-            else:
-                return None
-        if present < FEW:
-            return None  # it has a shorter head
-        whole = PyBytes_FromStringAndSize(NULL, size)
-        cdef char *at = PyBytes_AS_STRING(whole)
-        memcpy(at, b"SelectAndReserveRequest", NAME_BYTES)
-        at = _head(at + NAME_BYTES, 0xDE, present, 2)
-        for number, before, key in <list>self._parts:
-            at = _copy(at, before)
-            value = place(requests, request, number)[0]
-            if value == <PyObject *>UNSET:
-                continue
-            at = _copy(at, key)
-            if PyUnicode_CheckExact(value):
-                length = PyUnicode_GET_LENGTH(<object>value)
-                if length < 32:
-                    at[0] = <char>(0xA0 | length)
-                    at += 1
-                else:
-                    at = _sized(at, 0xD9, length)
-                memcpy(at, PyUnicode_AsUTF8AndSize(<object>value, &length), length)
-                at += length
-            elif PyBytes_CheckExact(value):
-                at = _copy(_sized(at, 0xC4, PyBytes_GET_SIZE(<object>value)), <bytes><object>value)
-            elif value == <PyObject *>None:
-                at[0] = <char>0xC0
-                at += 1
-            else:
-                at = _number(at, <uint64_t><object>value)
-        _copy(at, self._rest)
-        return whole
-
-
-cdef inline Py_ssize_t _head_bytes(uint64_t size) noexcept nogil:
-    return 2 if size < 1 << 8 else 3 if size < 1 << 16 else 5
-
-
-cdef inline Py_ssize_t _number_bytes(uint64_t value) noexcept nogil:
-    return 1 if value < 128 else 1 + (
-        1 if value < 1 << 8 else 2 if value < 1 << 16 else 4 if value < <uint64_t>1 << 32 else 8
-    )
-
-
-cdef inline char *_copy(char *at, bytes part) noexcept:
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(part)
-    memcpy(at, PyBytes_AS_STRING(part), size)
-    return at + size
-
-
-cdef inline char *_head(char *at, int kind, uint64_t value, int width) noexcept:
-    """Write a byte that says what comes, and a number, its highest byte first."""
-    at[0] = <char>kind
-    for kind in range(width):
-        at[width - kind] = <char>(value >> 8 * kind & 0xFF)
-    return at + 1 + width
-
-
-cdef inline char *_sized(char *at, int kind, uint64_t size) noexcept:
-    """Begin what comes with a length: the byte for a short one, then those for longer ones."""
-    if size < 1 << 8:
-        return _head(at, kind, size, 1)
-    if size < 1 << 16:
-        return _head(at, kind + 1, size, 2)
-    return _head(at, kind + 2, size, 4)
-
-
-cdef inline char *_number(char *at, uint64_t value) noexcept:
-    if value < 128:
-        at[0] = <char>value
-        return at + 1
-    if value < 1 << 8:
-        return _head(at, 0xCC, value, 1)
-    if value < 1 << 16:
-        return _head(at, 0xCD, value, 2)
-    if value < <uint64_t>1 << 32:
-        return _head(at, 0xCE, value, 4)
-    return _head(at, 0xCF, value, 8)
 
 
 cdef bint _is_plain(text, Py_ssize_t most) except -1:

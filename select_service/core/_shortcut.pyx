@@ -17,12 +17,14 @@ from libc.stdint cimport uint64_t
 
 from select_service._layout cimport Layout, add, get, place, put
 from select_service.core._booking cimport Clerk
+from select_service.core._fingerprints cimport Form
 from select_service.core._speed cimport Choice, Pricer, RecordRing
 
 from msgspec import UNSET
 
 from indexer.core.hashing import block_hashes, sequence_hashes
 from select_service._layout import layout_of
+from select_service.core._fingerprints import BOOKING_FORM, CHOSEN_FORM
 from select_service.core.admission.queue import Ticket
 from select_service.core.booking.desk import fingerprint_of
 from select_service.core.books.demand_tally import DemandTally
@@ -48,7 +50,7 @@ cdef extern from "Python.h":
     bint PyBytes_CheckExact(PyObject *one)
     bint PyLong_CheckExact(PyObject *one)
 
-ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 5  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -105,6 +107,10 @@ cdef Layout chosen_requests = layout_of(
      "selection_id", "reservation_id", "expected_output_tokens", "worker_id", "dp_rank",
      "effective_prefill_tokens"),
 )
+
+
+cdef Form booking_form = BOOKING_FORM
+cdef Form chosen_form = CHOSEN_FORM
 
 
 cdef struct Asked:  # what a plain request says; borrowed from it, or from who has it
@@ -341,7 +347,7 @@ cdef class Shortcut:
             name = self._new_id()
         else:
             if asked.override == <PyObject *>None and not asked.is_noted_apart:
-                fingerprint = self._clerk.fingerprint(request)
+                fingerprint = booking_form.fingerprint(request)
             else:
                 fingerprint = fingerprint_of(request, b"")
         return self._place(&asked, request, local, second, name, fingerprint, now)
@@ -410,7 +416,7 @@ cdef class Shortcut:
             name, scope.model_name, scope.tenant_id, worker.worker_id, rank, worker.spec.endpoint
         )
         return answer, self._clerk.book(
-            partition, slot, name, fingerprint_of(request, b""), chain, prefill, isl, second,
+            partition, slot, name, chosen_form.fingerprint(request), chain, prefill, isl, second,
             expected, track, answer, now,
         )
 

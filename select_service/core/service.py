@@ -72,8 +72,9 @@ if all(
         usable("select_service._layout", 1),
         usable("select_service.core._speed", 17),
         usable("select_service.core._books", 4),
-        usable("select_service.core._booking", 3),
-        usable("select_service.core._shortcut", 4),
+        usable("select_service.core._booking", 4),
+        usable("select_service.core._fingerprints", 1),
+        usable("select_service.core._shortcut", 5),
     ]
 ):
     from select_service.core._booking import Clerk as _Clerk

@@ -3,10 +3,10 @@
 
 Optional: `FastLane.data_received` in `fast_lane.py`, with `Door.answer_now` and all behind it, is
 its plain twin, and everything the turnstile does not take goes that way. It takes requests that
-arrive whole under header lines of which those that matter (`steady.py`) are known, byte for byte,
-with a path as plain as they come; it keeps nothing of its own that could grow old: what header
-lines mean is looked up with the lane, and what a call may do is asked each time. A `Passage` keeps
-what never changes of one connection.
+arrive whole, several in one read if all of them do, under header lines of which those that matter
+(`steady.py`) are known, byte for byte, with a path as plain as they come; it keeps nothing of its
+own that could grow old: what header lines mean is looked up with the lane, and what a call may do
+is asked each time. A `Passage` keeps what never changes of one connection.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -29,12 +29,13 @@ cdef extern from "time.h" nogil:
     int clock_gettime(int clock, timespec *now)
     int CLOCK_MONOTONIC
 
-ABI = 5  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 6  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     BUCKETS_MAX = 64
     DIGITS_MAX = 24
     OK = 200
+    PIPELINED_MAX = 16  # ANSWERS_MAX: of one read; a client that pipelines must not own the loop
     READ_MAX = 8192  # READ_BYTES_MAX of the twin
     KEPT_MAX = 1024  # HEAD_BYTES_MAX of the twin
     NAMES_MAX = 16
@@ -99,6 +100,12 @@ for _number in range(256):
 cdef struct Text:
     const char *text
     Py_ssize_t length
+
+
+cdef struct Found:  # of a request, from its beginning on
+    Py_ssize_t line_end  # of its first line
+    Py_ssize_t body  # where that begins
+    Py_ssize_t length  # of that
 
 
 cdef inline bint is_same(const char *name, const char *lowered, Py_ssize_t length) noexcept nogil:
@@ -244,8 +251,9 @@ cdef class Turnstile:
     cdef Outbox _outbox
     cdef dict _plain  # Way by request line
     cdef list _open  # Way
-    cdef object _headers  # uvicorn's, which `_ok` was made with
+    cdef object _headers  # uvicorn's, which these were made with
     cdef bytes _ok
+    cdef dict _starts  # of other answers in JSON, by status, and whether they are the last
     cdef object _limits
     cdef object _names  # keeps the texts alive
     cdef Text _kept[NAMES_MAX]
@@ -269,7 +277,7 @@ cdef class Turnstile:
         for at, name in enumerate(self._names):
             self._kept[at] = Text(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
         self._door, self._preamble, self._outbox = door, preamble, outbox
-        self._headers, self._ok = None, NOTHING
+        self._headers, self._ok, self._starts = None, NOTHING, {}
         plain, opens = door.ways()
         self._plain = {line: Way(route, line, NOTHING, stats) for line, route, stats in plain}
         self._open = [Way(route, *ends, stats) for ends, route, stats in opens]
@@ -364,31 +372,29 @@ cdef class Turnstile:
         """
         return Passage(self, lane)
 
-    cpdef answer(self, Passage passage, bytes data):
-        """Answer a request if it is a plain one.
+    cdef Way _find(
+        self, Passage passage, const char *text, Py_ssize_t size, Found *found
+    ):
+        """Return what a plain request leads to that begins here and is whole; else None.
 
         Args:
-            passage: the connection it came on, between requests.
-            data: what has been read.
-
-        Returns:
-            bool | None: whether all is done; if not, what was answered is in `lane._handed`. None:
-            nothing has happened.
+            passage: the connection it came on; told what the head means, in `head`.
+            text: where it begins.
+            size: of all that was read from there on.
+            found: told where its parts are.
         """
-        cdef const char *text = PyBytes_AS_STRING(data)
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef const char *limit = text + (size if size < READ_MAX else READ_MAX)
-        cdef const char *found = <const char *>memchr(text, c"\r", limit - text)
-        if found == NULL:
+        cdef const char *at = <const char *>memchr(text, c"\r", limit - text)
+        if at == NULL:
             return None
-        cdef Py_ssize_t line_end = found - text
+        cdef Py_ssize_t line_end = at - text
         cdef char kept[KEPT_MAX]
         cdef Py_ssize_t kept_size, length
-        found = self._read(found, limit, kept, &kept_size, &length)
-        if found == NULL:
+        at = self._read(at, limit, kept, &kept_size, &length)
+        if at == NULL:
             return None
-        cdef Py_ssize_t end = found - text
-        if length != size - end - 4:
+        found.line_end, found.body, found.length = line_end, at - text + 4, length
+        if length > size - found.body:
             return None
         cdef bytes lines = PyBytes_FromStringAndSize(kept, kept_size), line
         cdef bint is_old = line_end > VERSION_BYTES and not memcmp(
@@ -405,8 +411,55 @@ cdef class Turnstile:
             way = self._way(text, line_end)
         if way is None or not self._suits(way, head, length):
             return None
+        passage.head = head
+        return way
+
+    cdef bint _are_plain(self, Passage passage, const char *text, Py_ssize_t size) except -1:
+        """Whether all that was read are plain requests, none too many, of which none is the last.
+
+        Where one of them is not, what comes of those before it is the twin's to say.
+        """
+        cdef Found found
+        cdef Py_ssize_t whole
+        cdef int count = 0
+        while size:
+            count += 1
+            if count > PIPELINED_MAX or self._find(passage, text, size, &found) is None:
+                return False
+            if get(heads, passage.head, HEAD_IS_LAST) is True:
+                return False
+            whole = found.body + found.length
+            text, size = text + whole, size - whole
+        return True
+
+    cpdef answer(self, Passage passage, bytes data):
+        """Answer the first request that was read if it is a plain one, and so are all behind it.
+
+        Args:
+            passage: the connection it came on, between requests; what was read behind it is in
+                `rest` then.
+            data: what has been read.
+
+        Returns:
+            bool | None: whether all is done; if not, what was answered is in `lane._handed`. None:
+            nothing has happened.
+        """
+        cdef const char *text = PyBytes_AS_STRING(data)
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef Found found
+        cdef Way way = self._find(passage, text, size, &found)
+        if way is None:
+            return None
+        cdef Py_ssize_t line_end = found.line_end, whole = found.body + found.length
+        head = passage.head
+        if whole != size:
+            if not passage.is_amid and not self._are_plain(passage, text, size):
+                return None
+            passage.is_amid = True
+            passage.rest = data[whole:]
         transport = passage.transport
         if passage.flow.write_paused or transport.is_closing():
+            passage.rest = None
             return None
 
         lane = passage.lane
@@ -424,8 +477,8 @@ cdef class Turnstile:
                 ),
             )
         cdef bytes body = NOTHING
-        if way.takes_body and length:
-            body = PyBytes_FromStringAndSize(text + end + 4, length)
+        if way.takes_body and found.length:
+            body = PyBytes_FromStringAndSize(text + found.body, found.length)
         cdef double started = seconds_now()
         api = get(heads, head, HEAD_API)
         try:
@@ -438,19 +491,33 @@ cdef class Turnstile:
             return lane.hand_on(call, head, answer)
         status = get(answers, answer, ANSWER_STATUS)
         way.observe(status, seconds_now() - started)
-        if (
-            status != OK or get(answers, answer, ANSWER_HEADERS) is not ONLY_JSON or lane._is_last
-        ):
+        if get(answers, answer, ANSWER_HEADERS) is not ONLY_JSON:
             lane.write_answer(answer)
             return True
-        headers = passage.state.default_headers
+        cdef bint is_last = lane._is_last
+        start = self._start(status, passage.state.default_headers, is_last)
+        body = <bytes>get(answers, answer, ANSWER_BODY)
+        self._outbox.put(transport, _message(start, body), passage.loop)
+        lane._idle_since = 0.0
+        if is_last:
+            lane._refused = True
+            self._outbox.flush()
+            transport.close()
+        return True
+
+    cdef bytes _start(self, status, headers, bint is_last):
+        """Return all but the length of the head of an answer in JSON."""
         if headers is not self._headers:
             self._preamble.follow(headers)
             self._ok, self._headers = self._preamble.ok, headers
-        body = <bytes>get(answers, answer, ANSWER_BODY)
-        self._outbox.put(transport, _message(self._ok, body), passage.loop)
-        lane._idle_since = 0.0
-        return True
+            self._starts.clear()
+        if status == OK and not is_last:
+            return self._ok
+        key = (status, is_last)
+        start = self._starts.get(key)
+        if start is None:
+            start = self._starts[key] = self._preamble.start(status, is_last)
+        return start
 
     cdef bytes _path(self, Way way, const char *line, Py_ssize_t size):
         cdef Py_ssize_t method = len(way.route.method) + 1
@@ -465,6 +532,9 @@ cdef class Passage:
     cdef object transport, flow, state, loop
     cdef dict known  # heads by their lines
     cdef bint is_new  # nothing was answered here yet
+    cdef object head  # what that of the last request means that was looked at
+    cdef bytes rest  # what came with a request that is answered; None: nothing
+    cdef bint is_amid  # requests of which it is known that they are all plain
 
     def __init__(self, Turnstile turnstile, lane):
         self._turnstile, self.lane = turnstile, lane
@@ -479,11 +549,23 @@ cdef class Passage:
             self.transport, self.flow = lane.transport, lane.flow
             self.state, self.loop = lane.server_state, lane.loop
             self.known = lane.heads.known
-        done = self._turnstile.answer(self, data)
-        if done is None:
-            type(lane).data_received(lane, data)
-        elif not done:
-            GuardedProtocol.data_received(lane, data)
+        self.is_amid = False
+        while True:
+            self.rest = None
+            done = self._turnstile.answer(self, data)
+            if done is None:
+                type(lane).data_received(lane, data)
+                return
+            rest = self.rest
+            if not done:
+                whole = data if rest is None else data[: len(data) - len(rest)]
+                GuardedProtocol.data_received(lane, whole)
+            if rest is None:
+                return
+            if not lane._is_between:  # they queue up
+                GuardedProtocol.data_received(lane, rest)
+                return
+            data = rest
 
 
 cdef object _request(tuple params, bytes body):

@@ -68,6 +68,7 @@ class Driver:
 
     Attributes:
         core: the state, and the verbs that change it.
+        turn: what a call of a verb is made of.
         discovery: where workers and replicas are found; set before `start`.
         sources: the workers' events.
     """
@@ -143,7 +144,7 @@ class Driver:
             self.readiness.wait_for(REPLICA_LEDGERS, LedgersApplied(self, clock))
         self._carrier = Carrier(keeper, self.tracing)
         self._carry_out = self._carrier.carry_out
-        turn = Turn(self.core, clock, self._carry_out)
+        self.turn = turn = Turn(self.core, clock, self._carry_out)
         self._hang_verbs(turn, witness, replica_sync_port)
         self.load_topic = LoadTopic(
             self._operating.hear_load,

@@ -36,10 +36,12 @@ KERNELS = (
     "select_service._speed",
     "select_service.core._booking",
     "select_service.core._books",
+    "select_service.core._fingerprints",
     "select_service.core._memory",
     "select_service.core._shortcut",
     "select_service.core._speed",
     "select_service.edge._lane",
+    "select_service.edge._plain_calls",
     "select_service.simulator.core._kv_pool",
 )
 

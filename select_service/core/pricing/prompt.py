@@ -10,15 +10,24 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
+from indexer.compiled import usable
 from indexer.core.hashing import (
     TOKEN_BYTES,
     block_hashes,
     pack_tokens,
     pack_u64,
     sequence_hashes,
+    unpack_tokens,
 )
 from indexer.types import HASH_BYTES, U64_MASK, Namespace
 from select_service.errors import InvalidField, InvalidRequest, TooManyBlocks
+
+if usable("select_service._speed", 7):
+    from select_service._speed import msgpack_tokens as _msgpack_tokens
+
+    msgpack_tokens: Callable[[bytes], bytes] | None = _msgpack_tokens
+else:
+    msgpack_tokens = None
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +43,6 @@ BLOCKS_MAX: Final = (1 << 63) - 1
 
 _HASH_REST: Final = HASH_BYTES - 1
 _AS_THEY_ARE: Final = frozenset({bytes, type(None)})
-_NO_ARRAYS: Final = frozenset({list, bytes})
 
 
 class Prompt:
@@ -140,11 +148,13 @@ def read_booking(
 def packed(request: P) -> P:
     """Return the request with its long lists packed, as the codec has them: one form for all.
 
+    But the tokens that media are among: those were a list before they were packed anywhere, and
+    what this is asked for, fingerprints, outlives the process.
     The lists must have been found right, as `read_prompt` does.
     """
     media = request.mm_routing_info
-    if media is not None and type(media.routing_token_ids) not in _NO_ARRAYS:
-        tokens = [int(token) for token in media.routing_token_ids]
+    if media is not None and type(media.routing_token_ids) is not list:
+        tokens = _listed(media.routing_token_ids)
         media = msgspec.structs.replace(media, routing_token_ids=tokens)
         request = msgspec.structs.replace(request, mm_routing_info=media)
     if (  # as all come from the door
@@ -159,6 +169,13 @@ def packed(request: P) -> P:
         block_hashes=_pack_unless(request.block_hashes, pack_u64),
         sequence_hashes=_pack_unless(request.sequence_hashes, pack_u64),
     )
+
+
+def _listed(tokens: Sequence[int] | bytes) -> list[int] | msgspec.Raw:
+    """Return tokens as a list, or what is written in its place."""
+    if not isinstance(tokens, bytes):
+        return [int(one) for one in tokens]
+    return unpack_tokens(tokens) if msgpack_tokens is None else msgspec.Raw(msgpack_tokens(tokens))
 
 
 def _pack_unless(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from select_service.core.pricing.projection import matched
 from select_service.types import LoadRow, OverlapRow, OverlapScores, ScopeLoads, SharedCache
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from indexer.types import Scope
     from select_service.core.partition import Partition
@@ -65,39 +67,54 @@ class Inspecting:
 def _loads(partition: Partition) -> list[LoadRow]:
     """Return the present load of every rank."""
     ledger = partition.ledger
-    decode, requests = ledger.decode.tolist(), ledger.requests.tolist()
+    left, requests = ledger.prefill_left, ledger.requests.tolist()
+    decode = ledger.decode.astype(np.int64).tolist()
     return [
-        LoadRow(*rank, ledger.prefill_tokens(slot), int(decode[slot]), requests[slot])
-        for rank, slot in partition.seating.seats()
+        LoadRow(worker_id, rank, left[slot], decode[slot], requests[slot])
+        for (worker_id, rank), slot in partition.seating.seats()
     ]
 
 
 def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> list[LoadRow]:
     """Return the load every rank would carry with this prompt."""
-    seats, rows = partition.seating.open_seats(), partition.seating.everyone
-    projection = partition.project(prompt, rows, weights)
-    held, decode = projection.cached_tokens.tolist(), projection.decode.tolist()
-    row_of = None if isinstance(rows, slice) else {slot: row for row, slot in enumerate(rows)}
-    ledger, requests = partition.ledger, partition.ledger.requests.tolist()
-    isl_tokens, track = prompt.isl_tokens, weights.track_prefill_tokens
+    ledger, rows = partition.ledger, partition.seating.everyone
+    left, requests = ledger.prefill_left, ledger.requests.tolist()
+    isl_tokens = prompt.isl_tokens if weights.track_prefill_tokens else 0
+    matches = partition.index.find_matches(prompt.block_hashes)
+    if matches.empty and not ledger.blocks.begins(prompt.first_hash):  # all of it is new to all
+        decode = ledger.decode.astype(np.int64).tolist()
+        blocks = prompt.blocks
+        return [
+            LoadRow(worker_id, rank, left[slot] + isl_tokens, decode[slot] + blocks, requests[slot])
+            for (worker_id, rank), slot in partition.seating.open_seats()
+        ]
+    projection = partition.project(prompt, rows, weights, matches)
+    held = projection.cached_tokens.tolist()
+    decode = projection.decode.astype(np.int64).tolist()
+    row_of: Sequence[int] | dict[int, int] = range(len(requests))
+    if not isinstance(rows, slice):
+        row_of = {slot: row for row, slot in enumerate(rows.tolist())}
     answer = []
-    for rank, slot in seats:
-        row = slot if row_of is None else row_of[slot]
-        added = max(0, isl_tokens - int(held[row])) if track else 0
-        prefill = ledger.prefill_tokens(slot) + added
-        answer.append(LoadRow(*rank, prefill, int(decode[row]), requests[slot]))
+    for (worker_id, rank), slot in partition.seating.open_seats():
+        row = row_of[slot]
+        added = isl_tokens - int(held[row])
+        prefill = left[slot] + added if added > 0 else left[slot]
+        answer.append(LoadRow(worker_id, rank, prefill, decode[row], requests[slot]))
     return answer
 
 
 def _overlap_rows(partition: Partition, prompt: Prompt, weights: Weights) -> list[OverlapRow]:
     """Return the matched blocks of every rank."""
     columns, _ = matched(partition.index, partition.index.find_matches(prompt.block_hashes))
-    listed = None if columns is None else [column.tolist() for column in columns]
+    seats = partition.seating.open_seats()
+    if columns is None:
+        return [
+            OverlapRow(worker_id, rank, 0, 0, 0, 0, 0, None, 0.0) for (worker_id, rank), _ in seats
+        ]
+    listed = [column.tolist() for column in columns]
     rows = []
-    for rank, slot in partition.seating.open_seats():
-        device = host = disk = 0
-        if listed is not None:
-            device, host, disk = (int(column[slot]) for column in listed)
+    for rank, slot in seats:
+        device, host, disk = (int(column[slot]) for column in listed)
         credit = (
             weights.overlap_score_credit * device
             + weights.host_cache_hit_weight * host

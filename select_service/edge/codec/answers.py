@@ -75,7 +75,7 @@ class Settling:
 class Writer:
     """Writes answers in one form."""
 
-    __slots__ = ("_done", "_encode", "_form", "_headers")
+    __slots__ = ("_done", "_form", "_headers", "encode")
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Writer:
         headers: tuple[tuple[bytes, bytes], ...],
         form: Form = Form.JSON,
     ) -> None:
-        self._encode = encode
+        self.encode = encode
         self._headers = headers
         self._form = form
         self._done = encode(Status())
@@ -91,7 +91,7 @@ class Writer:
     def reply(self, answer: object, status: int = 200, warning: str | None = None) -> Response:
         """Write an answer."""
         try:
-            body = self._encode(answer)
+            body = self.encode(answer)
         except OverflowError:  # of sums, in MessagePack
             body = encode_capped(answer)
         if warning is None:
@@ -115,11 +115,11 @@ class Writer:
         if is_json:
             yield b'{"%b":[' % name.encode()
         else:
-            yield b"\x81" + self._encode(name) + b"\xdd" + count.to_bytes(4, "big")
+            yield b"\x81" + self.encode(name) + b"\xdd" + count.to_bytes(4, "big")
         comma = b""
         async for item in items:
             try:
-                yield comma + self._encode(item)
+                yield comma + self.encode(item)
             except OverflowError:
                 yield comma + encode_capped(item)
             comma = b"," if is_json else b""

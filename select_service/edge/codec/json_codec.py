@@ -36,14 +36,17 @@ from select_service.errors import (
     UnknownField,
 )
 from select_service.types import (
+    OverlapScoresRequest,
+    PotentialLoadsRequest,
     PromptFields,
+    ReservationRequest,
     SelectAndReserveRequest,
     SelectRequest,
     WorkerPatch,
     WorkerSpec,
 )
 
-if usable("select_service._speed", 6):
+if usable("select_service._speed", 7):
     from select_service._speed import Scanner as _Scanner
 
     Scanner: type[_Scanner] | None = _Scanner
@@ -63,6 +66,7 @@ __all__ = [
     "check_values",
     "judge_unknown",
     "pack",
+    "pack_media",
     "refusal_of",
 ]
 
@@ -76,18 +80,28 @@ _NUMBER_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0
 _U32_MAX: Final = (1 << 32) - 1
 HASHES: Final = ("block_hashes", ECHOED)
 TOKENS: Final = "token_ids"
+_MEDIA: Final = b"mm_routing_info", b"routing_token_ids"
+_MEDIA_TOKENS: Final = b".".join(_MEDIA).decode()
 _BOUNDS: Final[Sequence[tuple[str, int, int | None]]] = (
     *((TOKENS, 0, _U32_MAX), *((name, -(1 << 63), None) for name in HASHES)),
 )
 _TEXTS: Final = frozenset({b"model_name", b"tenant_id", b"selection_id"})
 _WHOLES: Final = frozenset({b"isl_tokens"})
-_COUNTS: Final = frozenset({b"expected_output_tokens"})
+_CHOSEN: Final = frozenset({b"worker_id", b"effective_prefill_tokens"})
+_COUNTS: Final = frozenset({b"expected_output_tokens", b"dp_rank"})
 """Members that nothing is asked of but that they are short texts, numbers of 64 bits, of 32."""
-_MADE: Final[dict[type, frozenset[bytes]]] = {
-    SelectRequest: _TEXTS,
-    SelectAndReserveRequest: _TEXTS | {b"reservation_id"},
+_MADE: Final[dict[type, tuple[PromptFields, frozenset[bytes]]]] = {
+    SelectRequest: (SelectRequest(), _TEXTS),
+    SelectAndReserveRequest: (SelectAndReserveRequest(), _TEXTS | {b"reservation_id"}),
+    ReservationRequest: (
+        ReservationRequest(reservation_id="", worker_id=0),
+        _TEXTS | {b"reservation_id"},
+    ),
+    PotentialLoadsRequest: (PotentialLoadsRequest(), _TEXTS),
+    OverlapScoresRequest: (OverlapScoresRequest(), _TEXTS),
 }
-"""Requests that are made by the kernel where nothing else is in them, and which texts may be."""
+"""Requests that are made by the kernel where nothing else is in them: what they are like before,
+and which texts may be in them. Whoever must say a member says it."""
 _Raw: Final = msgspec.Raw
 _RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -125,7 +139,7 @@ class RequestDecoder(Generic[T]):
         self._scan = _scan_for(kind, self._known_bytes, echoes=self._echoes)
         self._empty: Decoded[T] | None = None
         """What `{}` is, where that says all and nobody can change it: the same for everybody."""
-        if kind.__struct_config__.frozen and not _required(kind):
+        if kind.__struct_config__.frozen and not _required_in(kind):
             self._empty = Decoded(self._decode(b"{}"), None, b"")
 
     def decode(self, body: bytes) -> Decoded[T]:  # noqa: C901, PLR0912 - straight on: all pay for it
@@ -187,9 +201,13 @@ class RequestDecoder(Generic[T]):
             _check_utf8(skeleton)
         self._check(request)
         for name, packed in arrays:
+            if name == _MEDIA_TOKENS:
+                _put_media(request, packed)
+                continue
             setattr(request, name, packed)
             if text is not None and name == ECHOED:
                 echo.last = packed, _Raw(text)
+        pack_media(request)
         if unknown is None:
             return self._look_closer(skeleton, request)
         return self._judged(skeleton, request, unknown)
@@ -229,9 +247,11 @@ class RequestDecoder(Generic[T]):
         return Decoded(request, warning, _canonical(body, unknown, as_written))
 
 
-def _required(kind: type[msgspec.Struct]) -> bool:
-    """Tell whether some member of a struct must be said."""
-    return any(one.required for one in msgspec.structs.fields(kind))
+def _required_in(kind: type[msgspec.Struct]) -> frozenset[bytes]:
+    """Return the members of a struct that must be said."""
+    return frozenset(
+        one.encode_name.encode() for one in msgspec.structs.fields(kind) if one.required
+    )
 
 
 def judge_unknown(
@@ -265,12 +285,12 @@ def _scan_for(kind: type[msgspec.Struct], names: frozenset[bytes], *, echoes: bo
         wholes = [name.decode() for name in _WHOLES]
         return plain_scanner.PlainScanner(kind, Decoded, longs, wholes, echoes=echoes).scan
     shown = ECHOED.encode() if echoes else None
-    texts, made = _MADE.get(kind, _TEXTS), None
-    if kind in _MADE:
-        made = Decoded(kind(), None, b"")
+    first, texts = _MADE.get(kind, (None, _TEXTS))
+    made = None if first is None else Decoded(first, None, b"")
     return Scanner(
         *(names, {name.encode() for name in HASHES}, {TOKENS.encode()}, shown, made),
-        *(texts, _WHOLES, _COUNTS, echo.note),
+        *(texts, _WHOLES | _CHOSEN, _COUNTS, echo.note, _required_in(kind)),
+        inner=_MEDIA,
     ).scan
 
 
@@ -318,6 +338,20 @@ def pack(request: PromptFields) -> None:
     except ValueError:
         _check_lists(request)
         raise
+    pack_media(request)
+
+
+def pack_media(request: Any) -> None:
+    """Pack the tokens that media are among, where they are a list."""
+    media = request.mm_routing_info
+    if media is not None and type(media.routing_token_ids) is list:
+        _put_media(request, pack_tokens(media.routing_token_ids))
+
+
+def _put_media(request: Any, tokens: bytes) -> None:
+    media = request.mm_routing_info
+    if media is not None:  # it is there twice, which is refused
+        request.mm_routing_info = msgspec.structs.replace(media, routing_token_ids=tokens)
 
 
 def _check_lists(request: PromptFields) -> None:

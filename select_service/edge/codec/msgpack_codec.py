@@ -27,6 +27,7 @@ from select_service.edge.codec.json_codec import (
     check_values,
     judge_unknown,
     pack,
+    pack_media,
     refusal_of,
 )
 from select_service.edge.codec.members import DuplicateMemberError
@@ -110,6 +111,7 @@ class MsgpackDecoder(Generic[T]):
         warning = judge_unknown(unknown, self._validation) if unknown else None
         if tools.has_lists:
             _pack_unless_packed(cast("PromptFields", request), members)
+            request.__class__ = self._kind  # its members lie where they lie there: shortcuts look
         return Decoded(request, warning, _canonical(members, unknown) if unknown else b"")
 
 
@@ -168,6 +170,8 @@ def _pack_unless_packed(request: PromptFields, members: Mapping[str, Raw]) -> No
                 has_lists = True
     if has_lists:
         pack(request)
+    else:
+        pack_media(request)
 
 
 def _canonical(members: Mapping[str, Raw], unknown: list[str]) -> bytes:

@@ -22,7 +22,7 @@ from select_service.edge.routing import unknown_in_query
 from select_service.errors import ServiceError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from select_service.config import FieldValidation
     from select_service.edge.codec.json_codec import Decoded
@@ -78,6 +78,7 @@ class Api:
         reads: Form = Form.JSON,
         writer: Writer = JSON_WRITER,
         brief: Callable[[], ServiceError] | None = None,
+        twins: Callable[[Form, Writer], Mapping[Handler, Handler]] | None = None,
     ) -> None:
         """Be ready for handlers.
 
@@ -92,7 +93,10 @@ class Api:
             reads: what bodies are written in.
             writer: writes the answers.
             brief: /ready says no more than whether; why it does not, for who asks for more.
+            twins: make what answers plain requests in the place of handlers, by these.
         """
+        self._make_twins = twins
+        self._twins = {} if twins is None else twins(reads, writer)
         self.service = service
         self.brief = brief
         self.render_metrics = metrics
@@ -120,6 +124,7 @@ class Api:
             brief: as for a new one.
         """
         service = self.service if seen is None else cast("Driver", seen(self.service))
+        twins = self._make_twins if seen is None else None
         return Api(
             *(service, self._validation),
             metrics=self.render_metrics,
@@ -130,6 +135,7 @@ class Api:
             reads=reads,
             writer=writer,
             brief=brief,
+            twins=twins,
         )
 
     def do(self, route: Route[Handler], request: Request) -> Answer:
@@ -149,7 +155,9 @@ class Api:
 
     def direct(self, route: Route[Handler]) -> Handler | None:
         """Return the handler of a route if it is all there is to do, now and later; else None."""
-        return route.handler if self.service.keeper is None or not route.changes else None
+        if self.service.keeper is not None and route.changes:
+            return None
+        return self._twins.get(route.handler, route.handler)
 
     def judge_query(self, route: Route[Handler], query: bytes) -> str | None:
         """Return the Warning header for what a query string names and the route does not know.

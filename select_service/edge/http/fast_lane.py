@@ -7,7 +7,7 @@ through the same `Door`, the same routes and the same counters.
 
 Of those that arrive in one piece not even the head is parsed as a rule: what matters of it is the
 same with every request of a client (`steady.py`), so what the parser has found in those lines once
-is looked up by their bytes (`Heads`).
+is looked up by their bytes (`Heads`). The kernel (`_lane.pyx`) takes several that arrive together.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class PlainOutbox:
                 transport.write(data)
 
 
-if usable("select_service.edge._lane", 5):
+if usable("select_service.edge._lane", 6):
     from select_service.edge._lane import Outbox as CompiledOutbox
     from select_service.edge._lane import Turnstile as _Turnstile
 
@@ -193,6 +193,13 @@ class _Preamble:
             self.headers, self.lines = headers, _lines(headers)
             self._others.clear()
             self.ok = self.of(ONLY_JSON)
+
+    def start(self, status: int, is_last: bool) -> bytes:  # noqa: FBT001 - for the kernel
+        """Return all but the length of the head of an answer in JSON, as `write_answer` writes."""
+        lines = self.lines + _lines(ONLY_JSON)
+        if is_last and _CLOSE_LINE not in self.lines:
+            lines += _CLOSE_LINE
+        return status_line(status) + lines + b"content-length: "
 
     def of(self, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
         """Return all but the length of an answer 200 with these headers."""
@@ -264,12 +271,13 @@ class FastLane(GuardedProtocol):
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        tls = transport.get_extra_info("ssl_object")
-        if tls is not None and self.door.authority is not None:
+        authority = self.door.authority
+        tls = None if authority is None else transport.get_extra_info("ssl_object")
+        if authority is not None and tls is not None:
             from select_service.edge.security.authority import certificate_names  # with TLS
 
             names = certificate_names(tls.getpeercert())
-            if names and self.door.authority.book.by_certificate(names) is not None:
+            if names and authority.book.by_certificate(names) is not None:
                 # what its header lines mean is not what they mean from others
                 self._certificate, self.heads = names, self.peers.heads_of(names)
         super().connection_made(transport)

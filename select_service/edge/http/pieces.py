@@ -7,6 +7,8 @@ numbers has no lines to speak of and passes whole. `protocol.py` asks, and gives
 
 from __future__ import annotations
 
+import asyncio
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -40,6 +42,20 @@ class Flow(FlowControl):
     """Reading rests for two reasons: uvicorn's own, and pieces that are still to be parsed."""
 
     is_held = False
+    read_paused = False
+    write_paused = False
+
+    @override
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    @cached_property
+    def _is_writable_event(self) -> asyncio.Event:  # type: ignore[override]
+        """For who waits until there is room to write: most connections have nobody who does."""
+        event = asyncio.Event()
+        if not self.write_paused:
+            event.set()
+        return event
 
     def hold(self) -> None:
         """Read no more until `release`, whatever uvicorn says. Idempotent."""

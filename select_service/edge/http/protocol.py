@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import httptools
@@ -37,6 +39,10 @@ from select_service.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from uvicorn._types import ASGI3Application
+    from uvicorn.config import Config
+    from uvicorn.server import ServerState
+
     from select_service.edge.http.connections import ConnectionLimits
     from select_service.edge.http.traffic import Connections
 
@@ -62,6 +68,9 @@ _REFUSAL_HEAD: Final = (
 )
 
 _CLOSE: Final = (b"connection", b"close")
+
+_LATE: Final = ("parser", "pipeline", "server", "client", "scheme")
+"""What uvicorn makes for every connection, and most plain ones never need."""
 
 
 class TurnedAway(Exception):
@@ -101,11 +110,72 @@ class GuardedProtocol(HttpToolsProtocol):
     _at_work: RequestResponseCycle | None = None  # the request whose answer is next
     _pieces: Iterator[bytes] | None = None  # of the last read, not parsed yet
 
+    shared_by: ServerState | None = None  # whose connections find in their class what is alike
+
+    # -- what a connection is made of ----------------------------------------------------------
+
+    @override
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """Begin as uvicorn does, which gives all connections of a server two dozen same things.
+
+        The first one leaves them in the class: who connects anew for each request does not have to
+        wait for them again.
+        """
+        kind = type(self)
+        if kind.shared_by is server_state and self.config is config:
+            return
+        super().__init__(config, server_state, app_state, _loop)
+        own = self.__dict__
+        for name in _LATE:
+            own.pop(name, None)
+        if kind.shared_by is None:
+            kind.shared_by = server_state
+            for name in list(own):
+                setattr(kind, name, own.pop(name))
+
+    @cached_property
+    def parser(self) -> Any:  # type: ignore[override]
+        """Parses what is not read by heart."""
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        return parser
+
+    @cached_property
+    def pipeline(self) -> deque[tuple[RequestResponseCycle, ASGI3Application]]:  # type: ignore[override]
+        """Requests that have come behind the one being answered."""
+        return deque()
+
+    @cached_property
+    def server(self) -> tuple[str, int | None] | None:  # type: ignore[override]
+        """Our own address; loops note both with the connection, so nobody has to ask again."""
+        address = self.transport.get_extra_info("sockname")
+        if isinstance(address, str):
+            return address, None
+        return (str(address[0]), int(address[1])) if isinstance(address, tuple) else None
+
+    @cached_property
+    def client(self) -> tuple[str, int] | None:  # type: ignore[override]
+        """The client's address; None of a Unix socket."""
+        address = self.transport.get_extra_info("peername")
+        return (str(address[0]), int(address[1])) if isinstance(address, tuple) else None
+
+    @cached_property
+    def scheme(self) -> str:  # type: ignore[override]
+        """`http` or `https`."""
+        return "https" if self.transport.get_extra_info("sslcontext") else "http"
+
     # -- asyncio.Protocol ----------------------------------------------------------------------
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self.connections.add(self)
+        self.transport = transport
         self.flow = Flow(transport)
         self.counts.accepted += 1
         self._stamp()
@@ -114,9 +184,10 @@ class GuardedProtocol(HttpToolsProtocol):
             if not self._is_reserved:
                 self.counts.refused += 1
                 return
-        if self.client is None:
+        peer = transport.get_extra_info("peername")
+        if not isinstance(peer, tuple):  # it comes by a Unix socket
             return
-        self._address = address = self.client[0]
+        self._address = address = str(peer[0])
         by_address = self.counts.by_address
         by_address[address] = among = by_address.get(address, 0) + 1
         if among > self.limits.connections_per_address_max and not self._is_reserved:
@@ -153,7 +224,17 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
+        self.connections.discard(self)
+        cycle = self.cycle
+        if cycle is not None:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+            cycle.message_event.set()
+        self.flow.resume_writing()
+        if exc is None:
+            self.transport.close()
+            self._unset_keepalive_if_required()
+        self.parser = None
         self.counts.reserve.pop(self, None)
         if self._address:
             left = self.counts.by_address[self._address] - 1
@@ -169,9 +250,10 @@ class GuardedProtocol(HttpToolsProtocol):
             at_work.transport = self.transport  # no ring: what a request holds goes with it
         self._at_work = None
         self._pieces = None
-        if isinstance(self.cycle, RequestResponseCycle):
-            self.cycle.transport = self.transport  # no ring: what a request holds goes with it
-        self.pipeline.clear()
+        if isinstance(cycle, RequestResponseCycle):
+            cycle.transport = self.transport  # no ring: what a request holds goes with it
+        if "pipeline" in self.__dict__:
+            self.pipeline.clear()
 
     @override
     def data_received(self, data: bytes) -> None:

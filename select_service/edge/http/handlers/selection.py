@@ -32,35 +32,39 @@ _WAVE_ITEMS: Final = 8  # decoded in one go, some 10 µs each at 2,048 tokens
 def select(api: Api, request: Request) -> Answer:
     """Choose the worker for a prompt; waits while every eligible rank is busy."""
     decoded = api.bodies.select.decode(request.body)
-    return _selection(api, decoded, api.service.select_now)
+    return answer(api, decoded, api.service.select_now)
 
 
 def select_and_reserve(api: Api, request: Request) -> Answer:
     """Choose a worker and book it in one step; waits likewise."""
     decoded = api.bodies.select_and_reserve.decode(request.body)
-    return _selection(api, decoded, api.service.select_and_reserve_now)
+    return answer(api, decoded, api.service.select_and_reserve_now)
 
 
 def select_pair(api: Api, request: Request) -> Answer:
     """Book a prefill and a decode worker in one step, or one worker if that costs less."""
     decoded = api.bodies.select_pair.decode(request.body)
-    return _selection(api, decoded, api.service.select_pair_now)
+    return answer(api, decoded, api.service.select_pair_now)
 
 
-def _selection(
-    api: Api, decoded: Decoded[S], verb: Callable[[S, bytes], Decided | Ticket]
-) -> Answer:
+def answer(api: Api, decoded: Decoded[S], verb: Callable[[S, bytes], Decided | Ticket]) -> Answer:
+    """Answer with what a verb decides of a request, or with its refusal."""
     try:
-        answer = verb(decoded.request, decoded.unknown)
+        decided = verb(decoded.request, decoded.unknown)
     except ServiceError as error:
-        if error.decision is not None:
-            return _refuse(api, error, decoded.warning)
-        return api.refusal(error, decoded.warning)
-    if type(answer) is Ticket:
-        return _wait(api, answer, decoded.request, decoded.warning)
+        return refuse(api, error, decoded.warning)
+    if type(decided) is Ticket:
+        return _wait(api, decided, decoded.request, decoded.warning)
     if decoded.request.explain:
-        return _explain(api, answer, decoded.request, decoded.warning)
-    return api.writer.reply(answer, 200, decoded.warning)
+        return _explain(api, decided, decoded.request, decoded.warning)
+    return api.writer.reply(decided, 200, decoded.warning)
+
+
+def refuse(api: Api, error: ServiceError, warning: str | None) -> Answer:
+    """Answer with a refusal, whose decision is told where that was asked for."""
+    if error.decision is not None:
+        return _refuse(api, error, warning)
+    return api.refusal(error, warning)
 
 
 async def _wait(api: Api, ticket: Ticket, request: SelectRequest, warning: str | None) -> Response:

@@ -491,39 +491,53 @@ def test_a_repeat_is_known_whichever_way_it_was_booked() -> None:
 
 # -- fingerprints ------------------------------------------------------------------------------
 
-CLERK: Final[Any] = Fleet().core.reserving.clerk
 LENGTHS: Final = (0, 1, 31, 32, 255, 256, 65_535, 65_536)
 texts = st.one_of(st.text(), st.sampled_from(["x" * length for length in LENGTHS]))
 
 
+numbers = st.one_of(
+    st.integers(0, (1 << 64) - 1), st.sampled_from([127, 128, 255, 256, 65_535, 1 << 32])
+)
+PROMPT: Final = {
+    "model_name": texts,
+    "tenant_id": texts,
+    "selection_id": texts,
+    "expected_output_tokens": st.integers(0, (1 << 32) - 1),
+}
+
+
 @given(
     hashes=st.sampled_from([bytes(length) for length in LENGTHS]),
-    isl=st.one_of(
-        st.integers(0, (1 << 64) - 1), st.sampled_from([127, 128, 255, 256, 65_535, 1 << 32])
+    isl=numbers,
+    booked=st.fixed_dictionaries(
+        {"reservation_id": texts}, optional=PROMPT | {"token_ids": st.just(in_tokens((1, 2)))}
     ),
-    given_=st.fixed_dictionaries(
-        {"reservation_id": texts},
-        optional={
-            "model_name": texts,
-            "tenant_id": texts,
-            "selection_id": texts,
-            "token_ids": st.just(in_tokens((1, 2))),
-            "expected_output_tokens": st.integers(0, (1 << 32) - 1),
-        },
+    chosen=st.fixed_dictionaries(
+        {"reservation_id": texts, "worker_id": numbers},
+        optional=PROMPT
+        | {"dp_rank": st.integers(0, (1 << 32) - 1), "effective_prefill_tokens": numbers},
     ),
 )
 def test_a_fingerprint_is_made_of_what_the_twins_is(
-    hashes: bytes, isl: int, given_: dict[str, Any]
+    hashes: bytes, isl: int, booked: dict[str, Any], chosen: dict[str, Any]
 ) -> None:
-    request = SelectAndReserveRequest(
-        block_hashes=hashes, sequence_hashes=hashes[::-1], isl_tokens=isl, **given_
-    )
-    form = CLERK.form_of(request)
-    if all(text.isascii() for text in given_.values() if isinstance(text, str)):
-        expected = msgspec.msgpack.Encoder(order="deterministic").encode(request)
-        assert form == b"SelectAndReserveRequest" + expected
-    else:
-        assert form is None
+    from select_service.core import _fingerprints
+
+    prompt: dict[str, Any] = {
+        "block_hashes": hashes,
+        "sequence_hashes": hashes[::-1],
+        "isl_tokens": isl,
+    }
+    for form, request in (
+        (_fingerprints.BOOKING_FORM, SelectAndReserveRequest(**prompt, **booked)),
+        (_fingerprints.CHOSEN_FORM, ReservationRequest(**prompt, **chosen)),
+    ):
+        said = booked if isinstance(request, SelectAndReserveRequest) else chosen
+        if all(text.isascii() for text in said.values() if isinstance(text, str)):
+            expected = msgspec.msgpack.Encoder(order="deterministic").encode(request)
+            assert form.form_of(request) == type(request).__name__.encode() + expected
+        else:
+            assert form.form_of(request) is None
 
 
 def test_a_refusal_of_a_booking_leaves_nothing_behind() -> None:

@@ -6,6 +6,7 @@ import json
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,8 @@ from select_service.config import FieldValidation
 from select_service.edge.codec.json_codec import Decoded, RequestDecoder, Scanner
 from select_service.errors import ServiceError
 from select_service.types import (
+    OverlapScoresRequest,
+    PotentialLoadsRequest,
     PromptFields,
     ReservationRequest,
     SelectAndReserveRequest,
@@ -22,10 +25,13 @@ from select_service.types import (
 
 if Scanner is None:
     pytest.skip("the kernel is not in use", allow_module_level=True)
-from select_service._speed import signed_json
+from select_service._speed import msgpack_tokens, signed_json
 from tests.effort import examples
 
-KINDS = (SelectRequest, SelectAndReserveRequest, ReservationRequest)
+KINDS = (
+    *(SelectRequest, SelectAndReserveRequest, ReservationRequest),
+    *(PotentialLoadsRequest, OverlapScoresRequest),
+)
 MODES = tuple(FieldValidation)
 
 
@@ -175,7 +181,8 @@ WHOLE = b'{"model_name":"m","block_hashes":[1],"sequence_hashes":[2],"isl_tokens
         (b'{"isl_tokens":0}', True),
         (b'{"isl_tokens":999999999999999999,"tenant_id":" ~","selection_id":""}', True),
         (b'{ "token_ids" : [ ] , "isl_tokens" : 1 }', True),
-        (b'{"isl_tokens":1000000000000000000}', False),
+        (b'{"isl_tokens":9999999999999999999}', True),
+        (b'{"isl_tokens":10000000000000000000}', False),
         (b'{"expected_output_tokens":0,"isl_tokens":7}', True),
         (b'{"expected_output_tokens":999999999}', True),
         (b'{"expected_output_tokens":1000000000}', False),
@@ -203,6 +210,33 @@ WHOLE = b'{"model_name":"m","block_hashes":[1],"sequence_hashes":[2],"isl_tokens
 def test_it_makes_the_request_where_all_is_plain(body: bytes, is_made: bool) -> None:
     assert FAST._scan is not None
     assert (type(FAST._scan(body, 128)) is Decoded) == is_made
+    check(body)
+
+
+CHOSEN = b'"reservation_id":"r","worker_id":18446744073709551615'
+
+
+@pytest.mark.parametrize(
+    ("body", "is_made"),
+    [
+        (b'{"reservation_id":"r","worker_id":7,"sequence_hashes":[2],"isl_tokens":16}', True),
+        (b'{"worker_id":9999999999999999999,"dp_rank":3,"reservation_id":"r"}', True),
+        (b'{"effective_prefill_tokens":0,"reservation_id":"","worker_id":0}', True),
+        (b"{%b}" % CHOSEN, False),  # a digit more than all numbers of which fit
+        (b'{"reservation_id":"r","sequence_hashes":[2],"isl_tokens":16}', False),
+        (b'{"worker_id":7,"sequence_hashes":[2],"isl_tokens":16}', False),
+        (b'{"worker_id":null,"reservation_id":"r"}', False),
+        (b'{"worker_id":7,"reservation_id":null}', False),
+        (b'{"worker_id":7,"reservation_id":"r","dp_rank":4294967296}', False),
+        (b'{"worker_id":7,"reservation_id":"r","track_prefill_tokens":true}', False),
+        (b'{"worker_id":7,"worker_id":8,"reservation_id":"r"}', False),
+    ],
+    ids=repr,
+)
+def test_it_makes_a_booking_where_all_that_must_be_said_is(body: bytes, is_made: bool) -> None:
+    scan = RequestDecoder(ReservationRequest, FieldValidation.WARN)._scan
+    assert scan is not None
+    assert (type(scan(body, 128)) is Decoded) == is_made
     check(body)
 
 
@@ -391,3 +425,53 @@ def test_many_small_changes() -> None:
             for bit in rng.sample(BITS, 6):
                 body = seed[:at] + bit + seed[at + rng.randrange(2) :]
                 assert outcome(FAST, body) == outcome(PLAIN, body)
+
+
+# -- tokens that media are among ---------------------------------------------------------------
+
+MEDIA_MEMBERS = st.sampled_from(
+    [
+        *('"routing_token_ids":[1,2,70000]', '"routing_token_ids" : [ 4294967295 ]'),
+        *('"routing_token_ids":[]', '"routing_token_ids":[4294967296]'),
+        *('"routing_token_ids":[1.0]', '"routing_token_ids":[-1]', '"routing_token_ids":[[1]]'),
+        *('"routing_token_ids":null', '"routing_token_ids":[1', '"routing_token_ids":"[1]"'),
+        '"routing\\u005ftoken_ids":[3]',
+        '"block_mm_infos":[null,{"mm_objects":[{"mm_hash":77,"offsets":[[0,5]]}]},null]',
+        '"block_mm_infos":[{"mm_objects":[{"mm_hash":-1,"offsets":[]}]}]',
+        *('"other":{"routing_token_ids":[5]}', '"other":"}"', '"":0', "1", ""),
+    ]
+)
+MEDIA = st.lists(MEDIA_MEMBERS, min_size=1, max_size=3).map(lambda some: "{" + ",".join(some) + "}")
+
+
+@settings(max_examples=examples(200))
+@given(
+    media=st.lists(MEDIA | st.sampled_from(["null", "{", "[]", "{}"]), min_size=1, max_size=2),
+    before=st.sampled_from(["", '"model_name":"m",', '"token_ids":[1,2],', '"bogus":{"a":1},']),
+    behind=st.sampled_from(["}", ',"isl_tokens":7}', ',"token_ids":[9]}', " } ", ""]),
+    blank=BLANK,
+)
+def test_tokens_among_media_are_packed_the_same(
+    media: list[str], before: str, behind: str, blank: str
+) -> None:
+    members = f",{blank}".join(f'"mm_routing_info"{blank}:{blank}{one}' for one in media)
+    check(f"{{{before}{members}{behind}".encode())
+
+
+def test_tokens_among_media_are_taken_out() -> None:
+    body = b'{"mm_routing_info":{"block_mm_infos":[null],"routing_token_ids":[1,70000]}}'
+    assert FAST._scan is not None
+    skeleton, unknown, arrays, _ = FAST._scan(body, 0)  # type: ignore[misc] # no request
+    assert (skeleton, unknown) == (body.replace(b"1,70000", b""), [])
+    assert arrays == [("mm_routing_info.routing_token_ids", packed([1, 70000], 4))]
+    media: Any = FAST.decode(body).request.mm_routing_info
+    assert (media.routing_token_ids, media.block_mm_infos) == (packed([1, 70000], 4), [None])
+
+
+@settings(max_examples=examples(50))
+@given(st.lists(st.integers(0, 2**32 - 1) | st.sampled_from([127, 128, 255, 256, 65535, 65536])))
+@example([1] * 15)
+@example([1] * 16)
+@example([1] * 65536)
+def test_tokens_are_written_as_msgspec_writes_their_list(values: list[int]) -> None:
+    assert msgpack_tokens(packed(values, 4)) == msgspec.msgpack.encode(values)

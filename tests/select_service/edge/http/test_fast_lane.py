@@ -13,6 +13,8 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from uvicorn import Config
+from uvicorn.server import ServerState
 
 from select_service.edge.app import create_door, create_driver
 from select_service.edge.codec.answers import Response, Settling
@@ -21,9 +23,11 @@ from select_service.edge.http import fast_lane
 from select_service.edge.http.api import Api
 from select_service.edge.http.asgi import Door
 from select_service.edge.http.calls import Head
+from select_service.edge.http.connections import ConnectionLimits
 from select_service.edge.http.fast_lane import ANSWERS_MAX, PEERS_MAX, FastLane, Peers
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.http.steady import KEPT
+from select_service.edge.http.traffic import Traffic
 from select_service.edge.server import Server
 from tests.effort import examples
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat, until
@@ -706,7 +710,7 @@ def _found_by_the_kernel(door: Door, line: bytes) -> tuple[Any, tuple[str, ...]]
         def do(self, route: Any, request: Any) -> Response:
             assert request.query == request.body == b""
             asked.append((route, request.params))
-            return Response(418, b"")
+            return Response(418, b"", ())  # the lane itself writes no such head
 
     lane: Any = _Lane()
     api = cast("Any", Counter())
@@ -723,3 +727,36 @@ def _found_by_the_kernel(door: Door, line: bytes) -> tuple[Any, tuple[str, ...]]
     assert lane._is_last is (bool(asked) and line.endswith(b"1.0"))
     assert lane.twin.called is not bool(asked)
     return asked[0] if asked else None
+
+
+def test_connections_of_one_server_share_what_is_alike_and_nothing_else() -> None:
+    traffic = Traffic()
+    limits = ConnectionLimits(1.0, 1.0, 9, 65536, 128, 9, 9, 1 << 20)
+    made = fast_lane.fast_lane(_door(), limits, traffic.connections)
+    config = Config(_door(), ws="none", lifespan="off", log_config=None)
+    state, other = ServerState(), ServerState()
+
+    async def use() -> None:
+        first: Any = made(config, state, {})
+        second: Any = made(config, state, {})
+        elsewhere: Any = made(config, other, {})
+        assert first.connections is second.connections is state.connections
+        assert elsewhere.connections is elsewhere.server_state.connections is other.connections
+        for one in (first, second, elsewhere):
+            transport = mock.Mock()
+            transport.get_extra_info = {"peername": ("10.0.0.1", 7), "sockname": "/s"}.get
+            one.connection_made(transport)
+            assert (one.client, one.server, one.scheme) == (("10.0.0.1", 7), ("/s", None), "http")
+        assert first.parser is not second.parser
+        assert first.pipeline is not second.pipeline
+        assert first.flow is not second.flow
+        first.headers = [(b"a", b"b")]
+        assert second.headers is None
+        assert state.connections == {first, second}
+        assert traffic.connections.by_address == {"10.0.0.1": 3}
+        for one in (first, second, elsewhere):
+            one.connection_lost(None)
+        assert not state.connections
+        assert not traffic.connections.by_address
+
+    asyncio.run(use())

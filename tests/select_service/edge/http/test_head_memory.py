@@ -12,7 +12,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from unittest import mock
 
 import msgspec
@@ -352,6 +352,23 @@ def agree_on_disk(streams: list[Stream]) -> None:
 @example([Stream([ask(b"PUT /health") + UPGRADE])])
 def test_remembered_heads_change_no_answer(streams: list[Stream]) -> None:
     agree(streams)
+
+
+LAST: Final = b"GET /health HTTP/1.1\r\nhost: s\r\nconnection: close\r\n\r\n"
+PIPELINED: Final = [
+    *(Stream([HEALTH * count]) for count in (2, 16, 17, 40)),
+    Stream([select() * 3 + HEALTH[:10], HEALTH[10:] + select()]),
+    Stream([HEALTH + LAST + HEALTH]),
+    Stream([LAST, HEALTH]),
+    Stream([LAST]),
+    Stream([HEALTH + ask(b"GET /nowhere") + HEALTH]),
+    Stream([HEALTH + ask(b"GET /dump") + HEALTH * 2]),
+]
+
+
+def test_nor_where_clients_pipeline() -> None:
+    agree(PIPELINED)
+    agree_on_disk(PIPELINED)
 
 
 @settings(max_examples=examples(20))
