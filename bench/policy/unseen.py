@@ -30,6 +30,7 @@ from select_service.simulator.runs import (
     Change,
     Engine,
     RunSettings,
+    Slow,
     Trace,
     capacity_of,
     router,
@@ -75,6 +76,7 @@ GROUNDS: Final[dict[str, Ground]] = {
     "2 replicas": Ground(_with(replicas=2, sync_delay_s=0.05)),
     "4 replicas": Ground(_with(replicas=4, sync_delay_s=0.05)),
     "every other at half speed": Ground(odd_speed=0.5),
+    "one at a tenth of the speed": Ground(_with(slow=[Slow(count=1, speed=0.1)])),
     "every other with half the cache": Ground(odd_cache=0.5),
     "failures and additions": Ground(has_faults=True),
 }
@@ -202,15 +204,23 @@ def done(task: Task, capacity: float) -> Done:
 
 
 def capacity(shape: str, ground: str, workers: int) -> float:
-    """Return the requests a second that the fleet answers, at a door where 2,000 wait."""
+    """Return the requests a second that the fleet answers, at a door where 2,000 wait.
+
+    Where engines are slower by one number throughout, what the fast ones would, less that.
+    """
     base = GROUNDS[ground]
+    lost = sum(slow.count * (1.0 - slow.speed) for slow in base.settings.slow) / workers
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "trace.jsonl"
         write(drawn(shape, random.Random(f"{shape}/capacity"), 2_000, _FIRST), path)
         settings = replace(
-            base.settings, workers=workers, trace=Trace(path=str(path), limit=2_000), replicas=1
+            base.settings,
+            workers=workers,
+            trace=Trace(path=str(path), limit=2_000),
+            replicas=1,
+            slow=[],
         )
-        return capacity_of(settings) * (1.0 + base.odd_speed) / 2
+        return capacity_of(settings) * (1.0 + base.odd_speed) / 2 * (1.0 - lost)
 
 
 def _capacity_at(place: tuple[str, str, int]) -> float:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from select_service.simulator.core.workloads import KINDS, WorkloadSettings
-from select_service.simulator.runs import Change, RunSettings, Trace
+from select_service.simulator.runs import Change, RunSettings, Slow, Trace
 from select_service.simulator.traces import MOONCAKE_BLOCK, READERS
 from select_service.types import RouterConfig
 from select_service.types.admission import AdmissionSettings
@@ -58,6 +58,13 @@ def add_options(parser: ArgumentParser) -> None:
     fleet.add_argument("--prefill-workers", type=int, help="for prompts only; the others decode")
     fleet.add_argument(
         "--engine", default="", metavar="NAME=VALUE,...", help="kv_tokens, base_s, profile, ..."
+    )
+    fleet.add_argument(
+        "--slow",
+        action="append",
+        default=[],
+        metavar="COUNT:SPEED",
+        help="so many of the workers are slower; 4:0.5 at half the speed of the others",
     )
     fleet.add_argument("--block-size", type=int, help="tokens (512)")
     fleet.add_argument(
@@ -124,6 +131,8 @@ def settings_of(args: Namespace) -> RunSettings:
         given["admission"] = _admission(args.admission)
     if args.change:
         given["changes"] = [_change(text) for text in args.change]
+    if args.slow:
+        given["slow"] = [_slow(text) for text in args.slow]
     _expect_runs(args)
     _expect_used(args)
     settings = replace(base, **{name: one for name, one in given.items() if one is not None})
@@ -238,3 +247,14 @@ def _change(text: str) -> Change:
         return msgspec.convert(dict(zip(names, pieces, strict=False)), Change, strict=False)
     except msgspec.ValidationError as error:
         raise ValueError(f"--change {text}: {error}") from None
+
+
+def _slow(text: str) -> Slow:
+    pieces = text.split(":")
+    names = ("count", "speed")
+    if len(pieces) != len(names):
+        raise ValueError(f"--slow: {text} should be COUNT:SPEED")
+    try:
+        return msgspec.convert(dict(zip(names, pieces, strict=True)), Slow, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"--slow {text}: {error}") from None

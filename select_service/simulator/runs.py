@@ -6,6 +6,7 @@ requests. `report.py` shows what comes out, `sweep.py` runs many.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import gzip
 import math
@@ -22,7 +23,7 @@ from msgspec.structs import replace
 
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
-from select_service.simulator.core.latency import AnalyticLatency, Latency
+from select_service.simulator.core.latency import AnalyticLatency, Latency, SlowedLatency
 from select_service.simulator.core.measures import Measures, measure
 from select_service.simulator.core.requests import Request
 from select_service.simulator.core.routers import (
@@ -55,7 +56,17 @@ if TYPE_CHECKING:
     from select_service.simulator.core.requests import Workload
     from select_service.simulator.core.routers import Router
 
-__all__ = ["POLICIES", "Change", "Engine", "RunSettings", "Trace", "at_load", "capacity_of", "run"]
+__all__ = [
+    "POLICIES",
+    "Change",
+    "Engine",
+    "RunSettings",
+    "Slow",
+    "Trace",
+    "at_load",
+    "capacity_of",
+    "run",
+]
 
 _SIMPLE: Final = {
     "round-robin": RoundRobin,
@@ -166,6 +177,24 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"a change's count must be from 1 to {WORKERS_MAX:,}")
 
 
+class Slow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """So many of the workers have the engine of all at a share of its speed."""
+
+    count: int
+    speed: float
+
+    def check(self) -> None:
+        """Refuse what is none.
+
+        Raises:
+            ValueError: naming it.
+        """
+        if self.count < 1:
+            raise ValueError("slow workers must be at least 1")
+        if not 0.0 < self.speed < math.inf:
+            raise ValueError("the speed of slow workers must be above 0, and finite")
+
+
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that decides about a run."""
 
@@ -174,6 +203,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     workers: int = 8
     prefill_workers: int = 0  # above 0: two pools, and `workers` decode
     engine: Engine = Engine()
+    slow: list[Slow] = []  # of `workers`, the last; their pools are slow-1, slow-2, ...
     block_size: int = 512
     trace: Trace | None = None
     workloads: list[WorkloadSettings] = []
@@ -215,6 +245,10 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def _expect_sizes(self) -> None:
         if self.workers < 1 or self.replicas < 1 or self.block_size < 1:
             raise ValueError("workers, replicas and block_size must be at least 1")
+        for slow in self.slow:
+            slow.check()
+        if sum(slow.count for slow in self.slow) > self.workers:
+            raise ValueError(f"more slow workers than the {self.workers} there are")
         if self.prefill_workers < 0:
             raise ValueError("prefill_workers must be at least 0")
         if self.workers + self.prefill_workers > WORKERS_MAX:
@@ -302,6 +336,13 @@ def cluster(settings: RunSettings) -> Cluster:
             "decode": PoolSettings("decode", engine),
         }
         sizes = {"prefill": settings.prefill_workers, "decode": settings.workers}
+    usual = "decode" if settings.prefill_workers else "workers"
+    for number, slow in enumerate(settings.slow, 1):
+        name, latency = f"slow-{number}", SlowedLatency(engine.latency, slow.speed)
+        slowed = dataclasses.replace(engine, latency=latency)
+        pools[name] = dataclasses.replace(pools[usual], engine=slowed)
+        sizes[name] = slow.count
+        sizes[usual] -= slow.count
     surroundings = ClusterSettings(
         pools,
         block_size=settings.block_size,

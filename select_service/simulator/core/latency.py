@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["AnalyticLatency", "Latency", "ProfileLatency"]
+__all__ = ["AnalyticLatency", "Latency", "ProfileLatency", "SlowedLatency"]
 
 
 class Latency(Protocol):
@@ -85,6 +85,35 @@ class AnalyticLatency:
             return int(seconds / (first + growth))
         # the root of growth·x² + first·x = seconds, in the form that does not cancel
         return int(2 * seconds / (first + (first * first + 4 * growth * seconds) ** 0.5))
+
+
+@dataclass(frozen=True, slots=True)
+class SlowedLatency:
+    """Another engine's times at a share of its speed: an older device, or one that is worn."""
+
+    of: Latency
+    speed: float  # 1: as fast as that one
+
+    def __post_init__(self) -> None:
+        """Refuse engines that stand still.
+
+        Raises:
+            ValueError: the speed is not above 0, or not finite.
+        """
+        if not 0.0 < self.speed < math.inf:
+            raise ValueError("the speed of an engine must be above 0, and finite")
+
+    def prefill_s(self, tokens: int, past: int) -> float:
+        """As that one, in more time."""
+        return self.of.prefill_s(tokens, past) / self.speed
+
+    def stretch_s(self, sequences: int, kv_tokens: int, steps: int) -> float:
+        """As that one, in more time."""
+        return self.of.stretch_s(sequences, kv_tokens, steps) / self.speed
+
+    def steps_in(self, sequences: int, kv_tokens: int, seconds: float) -> int:
+        """As many as that one does in the shorter time."""
+        return self.of.steps_in(sequences, kv_tokens, seconds * self.speed)
 
 
 class ProfileLatency:

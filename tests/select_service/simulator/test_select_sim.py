@@ -9,9 +9,9 @@ import random
 import re
 import xml.etree.ElementTree as ET  # of our own writing
 from pathlib import Path
-from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from select_service.simulator.cli import main
 from select_service.simulator.core.latency import ProfileLatency
@@ -22,7 +22,9 @@ from select_service.simulator.results import NotWritten, write_whole
 from select_service.simulator.runs import (
     POLICIES,
     Change,
+    Engine,
     RunSettings,
+    Slow,
     Trace,
     at_load,
     capacity_of,
@@ -101,9 +103,10 @@ def test_a_trace_of_three_has_no_capacity(
     assert "too short" in capsys.readouterr().err
 
 
-def test_results_come_back_as_settings(tmp_path: Path) -> None:
+def test_results_come_back_replace(tmp_path: Path) -> None:
     first, again = tmp_path / "1.json", tmp_path / "2.json"
     options = ["--workload", CHAT, "--change", "5:fail:1:3", "--change", "8:add:2"]
+    options += ["--slow", "2:0.5", "--slow", "1:0.1"]
     assert (
         main(["run", *options, "--weights", "overlap_score_credit=0.5", "--out", str(first)]) == 0
     )
@@ -143,6 +146,11 @@ def test_a_sweep_tells_the_front(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["run", "--workload", "chat", "--report", "/"], "Is a directory"),
         (["run", "--workload", "chat", "--change", "soon"], "AT:DO"),
         (["run", "--workload", "chat", "--engine", "kv_tokens=0"], "kv_tokens"),
+        (["run", "--workload", "chat", "--slow", "4"], "COUNT:SPEED"),
+        (["run", "--workload", "chat", "--slow", "4:half"], "--slow 4:half"),
+        (["run", "--workload", "chat", "--slow", "0:0.5"], "slow workers must be at least 1"),
+        (["run", "--workload", "chat", "--slow", "4:0"], "speed of slow workers"),
+        (["run", "--workload", "chat", "--slow", "4:1", "--slow", "5:1"], "more slow workers"),
         (["run", "--trace", "/nowhere"], "/nowhere"),
         (["run", "--workload", "chat", "--engine", "profile=/nowhere"], "/nowhere"),
         (["sweep", "--workload", "chat", "--vary", "luck=1"], "there is no luck"),
@@ -169,22 +177,33 @@ def test_a_broken_trace_is_told_by_its_line(
     assert "line 4" in capsys.readouterr().err
 
 
-def as_dict(settings: RunSettings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in settings.__struct_fields__}
-
-
 def test_prompts_may_be_computed_apart(tmp_path: Path) -> None:
     for policy in ("ours", "least-loaded"):
         settings = RunSettings(
             policy=policy,
             workloads=[WorkloadSettings(requests=80, rate=2.0)],
             prefill_workers=2,
-            workers=2,
+            workers=3,
+            slow=[Slow(count=1, speed=0.5)],
             block_size=64,
             changes=[Change(at=10.0, do="add", pool="decode", startup_s=1.0)],
         )
         measured = run(settings)
-        assert (measured.ok, measured.workers) == (80, 5)
+        assert (measured.ok, measured.workers) == (80, 6)
+
+
+@pytest.mark.parametrize("policy", ["ours", "kv-cost", "least-loaded"])
+def test_slow_workers_are_those_of_a_slower_engine(policy: str) -> None:
+    usual = Engine()
+    times = ("base_s", "prefill_token_s", "prefill_pair_s", "sequence_s", "kv_token_s")
+    half = {name: 2 * getattr(usual, name) for name in times}
+    base = RunSettings(
+        policy=policy, workloads=[WorkloadSettings(requests=60, rate=2.0)], workers=2, block_size=64
+    )
+    slowed = run(replace(base, slow=[Slow(count=2, speed=0.5)]))
+    assert slowed == run(replace(base, engine=Engine(**half))), "halves are exact"
+    some = run(replace(base, slow=[Slow(count=1, speed=0.5)]))
+    assert run(base).e2e_s.mean < some.e2e_s.mean < slowed.e2e_s.mean
 
 
 def test_the_ceiling_is_what_one_endless_cache_would_find() -> None:

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.simulator.core.latency import AnalyticLatency, Latency, ProfileLatency
+from select_service.simulator.core.latency import (
+    AnalyticLatency,
+    Latency,
+    ProfileLatency,
+    SlowedLatency,
+)
 
 PROFILE = ProfileLatency(
     {"prefill_isl": [1000, 2000, 4000], "prefill_ttft": [40, 90, 200]},
@@ -17,7 +22,13 @@ PROFILE = ProfileLatency(
         "max_kv_tokens": [100_000],
     },
 )
-MODELS: list[Latency] = [AnalyticLatency(), AnalyticLatency(kv_token_s=0.0), PROFILE]
+MODELS: list[Latency] = [
+    AnalyticLatency(),
+    AnalyticLatency(kv_token_s=0.0),
+    PROFILE,
+    SlowedLatency(AnalyticLatency(), 0.3),
+    SlowedLatency(PROFILE, 2.0),
+]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -46,6 +57,29 @@ def test_a_stretch_is_the_sum_of_its_steps(sequences: int, kv_tokens: int, steps
         model.stretch_s(sequences, kv_tokens + sequences * step, 1) for step in range(steps)
     )
     assert model.stretch_s(sequences, kv_tokens, steps) == pytest.approx(one_by_one)
+
+
+@given(
+    speed=st.floats(0.01, 10.0),
+    sequences=st.integers(1, 50),
+    kv_tokens=st.integers(1, 10**5),
+    steps=st.integers(1, 200),
+)
+def test_half_the_speed_is_twice_every_time(
+    speed: float, sequences: int, kv_tokens: int, steps: int
+) -> None:
+    usual = AnalyticLatency()
+    times = {name: getattr(usual, name) / speed for name in usual.__slots__}
+    slow, twin = SlowedLatency(usual, speed), AnalyticLatency(**times)
+    for stretch in ((sequences, kv_tokens, steps), (0, 0, 1)):
+        assert slow.stretch_s(*stretch) == pytest.approx(twin.stretch_s(*stretch))
+    assert slow.prefill_s(steps, kv_tokens) == pytest.approx(twin.prefill_s(steps, kv_tokens))
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, float("inf"), float("nan")])
+def test_no_engine_stands_still(speed: float) -> None:
+    with pytest.raises(ValueError, match="speed"):
+        SlowedLatency(AnalyticLatency(), speed)
 
 
 @given(chunks=st.lists(st.integers(1, 5000), min_size=1, max_size=6))
