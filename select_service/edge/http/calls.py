@@ -75,15 +75,13 @@ class OpenLines:
                 self.routes[line] = route
         lines = (rb"%b(%b)%b" % (escape(one), _PLAIN, escape(two)) for one, two in self.routes)
         self._match = compile_pattern(b"|".join(lines) or _NOTHING).fullmatch
-        self._by_group = (None, *self.routes.values())  # each has its own, and they begin with 1
+        self._by_group = dict(enumerate(self.routes.values(), 1))  # each has its own
 
     def find(self, line: bytes) -> Call | None:
         """Return the call of a line that has one parameter, an id as they are."""
         match = self._match(line)
         if match is None:
             return None
-        group = match.lastindex
+        group = match.lastindex or 0
         route = self._by_group[group]
-        return Call(
-            route, (match[group].decode(),), b"", line[len(route.method) + 1 : -_VERSION]
-        )
+        return Call(route, (match[group].decode(),), b"", line[len(route.method) + 1 : -_VERSION])
