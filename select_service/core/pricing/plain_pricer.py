@@ -140,18 +140,15 @@ class Pricer:
             self._groups, self._matched = [], []
         else:
             self._groups, self._matched = _listed(matched), None
-        if (
-            shared is None
-            and trust is None
-            and ours is None
-            and type(rows) is int
-            and self._is_level(rows)
-        ):
-            found = self._cheapest_of_equals(
-                rows, isl_tokens, block_size, blocks, scale, credit, track, draw
-            )
-            if found is not None:
-                return found
+        if shared is None and trust is None and ours is None and type(rows) is int:
+            if self._is_level(rows):
+                found = self._cheapest_of_equals(
+                    rows, isl_tokens, block_size, blocks, scale, credit, track, draw
+                )
+                if found is not None:
+                    return found
+            elif matched is None and track and rows <= FEW:
+                return self._cheapest_unmatched(rows, isl_tokens, block_size, blocks, scale, draw)
         if not isinstance(rows, int):
             self._check(rows)
         common = None if shared is None else self._by_row(_listed(shared))
@@ -174,6 +171,25 @@ class Pricer:
         return self._cheapest_of_few(
             *(rows, isl_tokens, block_size, blocks, scale, credit, track, matched, common, draw)
         )
+
+    def _cheapest_unmatched(
+        self,
+        rows: int,
+        isl_tokens: int,
+        block_size: int,
+        blocks: int,
+        scale: float,
+        draw: Callable[[], float],
+    ) -> tuple[int, float, int]:
+        """Do what `_cheapest_of_few` does where nobody has any of it: in one go, all in doubles."""
+        prefill, decode = self._views[0][:rows].tolist(), self._views[1][:rows].tolist()
+        tokens, size, more, scale = float(isl_tokens), float(block_size), float(blocks), float(scale)
+        few = [
+            scale * ((booked + tokens) / size) + (held + more)
+            for booked, held in zip(prefill, decode)  # noqa: B905 - as long; to say so takes time
+        ]
+        at = cheapest_of_few(few, draw)
+        return at, few[at], int(decode[at] + more)
 
     def _cheapest_of_few(
         self,
@@ -257,6 +273,9 @@ class Pricer:
 
     def _is_level(self, rows: int) -> bool:
         """Tell whether the first rows carry the same, as all do where nobody books."""
+        first, last = self._views[0], rows - 1
+        if first[0] != first[last]:  # as a rule, where somebody does
+            return False
         prefill = self._prefill[:rows].tobytes()
         if prefill != prefill[:_DOUBLE] * rows:
             return False
