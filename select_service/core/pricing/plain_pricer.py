@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Fill", "Pricer"]
 
 _DOUBLE = 8  # bytes
+_WHOLE_MAX = 2.0**53  # doubles below are every whole number there is, and its parts by a block
 _LANES = 8
 """Sums side by side that make up one."""
 
@@ -141,14 +142,15 @@ class Pricer:
         else:
             self._groups, self._matched = _listed(matched), None
         if shared is None and trust is None and ours is None and type(rows) is int:
+            found = None
             if self._is_level(rows):
                 found = self._cheapest_of_equals(
                     rows, isl_tokens, block_size, blocks, scale, credit, track, draw
                 )
-                if found is not None:
-                    return found
-            elif matched is None and track and rows <= FEW:
-                return self._cheapest_unmatched(rows, isl_tokens, block_size, blocks, scale, draw)
+            elif matched is None and track and scale == 1.0 and not block_size & (block_size - 1):
+                found = self._cheapest_unmatched(rows, isl_tokens, block_size, blocks, draw)
+            if found is not None:
+                return found
         if not isinstance(rows, int):
             self._check(rows)
         common = None if shared is None else self._by_row(_listed(shared))
@@ -178,18 +180,25 @@ class Pricer:
         isl_tokens: int,
         block_size: int,
         blocks: int,
-        scale: float,
         draw: Callable[[], float],
-    ) -> tuple[int, float, int]:
-        """Do what `_cheapest_of_few` does where nobody has any of it: in one go, all in doubles."""
-        prefill, decode = self._views[0][:rows].tolist(), self._views[1][:rows].tolist()
-        tokens, size, more, scale = float(isl_tokens), float(block_size), float(blocks), float(scale)
-        few = [
-            scale * ((booked + tokens) / size) + (held + more)
-            for booked, held in zip(prefill, decode)  # noqa: B905 - as long; to say so takes time
-        ]
-        at = cheapest_of_few(few, draw)
-        return at, few[at], int(decode[at] + more)
+    ) -> tuple[int, float, int] | None:
+        """Do it where nobody has any of it and weights are 1; None: numbers are too large.
+
+        A price is (P + isl) / size + (D + blocks) then, and in the order of the whole numbers
+        P + size * D: what all have in common changes none, and as long as the least is a whole
+        number of tokens to the last bit, no other is rounded down to it.
+        """
+        prefill, decode, *_ = self._views
+        if not prefill[0] + isl_tokens + (decode[0] + blocks) * block_size < _WHOLE_MAX:
+            return None  # the least is no more than the first
+        booked, held = self._prefill, self._decode
+        if rows != len(booked):
+            booked, held = booked[:rows], held[:rows]
+        tokens: Floats = held * float(block_size)
+        tokens += booked
+        at = cheapest(tokens, draw)
+        bare = decode[at] + blocks
+        return at, (prefill[at] + isl_tokens) / block_size + bare, int(bare)
 
     def _cheapest_of_few(
         self,
