@@ -97,7 +97,7 @@ class Echo:
         """Do the same where all are known to stand there, from a bracket on, with their signs."""
         text = _compact_at(opening, body, packed)
         if text:
-            self.note(packed, text)
+            self.last = packed, msgspec.Raw(text)
 
 
 def _compact_at(opening: int, body: bytes, packed: PackedHashes) -> bytes:
