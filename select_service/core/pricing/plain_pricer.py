@@ -100,7 +100,7 @@ class Pricer:
         self._groups: list[tuple[int, list[int]]] = []  # of the last call
         self._matched: list[int] | None = []  # the same by row, None: nobody has asked yet
 
-    def cheapest(
+    def cheapest(  # noqa: C901, PLR0912 - straight on: all pay for it
         self,
         rows: int | Slots,
         isl_tokens: int,
