@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from indexer.types import Scope
-    from select_service.admission_types import AdmissionSettings
     from select_service.core.booking.desk import Desk
     from select_service.core.counters import Counters
     from select_service.core.decisions.keeping import Decisions
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
         Answer,
         CoreLimits,
     )
+    from select_service.types.admission import AdmissionSettings
 
 __all__ = ["Shortcut"]
 

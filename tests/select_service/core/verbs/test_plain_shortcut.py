@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Tier, WorkerRank
-from select_service.admission_types import AdmissionSettings
 from select_service.core import service
 from select_service.core.verbs.plain_shortcut import Shortcut
 from select_service.core.watching.marks import Recorder
 from select_service.core.watching.witness import Witness
-from select_service.shadow_types import ShadowSettings
 from select_service.types import CoreLimits, RouterConfig, SelectAndReserveRequest, SelectRequest
+from select_service.types.admission import AdmissionSettings
+from select_service.types.shadow import ShadowSettings
 from tests.select_service.core.verbs import test_lifecycle_shortcut as lives
 from tests.select_service.core.verbs import test_shortcut as choices
 from tests.select_service.core.verbs.test_lifecycle_shortcut import Lived, booking, take, tell
