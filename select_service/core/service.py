@@ -55,6 +55,7 @@ from select_service.core.verbs.inspecting import Inspecting
 from select_service.core.verbs.matchmaking import Matchmaker
 from select_service.core.verbs.operating import Operating
 from select_service.core.verbs.placing import Placing
+from select_service.core.verbs.plain_shortcut import Shortcut as PlainShortcut
 from select_service.core.verbs.reading import Reader
 from select_service.core.verbs.registering import Registering
 from select_service.core.verbs.replicating import Replicating
@@ -211,6 +212,7 @@ class SelectionCore:
             self.registry, self.partitions, unclaimed_s=limits.recovery_unclaimed_s
         )
         self._clerk: _Clerk | None = None  # does at the desk what is plain
+        self._shortcut: _Shortcut | None = None  # and this on the way there
         self._rechecked_at: float | None = None
         self._scopes_looked_at = float("-inf")
 
@@ -236,8 +238,14 @@ class SelectionCore:
         if Clerk is not None and kinds.desk is Desk:
             self._clerk = Clerk(self.desk, self.room, self.limits, self.counters)
         is_usable = kinds.has_shortcut and not trace_decisions
+        is_unseen = kinds.desk is Desk and kinds.draws is None
+        if Shortcut is None and is_usable and is_unseen and PlainShortcut.suits(weights):
+            self.selecting.shortcut = PlainShortcut(
+                *(self.partitions, self.limits, self.admitting.settings, weights, placing),
+                *(self.decisions, self.counters, rng, self.desk, self.selecting.new_id),
+            )
         if Shortcut is not None and is_usable and Shortcut.suits(weights):
-            self.selecting.shortcut = Shortcut(
+            self.selecting.shortcut = self._shortcut = Shortcut(
                 self.partitions,
                 self.limits,
                 self.admitting.settings,
@@ -284,7 +292,7 @@ class SelectionCore:
             *(self.reader, self.desk, self.room, self.replicas.leases, self.limits),
             *(self.admitting, self.pairs, self.trusting, selecting.new_id),
         )
-        reserving.clerk, reserving.shortcut = self._clerk, selecting.shortcut
+        reserving.clerk, reserving.shortcut = self._clerk, self._shortcut
         self.reserve = reserving.reserve
         self.prefill_complete = reserving.prefill_complete
         self.output_block = reserving.output_block

@@ -63,9 +63,8 @@ _NO_FINGERPRINT = b"-"
 
 _BOOKING_FAILED = "failed to book scheduler state: "
 
-
-_in_order: Final = msgspec.msgpack.Encoder(order="deterministic").encode
-"""Members of objects have no order."""
+in_order: Final = msgspec.msgpack.Encoder(order="deterministic").encode
+"""Packs a request to be recognised by: members of objects have no order."""
 
 _KINDS: Final[dict[type, tuple[bytes, bool, bool]]] = {}
 """By the type of a request, of which there are a handful: its name, whether it may ask to have its
@@ -91,7 +90,7 @@ def fingerprint_of(request: msgspec.Struct, unknown: bytes) -> bytes:
         request = msgspec.structs.replace(request, explain=UNSET)  # changes nothing of a booking
     if has_prompt:
         request = packed(request)  # type: ignore[type-var]
-    return xxhash.xxh3_128_digest(route + _in_order(request) + unknown)
+    return xxhash.xxh3_128_digest(route + in_order(request) + unknown)
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -456,7 +455,10 @@ class Desk:
         if outputs:
             tokens = outputs * partition.index.block_size
             demand.tell_output(tokens, reservation.first_token_at, now)
-        self.release(booking, now)
+        partition.ledger.free(reservation)  # as `release` does
+        if reservation.lease is not None:
+            self.leases.leave(reservation)
+        self.bookings.forget(reservation, now)
         self._counters.reservations_freed += 1
         return partition, effects
 

@@ -154,6 +154,18 @@ class Bookings:
             raise ReservationNotFound(name)
         return booking
 
+    def may_add(self, reservation_id: str | None, most: int) -> bool:
+        """Whether it is plain that nobody has an id, if it is given, and there is room for it.
+
+        Args:
+            reservation_id: of what is to be booked.
+            most: as many may be booked here or waited for.
+        """
+        waiting = self._waiting
+        if reservation_id is not None and (waiting or self.pairs or reservation_id in self._live):
+            return False
+        return self.own + len(waiting) < most
+
     def is_unknown(self, reservation_id: str) -> bool:
         """Whether it is plain that nobody has an id; if not, `repeated` and others tell."""
         return reservation_id not in self._live and not self._waiting and not self.pairs
@@ -226,7 +238,10 @@ class Bookings:
         if self.changes is not None:
             self.changes.ended(name)
         if second is not None:
-            self._part_from_namesakes(booking, second)
+            if booking.older is None and booking.younger is None:  # as a rule
+                del self._second_names[second]
+            else:
+                self._part_from_namesakes(booking, second)
             if second != name:
                 self._remember_freed(second, now)
         self._remember_freed(name, now)

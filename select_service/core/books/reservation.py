@@ -30,8 +30,9 @@ class Lane:
         self.is_open = True
 
 
-_NOWHERE: Final = Lane(-1)
-_NOWHERE.is_open = False
+NOWHERE: Final = Lane(-1)
+"""The lane of those that are in none any more."""
+NOWHERE.is_open = False
 
 
 class Reservation:
@@ -117,4 +118,4 @@ class Reservation:
 
     def leave(self) -> None:
         """It is in no lane any more."""
-        self.lane = _NOWHERE
+        self.lane = NOWHERE

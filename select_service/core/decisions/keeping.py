@@ -112,6 +112,11 @@ class Decisions:
         return self._ring.keep_usual
 
     @property
+    def ring(self) -> RecordRing:
+        """Where records are kept, for who has looked already at what they say of the fleet."""
+        return self._ring
+
+    @property
     def bytes(self) -> int:
         """What the records take together."""
         return self._ring.bytes

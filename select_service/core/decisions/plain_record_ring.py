@@ -66,7 +66,7 @@ class RecordRing:
     def __len__(self) -> int:
         return len(self._ring)
 
-    def keep(  # noqa: PLR0917 - in one call, by place: all pay for it
+    def keep(  # noqa: C901, PLR0912, PLR0917 - in one call, by place: all pay for it
         self,
         ticket: Ticket,
         seen: Seen,
@@ -94,9 +94,9 @@ class RecordRing:
         if trust is not None:
             size += len(trust)
         if selection_id is not None:  # a caller's words, and of any length
-            size += _text_bytes(selection_id)
+            size += len(selection_id) if selection_id.isascii() else _text_bytes(selection_id)
         if reservation_id is not None:
-            size += _text_bytes(reservation_id)
+            size += len(reservation_id) if reservation_id.isascii() else _text_bytes(reservation_id)
         if ask is not None:  # the tenant is as it was sent
             size += _ASKED_BYTES + _text_bytes(ask.tenant_id)
         if cache_hit is not None:
@@ -109,7 +109,14 @@ class RecordRing:
         )
         # fmt: on
         if self._count_max:
-            self._add(record, size, columns)
+            self.next += 1
+            self._ring.append(record)
+            self.bytes += size
+            if columns is not self._columns:  # charged once for a run of records with the same
+                self._columns = columns
+                self.bytes += len(columns)
+            if self.bytes > self._bytes_max or len(self._ring) > self._count_max:
+                self._drop_oldest()
         return record if request.explain else None
 
     def keep_usual(
@@ -139,26 +146,17 @@ class RecordRing:
         self.keep(ticket, seen, rows, slot, now, None, cache_hit, weights, lookout.told, 0)
         return True
 
-    def _add(self, record: Record, size: int, columns: bytes) -> None:
-        ring = self._ring
-        self.next += 1
-        ring.append(record)
-        self.bytes += size
-        if columns is not self._columns:  # charged once for a run of records with the same
-            self._columns = columns
-            self.bytes += len(columns)
-        while ring and (len(ring) > self._count_max or self.bytes > self._bytes_max):
-            self._drop_oldest()
-
     def _drop_oldest(self) -> None:
+        """Let go of as many as are too many."""
         ring = self._ring
-        oldest = ring.popleft()
-        self.bytes -= oldest[SIZE]
-        columns = oldest[SEEN][0]
-        if not ring:
-            self._columns = b""
-        if not ring or ring[0][SEEN][0] is not columns:
-            self.bytes -= len(columns)
+        while ring and (len(ring) > self._count_max or self.bytes > self._bytes_max):
+            oldest = ring.popleft()
+            self.bytes -= oldest[SIZE]
+            columns = oldest[SEEN][0]
+            if not ring:
+                self._columns = b""
+            if not ring or ring[0][SEEN][0] is not columns:
+                self.bytes -= len(columns)
 
     def numbered(self, number: int) -> Record | None:
         """Return the record of a number, if it is there."""

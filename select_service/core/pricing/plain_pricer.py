@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Fill", "Pricer"]
 
 _DOUBLE = 8  # bytes
+_WHOLE_MAX = 2.0**53  # doubles below are every whole number there is, and its parts by a block
 _LANES = 8
 """Sums side by side that make up one."""
 
@@ -99,7 +100,7 @@ class Pricer:
         self._groups: list[tuple[int, list[int]]] = []  # of the last call
         self._matched: list[int] | None = []  # the same by row, None: nobody has asked yet
 
-    def cheapest(
+    def cheapest(  # noqa: C901, PLR0912 - straight on: all pay for it
         self,
         rows: int | Slots,
         isl_tokens: int,
@@ -140,16 +141,14 @@ class Pricer:
             self._groups, self._matched = [], []
         else:
             self._groups, self._matched = _listed(matched), None
-        if (
-            shared is None
-            and trust is None
-            and ours is None
-            and type(rows) is int
-            and self._is_level(rows)
-        ):
-            found = self._cheapest_of_equals(
-                rows, isl_tokens, block_size, blocks, scale, credit, track, draw
-            )
+        if shared is None and trust is None and ours is None and type(rows) is int:
+            found = None
+            if self._is_level(rows):
+                found = self._cheapest_of_equals(
+                    rows, isl_tokens, block_size, blocks, scale, credit, track, draw
+                )
+            elif matched is None and track and scale == 1.0 and not block_size & (block_size - 1):
+                found = self._cheapest_unmatched(rows, isl_tokens, block_size, blocks, draw)
             if found is not None:
                 return found
         if not isinstance(rows, int):
@@ -174,6 +173,32 @@ class Pricer:
         return self._cheapest_of_few(
             *(rows, isl_tokens, block_size, blocks, scale, credit, track, matched, common, draw)
         )
+
+    def _cheapest_unmatched(
+        self,
+        rows: int,
+        isl_tokens: int,
+        block_size: int,
+        blocks: int,
+        draw: Callable[[], float],
+    ) -> tuple[int, float, int] | None:
+        """Do it where nobody has any of it and weights are 1; None: numbers are too large.
+
+        A price is (P + isl) / size + (D + blocks) then, and in the order of the whole numbers
+        P + size * D: what all have in common changes none, and as long as the least is a whole
+        number of tokens to the last bit, no other is rounded down to it.
+        """
+        prefill, decode, *_ = self._views
+        if not prefill[0] + isl_tokens + (decode[0] + blocks) * block_size < _WHOLE_MAX:
+            return None  # the least is no more than the first
+        booked, held = self._prefill, self._decode
+        if rows != len(booked):
+            booked, held = booked[:rows], held[:rows]
+        tokens: Floats = held * float(block_size)
+        tokens += booked
+        at = cheapest(tokens, draw)
+        bare = decode[at] + blocks
+        return at, (prefill[at] + isl_tokens) / block_size + bare, int(bare)
 
     def _cheapest_of_few(
         self,
@@ -257,6 +282,9 @@ class Pricer:
 
     def _is_level(self, rows: int) -> bool:
         """Tell whether the first rows carry the same, as all do where nobody books."""
+        first, last = self._views[0], rows - 1
+        if first[0] != first[last]:  # as a rule, where somebody does
+            return False
         prefill = self._prefill[:rows].tobytes()
         if prefill != prefill[:_DOUBLE] * rows:
             return False

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from select_service.core.booking.desk import Desk
     from select_service.core.columns import Rows
     from select_service.core.verbs.placing import Placing
+    from select_service.core.verbs.plain_shortcut import Shortcut as PlainShortcut
     from select_service.core.verbs.reading import Reader
     from select_service.core.verbs.waiting_room import WaitingRoom
     from select_service.types import PairSelection, Selection, SelectRequest
@@ -65,7 +66,7 @@ class Selecting:
         self._placing = placing
         self._room = room
         self._rng = rng
-        self.shortcut: Shortcut | None = None  # for who asks for nothing special
+        self.shortcut: Shortcut | PlainShortcut | None = None  # for who asks for nothing special
 
     def select(self, request: SelectRequest, now: float) -> tuple[Answer | Ticket, Effects]:
         """Choose a worker; a Ticket when the request has to wait.

@@ -41,6 +41,7 @@ SCANNED_BYTES_MAX: Final = 1 << 20
 _PLANS_MAX: Final = 256
 """Clients have a few; who sends members in every order must not fill the memory."""
 
+_BACKSLASH: Final = ord("\\")
 _U32_MAX: Final = (1 << 32) - 1
 _REFUSALS: Final = (ValueError, TypeError, AttributeError, RuntimeError, MemoryError)
 """Of the parser: no such JSON; no such numbers; no array; another thread is at it; too much."""
@@ -102,7 +103,7 @@ class PlainScanner(Generic[D]):
             small_bytes: if it is longer, what it holds may have to be counted.
         """
         find = body.find
-        if find(b"{", 1) >= 0 or find(b"\\") >= 0 or not body.startswith(b"{"):
+        if body.rfind(b"{") or _BACKSLASH in body:
             return None
         try:
             document: Any = self._parse(body)
@@ -113,7 +114,7 @@ class PlainScanner(Generic[D]):
                 return None
             members: dict[str, Any] = {}
             before = signs = self._signs
-            at = 0
+            at = echoed_at = 0
             for name, is_hashes in longs:
                 array = document[name]
                 try:
@@ -123,6 +124,8 @@ class PlainScanner(Generic[D]):
                     buffer = array.as_buffer(of_type=signs[0])
                 members[name] = b"".join((buffer,)) if is_hashes else _as_tokens(buffer)
                 at = find(b"[", at) + 1
+                if name == ECHOED:
+                    echoed_at = at - 1
             for name, kind in simple:
                 value = members[name] = document[name]
                 if type(value) is not kind:
@@ -137,8 +140,9 @@ class PlainScanner(Generic[D]):
             request = self._convert(members) if others else self._kind(**members)
         except _REFUSALS:
             return None
-        if shown and self._echoes and signs is before and signs[0] == "i":
-            echo.note_signed(body, members[ECHOED])
+        # without others it is sure that no other array stands before one of numbers
+        if shown and self._echoes and signs is before and signs[0] == "i" and not others:
+            echo.note_signed(body, echoed_at, members[ECHOED])
         return self._decoded(request, None, b"")
 
     def _plan(self, names: tuple[str, ...]) -> _Plan:

@@ -42,6 +42,7 @@ ECHOED: Final = "sequence_hashes"
 
 _OPENS: Final = f'"{ECHOED}":['.encode()
 _ECHOED_BYTES_MAX: Final = 1 << 16  # kept until the next is read
+_BLANK, _LINE_FEED, _RETURN, _TAB = b" \n\r\t"
 _ZERO: Final = bytes(HASH_BYTES)
 _POSITIVE: Final = bytes(range(128))  # as the highest byte of a number with a sign
 
@@ -81,35 +82,33 @@ class Echo:
         In such a body nothing else can look like that member: strings have no quotes in them.
         Half of what printing them costs.
         """
-        text = _compact_in(body, packed) if isinstance(packed, bytes) else b""
+        opening = body.find(_OPENS) + len(_OPENS) - 1
+        if not isinstance(packed, bytes) or opening < len(_OPENS):
+            return
+        text = _compact_at(opening, body, packed)
         if not text:
             return
-        assert isinstance(packed, bytes)
         minuses = len(text) - len(text.replace(b"-", b""))  # half of what counting them takes
         negative = len(packed[HASH_BYTES - 1 :: HASH_BYTES].translate(None, _POSITIVE))
         if minuses == negative:
             self.note(packed, text)
 
-    def note_signed(self, body: bytes, packed: PackedHashes) -> None:
-        """Do the same where all are known to stand there as signed numbers."""
-        text = _compact_in(body, packed)
+    def note_signed(self, body: bytes, opening: int, packed: PackedHashes) -> None:
+        """Do the same where all are known to stand there, from a bracket on, with their signs."""
+        text = _compact_at(opening, body, packed)
         if text:
-            self.note(packed, text)
+            self.last = packed, msgspec.Raw(text)
 
 
-def _compact_in(body: bytes, packed: PackedHashes) -> bytes:
+def _compact_at(opening: int, body: bytes, packed: PackedHashes) -> bytes:
     """Return the array of these hashes in a flat body, b"" if there are blanks in it or zeros."""
-    opening = body.find(_OPENS) + len(_OPENS) - 1
-    if opening < len(_OPENS):
-        return b""
     text = body[opening : body.find(b"]", opening) + 1]
-    find = text.find
     if (
         len(text) > _ECHOED_BYTES_MAX
-        or find(b" ") >= 0
-        or find(b"\n") >= 0
-        or find(b"\r") >= 0
-        or find(b"\t") >= 0
+        or _BLANK in text
+        or _LINE_FEED in text
+        or _RETURN in text
+        or _TAB in text
         or packed.find(_ZERO) >= 0  # it may stand there as -0
     ):
         return b""

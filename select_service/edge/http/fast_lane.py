@@ -61,6 +61,9 @@ HEADS_MAX: Final = 1024
 PEERS_MAX: Final = 64
 """Clients known by their certificates that have a memory of their own; of more none is kept."""
 
+LINES_MAX: Final = 256
+"""Heads remembered as they were read, whole."""
+
 HEAD_BYTES_MAX: Final = 1024
 """The longest that is remembered, of the lines that are."""
 
@@ -80,22 +83,34 @@ class Heads:
     Learnt only where every line is one header to the parser: there is no other way to read them.
     """
 
-    __slots__ = ("__weakref__", "known")
+    __slots__ = ("__weakref__", "known", "read")
 
     def __init__(self) -> None:
         self.known: dict[bytes, Head] = {}  # by the lines that are kept
+        self.read: dict[bytes, tuple[Head, int, int]] = {}
+        """What heads mean that came just so, the length of their body, and how many lines it took
+        to say: where nothing differs but the path, they need not be read again."""
 
     def forget(self) -> None:
         """Know nothing any more: what tokens allow has changed."""
         self.known.clear()
+        self.read.clear()
 
     def learn(self, lines: bytes, head: Head) -> None:
         """Remember what the parser has found in these lines, of a request that is plain."""
         if len(lines) > HEAD_BYTES_MAX:
             return
         if len(self.known) >= HEADS_MAX:
-            self.known.clear()
+            self.forget()
         self.known[lines] = head
+
+    def note(self, lines: bytes, head: Head, length: int, breaks: int) -> None:
+        """Remember what all lines of a head, of HTTP/1.1, are found to mean."""
+        if len(lines) > HEAD_BYTES_MAX:
+            return
+        if len(self.read) >= LINES_MAX:
+            self.read.clear()
+        self.read[lines] = head, length, breaks
 
 
 class _Oblivion(Heads):
@@ -105,6 +120,10 @@ class _Oblivion(Heads):
 
     @override
     def learn(self, lines: bytes, head: Head) -> None:
+        """Let it pass."""
+
+    @override
+    def note(self, lines: bytes, head: Head, length: int, breaks: int) -> None:
         """Let it pass."""
 
 
@@ -315,15 +334,29 @@ class FastLane(GuardedProtocol):
         end = data.find(b"\r\n\r\n", 0, READ_BYTES_MAX)
         if end < 0 or self.flow.write_paused or self.transport.is_closing():
             return False
-        known = self._known_call(data, end)
-        if known is None:
-            return False
-        call, head = known
+        line_end = data.find(b"\r\n")
+        line, lines, size = data[:line_end], data[line_end:end], len(data) - end - 4
+        door = self.door
+        call = door.call_in_line(line) or door.call_with_id(line)
+        read = None if call is None else self.heads.read.get(lines)
+        if call is None or read is None:
+            known = self._known_call(call, line, lines, size)
+            if known is None:
+                return False
+            call, head = known
+        else:
+            head, length, breaks = read
+            if (
+                length != size
+                or breaks > self.limits.header_lines_max
+                or not door.suits(call.route, head, size)
+            ):
+                return False
         self._phase = _REST  # even if it is the first
         if head.is_last:
             self._is_last = True
         self._idle_since = None
-        answer = self.door.answer_now(call, head, data[end + 4 :])
+        answer = door.answer_now(call, head, data[end + 4 :] if size else b"")
         if type(answer) is Response and answer.stream is None:
             self.write_answer(answer)
             return True
@@ -338,32 +371,37 @@ class FastLane(GuardedProtocol):
         self._handed = answer
         return False
 
-    def _known_call(self, data: bytes, end: int) -> tuple[Call, Head] | None:
-        """Return the call of a request that is whole, and what its head means, to `end`."""
-        line_end = data.find(b"\r\n")
-        lines, length = self._steady(data[line_end:end])
-        line = data[:line_end]
+    def _known_call(
+        self, call: Call | None, line: bytes, lines: bytes, size: int
+    ) -> tuple[Call, Head] | None:
+        """Return the call of a request that is whole, and what its head means.
+
+        Args:
+            call: of its first line, if that is plain.
+            line: that.
+            lines: all others, each behind its line break.
+            size: bytes behind them.
+        """
+        kept, length = self.steady.read(lines)
         is_old = line.endswith(_OLD)
-        head = self.heads.known.get(_OLD + lines if is_old else lines)
+        head = self.heads.known.get(_OLD + kept if is_old else kept)
         if head is None:
-            self._lines_read = lines
+            self._lines_read = kept
             return None
-        if len(data) - end - 4 != length:
-            return None
-        if data.count(b"\r\n", line_end, end) > self.limits.header_lines_max:
-            return None  # which the parser refuses
+        breaks = lines.count(b"\r\n")
+        if length != size or breaks > self.limits.header_lines_max:
+            return None  # of too many the parser says so
+        door = self.door
         if is_old:  # it says the same, and when the connection ends stands with the lines
             line = line[:-1] + b"1"
-        call = self.door.call_in_line(line) or self.door.call_with_id(line)
+            call = door.call_in_line(line) or door.call_with_id(line)
+        else:
+            self.heads.note(lines, head, length, breaks)
         if call is not None:
-            return (call, head) if self.door.suits(call.route, head, length) else None
+            return (call, head) if door.suits(call.route, head, length) else None
         parts = _REQUEST_LINE.fullmatch(line)
-        call = None if parts is None else self.door.call_for(parts[1], parts[2], head, length)
+        call = None if parts is None else door.call_for(parts[1], parts[2], head, length)
         return None if call is None else (call, head)
-
-    def _steady(self, lines: bytes) -> tuple[bytes, int]:
-        """Return the lines that are kept, and the length of the body."""
-        return self.steady.read(lines)
 
     def _rests(self) -> bool:
         """Tell whether all that has come is answered, and the next byte begins a request."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["GUARDED", "KEPT", "LENGTH_DIGITS_MAX", "LINES_MAX", "Steady"]
+__all__ = ["GUARDED", "KEPT", "LENGTH_DIGITS_MAX", "Steady"]
 
 KEPT: Final = frozenset(
     (
@@ -31,10 +31,6 @@ GUARDED: Final = KEPT | {b"authorization"}
 LENGTH_DIGITS_MAX: Final = 12
 """Of a Content-Length: a terabyte. One that is longer is the parser's to judge."""
 
-LINES_MAX: Final = 256
-"""Heads whose lines are remembered as they were read, each of 8 KiB at most (`READ_BYTES_MAX`):
-where nothing differs but the path, as in calls without a body, they need not be read again."""
-
 _LENGTH_NAME: Final = b"content-length"
 _LENGTH: Final = re.compile(
     rb"\r\n%b:[ \t]*+([0-9]{1,%d})[ \t]*+(?=\r\n|\Z)" % (_LENGTH_NAME, LENGTH_DIGITS_MAX),
@@ -47,20 +43,22 @@ class Steady:
 
     Attributes:
         names: of the lines that are kept, in lower case.
-        read: takes the lines of a head, each behind its line break; returns those that are kept,
-            and the length that was among them, or 0. Linear. What is odd in any way is kept: who
-            looks for it in what was learnt does not find it there, and the parser says what is
-            wrong.
     """
 
-    __slots__ = ("_left_out", "names", "read")
+    __slots__ = ("_left_out", "names")
 
     def __init__(self, names: frozenset[bytes]) -> None:
         self.names = names
         self._left_out = _left_out(names)
-        self.read: Callable[[bytes], tuple[bytes, int]] = lru_cache(LINES_MAX)(self._read)
 
-    def _read(self, lines: bytes) -> tuple[bytes, int]:
+    def read(self, lines: bytes) -> tuple[bytes, int]:
+        """Take the lines of a head, each behind its line break.
+
+        Returns:
+            Those that are kept, and the length that was among them, or 0. Linear. What is odd in
+            any way is kept: who looks for it in what was learnt does not find it there, and the
+            parser says what is wrong.
+        """
         kept = self._left_out(b"", lines)
         said = _LENGTH.search(kept)
         if said is None:

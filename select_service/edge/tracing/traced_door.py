@@ -14,7 +14,7 @@ from select_service.edge.codec.answers import Feed, Response, Settling
 from select_service.edge.codec.writing import encode
 from select_service.edge.http.access_log import TRACE_IDS
 from select_service.edge.http.asgi import Door
-from select_service.edge.http.fast_lane import FastLane
+from select_service.edge.http.fast_lane import READ_BYTES_MAX, FastLane
 from select_service.edge.http.traffic import CLIENT_GONE
 from select_service.edge.tracing.spans import HERE, log_ids
 from select_service.edge.tracing.trace_context import parent_in, read_parent
@@ -206,15 +206,11 @@ class TracedLane(FastLane):
 
     @override
     def _answer_whole(self, data: bytes) -> bool:
+        self.door.lines = data[data.find(b"\r\n") : data.find(b"\r\n\r\n", 0, READ_BYTES_MAX)]
         try:
             return super()._answer_whole(data)
         finally:
             self.door.lines = b""
-
-    @override
-    def _steady(self, lines: bytes) -> tuple[bytes, int]:
-        self.door.lines = lines
-        return super()._steady(lines)
 
     @override
     def _plain_call(self) -> Call | None:

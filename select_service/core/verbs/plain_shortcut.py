@@ -1,0 +1,344 @@
+"""The line of a plain selection in a few frames, from its request to its answer.
+
+The plain twin of `Shortcut` in `_shortcut.pyx`, and less eager: taken is a request that says
+nothing but whom it is for, what its prompt is, in packed hashes, and what it is called, of a
+partition where nobody judges, waits or is doubted, and which has nothing of it on lower tiers. For
+all others `Selecting` with all behind it (`reading.py`, `placing.py`, `partition.py`) does the
+same, to the same objects. It decides nothing of its own: the index finds, the pricer prices and
+picks, the ledger books, the ring keeps. What it saves is frames that carry arguments on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import UNSET
+from msgspec.structs import replace
+from xxhash import xxh3_128_digest
+
+from indexer.types import HASH_BYTES
+from select_service.core.admission.queue import Ticket
+from select_service.core.booking.desk import in_order
+from select_service.core.books.bookings import Booking
+from select_service.core.effects import NOTHING, Effects
+from select_service.core.pricing.placement import device_overlap
+from select_service.core.pricing.prompt import Prompt
+from select_service.core.verbs.placing import sketch
+from select_service.types import SelectAndReserveRequest, SelectRequest
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Mapping
+
+    from indexer.types import Scope
+    from select_service.core.booking.desk import Desk
+    from select_service.core.counters import Counters
+    from select_service.core.decisions.keeping import Decisions
+    from select_service.core.decisions.record import Groups
+    from select_service.core.partition import Partition
+    from select_service.core.pricing.scoring import Weights
+    from select_service.core.verbs.placing import Placing
+    from select_service.types import (
+        Answer,
+        CoreLimits,
+    )
+    from select_service.types.admission import AdmissionSettings
+
+__all__ = ["Shortcut"]
+
+_BOOKING: Final = SelectAndReserveRequest.__name__.encode()
+"""How what is fingerprinted of a booking begins; see `fingerprint_of`."""
+
+
+def _says_more(request: SelectRequest) -> bool:
+    """Whether a request has a member that not every plain one has; one by one: all pay for it."""
+    return not (
+        request.token_ids is None
+        and request.mm_routing_info is None
+        and request.block_mm_infos is None
+        and request.lora_name is None
+        and request.cache_salt is None
+        and request.cache_namespace is None
+        and request.is_eagle is None
+        and request.router_config_override is None
+        and request.priority_jump is None
+        and request.strict_priority is None
+        and request.pinned_worker is None
+        and request.allowed_worker_ids is None
+        and request.routing_constraints is UNSET
+        and request.slo_class is None
+        and request.priority is None
+        and request.slo_ttft_ms is None
+        and request.fairness_id is None
+        and request.cache_hit_threshold is None
+        and request.cache_hit_scope is None
+        and request.cache_hit_basis is None
+        and request.on_cache_threshold == "reject"
+        and request.attempt == 0
+        and request.session_id is None
+        and request.explain is UNSET
+    )
+
+
+class Glance:
+    """What was seen of a partition since somebody last came, went or changed there."""
+
+    __slots__ = ("answers", "busy_above", "chains", "count", "is_plain", "queue", "root", "rows")
+
+    def __init__(self, partition: Partition) -> None:
+        seating = partition.seating
+        self.rows = seating.everyone
+        self.count = seating.ranks
+        self.is_plain = (
+            partition.admission is None
+            and len(partition.policy.classes) == 1
+            and not seating.roles.given
+            and len(seating.workers) > 0
+            and type(self.rows) is slice
+        )
+        if not self.is_plain:
+            return
+        self.root, self.chains = partition.index.tree.root, partition.ledger.blocks.root
+        self.queue = partition.queues.of_class[0]
+        self.busy_above = partition.queues.busy_above(0, 0)
+        self.answers = [sketch(partition, slot) for slot in range(self.count)]
+
+
+class Shortcut:
+    """Answers plain selections of one core; see above."""
+
+    def __init__(  # noqa: PLR0917 - the rooms of a core
+        self,
+        partitions: Mapping[Scope, Partition],
+        limits: CoreLimits,
+        settings: AdmissionSettings,
+        weights: Weights,
+        placing: Placing,
+        decisions: Decisions,
+        counters: Counters,
+        rng: random.Random,
+        desk: Desk,
+        new_id: Callable[[], str],
+    ) -> None:
+        """Take the rooms of a core.
+
+        Args:
+            partitions: by scope.
+            limits: of the core.
+            settings: of admission.
+            weights: in force for who has none of its own; such that `suits`.
+            placing: places whatever is not plain.
+            decisions: keeps records.
+            counters: of the core.
+            rng: draws.
+            desk: it itself, no kind of it that notes what it does.
+            new_id: makes the id of a booking that has none.
+        """
+        self._partitions, self._limits, self._settings = partitions, limits, settings
+        self._placing, self._counters = placing, counters
+        self._keep, self._keep_usual = decisions.keep, decisions.ring.keep
+        self._draw, self._new_id = rng.random, new_id
+        self._weights, self._is_kv_cost = weights, weights.is_kv_cost
+        self._desk, self._bookings = desk, desk.bookings
+        self._speaks = desk.announcer.speaks
+
+    @staticmethod
+    def suits(weights: Weights) -> bool:
+        """Whether the formula of these weights has none of its rarer terms."""
+        return weights.overlap_score_credit_decay <= 0.0 and weights.temperature == 0.0
+
+    def select(self, request: SelectRequest, now: float) -> tuple[Answer, Effects] | None:
+        """Return (answer, effects) as `Selecting.select` does; None: that is to do it."""
+        if type(request) is not SelectRequest or request.reservation_id is not None:
+            return None  # it would stand in the record
+        found = self._look(request)
+        return None if found is None else self._place(*found, request, None, b"", now)
+
+    def select_and_reserve(
+        self, request: SelectAndReserveRequest, now: float
+    ) -> tuple[Answer, Effects] | None:
+        """Return (answer, effects) as `Selecting.select_and_reserve` does; None: it is to."""
+        if (
+            type(request) is not SelectAndReserveRequest
+            or request.lease_id is not None
+            or request.ttl_s is not None
+        ):
+            return None
+        found = self._look(request)
+        if found is None or found[0].ledger.changes is not None:
+            return None
+        name, second, limits = request.reservation_id, request.selection_id, self._limits
+        most = limits.id_length_max
+        if (
+            not self._bookings.may_add(name, limits.reservations_max)
+            or (name is not None and (len(name) > most or not name.isprintable()))
+            or (second is not None and (len(second) > most or not second.isprintable()))
+        ):
+            return None
+        fingerprint = b""
+        if name is None:
+            name = self._new_id()
+        else:
+            fingerprint = xxh3_128_digest(_BOOKING + in_order(request))
+        return self._place(*found, request, name, fingerprint, now)
+
+    def _look(  # noqa: PLR0911 - as above
+        self, request: SelectRequest
+    ) -> tuple[Partition, Groups | None] | None:
+        """Return the partition of a request, and who has what of it; None: it is not plain."""
+        if _says_more(request):
+            return None
+        tenant = request.tenant_id
+        if tenant is UNSET:
+            tenant = request.routing_group
+        key = request.model_name, "default" if tenant is UNSET else tenant
+        partition: Partition | None
+        partition = self._partitions.get(key)  # type: ignore[call-overload] # equal to its scope
+        if partition is None:
+            return None
+        glance = partition.glance
+        if type(glance) is not Glance:
+            glance = partition.glance = Glance(partition)
+        placing = self._placing
+        if (
+            not glance.is_plain
+            or placing.shadow is not None
+            or partition.trust.column is not None
+            or (placing.sampler is not None and placing.sampler.left)
+            or glance.queue.pending
+            or self._settings.cache_hit_threshold > 0.0
+            or (
+                partition.ledger.prefill_left[0] > glance.busy_above
+                and partition.queues.all_busy(0, glance.rows)
+            )
+        ):
+            return None
+        local, chain = request.block_hashes, request.sequence_hashes
+        if (
+            type(local) is not bytes
+            or type(chain) is not bytes
+            or not request.isl_tokens
+            or (size := len(local)) != len(chain)
+            or size % HASH_BYTES
+            or size > self._limits.blocks_per_request_max * HASH_BYTES
+        ):
+            return None
+        if local[:HASH_BYTES] not in glance.root.children:
+            return partition, None
+        matches = partition.index.find_matches(local)
+        if matches.host or matches.disk:
+            return None
+        groups = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
+        return partition, groups or None
+
+    def _place(  # noqa: PLR0912, PLR0915 - straight on: all pay for it
+        self,
+        partition: Partition,
+        matched: Groups | None,
+        request: SelectRequest,
+        name: str | None,
+        fingerprint: bytes,
+        now: float,
+    ) -> tuple[Answer, Effects]:
+        """Choose, and book if there is a name to book under."""
+        glance, ledger, pricer = partition.glance, partition.ledger, partition.pricer
+        local, chain, isl_tokens = request.block_hashes, request.sequence_hashes, request.isl_tokens
+        assert type(glance) is Glance
+        assert type(local) is bytes
+        assert type(chain) is bytes
+        assert isl_tokens is not None
+        shared = None
+        if chain[:HASH_BYTES] in glance.chains.children:
+            shared = ledger.shared_groups(chain)
+        weights, size = self._weights, partition.index.block_size
+        present = weights if self._is_kv_cost else partition.at_present(weights)
+        track, rows = weights.track_prefill_tokens, glance.rows
+        # arguments by place and one by one: every selection pays for what puts them together
+        slot, _, decode = pricer.cheapest(
+            glance.count,
+            isl_tokens,
+            size,
+            len(local) // HASH_BYTES,
+            weights.prefill_load_scale,
+            weights.overlap_score_credit,
+            track,
+            matched,
+            shared,
+            self._draw,
+            None,
+            None if self._is_kv_cost else present.of_ours,
+            now,
+        )
+        answer, left = glance.answers[slot], isl_tokens
+        overlap = answer.overlap
+        if matched is not None:
+            blocks = pricer.matched_at(slot)
+            overlap = device_overlap(partition.seating.rank_at(slot)[0], pricer, size, blocks)
+            left = isl_tokens - blocks * size if blocks * size < isl_tokens else 0
+        counters, demand = self._counters, partition.demand
+        counters.selections += 1
+        counters.selected_isl_tokens += isl_tokens
+        counters.selected_prefill_tokens += left
+        demand.isl_counts[isl_tokens.bit_length()] += 1
+        demand.isl_tokens += isl_tokens
+        demand.prefill_tokens += left
+        if left < isl_tokens:
+            reused, worker_id = demand.reused, answer.worker_id
+            reused[worker_id] = reused.get(worker_id, 0.0) + (isl_tokens - left)
+        packed = b""
+        if partition.is_watched:  # before anything is booked
+            packed = ledger.packed
+            if not packed:
+                pace = ledger.pace if ledger.follows_queues else None
+                packed = pricer.packed(ledger.prefilling, ledger.turnover, pace)
+                ledger.packed = packed
+        second, effects = request.selection_id, NOTHING
+        if name is None:
+            answer = replace(
+                answer,
+                selection_id=UNSET if second is None else second,
+                overlap=overlap,
+                effective_prefill_tokens=left,
+            )
+        else:
+            kept = replace(
+                answer,
+                selection_id=UNSET if second is None else second,
+                reservation_id=name,
+                overlap=overlap,
+                effective_prefill_tokens=left,
+                isl_tokens=isl_tokens,
+                track_prefill_tokens=track,
+                potential_decode_blocks=decode,
+            )
+            reservation = ledger.book(
+                name,
+                slot,
+                chain,
+                left if track else 0,
+                now,
+                isl_tokens=isl_tokens,
+                ttl_s=self._limits.reservation_ttl_s,
+                fairness_id=answer.tenant_id,
+            )
+            reservation.fingerprint = fingerprint
+            reservation.track_prefill_tokens = track
+            reservation.selection_id = second
+            reservation.expected_output_tokens = request.expected_output_tokens
+            self._bookings.add(Booking(partition, reservation, kept))
+            counters.reservations_booked += 1
+            if self._speaks:
+                effects = Effects()
+                effects.published.append(self._desk.announcer.booked(partition, reservation))
+            answer = replace(kept, sequence_hashes=self._desk.show_hashes(chain))
+        if packed:
+            prompt = Prompt(local, chain, isl_tokens)
+            ticket = Ticket(partition, request, prompt, weights, name, fingerprint)
+            seen, lookout = (packed, matched, shared, None), partition.lookout
+            if lookout is None or now >= lookout.until or rows is not lookout.everyone:
+                self._keep(ticket, seen, rows, slot, now, None, None, present)
+            else:
+                self._keep_usual(
+                    *(ticket, seen, rows, slot, now, None, None, present, lookout.told, 0)
+                )
+        return answer, effects
