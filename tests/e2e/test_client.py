@@ -190,6 +190,8 @@ def test_a_fork_has_a_client_of_its_own(server: Server) -> None:
         assert in_a_fork(lambda: client.reserve(token_ids=TOKENS)) == ForkedClient.__name__
         assert in_a_fork(client.flush) == ForkedClient.__name__
         assert in_a_fork(client.close) == "None"
+        leases = client.call("GET", "/leases")  # of any type, unless one is named
+        assert leases["leases"][0]["reservations"] == 1
         assert total(client)[0] == 1, "it is ours, and so is its lease"
         assert in_a_fork(lambda: total(unused)[0]) == "1"
         assert total(unused)[0] == 1
