@@ -92,7 +92,7 @@ static void *kv_room(void *array, size_t *room, size_t count, size_t element) {
     return moved;
 }
 
-static void kv_trim(kv_batch *b) {
+static inline void kv_trim(kv_batch *b) {
     if (b->name_room > KV_SCRATCH_KEPT) { free(b->names); b->names = NULL; b->name_room = 0; }
     if (b->token_room > KV_SCRATCH_KEPT) { free(b->tokens); b->tokens = NULL; b->token_room = 0; }
     if (b->event_room > KV_SCRATCH_KEPT / 16) {
@@ -257,7 +257,7 @@ static int kv_skip_extension(kv_reader *r) {
 }
 
 /* Skip values, level by level: `left` says how many are to come, `depth` is the innermost level. */
-static int kv_walk(kv_reader *r, uint64_t *left, int *depth, int depth_max, size_t fuel) {
+static inline int kv_walk(kv_reader *r, uint64_t *left, int *depth, int depth_max, size_t fuel) {
     while (*depth >= 0) {
         if (!left[*depth]) { --*depth; continue; }
         if (!fuel) return KV_MORE;
@@ -705,7 +705,7 @@ static int kv_close_event(kv_reader *r, kv_batch *b, size_t joined_max) {
 }
 
 /* Begin to read; `kv_go_on` does. */
-static int kv_begin(kv_batch *b, kv_reader *r) {
+static inline int kv_begin(kv_batch *b, kv_reader *r) {
     b->event_count = b->name_count = b->token_count = b->media_count = 0;
     b->has_rank = b->has_texts = b->is_inside = b->field = 0;
     b->fields_left = 0;
@@ -715,7 +715,7 @@ static int kv_begin(kv_batch *b, kv_reader *r) {
 }
 
 /* Read on, about as many values as there is fuel. */
-static int kv_go_on(kv_batch *b, kv_reader *r, size_t joined_max, size_t fuel) {
+static inline int kv_go_on(kv_batch *b, kv_reader *r, size_t joined_max, size_t fuel) {
     while (fuel) {
         if (b->field) {
             if (!kv_go_on_inside(r, b, &fuel)) return KV_REFUSED;
@@ -739,7 +739,7 @@ static int kv_go_on(kv_batch *b, kv_reader *r, size_t joined_max, size_t fuel) {
     return KV_MORE;
 }
 
-static int kv_read(kv_batch *b, const uint8_t *data, size_t size, size_t joined_max) {
+static inline int kv_read(kv_batch *b, const uint8_t *data, size_t size, size_t joined_max) {
     kv_reader r = {data, data + size};
     return kv_begin(b, &r) == KV_MORE ? kv_go_on(b, &r, joined_max, SIZE_MAX) : KV_REFUSED;
 }

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from select_service.version import __version__
 
 if TYPE_CHECKING:
-    from select_service.admission_types import AdmissionSettings
     from select_service.edge.embedded import SelectionService
     from select_service.errors import (
         AdmissionRefused,
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
         ServiceError,
         WorkerNotFound,
     )
-    from select_service.shadow_types import ShadowSettings
     from select_service.types import (
         BatchFree,
         BatchOutputBlock,
@@ -54,7 +52,9 @@ if TYPE_CHECKING:
         WorkerRecord,
         WorkerSpec,
     )
-    from select_service.wave_types import SelectBatchRequest, WaveAnswer, WaveItem
+    from select_service.types.admission import AdmissionSettings
+    from select_service.types.shadow import ShadowSettings
+    from select_service.types.waves import SelectBatchRequest, WaveAnswer, WaveItem
 
 __all__ = [
     "AdmissionRefused",
@@ -104,9 +104,9 @@ __all__ = [
 _ROOMS: Final = (
     "select_service.types",
     "select_service.errors",
-    "select_service.admission_types",
-    "select_service.wave_types",
-    "select_service.shadow_types",
+    "select_service.types.admission",
+    "select_service.types.waves",
+    "select_service.types.shadow",
     "select_service.edge.embedded",
 )
 

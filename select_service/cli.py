@@ -188,7 +188,7 @@ def _parser() -> argparse.ArgumentParser:
         # with two hundred flags the generated one would bury the error that follows it
         usage="%(prog)s [--FLAG VALUE ...], %(prog)s COMMAND ... (--help: all of them)",
         description="Decides which LLM inference worker serves a request. "
-        "Weights and switches come from DYN_* environment variables (README).",
+        "Weights and switches come from DYN_* environment variables (deploy/reference/flags.md).",
         epilog="subcommands: demo (simulated engines and traffic), doctor (what is wired wrong "
         "with a running service), leave (say that it will go), token new, keys new (credentials), "
         "call, workers, loads, drain, explain (questions to a running service); see "

@@ -19,7 +19,7 @@ from indexer.core.hashing import pack_u64
 from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.decisions.explaining import Told
-from select_service.core.service import SelectionCore
+from select_service.core.service import SelectionCore, Watch
 from select_service.types import (
     CoreLimits,
     RouterConfig,
@@ -45,7 +45,7 @@ def core_of(
     limits = CoreLimits() if ring else CoreLimits(decision_ring=0)
     config = RouterConfig(use_kv_events=False)
     rng = random.Random(1)
-    core = SelectionCore(Registry(), config, rng, limits=limits, stopwatch=stopwatch)
+    core = SelectionCore(Registry(), config, rng, limits=limits, watch=Watch(stopwatch=stopwatch))
     for worker_id in range(workers):
         core.upsert_worker(WorkerSpec(worker_id=worker_id, endpoint="http://w", block_size=16), 0.0)
     for number in range(STANDING * workers):

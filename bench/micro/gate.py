@@ -50,7 +50,7 @@ def core_of(variant: dict[str, Any] | None, workers: int) -> SelectionCore:
     """A service with its workers, each with four requests on it."""
     settings: dict[str, Any] = {}
     if variant is not None:
-        from select_service.admission_types import AdmissionSettings  # or without
+        from select_service.types.admission import AdmissionSettings  # or without
 
         settings["admission"] = AdmissionSettings(**(ON | variant))
     config = RouterConfig(use_kv_events=False)

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from bench.micro.decisions import core_of, matched, selections
-from select_service.shadow_types import ShadowSettings
+from select_service.types.shadow import ShadowSettings
 
 if TYPE_CHECKING:
     from select_service.core.service import SelectionCore

@@ -22,7 +22,6 @@ from msgspec.structs import replace
 
 from bench.policy.shapes import SHAPES, drawn, write
 from bench.provenance import provenance
-from select_service.policy_types import Policy
 from select_service.simulator.comparison import METRICS, as_text
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.measures import Measures, measure
@@ -39,6 +38,7 @@ from select_service.simulator.runs import (
 )
 from select_service.simulator.statistics import Estimate, estimate
 from select_service.types import RouterConfig
+from select_service.types.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -44,8 +44,8 @@ from indexer.core.normal import (
 )
 from indexer.core.plain_walk import container
 
-if usable("indexer._ingest", 6):
-    from indexer._ingest import walk
+if usable("indexer._wire", 1):
+    from indexer._wire import walk
 else:
     from indexer.core.plain_walk import walk
 

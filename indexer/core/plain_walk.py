@@ -1,4 +1,4 @@
-"""MessagePack skipped value by value, as far as one likes: the plain twin of `_ingest.walk`.
+"""MessagePack skipped value by value, as far as one likes: the plain twin of `_wire.walk`.
 
 Long messages are cut here, so that `pieces` can have them decoded bit by bit. Whether what was
 skipped means anything is for the decoders to say; here it only has to be well-formed.

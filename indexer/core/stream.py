@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from indexer.types import Scope, WorkerRank
 
-if usable("indexer._ingest", 6):
+if all([usable("indexer._run", 1), usable("indexer._ingest", 7)]):  # each is asked, and told of
     from indexer._ingest import Feeder
 else:
     Feeder = None  # type: ignore[assignment,misc]

@@ -27,8 +27,8 @@ from indexer.core.normal import (
 )
 from indexer.core.pieces import Pieces
 
-if usable("indexer._ingest", 6):
-    from indexer._ingest import LongBatch, decode_plain
+if usable("indexer._wire", 1):
+    from indexer._wire import LongBatch, decode_plain
 else:
     LongBatch = None  # type: ignore[assignment,misc]
 

@@ -1,6 +1,6 @@
 """Feeds every stream from its sockets: a bounded slice of work per turn of the event loop.
 
-One subscriber per stream, one short-lived dealer per replay, no thread and no task for either:
+One subscriber per stream, one dealer per replay (`replays.py`), no thread and no task for either:
 sockets wake the loop through their file descriptors, and one callback works through those that
 have something, in turn. What the messages mean is `core/stream`'s business.
 """
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from indexer.edge.addresses import Addresses
 from indexer.edge.feed import Feed
 from indexer.edge.guide import Guide
+from indexer.edge.replays import Replays
 from indexer.edge.rounds import Rounds
 from indexer.edge.sockets import Sockets
 from indexer.errors import EndpointRefused
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from indexer.core.registry import Registry
-    from indexer.core.replay import ReplayRequest
     from indexer.core.stream import EventStream
     from indexer.edge.addresses import Answer
     from indexer.edge.curve import KeyPair
@@ -82,6 +82,7 @@ class Listeners:
         self._limits = limits or registry.limits
         self._worker_key = worker_key
         self._sockets = Sockets(self._limits, keys)
+        self._replays = Replays(self._sockets, self._addresses, self._queue)
         self._feeds: dict[int, Feed] = {}  # by identity of the stream
         self._ready: deque[Feed] = deque()
         self._turn_handle: asyncio.Handle | None = None
@@ -93,7 +94,6 @@ class Listeners:
         self._tick_handle: asyncio.Handle | None = None
         self._tick_due = self._clock()
         self._late_s = 0.0  # by so much this tick is
-        self._dealers = 0
         self.faults = 0
 
     def __len__(self) -> int:
@@ -189,7 +189,7 @@ class Listeners:
             if stream.request is not feed.request:
                 self._sync(feed)
             self._watch_socket(feed)
-            self._watch_replay(feed)
+            self._replays.watch(feed)
             self._rounds.always(id(stream))
             self._queue(feed)
 
@@ -208,7 +208,7 @@ class Listeners:
         feed = self._feeds.pop(id(stream), None)
         if feed is not None:
             self._rounds.forget(id(stream))
-            self._close_dealer(feed)
+            self._replays.close(feed)
             if feed.guide is not None:
                 feed.guide.close()
                 feed.guide = None  # no ring
@@ -417,7 +417,7 @@ class Listeners:
                 self._queue(feed)
         if feed.reconnect_at is not None and now >= feed.reconnect_at:
             self._connect_again(feed, now)
-        feed.stream.on_timer(now, may_poll=self._dealers < self._limits.polls_max)
+        feed.stream.on_timer(now, may_poll=len(self._replays) < self._limits.polls_max)
         if feed.stream.request is not feed.request:
             self._sync(feed)
         if feed.stream.is_busy or feed.is_faulty:
@@ -463,52 +463,9 @@ class Listeners:
     # -- replays -----------------------------------------------------------------------------------
 
     def _sync(self, feed: Feed) -> None:
-        """Open or close the dealer as the stream wishes; a new request gets a new socket."""
-        self._close_dealer(feed)
+        """Have a replay asked for, or none, as the stream wishes."""
         self._rounds.always(id(feed.stream))  # until a look finds that no replay runs
-        request = feed.request = feed.stream.request
-        if request is None or feed.replay_endpoint is None:
-            return
-        try:
-            place = self._addresses.place(feed.replay_endpoint)
-        except EndpointRefused:  # its name leads elsewhere by now: taken for a mute endpoint
-            return
-        if place is None:
-            self._addresses.find(
-                feed.replay_endpoint, lambda found: self._ask_there(feed, request, found)
-            )
-        else:
-            self._ask_there(feed, request, place)
-
-    def _ask_there(self, feed: Feed, request: ReplayRequest, place: Answer) -> None:
-        if not isinstance(place, str) or feed.request is not request:
-            return  # it leads nowhere, as above, or nobody wants to know any more
-        if self._feeds.get(id(feed.stream)) is not feed or feed.dealer is not None:
-            return
-        try:
-            feed.dealer = self._sockets.ask_replay(place, request.start, feed.server_key)
-        except EndpointRefused:  # no descriptors left: the same
-            return
-        self._dealers += 1
-        self._watch_replay(feed)
-        self._queue(feed)
-
-    def _watch_replay(self, feed: Feed) -> None:
-        if feed.dealer is not None:
-            asyncio.get_running_loop().add_reader(feed.dealer.fd, self._on_reply, feed)
-
-    def _on_reply(self, feed: Feed) -> None:
-        if feed.is_held and feed.dealer is not None:  # readable until it is read, as above
-            asyncio.get_running_loop().remove_reader(feed.dealer.fd)
-        else:
-            self._queue(feed)
-
-    def _close_dealer(self, feed: Feed) -> None:
-        if feed.dealer is not None:
-            asyncio.get_running_loop().remove_reader(feed.dealer.fd)
-            feed.dealer.close()
-            feed.dealer = None
-            self._dealers -= 1
+        self._replays.sync(feed)
 
     def _report(self, error: Exception) -> None:
         self.faults += 1

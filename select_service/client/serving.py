@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
@@ -111,6 +112,7 @@ class ServeWorker:
         self._prefilled: dict[str, int | None] = {}
         self._has_news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._show = _shown_by_ray(self.replica.deployment)
         self.failures = 0  # attempts to register or to tell that came to nothing
         self.not_told = 0  # prompts nobody could be told of
 
@@ -166,7 +168,7 @@ class ServeWorker:
             name = reservation_id_of(self.replica.app, self.replica.deployment, request)
         if len(self._prefilled) >= _WAITING_MAX:
             del self._prefilled[next(iter(self._prefilled))]
-            self.not_told += 1
+            self._left_out(1)
         self._prefilled[name] = cached_tokens
         self._has_news.set()
 
@@ -193,7 +195,7 @@ class ServeWorker:
         except Exception as error:  # noqa: BLE001 - a replica serves, whoever knows it
             if not self.failures:
                 _log.warning("worker %d is not registered: %r", self.worker_id, error)
-            self.failures += 1
+            self._failed()
 
     async def _tell(self) -> None:
         outlet = outlet_for(self._selectors, self._namespace, self._options)
@@ -205,7 +207,7 @@ class ServeWorker:
             names = list(said)
             for at in range(0, len(names), _TOLD_MAX):
                 part = {name: said[name] for name in names[at : at + _TOLD_MAX]}
-                self.not_told += len(await self._told(outlet.client, part))
+                self._left_out(len(await self._told(outlet.client, part)))
 
     async def _told(
         self, client: AsyncClient | None, said: dict[str, int | None]
@@ -219,10 +221,19 @@ class ServeWorker:
             try:
                 said = await _batch(client, said)
             except (ServiceError, ClientError):
-                self.failures += 1
+                self._failed()
             if not said:
                 break
         return said
+
+    def _failed(self) -> None:
+        self.failures += 1
+        self._show("failed", 1)
+
+    def _left_out(self, prompts: int) -> None:
+        if prompts:
+            self.not_told += prompts
+            self._show("not_told", prompts)
 
 
 async def _batch(client: AsyncClient, said: dict[str, int | None]) -> dict[str, int | None]:
@@ -239,6 +250,21 @@ async def _batch(client: AsyncClient, said: dict[str, int | None]) -> dict[str, 
         for (name, cached), one in zip(said.items(), results, strict=True)
         if one.status == _GONE
     }
+
+
+def _shown_by_ray(deployment: str) -> Callable[[str, int], None]:
+    """Return what counts troubles among Ray's metrics; outside of Ray they are attributes only."""
+    if "ray" not in sys.modules:
+        return lambda _, __: None
+    from ray.util.metrics import Counter
+
+    counter = Counter(
+        "select_service_worker_troubles",
+        "failed: attempts to register or to tell; not_told: prompts nobody could be told of.",
+        ("deployment", "what"),
+    )
+    counter.set_default_tags({"deployment": deployment})
+    return lambda what, count: counter.inc(count, {"what": what})
 
 
 def _replica_here() -> Replica:

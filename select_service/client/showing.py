@@ -99,7 +99,7 @@ def decisions(found: Sequence[dict[str, Any]]) -> str:
 def decision(one: dict[str, Any]) -> str:
     """One decision with every rank it was between, the cheapest first, and every term of each.
 
-    Costs are in blocks, as in the answer: the README's formula makes the cost of the terms.
+    Costs are in blocks, as in the answer: deploy/docs/decisions.md makes the cost of the terms.
     """
     rows = [
         (

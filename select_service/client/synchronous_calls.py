@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from select_service.client.core.exchange import Run
     from select_service.client.face import Book
     from select_service.client.reservation import Held
-    from select_service.decision_types import Decision
-    from select_service.drain_types import DrainStatus
     from select_service.types import (
         CacheThreshold,
         LeaseList,
@@ -36,7 +34,9 @@ if TYPE_CHECKING:
         WorkerRecord,
         WorkerSpec,
     )
-    from select_service.wave_types import SelectBatchRequest, WaveAnswer
+    from select_service.types.decisions import Decision
+    from select_service.types.drains import DrainStatus
+    from select_service.types.waves import SelectBatchRequest, WaveAnswer
 
 __all__ = ["Calls"]
 

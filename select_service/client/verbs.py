@@ -10,8 +10,6 @@ import msgspec
 from select_service.client.core.exchange import Ask
 from select_service.client.core.wire import packed
 from select_service.client.hashing import chain
-from select_service.decision_types import Decision
-from select_service.drain_types import DrainStatus
 from select_service.types import (
     BatchAnswer,
     BatchRequest,
@@ -24,7 +22,9 @@ from select_service.types import (
     WorkerRecord,
     WorkerSpec,
 )
-from select_service.wave_types import WaveAnswer
+from select_service.types.decisions import Decision
+from select_service.types.drains import DrainStatus
+from select_service.types.waves import WaveAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         RouterConfigOverride,
         RoutingConstraints,
     )
-    from select_service.wave_types import SelectBatchRequest
+    from select_service.types.waves import SelectBatchRequest
 
 __all__ = ["BookingOptions", "Readiness", "SelectOptions", "Verb"]
 

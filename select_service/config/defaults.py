@@ -19,11 +19,7 @@ from indexer.config import (
     SnapshotLimits,
     StreamLimits,
 )
-from select_service.admission_types import AdmissionSettings, Mode
 from select_service.config.environment import RouterSettings
-from select_service.doctor_types import DoctorLimits
-from select_service.policy_types import Policy
-from select_service.shadow_types import ShadowSettings, Weight
 from select_service.types import (
     BodyLimits,
     CacheBasis,
@@ -34,6 +30,10 @@ from select_service.types import (
     RouterConfig,
     TrustSettings,
 )
+from select_service.types.admission import AdmissionSettings, Mode
+from select_service.types.doctor import DoctorLimits
+from select_service.types.policy import Policy
+from select_service.types.shadow import ShadowSettings, Weight
 
 __all__ = ["SAMPLERS", "Defaults", "Durability", "FieldValidation", "LogFormat"]
 

@@ -16,10 +16,7 @@ from indexer.config import (
     SnapshotLimits,
     StreamLimits,
 )
-from select_service.admission_types import AdmissionSettings
 from select_service.config.defaults import Defaults
-from select_service.doctor_types import DoctorLimits
-from select_service.shadow_types import ShadowSettings
 from select_service.types import (
     BodyLimits,
     CoreLimits,
@@ -28,6 +25,9 @@ from select_service.types import (
     RouterConfig,
     TrustSettings,
 )
+from select_service.types.admission import AdmissionSettings
+from select_service.types.doctor import DoctorLimits
+from select_service.types.shadow import ShadowSettings
 
 __all__ = ["Settings"]
 

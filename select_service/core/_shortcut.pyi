@@ -2,7 +2,6 @@ import random
 from collections.abc import Callable, Mapping
 
 from indexer.types import Scope
-from select_service.admission_types import AdmissionSettings
 from select_service.core._booking import Clerk
 from select_service.core.booking.desk import Desk
 from select_service.core.counters import Counters
@@ -20,6 +19,7 @@ from select_service.types import (
     SelectAndReserveRequest,
     SelectRequest,
 )
+from select_service.types.admission import AdmissionSettings
 
 ABI: int
 

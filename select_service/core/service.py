@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec import Struct
+
 from indexer.compiled import usable
-from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.admitting import Admitting
 from select_service.core.admission.cache_hits import CacheHits
 from select_service.core.booking.desk import Desk
@@ -64,6 +65,7 @@ from select_service.core.waves.plan import WavePlan
 from select_service.core.waves.steps import Waves
 from select_service.core.waves.ushering import Usher
 from select_service.types import CoreLimits, TrustSettings
+from select_service.types.admission import AdmissionSettings
 
 if all(
     [
@@ -92,12 +94,36 @@ if TYPE_CHECKING:
     from select_service.core.pricing.policy import PolicyBook, PolicyError
     from select_service.core.watching.marks import Recorder
     from select_service.core.watching.witness import Witness
-    from select_service.shadow_types import ShadowSettings
     from select_service.types import RouterConfig
+    from select_service.types.shadow import ShadowSettings
 
 
 SCOPES_EVERY_S: Final = 10.0
 """How often empty scopes are looked for: thousands of them take a millisecond."""
+
+
+class Life(Struct, frozen=True):
+    """Which process this is, and which of its lives."""
+
+    router_id: int = 0
+    """Not 0 where a replica plane is on: then bookings are published."""
+    epoch: int = 1
+    """Which life of that id this is, from 1."""
+    first_decision: int = 1
+    """Number of the first record of a decision; none of an earlier life's."""
+
+
+class Watch(Struct, frozen=True):
+    """Who looks on while the core works."""
+
+    recorder: Recorder | None = None
+    """Takes the marks of requests that are traced; None: none is."""
+    witness: Witness | None = None
+    """Notes what happens, for a recording; None: nobody does."""
+    stopwatch: Callable[[], float] | None = None
+    """Seconds, to measure what a shadow policy costs; None: it is not bounded."""
+    trace_decisions: bool = False
+    """Whether every placement is reported in `Effects.decided`."""
 
 
 class SelectionCore:
@@ -111,15 +137,10 @@ class SelectionCore:
         *,
         policies: PolicyBook | PolicyError | None = None,
         limits: CoreLimits | None = None,
-        router_id: int = 0,
-        epoch: int = 1,
-        trace_decisions: bool = False,
         admission: AdmissionSettings | None = None,
-        first_decision: int = 1,
-        recorder: Recorder | None = None,
-        witness: Witness | None = None,
         trust: TrustSettings | None = None,
-        stopwatch: Callable[[], float] | None = None,
+        life: Life | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """Start empty.
 
@@ -129,28 +150,24 @@ class SelectionCore:
             rng: draws ties, temperatures and reservation ids.
             policies: parsed policy file, or why it cannot be used; None: one fcfs class.
             limits: bounds.
-            router_id: non-zero when a replica plane is on; then bookings are published.
-            epoch: which life of this router id this is, from 1.
-            trace_decisions: report every placement in `Effects.decided`.
             admission: who is let in at all; everybody.
-            first_decision: number of the first record of one; none of an earlier life's.
-            recorder: takes the marks of requests that are traced; None: none is.
-            witness: notes what happens, for a recording; None: nobody does.
             trust: when what an index says counts for less.
-            stopwatch: seconds, to measure what a shadow policy costs; None: it is not bounded.
+            life: of which process; the first of one without replicas.
+            watch: who looks on; nobody.
 
         Raises:
             ValueError: those settings make no sense.
         """
         settings, trust = admission or AdmissionSettings(), trust or TrustSettings()
+        life, watch = life or Life(), watch or Watch()
         self.registry = registry
         self.limits = limits or CoreLimits()
         self.counters = Counters()
         self.catalog = Catalog(self.limits)
-        kinds = _kinds(recorder, witness)
-        if witness is not None:
-            witness.settings = settings
-        self.desk = kinds.desk(self.limits, self.counters, router_id, epoch)
+        self._rng = rng
+        kinds = _kinds(watch.recorder, watch.witness)
+        if watch.witness is not None:
+            watch.witness.settings = settings
         self.membership = Membership(
             registry,
             policies or default_policy(config.queue_threshold, overtaking(config)),
@@ -160,36 +177,39 @@ class SelectionCore:
             prefill_tokens_per_s=settings.prefill_tokens_per_s,
             trust=trust,
         )
-        self.decisions = kinds.decisions(
-            *(self.catalog, self.membership.stream_at, self.membership.partitions),
-            count_max=self.limits.decision_ring,
-            bytes_max=self.limits.decision_ring_bytes,
-            first=first_decision,
-        )
-        self.membership.is_watched = self.decisions.is_wanted
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
-        self.trusting = Trusting(
-            *(trust, self.membership, self.desk.bookings, self.counters),
-            self.limits.streams_watched_per_turn_max,
-        )
-        self.replicas = Replicas(
-            self.limits, self.desk.announcer.claims, self.desk, self.membership
-        )
+        self._open_books(kinds, trust, life)
         self.reader = Reader(config, self.partitions, self.limits)
         self.admitting = Admitting(settings, self.catalog, self.partitions, self.limits)
-        self.shadowing = Shadowing(config, self.partitions, stopwatch)
-        self._rng = rng
-        self._clerk: _Clerk | None = None  # does at the desk what is plain
+        self.shadowing = Shadowing(config, self.partitions, watch.stopwatch)
         # a recording is asked what any other policy would have done
-        self._prices_queues = witness is not None or self.reader.weights.pace > 0.0
+        self._prices_queues = watch.witness is not None or self.reader.weights.pace > 0.0
         self.membership.follow_queues(self._prices_queues)
-        self._open_line(kinds, config, trace_decisions=trace_decisions)
+        self._open_line(kinds, config, trace_decisions=watch.trace_decisions)
         self._open_rooms(kinds)
         self._open_state()
-        self.recovered = RecoveredRanks(
-            registry, self.partitions, unclaimed_s=self.limits.recovery_unclaimed_s
+
+    def _open_books(self, kinds: _Kinds, trust: TrustSettings, life: Life) -> None:
+        """Open what is kept: bookings, decisions, what is believed, what replicas have told."""
+        limits = self.limits
+        self.desk = kinds.desk(limits, self.counters, life.router_id, life.epoch)
+        self.decisions = kinds.decisions(
+            *(self.catalog, self.membership.stream_at, self.partitions),
+            count_max=limits.decision_ring,
+            bytes_max=limits.decision_ring_bytes,
+            first=life.first_decision,
         )
+        self.membership.is_watched = self.decisions.is_wanted
+        self.trusting = Trusting(
+            *(trust, self.membership, self.desk.bookings, self.counters),
+            limits.streams_watched_per_turn_max,
+        )
+        self.replicas = Replicas(limits, self.desk.announcer.claims, self.desk, self.membership)
+        self.recovered = RecoveredRanks(
+            self.registry, self.partitions, unclaimed_s=limits.recovery_unclaimed_s
+        )
+        self._clerk: _Clerk | None = None  # does at the desk what is plain
         self._rechecked_at: float | None = None
         self._scopes_looked_at = float("-inf")
 

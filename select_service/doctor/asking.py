@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from typing_extensions import override
 
-from select_service.doctor_types import Finding
+from select_service.types.doctor import Finding
 
 __all__ = ["Answer", "CannotAskError", "Worker", "ask", "context"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from select_service.core.doctor.causes import UNREACHABLE_FROM_HERE
-from select_service.doctor_types import Finding, Subject
+from select_service.types.doctor import Finding, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

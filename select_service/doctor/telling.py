@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from select_service.doctor.asking import Answer
-    from select_service.doctor_types import Finding, Subject
+    from select_service.types.doctor import Finding, Subject
 
 __all__ = ["tell"]
 

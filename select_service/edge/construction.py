@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from select_service.config import Durability
 from select_service.core.pricing.policy import PolicyBook, PolicyError, read_policy
 from select_service.edge.driver import Driver
+from select_service.edge.driving.outfit import Companions, EdgeLimits
 
 if TYPE_CHECKING:
     from select_service.config import PolicyFile, Settings
@@ -41,25 +42,29 @@ def create_driver(settings: Settings) -> Driver:
     service = Driver(
         settings.router_config,
         limits=settings.core_limits,
-        stream_limits=settings.stream_limits,
-        on_event_loss=settings.on_event_loss,
+        edge_limits=EdgeLimits(
+            streams=settings.stream_limits,
+            replicas=settings.replica_limits,
+            dumps=settings.dump_limits,
+            doctor=settings.doctor_limits,
+            snapshot=settings.snapshot_limits,
+            recovery=settings.recovery_limits,
+            ready_timeout_s=settings.ready_timeout_s,
+        ),
         policies=_policies(router.policy, router.config.queue_threshold),
-        replica_sync_port=settings.replica_sync_port,
-        replica_limits=settings.replica_limits,
-        dump_limits=settings.dump_limits,
-        keeper=_keeper(settings),
-        snapshot_limits=settings.snapshot_limits,
-        indexer_peers=settings.indexer_peers,
-        recovery_limits=settings.recovery_limits,
-        ready_timeout_s=settings.ready_timeout_s,
+        companions=Companions(
+            keeper=_keeper(settings),
+            security=security,
+            tracing=_tracing(settings),
+            recording=_recording(settings),
+        ),
         admission=settings.admission,
-        reach=settings.reach,
-        security=security,
-        tracing=_tracing(settings),
-        doctor_limits=settings.doctor_limits,
         trust=settings.trust,
-        recording=_recording(settings),
         shadow=settings.shadow,
+        on_event_loss=settings.on_event_loss,
+        replica_sync_port=settings.replica_sync_port,
+        indexer_peers=settings.indexer_peers,
+        reach=settings.reach,
     )
     service.discovery = _discovery(settings, service)
     return service

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from indexer.types import LinkState
     from select_service.core.doctor.suspicions import Change
     from select_service.core.service import SelectionCore
-    from select_service.doctor_types import DoctorLimits, PeerLink, Report
+    from select_service.types.doctor import DoctorLimits, PeerLink, Report
 
 __all__ = ["FRESH_S", "LOGGED_MAX", "SLICE_S", "Doctor"]
 

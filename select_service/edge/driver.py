@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 from indexer.core.registry import Registry
 from indexer.edge.addresses import Addresses
 from indexer.types import EventLossPolicy
-from select_service.admission_types import AdmissionSettings
-from select_service.core.service import SelectionCore
-from select_service.doctor_types import DoctorLimits
+from select_service.core.service import Life, SelectionCore, Watch
 from select_service.edge.clocks import forwards_only
 from select_service.edge.driving.carrying import Carrier
 from select_service.edge.driving.health import Health
 from select_service.edge.driving.housekeeping import Housekeeping
+from select_service.edge.driving.outfit import Companions, EdgeLimits
 from select_service.edge.driving.recovering import Recovering
 from select_service.edge.driving.sources import EventSources
 from select_service.edge.driving.turn import Turn
@@ -36,7 +35,9 @@ from select_service.edge.verbs.registering import Registering
 from select_service.edge.verbs.replicating import Replicating
 from select_service.edge.verbs.reserving import Reserving
 from select_service.edge.verbs.selecting import Selecting
-from select_service.types import DumpLimits, ReplicaLimits, RouterConfig
+from select_service.types import RouterConfig
+from select_service.types.admission import AdmissionSettings
+from select_service.types.doctor import DoctorLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,26 +45,22 @@ if TYPE_CHECKING:
     import msgspec
 
     from indexer.edge.recovery import Recovery
-    from indexer.types import ReachSettings, RecoveryLimits, SnapshotLimits, StreamLimits
+    from indexer.types import ReachSettings
     from select_service.config import Settings
     from select_service.core.pricing.policy import PolicyBook, PolicyError
     from select_service.core.watching.witness import Witness
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.doctor import Doctor
     from select_service.edge.replicas.plane import Replicas
-    from select_service.edge.security.guards import Guards
     from select_service.edge.state.keeper import Keeper
     from select_service.edge.state.recording import Recording
     from select_service.edge.state.warm_start import WarmStart
     from select_service.edge.telling import Teller
     from select_service.edge.tracing.spans import Tracing
-    from select_service.shadow_types import ShadowSettings
     from select_service.types import CoreLimits, TrustSettings
+    from select_service.types.shadow import ShadowSettings
 
 _log = logging.getLogger("select_service")
-
-READY_TIMEOUT_S = 120.0
-"""How long /ready waits for recoveries unless told otherwise."""
 
 
 class Driver:
@@ -80,25 +77,16 @@ class Driver:
         config: RouterConfig | None = None,
         *,
         limits: CoreLimits | None = None,
-        stream_limits: StreamLimits | None = None,
-        on_event_loss: EventLossPolicy = EventLossPolicy.KEEP,
+        edge_limits: EdgeLimits | None = None,
+        companions: Companions | None = None,
         policies: PolicyBook | PolicyError | None = None,
-        replica_sync_port: int | None = None,
-        replica_limits: ReplicaLimits | None = None,
-        dump_limits: DumpLimits | None = None,
-        keeper: Keeper | None = None,
-        snapshot_limits: SnapshotLimits | None = None,
-        indexer_peers: Sequence[str] = (),
-        recovery_limits: RecoveryLimits | None = None,
-        ready_timeout_s: float = READY_TIMEOUT_S,
         admission: AdmissionSettings | None = None,
-        security: Guards | None = None,
-        reach: ReachSettings | None = None,
-        tracing: Tracing | None = None,
-        doctor_limits: DoctorLimits | None = None,
         trust: TrustSettings | None = None,
-        recording: Recording | None = None,
         shadow: ShadowSettings | None = None,
+        on_event_loss: EventLossPolicy = EventLossPolicy.KEEP,
+        replica_sync_port: int | None = None,
+        indexer_peers: Sequence[str] = (),
+        reach: ReachSettings | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -107,25 +95,16 @@ class Driver:
         Args:
             config: weights and switches.
             limits: bounds of the core.
-            stream_limits: bounds of the event listeners.
-            on_event_loss: what becomes of a rank's blocks when lost events cannot be recovered.
+            edge_limits: bounds of what stands around it.
+            companions: who goes with it; `close` closes them.
             policies: parsed policy file, or why it cannot be used.
-            replica_sync_port: where bookings are published; None: nowhere.
-            replica_limits: bounds of the replica plane.
-            dump_limits: bounds of GET /dump.
-            keeper: keeps the state on disk; None: it ends with the process. `close` closes it.
-            snapshot_limits: budgets of the index snapshot beside that; None: there is none.
-            indexer_peers: base URLs of those who may have an index to start with.
-            recovery_limits: budgets of that.
-            ready_timeout_s: how long /ready waits for recoveries.
             admission: who is let in at all.
-            security: what guards its door, and its keys towards workers and replicas.
-            reach: where connections may lead.
-            tracing: of some requests; `close` closes it.
-            doctor_limits: how often it is looked whether something is wired wrong.
             trust: when what an index says counts for less.
-            recording: of all that happens, opened; `close` closes it.
             shadow: weights that look on; None: there are none.
+            on_event_loss: what becomes of a rank's blocks when lost events cannot be recovered.
+            replica_sync_port: where bookings are published; None: nowhere.
+            indexer_peers: base URLs of those who may have an index to start with.
+            reach: where connections may lead.
             seed: for ties and temperatures; None: from the system.
             clock: seconds; when it goes back, time stands still.
 
@@ -134,39 +113,35 @@ class Driver:
         """
         self._clock = clock = forwards_only(clock)
         self.addresses = Addresses(reach, clock=clock)
-        self.keeper, self.tracing, self.security = keeper, tracing, security
-        self.credentials = None if security is None else security.credentials
-        self.recording = recording
-        rng, witness = _chance(seed, recording)
+        bounds, beside = edge_limits or EdgeLimits(), companions or Companions()
+        keeper = self.keeper = beside.keeper
+        self.security, self.tracing = beside.security, beside.tracing
+        self.recording = beside.recording
+        self.credentials = None if self.security is None else self.security.credentials
+        rng, witness = _chance(seed, self.recording)
         self.core = SelectionCore(
-            _registry(on_event_loss, stream_limits),
+            Registry(on_event_loss=on_event_loss, limits=bounds.streams),
             config or RouterConfig(),
             rng,
             policies=policies,
             limits=limits,
-            router_id=0 if replica_sync_port is None else _router_id(keeper, rng),
-            epoch=1 if keeper is None else keeper.epoch,
-            trace_decisions=_log.isEnabledFor(logging.DEBUG),
             admission=admission,
-            recorder=None if tracing is None else tracing.recorder,
-            witness=witness,
             trust=trust,
-            stopwatch=time.perf_counter,
-            first_decision=int(time.time() * 1e6),  # noqa: TID251 - as no earlier life's
+            life=_life(keeper, None if replica_sync_port is None else rng),
+            watch=_watch(self.tracing, witness),
         )
         self.core.trusting.wall_ahead = time.time() - clock()  # noqa: TID251 - no more than a day off
         self.core.follow_shadow(shadow, clock())
-        self._replica_limits = replica_limits or ReplicaLimits()
-        self._dump_limits = dump_limits or DumpLimits()
-        self.dumps = Dumps(self.core, self._dump_limits, clock)
+        self._limits = bounds
+        self.dumps = Dumps(self.core, bounds.dumps, clock)
         self.discovery: Discovery | None = None
-        self.readiness = Readiness(ready_timeout_s, clock)
+        self.readiness = Readiness(bounds.ready_timeout_s, clock)
         self._recovering = recovering = Recovering(self.core, self.readiness, clock)
-        recovering.ask_peers(indexer_peers, recovery_limits, self.credentials, self.addresses)
-        recovering.look_back(keeper, snapshot_limits, self._is_fleet_known)
+        recovering.ask_peers(indexer_peers, bounds.recovery, self.credentials, self.addresses)
+        recovering.look_back(keeper, bounds.snapshot, self._is_fleet_known)
         if replica_sync_port is not None:
             self.readiness.wait_for(REPLICA_LEDGERS, LedgersApplied(self, clock))
-        self._carrier = Carrier(keeper, tracing)
+        self._carrier = Carrier(keeper, self.tracing)
         self._carry_out = self._carrier.carry_out
         turn = Turn(self.core, clock, self._carry_out)
         self._hang_verbs(turn, witness, replica_sync_port)
@@ -177,12 +152,12 @@ class Driver:
         )
         self.sources = self._carrier.sources = EventSources(
             *(turn, recovering, self.addresses, self.load_topic),
-            limits=stream_limits,
+            limits=bounds.streams,
             credentials=self.credentials,
-            recording=recording,
+            recording=self.recording,
         )
         self._housekeeping = Housekeeping(turn, self._carrier.hurry)
-        self._hang_health(turn, doctor_limits or DoctorLimits())
+        self._hang_health(turn, bounds.doctor)
 
     def _hang_verbs(  # noqa: PLR0915 - one line a verb
         self, turn: Turn, witness: Witness | None, replica_port: int | None
@@ -237,7 +212,7 @@ class Driver:
         self.shadow = inspecting.shadow
         self.dump = self.dumps.begin
         replicating = self._replicating = Replicating(
-            *(turn, self._carrier, replica_port, self._replica_limits)
+            *(turn, self._carrier, replica_port, self._limits.replicas)
         )
         self.replica_plane = replicating.plane
         self.register_peer = replicating.register_peer
@@ -331,8 +306,8 @@ class Driver:
         """Put other settings in force at once; they were judged, see `reloading.py`."""
         for limits, before, after in (
             (self.core.registry.limits, old.stream_limits, new.stream_limits),
-            (self._replica_limits, old.replica_limits, new.replica_limits),
-            (self._dump_limits, old.dump_limits, new.dump_limits),
+            (self._limits.replicas, old.replica_limits, new.replica_limits),
+            (self._limits.dumps, old.dump_limits, new.dump_limits),
         ):
             for name, value in _differing(before, after).items():
                 setattr(limits, name, value)
@@ -400,12 +375,6 @@ class Driver:
         return self.discovery is None or self.discovery.is_settled
 
 
-def _registry(on_event_loss: EventLossPolicy, limits: StreamLimits | None) -> Registry:
-    if limits is None:
-        return Registry(on_event_loss=on_event_loss)
-    return Registry(on_event_loss=on_event_loss, limits=limits)
-
-
 def _chance(seed: int | None, recording: Recording | None) -> tuple[random.Random, Witness | None]:
     """Return what ties are drawn from, and who notes it where everything is recorded."""
     if recording is None:
@@ -415,8 +384,21 @@ def _chance(seed: int | None, recording: Recording | None) -> tuple[random.Rando
     return recording.random(seed), Witness(recording)
 
 
-def _router_id(keeper: Keeper | None, rng: random.Random) -> int:
-    return rng.getrandbits(64) | 1 if keeper is None else keeper.router_id
+def _life(keeper: Keeper | None, rng: random.Random | None) -> Life:
+    """Return whose life this is: the keeper's who has one; for replicas else a new one."""
+    first_decision = int(time.time() * 1e6)  # noqa: TID251 - as no earlier life's
+    if keeper is not None:
+        return Life(0 if rng is None else keeper.router_id, keeper.epoch, first_decision)
+    return Life(0 if rng is None else rng.getrandbits(64) | 1, 1, first_decision)
+
+
+def _watch(tracing: Tracing | None, witness: Witness | None) -> Watch:
+    return Watch(
+        None if tracing is None else tracing.recorder,
+        witness,
+        stopwatch=time.perf_counter,
+        trace_decisions=_log.isEnabledFor(logging.DEBUG),
+    )
 
 
 def _differing(before: msgspec.Struct, after: msgspec.Struct) -> dict[str, object]:

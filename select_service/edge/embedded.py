@@ -11,20 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from indexer.types import EventLossPolicy, SnapshotLimits
-from select_service.drain_types import DrainRequest
 from select_service.edge.driver import Driver
+from select_service.edge.driving.outfit import Companions, EdgeLimits
 from select_service.edge.state.keeper import Keeper
 from select_service.edge.waves import explained
 from select_service.types import BatchAnswer, LeaseRenewal, PairSelection
+from select_service.types.drains import DrainRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from select_service.admission_types import AdmissionSettings
-    from select_service.decision_types import Decision
-    from select_service.drain_types import DrainStatus
     from select_service.edge.telling import Wanted
-    from select_service.shadow_types import ShadowSettings, ShadowStatus
     from select_service.types import (
         Answer,
         BatchRequest,
@@ -50,7 +47,11 @@ if TYPE_CHECKING:
         WorkerRecord,
         WorkerSpec,
     )
-    from select_service.wave_types import SelectBatchRequest, WaveAnswer
+    from select_service.types.admission import AdmissionSettings
+    from select_service.types.decisions import Decision
+    from select_service.types.drains import DrainStatus
+    from select_service.types.shadow import ShadowSettings, ShadowStatus
+    from select_service.types.waves import SelectBatchRequest, WaveAnswer
 
 
 R = TypeVar("R")
@@ -98,13 +99,13 @@ class SelectionService:
         self.driver = Driver(
             config,
             limits=limits,
-            on_event_loss=on_event_loss,
-            replica_sync_port=replica_sync_port,
-            keeper=keeper,
+            edge_limits=EdgeLimits(snapshot=SnapshotLimits()),
+            companions=Companions(keeper=keeper),
             admission=admission,
             trust=trust,
             shadow=shadow,
-            snapshot_limits=SnapshotLimits(),
+            on_event_loss=on_event_loss,
+            replica_sync_port=replica_sync_port,
             seed=seed,
         )
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from select_service.admission_types import AdmissionSettings, RankMetrics, WorkerMetrics
 from select_service.types import CoreLimits
+from select_service.types.admission import AdmissionSettings, RankMetrics, WorkerMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from select_service.core.decisions.explaining import Told
     from select_service.core.decisions.keeping import Decisions
-    from select_service.decision_types import Decision
     from select_service.errors import ServiceError
     from select_service.types import Answer, SelectRequest
+    from select_service.types.decisions import Decision
 
 __all__ = ["LISTED", "LISTED_MAX", "Teller", "Wanted"]
 

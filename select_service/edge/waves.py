@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta
 
 from select_service.errors import ServiceError
 from select_service.types import SelectRequest
-from select_service.wave_types import SelectBatchRequest
+from select_service.types.waves import SelectBatchRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from select_service.core.effects import Effects
     from select_service.core.waves.steps import Wave
     from select_service.types import Answer
-    from select_service.wave_types import WaveAnswer
+    from select_service.types.waves import WaveAnswer
 
 __all__ = ["WAVE_SLICE_S", "WaveBody", "WaveRunner", "explained"]
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from select_service.admission_types import AdmissionSettings
 from select_service.simulator.core.workloads import KINDS, WorkloadSettings
 from select_service.simulator.runs import Change, RunSettings, Trace
 from select_service.simulator.traces import MOONCAKE_BLOCK, READERS
 from select_service.types import RouterConfig
+from select_service.types.admission import AdmissionSettings
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

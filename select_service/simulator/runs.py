@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from select_service.admission_types import AdmissionSettings
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.latency import AnalyticLatency, Latency
@@ -49,6 +48,7 @@ from select_service.simulator.traces import (
     read_mooncake,
 )
 from select_service.types import RouterConfig
+from select_service.types.admission import AdmissionSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -44,7 +44,7 @@ from select_service.types import (
     WorkerPatch,
     WorkerSpec,
 )
-from select_service.wave_types import SelectBatchRequest, WaveItem
+from select_service.types.waves import SelectBatchRequest, WaveItem
 from tests.live.server import OURS_EXTRA, Server
 
 pytestmark = pytest.mark.e2e

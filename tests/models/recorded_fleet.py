@@ -17,18 +17,15 @@ from typing import Any
 from indexer.core.hashing import pack_u64
 from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
-from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
-from select_service.core.service import SelectionCore
+from select_service.core.service import SelectionCore, Watch
 from select_service.core.tape.items import FRAME, LENGTH, OPENING, End, Header, Item
 from select_service.core.tape.notes import Note
 from select_service.core.tape.packing import Packer, message
 from select_service.core.watching.witness import Witness
-from select_service.drain_types import DrainRequest
 from select_service.edge.state.recording import WitnessRandom
 from select_service.errors import ServiceError
-from select_service.shadow_types import ShadowSettings
 from select_service.types import (
     Answer,
     CacheThreshold,
@@ -45,7 +42,10 @@ from select_service.types import (
     SelectRequest,
     WorkerSpec,
 )
-from select_service.wave_types import SelectBatchRequest, WaveItem
+from select_service.types.admission import AdmissionSettings
+from select_service.types.drains import DrainRequest
+from select_service.types.shadow import ShadowSettings
+from select_service.types.waves import SelectBatchRequest, WaveItem
 
 TAINTS = ("a", "b", "c")
 SCOPES = (Scope("m", "default"), Scope("m", "other"), Scope("n", "default"))
@@ -146,7 +146,7 @@ class RecordedFleet:
                 session_ttl_s=draw.choice([0.0, 10.0]),
             ),
             admission=admission,
-            witness=Witness(self.tape),
+            watch=Watch(witness=Witness(self.tape)),
         )
         self.now = 100.0
         if seed % 2:  # what looks on draws from a copy, and leaves no trace

@@ -33,7 +33,7 @@ from select_service.core.replicas.wire import (
     encode_message,
     encode_part,
 )
-from select_service.core.service import SelectionCore
+from select_service.core.service import Life, SelectionCore
 from select_service.types import CoreLimits, Role, RouterConfig, WorkerSpec
 
 BLOCK_SIZE = 4
@@ -77,7 +77,7 @@ class Node:
             RouterConfig(use_kv_events=False),
             random.Random(self.net.rng.random()),
             limits=self.net.limits,
-            router_id=self.router_id,
+            life=Life(self.router_id),
         )
         self.core.replica_announce(8000 + self.number)
 

@@ -26,13 +26,6 @@ from hypothesis.stateful import (
 
 from indexer.core.registry import Registry
 from indexer.types import Scope
-from select_service.admission_types import (
-    AdmissionChange,
-    AdmissionSettings,
-    BusyThresholdChange,
-    RankMetrics,
-    WorkerMetrics,
-)
 from select_service.core.admission.gatekeeping import Gatekeeper
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
@@ -48,6 +41,13 @@ from select_service.types import (
     SelectAndReserveRequest,
     Selection,
     WorkerSpec,
+)
+from select_service.types.admission import (
+    AdmissionChange,
+    AdmissionSettings,
+    BusyThresholdChange,
+    RankMetrics,
+    WorkerMetrics,
 )
 from tests.effort import examples, share_of
 

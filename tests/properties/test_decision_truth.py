@@ -18,7 +18,6 @@ import pytest
 from indexer.core.hashing import pack_u64
 from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
-from select_service.admission_types import AdmissionSettings
 from select_service.core import partition
 from select_service.core.admission.queue import Ticket
 from select_service.core.decisions.explaining import Told
@@ -39,6 +38,7 @@ from select_service.types import (
     SelectRequest,
     WorkerSpec,
 )
+from select_service.types.admission import AdmissionSettings
 from tests.indexer.kernels import twins
 
 EITHER = pytest.mark.parametrize("twin", twins("select_service.core._speed", plain_pricer))

@@ -31,11 +31,9 @@ from hypothesis.stateful import (
 
 from indexer.core.hashing import block_hashes, pack_u64, sequence_hashes, unpack_u64
 from indexer.core.registry import Registry
-from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.queue import Ticket
 from select_service.core.pricing.placement import Placement
-from select_service.core.service import SelectionCore
-from select_service.drain_types import DrainRequest
+from select_service.core.service import SelectionCore, Watch
 from select_service.errors import (
     LeaseConflict,
     LeaseNotFound,
@@ -66,6 +64,8 @@ from select_service.types import (
     SelectRequest,
     WorkerSpec,
 )
+from select_service.types.admission import AdmissionSettings
+from select_service.types.drains import DrainRequest
 from tests.effort import examples, share_of
 from tests.models.service_twin import (
     Rank,
@@ -167,7 +167,7 @@ class ServiceMachine(RuleBasedStateMachine):
             random.Random(7),
             # what a rank leaves stays for a while; who waits is looked at in one turn
             limits=CoreLimits(dropped_per_turn_max=1, judged_per_turn_max=1000),
-            trace_decisions=True,
+            watch=Watch(trace_decisions=True),
             # a gate that keeps nobody out changes nothing
             admission=None if gate is None else AdmissionSettings(max_inflight=1000, **gate),
         )

@@ -20,8 +20,8 @@ from select_service.core.decisions.record import Record
 from select_service.core.pricing import plain_pricer
 from select_service.core.shadow.onlooker import SKIPPED
 from select_service.core.shadow.tally import ShadowTally
-from select_service.shadow_types import REGRET_BOUNDS, ShadowSettings
 from select_service.types import Answer
+from select_service.types.shadow import REGRET_BOUNDS, ShadowSettings
 from tests.indexer.kernels import twins
 from tests.properties.test_decision_truth import Fleet
 

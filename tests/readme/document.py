@@ -1,7 +1,8 @@
-"""README.md and its neighbours as examples: commands and Python with what they print.
+"""README.md and its chapters (deploy/docs) as examples: commands and Python with what they print.
 
 A `console` block is a sequence of `$ curl …` lines (a quoted body may run over several) and what
-follows each. A `python` block directly before a `text` block prints it.
+follows each; those of a document build on each other, and those of a chapter on the README's. A
+`python` block directly before a `text` block prints it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 
 README = Path(__file__).parents[2] / "README.md"
 MIGRATION = README.parent / "deploy" / "MIGRATION.md"
-CHAPTERS = sorted((README.parent / "deploy" / "docs").glob("*.md"))
+DOCS = README.parent / "deploy" / "docs"
+CHAPTERS = sorted(DOCS.glob("*.md"))
 REFERENCE = README.parent / "deploy" / "reference"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PORT_IN_TEXT = "localhost:8092"
@@ -58,9 +60,15 @@ def anchor(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-def exchanges() -> list[Exchange]:
-    """Every curl command of every console block, in order: they build on each other."""
-    return [one for language, text in blocks() if language == "console" for one in _console(text)]
+def exchanges(file: Path = README) -> list[Exchange]:
+    """Every curl command of every console block of a document, in order."""
+    found = (text for language, text in blocks(file) if language == "console")
+    return [one for text in found for one in _console(text)]
+
+
+def with_exchanges() -> list[Path]:
+    """README.md, and the chapters that show curl commands."""
+    return [README, *(file for file in CHAPTERS if exchanges(file))]
 
 
 def programs() -> list[Program]:
@@ -123,6 +131,6 @@ def _exchange(command: str, output: list[str]) -> Exchange:
 
 def ray_program() -> str:
     """The Python block that needs Ray."""
-    found = blocks(README.parent / "deploy" / "docs" / "ray.md")
+    found = blocks(DOCS / "ray.md")
     (text,) = (text for language, text in found if language == "python")
     return text

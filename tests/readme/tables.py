@@ -274,8 +274,8 @@ def flags() -> Iterator[str]:
 
 Every flag of `select-service`, by what it is about. A setting comes from its flag, else its
 variable, else the file given with `--config`, else its default
-([README.md](../../README.md#settings)). Those marked ↻ may
-[change while it runs](../../README.md#settings-that-change-while-it-runs).
+([operating.md](../docs/operating.md#settings)). Those marked ↻ may
+[change while it runs](../docs/operating.md#settings-that-change-while-it-runs).
 
 Every flag with a number is a limit: `select_service_limit{name="connections_max"}` shows what is
 in force, and `select_service_limit_hits_total` with the same name how often it was reached, for
@@ -345,7 +345,7 @@ def metrics() -> Iterator[str]:
 What `GET /metrics` prints beside the series of the process and its garbage collector. Series of a
 rank vanish with their worker, those of a scope with its last one; `--metrics-rank-series-max` and
 `--metrics-scope-series-max` bound them. Dashboard and alerts that are made of them:
-[README.md](../../README.md#dashboard-and-alerts).
+[operating.md](../docs/operating.md#dashboard-and-alerts).
 
 | {PREFIX}… | type | labels | |
 |---|---|---|---|
@@ -384,7 +384,7 @@ people. 429 and 503 say in `Retry-After` when to come again.
     yield from _lines("""
 
 Refusals for load have the `reason` of their gate for a code, and a status that
-`--overload-status-code` sets: [README.md](../../README.md#admission).
+`--overload-status-code` sets: [admission.md](../docs/admission.md).
 """)
 
 
@@ -407,7 +407,7 @@ def findings() -> Iterator[str]:
 
 What `select-service doctor`, `GET /ready?verbose=true`, the console and
 `select_service_doctor_findings` may name; how it is looked:
-[README.md](../../README.md#the-doctor).
+[operating.md](../docs/operating.md#the-doctor).
 
 | code | | cause | remedy |
 |---|---|---|---|

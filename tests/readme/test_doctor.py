@@ -1,11 +1,11 @@
-"""What README.md shows of `select-service doctor` is what it prints."""
+"""What deploy/docs/operating.md shows of `select-service doctor` is what it prints."""
 
 from __future__ import annotations
 
 from select_service.core.doctor.causes import SALT_MISMATCH
 from select_service.doctor.asking import Answer, Worker
 from select_service.doctor.telling import tell
-from select_service.doctor_types import Finding, Subject
+from select_service.types.doctor import Finding, Subject
 from tests.readme import document
 
 WIDTH = 100
@@ -25,5 +25,6 @@ def printed() -> str:
 
 
 def test_the_report_shown() -> None:
-    (shown,) = (text for _, text in document.blocks() if text.startswith(COMMAND))
+    blocks = document.blocks(document.DOCS / "operating.md")
+    (shown,) = (text for _, text in blocks if text.startswith(COMMAND))
     assert shown == printed()

@@ -1,7 +1,8 @@
-"""The examples of README.md do what README.md says, in order, against a fresh service."""
+"""The examples of README.md and its chapters do what is said, in order, against a fresh service."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +20,12 @@ PROGRAM_TIMEOUT_S = 60
 
 
 @pytest.mark.e2e
-def test_console_examples(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", document.with_exchanges(), ids=lambda one: one.stem)
+def test_console_examples(file: Path, tmp_path: Path) -> None:
     examples = document.exchanges()
     assert len(examples) > 10
+    if file != document.README:
+        examples += document.exchanges(file)  # a chapter goes on where README.md ended
     args = (*OURS_EXTRA, "--replica-sync-port", str(free_port()))  # the README's are the defaults
     with Server(tmp_path / "service.log", args=args) as server:
         for example in examples:
@@ -36,7 +40,8 @@ def test_console_examples(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 def test_the_policy_file(tmp_path: Path) -> None:
-    (text,) = (text for language, text in document.blocks() if language == "yaml")
+    blocks = document.blocks(document.DOCS / "admission.md")
+    (text,) = (text for language, text in blocks if language == "yaml")
     for name in (*_Profile.__struct_fields__, *_Class.__struct_fields__, "models"):
         assert f"{name}:" in text, "every key is shown"
     path = tmp_path / "policy.yaml"
@@ -56,12 +61,17 @@ def test_the_policy_file(tmp_path: Path) -> None:
 def test_python_examples(number: int, tmp_path: Path) -> None:
     program = document.programs()[number]
     script = tmp_path / "example.py"
-    script.write_text(program.source, "utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_TIMEOUT_S,
-        check=False,
-    )
+    with contextlib.ExitStack() as stack:
+        source = program.source
+        if document.PORT_IN_TEXT in source:
+            server = stack.enter_context(Server(tmp_path / "service.log"))
+            source = source.replace(document.PORT_IN_TEXT, f"127.0.0.1:{server.port}")
+        script.write_text(source, "utf-8")
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(script)],
+            capture_output=True,
+            text=True,
+            timeout=PROGRAM_TIMEOUT_S,
+            check=False,
+        )
     assert (done.stdout, done.returncode) == (program.expected, 0), done.stderr

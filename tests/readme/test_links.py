@@ -12,7 +12,7 @@ from tests.readme.document import README, anchor, headings
 ROOT = README.parent
 DOCUMENTS = sorted(
     file
-    for folder in (".", "bench", "deploy", "deploy/docs", "deploy/reference")
+    for folder in (".", "bench", "bench/*", "deploy", "deploy/docs", "deploy/reference")
     for file in (ROOT / folder).glob("*.md")
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -11,7 +11,7 @@ import pytest
 
 from select_service.config import FLAGS
 from tests.readme import api, tables
-from tests.readme.document import README, REFERENCE
+from tests.readme.document import CHAPTERS, README, REFERENCE
 
 
 @pytest.mark.parametrize("name", tables.TABLES)
@@ -31,6 +31,12 @@ def test_every_page_is_made_and_named_in_the_readme() -> None:
     assert pages == {api.FILE, *(REFERENCE / f"{name}.md" for name in tables.PAGES)}
     for page in pages:
         assert f"({page.relative_to(README.parent)})" in README.read_text("utf-8")
+
+
+def test_every_chapter_is_named_in_the_readme() -> None:
+    text = README.read_text("utf-8")
+    for chapter in CHAPTERS:
+        assert f"({chapter.relative_to(README.parent)})" in text, chapter.name
 
 
 def test_what_to_watch_exists() -> None:

@@ -14,7 +14,7 @@ from indexer.core.endpoint import SCHEMES
 from indexer.core.reach import Reach
 from indexer.edge.plain_file import open_plain
 from select_service.config.environment import parse_float
-from select_service.shadow_types import Weight, read_shadow_weights
+from select_service.types.shadow import Weight, read_shadow_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,10 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
-from select_service.admission_types import (
-    BusyThreshold,
-    BusyThresholds,
-)
 from select_service.core.admission.asks import Ask
 from select_service.core.admission.classes import STANDARD
 from select_service.core.admission.gatekeeping import Gatekeeper
@@ -37,16 +33,15 @@ from select_service.errors import (
     ModelNotFound,
 )
 from select_service.types import CoreLimits
+from select_service.types.admission import (
+    BusyThreshold,
+    BusyThresholds,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from indexer.types import Scope
-    from select_service.admission_types import (
-        AdmissionChange,
-        AdmissionSettings,
-        BusyThresholdChange,
-    )
     from select_service.core.admission.classes import SloClasses
     from select_service.core.admission.gate import Decision
     from select_service.core.admission.policies import Built
@@ -57,6 +52,11 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Catalog, Worker
     from select_service.core.partition import Partition
     from select_service.types import SelectRequest
+    from select_service.types.admission import (
+        AdmissionChange,
+        AdmissionSettings,
+        BusyThresholdChange,
+    )
 
 POLICY: Final = "policy"
 """The one key of its kind on disk."""

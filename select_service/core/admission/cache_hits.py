@@ -23,13 +23,13 @@ from select_service.types import BestWorker, CacheHit, CacheThreshold
 
 if TYPE_CHECKING:
     from indexer.core.tiers import Matches
-    from select_service.admission_types import AdmissionSettings
     from select_service.core.admission.hit_threshold import Hits, Source, Threshold
     from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.partition import Partition
     from select_service.core.pricing.projection import Projection
     from select_service.core.pricing.prompt import Prompt
     from select_service.types import SelectRequest
+    from select_service.types.admission import AdmissionSettings
 
 RATE_BOUNDS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 

@@ -26,7 +26,6 @@ from select_service.core.books.load_changes import LoadChanges
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from select_service.admission_types import AdmissionSettings, RankMetrics
     from select_service.core.admission.asks import Verdict
     from select_service.core.admission.gate import Decision, GateName
     from select_service.core.admission.policies import Built
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from select_service.core.books.ledger import Ledger
     from select_service.core.columns import Rows
     from select_service.core.fleet.catalog import Worker
+    from select_service.types.admission import AdmissionSettings, RankMetrics
 
 SCANNED_MAX: Final = 256
 """Of those who wait for a worker, so many are looked at each time load goes: a third of a µs each

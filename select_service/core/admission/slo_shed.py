@@ -63,7 +63,7 @@ def ceilings(bands: int, usage_limit: float) -> tuple[float, ...]:
 
 
 class SloShedSettings(Struct, frozen=True):
-    """The numbers of the policy; see the README for how they were chosen.
+    """The numbers of the policy; `bench/admission/README.md` says what they came to.
 
     Raises:
         ValueError: one that makes no sense.

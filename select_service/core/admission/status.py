@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from select_service.admission_types import AdmissionStatus, ClassCounts, ScopeAdmission
 from select_service.core.admission.slo_shed import SloShed
 from select_service.core.admission.tallies import ClassTally
+from select_service.types.admission import AdmissionStatus, ClassCounts, ScopeAdmission
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from select_service.admission_types import RankMetrics, WorkerMetricsAnswer
+from select_service.types.admission import RankMetrics, WorkerMetricsAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from indexer.types import Scope
-    from select_service.admission_types import WorkerMetrics
     from select_service.core.admission.gatekeeping import Gatekeeper
     from select_service.core.fleet.catalog import Catalog, Worker
     from select_service.core.partition import Partition
+    from select_service.types.admission import WorkerMetrics
 
 
 class Report:

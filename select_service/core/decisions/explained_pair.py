@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from select_service.decision_types import Chosen, DecisionLeg, DecisionLegs, DecisionPair
+from select_service.types.decisions import Chosen, DecisionLeg, DecisionLegs, DecisionPair
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

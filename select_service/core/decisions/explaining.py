@@ -17,7 +17,7 @@ from select_service.core.decisions.explained_pair import PairTerms
 from select_service.core.decisions.explained_terms import Terms
 from select_service.core.decisions.keeping import decision_id
 from select_service.core.decisions.record import HASHES_KEPT, REPLAYING, STREAM_STATES
-from select_service.decision_types import (
+from select_service.types.decisions import (
     Candidate,
     Chosen,
     Decision,
@@ -29,7 +29,7 @@ from select_service.decision_types import (
     DecisionWeights,
     RunnerUp,
 )
-from select_service.shadow_types import ShadowWeights
+from select_service.types.shadow import ShadowWeights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from select_service.core.decisions.record import Odds, Record, Seat
     from select_service.core.shadow.tally import Side, Sighting
-    from select_service.decision_types import Excluded
+    from select_service.types.decisions import Excluded
 
 
 class Told:

@@ -20,9 +20,9 @@ from select_service.core.decisions.record import (
     Odds,
     Record,
 )
-from select_service.decision_types import DecisionRefusal
 from select_service.errors import AdmissionRefused
 from select_service.types import SelectPairRequest
+from select_service.types.decisions import DecisionRefusal
 
 if not TYPE_CHECKING and usable("select_service.core._speed", 17):
     from select_service.core._speed import RecordRing

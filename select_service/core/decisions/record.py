@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from select_service.core.pricing.projection import Overlap
     from select_service.core.pricing.scoring import Weights
     from select_service.core.shadow.tally import Sighting
-    from select_service.decision_types import DecisionRefusal
     from select_service.types import CacheHit, PinnedWorker, RoutingConstraints
+    from select_service.types.decisions import DecisionRefusal
 
 HASHES_KEPT: Final = 512
 HASH_BYTES_KEPT: Final = HASHES_KEPT * HASH_BYTES

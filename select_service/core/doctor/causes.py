@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from select_service.doctor_types import Severity
+    from select_service.types.doctor import Severity
 
 __all__ = ["CAUSES", "UNREACHABLE_FROM_HERE", "Cause"]
 

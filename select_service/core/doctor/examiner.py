@@ -24,7 +24,7 @@ from select_service.core.doctor.fleet import (
 from select_service.core.doctor.prompts import Owner, PromptWatch
 from select_service.core.doctor.streams import Look, StreamWatch
 from select_service.core.doctor.suspicions import Suspicions
-from select_service.doctor_types import Subject
+from select_service.types.doctor import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Catalog
     from select_service.core.membership import Membership
     from select_service.core.verbs.reading import Reader
-    from select_service.doctor_types import DoctorLimits, PeerLink, Report
     from select_service.types import ReplicaStatus
+    from select_service.types.doctor import DoctorLimits, PeerLink, Report
 
 
 PAST_S: Final = 3600.0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from select_service.core.doctor import causes
 from select_service.core.doctor.growth import Growth
-from select_service.doctor_types import Subject
+from select_service.types.doctor import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from select_service.core.doctor.causes import Cause
     from select_service.core.fleet.catalog import Worker
     from select_service.core.verbs.reading import Reader
-    from select_service.doctor_types import PeerLink
     from select_service.types import ReplicaStatus
+    from select_service.types.doctor import PeerLink
 
 STRAYED_MIN: Final = 5
 """Requests for a model without workers within the window that are no slip of somebody's hand."""

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.core.doctor.causes import CAUSES
-from select_service.doctor_types import Finding, Report, Subject
+from select_service.types.doctor import Finding, Report, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from select_service.core.pricing.projection import Projection
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.scoring import Weights
-    from select_service.shadow_types import ShadowSettings
     from select_service.types import RouterConfig
+    from select_service.types.shadow import ShadowSettings
 
 __all__ = ["BURST_S", "SKIPPED", "Shadow", "Shadowing"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from select_service.shadow_types import REGRET_BOUNDS
+from select_service.types.shadow import REGRET_BOUNDS
 
 if TYPE_CHECKING:
     from select_service.core.pricing.scoring import Weights

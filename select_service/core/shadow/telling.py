@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from select_service.core.shadow.tally import ShadowTally
-from select_service.shadow_types import (
+from select_service.types.shadow import (
     ShadowChoices,
     ShadowMean,
     ShadowNumbers,

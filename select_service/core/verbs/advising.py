@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from indexer.core.node import bits
 from indexer.types import WorkerRank
 from select_service.core.fleet.cheapest_set import cheapest_set, marginals
-from select_service.drain_types import ScaleDownCandidate
+from select_service.types.drains import ScaleDownCandidate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Mapping, Sequence

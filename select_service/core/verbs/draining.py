@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from select_service.core.effects import Effects
-from select_service.drain_types import DrainStatus
+from select_service.types.drains import DrainStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from select_service.core.replicas.plane import Replicas
     from select_service.core.verbs.registering import Registering
     from select_service.core.verbs.waiting_room import WaitingRoom
-    from select_service.drain_types import DrainRequest
+    from select_service.types.drains import DrainRequest
 
 
 class Draining:

@@ -13,7 +13,12 @@ from select_service.core.effects import NOTHING, Effects
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from select_service.admission_types import (
+    from select_service.core.admission.admitting import Admitting
+    from select_service.core.membership import Membership
+    from select_service.core.partition import Partition
+    from select_service.core.verbs.waiting_room import WaitingRoom
+    from select_service.types import CoreLimits
+    from select_service.types.admission import (
         AdmissionChange,
         AdmissionStatus,
         BusyThreshold,
@@ -22,11 +27,6 @@ if TYPE_CHECKING:
         WorkerMetrics,
         WorkerMetricsAnswer,
     )
-    from select_service.core.admission.admitting import Admitting
-    from select_service.core.membership import Membership
-    from select_service.core.partition import Partition
-    from select_service.core.verbs.waiting_room import WaitingRoom
-    from select_service.types import CoreLimits
 
 
 class Operating:

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from select_service.core.pricing.placement import Placement
     from select_service.core.shadow.onlooker import Shadow
     from select_service.core.verbs.matchmaking import Matchmaker
-    from select_service.decision_types import Decision
     from select_service.errors import ServiceError
     from select_service.types import Overlap
+    from select_service.types.decisions import Decision
 
 
 class Placing:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from indexer.core.tiers import Matches
     from indexer.types import Scope
-    from select_service.admission_types import AdmissionSettings
     from select_service.core.admission.queue import Ticket
     from select_service.core.booking.desk import Order
     from select_service.core.books.bookings import Booking
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from select_service.core.tape.notes import Note
     from select_service.core.waves.plan import Member, Seat
     from select_service.types import Answer, CacheHit
+    from select_service.types.admission import AdmissionSettings
 
 __all__ = ["Rooms", "Sink", "Witness", "rooms_for"]
 

@@ -16,7 +16,7 @@ from select_service.core.effects import NOTHING
 from select_service.core.waves.plan import Member, WavePlan
 from select_service.errors import BatchNotPlaced, InvalidField, ServiceError, retry_after
 from select_service.types import CacheThreshold, SelectAndReserveRequest, Selection
-from select_service.wave_types import WaveAnswer, WaveItem, WaveRank, WaveResult
+from select_service.types.waves import WaveAnswer, WaveItem, WaveRank, WaveResult
 
 if TYPE_CHECKING:
     import random
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from select_service.core.verbs.reading import Reader
     from select_service.core.waves.ushering import Usher
     from select_service.types import Answer, CoreLimits
-    from select_service.wave_types import SelectBatchRequest
+    from select_service.types.waves import SelectBatchRequest
 
     Item: TypeAlias = tuple[WaveItem, bytes] | ServiceError
     Steps: TypeAlias = Generator[Effects, float, WaveAnswer]

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from indexer.core.tiers import SlotTable
-    from select_service.admission_types import AdmissionSettings
     from select_service.core.admission.admitting import Admitting
     from select_service.core.admission.asks import Ask
     from select_service.core.admission.gatekeeping import Gatekeeper
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from select_service.core.verbs.reading import Reader
     from select_service.core.verbs.waiting_room import WaitingRoom
     from select_service.types import Answer, SelectAndReserveRequest, SelectRequest
+    from select_service.types.admission import AdmissionSettings
 
     Read = tuple[Partition, Prompt, Weights]
 

@@ -2,7 +2,7 @@
 
 msgspec decodes and checks types and ranges; added here is what it leaves open: duplicate and
 unknown members, u64, the path of the field at fault. `edge/http/api.py` stands before it, the typed
-requests of `types.py` are all that passes, the long lists of a prompt packed. A compiled kernel may
+requests of `types` are all that passes, the long lists of a prompt packed. A compiled kernel may
 pack them before msgspec sees the rest; whatever it is not sure of goes the plain way.
 """
 
@@ -374,7 +374,7 @@ def _check_ranks(request: msgspec.Struct) -> None:
 _AT: Final = re.compile(r"(?s)(.*) - at `(?:key`? in `?)?\$\.?(.*)`")
 MALFORMED: Final = {Form.JSON: InvalidJson, Form.MSGPACK: InvalidMsgpack}
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`")
-_NAMED: Final = re.compile(r"(\w+) (?:must be |and \w+ name)")  # `__post_init__` of types.py
+_NAMED: Final = re.compile(r"(\w+) (?:must be |and \w+ name)")  # `__post_init__` of the types
 
 
 def refusal_of(error: ValueError | RecursionError, form: Form = Form.JSON) -> ServiceError:

@@ -18,9 +18,9 @@ from select_service.edge.http.routes import ROUTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from select_service.admission_types import AdmissionStatus, BusyThreshold, ScopeAdmission
     from select_service.edge.console.slices import Slices
     from select_service.edge.driver import Driver
+    from select_service.types.admission import AdmissionStatus, BusyThreshold, ScopeAdmission
 
 __all__ = ["actions", "sections"]
 

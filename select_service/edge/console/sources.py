@@ -16,8 +16,8 @@ from select_service.edge.telling import Wanted
 from select_service.errors import DecisionsOff
 
 if TYPE_CHECKING:
-    from select_service.decision_types import Decision
     from select_service.edge.driver import Driver
+    from select_service.types.decisions import Decision
 
 __all__ = ["decision", "decisions", "findings"]
 

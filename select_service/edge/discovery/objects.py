@@ -1,6 +1,6 @@
 """Pods and EndpointSlices, and what their ports and annotations say of a worker or a replica.
 
-The conventions are written down in README ("Discovery"). Only the
+The conventions are written down in deploy/docs/discovery.md. Only the
 fields that are read are here; whatever else an API server sends is skipped by the decoder.
 """
 

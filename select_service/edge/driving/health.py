@@ -16,12 +16,12 @@ from select_service.edge.readiness import WORKER
 from select_service.types import Ready
 
 if TYPE_CHECKING:
-    from select_service.doctor_types import DoctorLimits
     from select_service.edge.doctor import Doctor
     from select_service.edge.driving.carrying import Carrier
     from select_service.edge.driving.turn import Turn
     from select_service.edge.readiness import Readiness
     from select_service.edge.state.keeper import Keeper
+    from select_service.types.doctor import DoctorLimits
 
 __all__ = ["Health"]
 

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from select_service.admission_types import AdmissionChange, BusyThresholdChange, WorkerMetrics
-from select_service.drain_types import DrainRequest
 from select_service.edge.codec.forms import Form
 from select_service.edge.codec.json_codec import RequestDecoder
 from select_service.edge.reloading import ConfigChange
@@ -27,7 +25,9 @@ from select_service.types import (
     WorkerPatch,
     WorkerSpec,
 )
-from select_service.wave_types import WaveItem
+from select_service.types.admission import AdmissionChange, BusyThresholdChange, WorkerMetrics
+from select_service.types.drains import DrainRequest
+from select_service.types.waves import WaveItem
 
 if TYPE_CHECKING:
     from select_service.config import FieldValidation

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import msgspec
 
-from select_service.decision_types import Decision
 from select_service.edge.codec.writing import encode
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.routing import OPEN
 from select_service.types import PromptFields, SelectAndReserveRequest
+from select_service.types.decisions import Decision
 from select_service.version import __version__
 
 if TYPE_CHECKING:

@@ -9,17 +9,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from select_service.admission_types import (
-    AdmissionChange,
-    AdmissionStatus,
-    BusyThreshold,
-    BusyThresholdChange,
-    BusyThresholds,
-    WorkerMetrics,
-    WorkerMetricsAnswer,
-)
-from select_service.decision_types import Decision, DecisionList
-from select_service.drain_types import DrainRequest, DrainStatus, ScaleDownCandidates
 from select_service.edge.codec.answers import Status
 from select_service.edge.http.bodies import PeerRequest
 from select_service.edge.http.handlers import (
@@ -39,7 +28,6 @@ from select_service.edge.http.handlers.workers import CANDIDATE_QUERY
 from select_service.edge.http.scope_query import SCOPE_QUERY
 from select_service.edge.reloading import ConfigChange, ConfigStatus
 from select_service.edge.routing import OPEN, Route
-from select_service.shadow_types import ShadowStatus
 from select_service.types import Answer as Decided
 from select_service.types import (
     BatchAnswer,
@@ -68,7 +56,19 @@ from select_service.types import (
     WorkerRecord,
     WorkerSpec,
 )
-from select_service.wave_types import SelectBatchRequest, WaveAnswer
+from select_service.types.admission import (
+    AdmissionChange,
+    AdmissionStatus,
+    BusyThreshold,
+    BusyThresholdChange,
+    BusyThresholds,
+    WorkerMetrics,
+    WorkerMetricsAnswer,
+)
+from select_service.types.decisions import Decision, DecisionList
+from select_service.types.drains import DrainRequest, DrainStatus, ScaleDownCandidates
+from select_service.types.shadow import ShadowStatus
+from select_service.types.waves import SelectBatchRequest, WaveAnswer
 
 if TYPE_CHECKING:
     import msgspec

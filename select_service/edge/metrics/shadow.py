@@ -14,7 +14,7 @@ from typing_extensions import override
 from select_service.core.shadow.tally import ShadowTally
 from select_service.edge.metrics.families import SCOPE, counter, gauge, histogram
 from select_service.edge.metrics.scope_series import groups_of
-from select_service.shadow_types import REGRET_BOUNDS
+from select_service.types.shadow import REGRET_BOUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from indexer.edge.patience import Patience
 from indexer.edge.sockets import Link, Sockets, Subscriber, open_publisher
 from indexer.errors import EndpointRefused, SchemeRefused
 from indexer.types import StreamLimits
-from select_service.doctor_types import PeerLink
+from select_service.types.doctor import PeerLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

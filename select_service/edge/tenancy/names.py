@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from select_service.core.service import SelectionCore
     from select_service.types import LeaseRecord, ReservationRequest, SelectAndReserveRequest
-    from select_service.wave_types import WaveResult
+    from select_service.types.waves import WaveResult
 
 __all__ = ["TenantNames", "prefix_of"]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from select_service.decision_types import Decision
 from select_service.errors import DecisionNotFound
+from select_service.types.decisions import Decision
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

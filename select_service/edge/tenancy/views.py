@@ -37,14 +37,11 @@ from select_service.types import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from select_service.admission_types import WorkerMetrics, WorkerMetricsAnswer
     from select_service.core.books.leases import Lease
     from select_service.core.trust.trusting import TrustSeat
     from select_service.core.waves.steps import Item
-    from select_service.drain_types import DrainRequest, DrainStatus, ScaleDownCandidate
     from select_service.edge.driver import Driver
     from select_service.edge.state.keeper import Keeper
-    from select_service.shadow_types import ShadowStatus
     from select_service.types import (
         Answer,
         BatchRequest,
@@ -68,7 +65,10 @@ if TYPE_CHECKING:
         WorkerRecord,
         WorkerSpec,
     )
-    from select_service.wave_types import SelectBatchRequest, WaveAnswer
+    from select_service.types.admission import WorkerMetrics, WorkerMetricsAnswer
+    from select_service.types.drains import DrainRequest, DrainStatus, ScaleDownCandidate
+    from select_service.types.shadow import ShadowStatus
+    from select_service.types.waves import SelectBatchRequest, WaveAnswer
 
 __all__ = ["Outside", "TenantView"]
 

@@ -10,7 +10,6 @@ from select_service.core.shadow.telling import ShadowTelling
 if TYPE_CHECKING:
     from select_service.core.trust.trusting import TrustSeat
     from select_service.edge.driving.turn import Turn
-    from select_service.shadow_types import ShadowStatus
     from select_service.types import (
         LoadRow,
         OverlapScores,
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
         ScopeLoads,
         TrustTable,
     )
+    from select_service.types.shadow import ShadowStatus
 
 __all__ = ["SHADOW_SCOPES_LISTED", "Inspecting"]
 

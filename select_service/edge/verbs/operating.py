@@ -10,7 +10,9 @@ import msgspec
 from select_service.errors import WorkerNotFound
 
 if TYPE_CHECKING:
-    from select_service.admission_types import (
+    from select_service.core.watching.witness import Witness
+    from select_service.edge.driving.turn import Turn
+    from select_service.types.admission import (
         AdmissionChange,
         AdmissionStatus,
         BusyThreshold,
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
         WorkerMetrics,
         WorkerMetricsAnswer,
     )
-    from select_service.core.watching.witness import Witness
-    from select_service.edge.driving.turn import Turn
 
 __all__ = ["Operating"]
 

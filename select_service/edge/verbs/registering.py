@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from select_service.core.effects import Effects
-    from select_service.drain_types import DrainRequest, DrainStatus, ScaleDownCandidate
     from select_service.edge.driving.turn import Turn
     from select_service.types import Role, WorkerPatch, WorkerRecord, WorkerSpec
+    from select_service.types.drains import DrainRequest, DrainStatus, ScaleDownCandidate
 
 __all__ = ["Registering"]
 

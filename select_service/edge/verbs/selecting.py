@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         SelectPairRequest,
         SelectRequest,
     )
-    from select_service.wave_types import SelectBatchRequest, WaveAnswer
+    from select_service.types.waves import SelectBatchRequest, WaveAnswer
 
 __all__ = ["Selecting"]
 

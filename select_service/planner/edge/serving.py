@@ -201,6 +201,16 @@ class PlannerMetrics(Collector):
         for name, value in sorted(counts.decisions.items()):
             decided.add_metric([name], value)
         yield decided
+        connector = self._loop.connector
+        if isinstance(connector, VirtualConnector):
+            ends = CounterMetricFamily(
+                PREFIX + "decision_ends",
+                "Decisions told, by what was reported of them; timed_out: nothing, taken for done.",
+                labels=("end",),
+            )
+            for end, count in connector.ends.items():
+                ends.add_metric([end], count)
+            yield ends
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:

@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Final
 from indexer.core.packing import pack_names
 from indexer.core.registry import Registry
 from indexer.types import HASH_BYTES, Tier, WorkerRank
-from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import NOTHING
-from select_service.core.service import SelectionCore
-from select_service.drain_types import DrainRequest
+from select_service.core.service import Life, SelectionCore
 from select_service.errors import ServiceError
 from select_service.simulator.core.kv_events import Stored
 from select_service.simulator.core.routers import Placed, Refused
@@ -38,6 +36,8 @@ from select_service.types import (
     TrustSettings,
     WorkerSpec,
 )
+from select_service.types.admission import AdmissionSettings
+from select_service.types.drains import DrainRequest
 
 if TYPE_CHECKING:
     import random
@@ -118,7 +118,7 @@ class _Replica:
                 decision_ring=settings.decision_ring,
                 session_ttl_s=settings.session_ttl_s,
             ),
-            router_id=self.router_id,
+            life=Life(self.router_id),
             admission=settings.admission,
             trust=settings.trust,
         )

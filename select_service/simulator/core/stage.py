@@ -14,10 +14,7 @@ import numpy as np
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from indexer.core.tiers import Matches
-from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.cache_hits import CacheHits
-from select_service.core.books.loads import ranks_in, unpacked
 from select_service.core.fleet.catalog import Worker
 from select_service.core.fleet.roles import Legs
 from select_service.core.partition import Partition
@@ -29,6 +26,7 @@ from select_service.core.tape.items import Asked
 from select_service.core.tape.reading import BadRecording, hashes_of, slots_of
 from select_service.core.waves.plan import Member, WavePlan
 from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDraining
+from select_service.simulator.core.told_books import ToldIndex, ToldLedger, ToldTrust, matches
 from select_service.types import (
     PinnedWorker,
     RouterConfig,
@@ -36,17 +34,15 @@ from select_service.types import (
     SelectPairRequest,
     SelectRequest,
 )
+from select_service.types.admission import AdmissionSettings
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from indexer.core.index import KvIndex
-    from indexer.core.tiers import SlotTable
     from select_service.core.books.ledger import Ledger
-    from select_service.core.columns import Floats, Rows, Slots
+    from select_service.core.columns import Floats, Rows
     from select_service.core.tape.items import Decided, Found, Prompted, Step, Wave
     from select_service.core.tape.reading import House
     from select_service.core.trust.factors import Trust
@@ -96,101 +92,6 @@ class Seatings(NamedTuple):
     planned: dict[int, Rank]
 
 
-class _Found:
-    """Stands for the slot table of an index: masks are positions of what was recorded."""
-
-    def __init__(self) -> None:
-        self._slots: list[Slots] = []
-
-    def add(self, told: list[tuple[int, bytes]], ranks: int) -> list[tuple[int, int]]:
-        groups = []
-        for blocks, slots in told:
-            groups.append((blocks, len(self._slots)))
-            self._slots.append(slots_of(slots, ranks))
-        return groups
-
-    def slots(self, mask: int) -> NDArray[np.int64]:
-        return self._slots[mask]
-
-
-class _Index:
-    """Stands for the index: finds what was recorded."""
-
-    is_eagle = False
-
-    def __init__(self, block_size: int, capacity: int) -> None:
-        self.block_size = block_size
-        self.capacity = capacity
-        self.found = _nothing()
-
-    def find_matches(self, block_hashes: bytes) -> Matches:
-        return self.found
-
-
-class _Blocks:
-    """Stands for active chains: whether any begins as the prompt does."""
-
-    def __init__(self) -> None:
-        self.is_shared = False
-
-    def begins(self, first_hash: bytes) -> bool:
-        return self.is_shared
-
-
-class _Ledger:
-    """Stands for the ledger: carries what was recorded."""
-
-    def __init__(self, capacity: int) -> None:
-        self.prefill: Floats = np.zeros(capacity)
-        self.decode: Floats = np.zeros(capacity)
-        self.churn: Floats = np.zeros(capacity)
-        self.context: Floats = np.zeros(capacity)
-        self.heard: Floats = np.zeros(capacity)
-        self.ahead: Floats = np.zeros(capacity)
-        self.pace = self.prefilling = self.turnover = 0.0
-        self.follows_queues = False
-        self.requests = np.zeros(capacity, dtype=np.int64)
-        self.blocks = _Blocks()
-        self.packed = b""
-        self._shared: list[tuple[int, Slots]] | None = None
-
-    def ensure(self, capacity: int) -> None:
-        assert capacity == len(self.prefill), "a stage is built as long as its columns"
-
-    def load(self, packed: bytes | None) -> None:
-        if packed is None or ranks_in(packed) != len(self.prefill):
-            raise BadRecording("loads of other ranks than there are")
-        loads = unpacked(packed)
-        self.prefill[:], self.decode[:] = loads.prefill, loads.decode
-        self.churn[:], self.context[:] = loads.churn, loads.context
-        self.prefilling, self.turnover = loads.prefilling, loads.turnover
-        self.pace = loads.pace  # 0 where nothing is told of queues
-        self.heard[:] = 0.0 if loads.heard is None else loads.heard
-        self.ahead[:] = 0.0 if loads.ahead is None else loads.ahead
-
-    def share(self, shared: list[tuple[int, Slots]] | None) -> None:
-        self._shared, self.blocks.is_shared = shared, shared is not None
-
-    def shared_groups(self, hashes: bytes) -> list[tuple[int, Slots]] | None:
-        return self._shared
-
-    def column_of(self, groups: list[tuple[int, Slots]]) -> Floats:
-        column = np.zeros(len(self.prefill))
-        for blocks, slots in groups:
-            column[slots] = blocks
-        return column
-
-
-class _Trust:
-    """Stands for trust: believes as was recorded."""
-
-    def __init__(self) -> None:
-        self.column: Floats | None = None
-
-    def ensure(self, rows: int) -> None:
-        """There is as much room as there was."""
-
-
 class Stage:
     """One scope as it was, for as long as nobody comes or goes."""
 
@@ -203,9 +104,9 @@ class Stage:
         self.house = house
         self.capacity = capacity
         self._transfer_cost = config.kv_transfer_cost_per_block
-        self._index = _Index(house.block_size, capacity)
-        self._ledger = _Ledger(capacity)
-        self._trust = _Trust()
+        self._index = ToldIndex(house.block_size, capacity)
+        self._ledger = ToldLedger(capacity)
+        self._trust = ToldTrust()
         if house.block_size < 1:
             raise BadRecording("nobody said how long a block is")
         partition = self.partition = Partition(
@@ -261,7 +162,7 @@ class Stage:
         shared: list[tuple[int, bytes]] | None,
         trust: bytes | None,
     ) -> None:
-        self._index.found = _matches(found, self.capacity)
+        self._index.found = matches(found, self.capacity)
         self._ledger.share(
             None
             if shared is None
@@ -516,18 +417,6 @@ def _whole(column: bytes | None, values: int) -> bytes:
     if column is None or len(column) != 8 * values:
         raise BadRecording("a column of another length than it has ranks")
     return column
-
-
-def _nothing() -> Matches:
-    return Matches(cast("SlotTable", _Found()), [], [], [])
-
-
-def _matches(told: Found | None, ranks: int) -> Matches:
-    if told is None:
-        return _nothing()
-    table = _Found()
-    groups = [table.add(tier, ranks) for tier in (told.device, told.host, told.disk)]
-    return Matches(cast("SlotTable", table), *groups)
 
 
 def _prompt(told: Prompted) -> Prompt:

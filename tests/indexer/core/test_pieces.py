@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 encode = msgspec.msgpack.encode
 
-WALKERS = twins("indexer._ingest", plain_walk)
+WALKERS = twins("indexer._wire", plain_walk)
 
 
 @pytest.fixture(params=WALKERS, autouse=True)

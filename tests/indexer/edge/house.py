@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from indexer.core.stream import EventStream
+    from indexer.edge.addresses import Addresses
 
 SCOPE = Scope("m", "t")
 LIMITS = StreamLimits(replay_silence_s=10.0, tick_s=0.02, poll_after_s=0.0)
@@ -41,7 +42,17 @@ class House:
         self.registry = Registry(limits=limits)
         self.index = self.registry.open_index(SCOPE, 16)
         self.listeners = Listeners(self.registry)
+        self._unused: list[Listeners] = []
         self.engines: list[FakeEngine] = []
+
+    def look_up_at(self, addresses: Addresses) -> None:
+        """Have listeners that ask there for names, in the place of those that follow nobody yet."""
+        self._unused.append(self.listeners)
+        self.listeners = Listeners(self.registry, addresses=addresses)
+
+    async def close(self) -> None:
+        for one in (self.listeners, *self._unused):
+            await one.close()
 
     def engine(self, ports: tuple[int, int] = (0, 0)) -> FakeEngine:
         self.engines.append(FakeEngine(self.context, ports))
@@ -93,8 +104,8 @@ def play(
             house.registry.check()
             assert house.listeners.faults == 0
         finally:
-            await house.listeners.close()
-            await house.listeners.close()
+            await house.close()
+            await house.close()
             for engine in house.engines:
                 engine.close()
 

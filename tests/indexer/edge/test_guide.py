@@ -34,8 +34,7 @@ class Scene:
         self.addresses = Addresses(
             replace(ReachSettings(), lookup_cache_s=0.0), look_up=self._look_up
         )
-        house.listeners._addresses.close()
-        house.listeners._addresses = self.addresses
+        house.look_up_at(self.addresses)
         house.listeners._on_refused = lambda _, error: self.refused.append(error)
 
     def _look_up(self, host: str) -> list[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
-from select_service.client import AsyncClient
+from select_service.client import AsyncClient, Options
 from select_service.client.serving import Replica, ServeWorker
 from select_service.client.worker_ids import reservation_id_of, worker_id_of
 from tests.live.ports import free_port
@@ -73,6 +75,46 @@ def test_selectors_that_are_down_are_no_reason_not_to_serve() -> None:
         worker.prefill_complete()  # of a call that is no request
         assert not worker._prefilled
         await worker.aclose()
+
+    asyncio.run(run())
+
+
+class Shown:
+    """Stands for Ray's counter."""
+
+    def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
+        self.seen = SHOWN.setdefault(name, [])
+        assert set(tag_keys) == {"deployment", "what"}
+
+    def set_default_tags(self, tags: dict[str, str]) -> None:
+        assert tags == {"deployment": "engine"}
+
+    def inc(self, value: float, tags: dict[str, str]) -> None:
+        assert value > 0, "Ray takes no other"
+        self.seen.append((tags["what"], value))
+
+
+SHOWN: dict[str, list[tuple[str, float]]] = {}
+
+
+def test_what_came_to_nothing_is_among_rays_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
+    metrics = types.SimpleNamespace(Counter=Shown)
+    monkeypatch.setitem(sys.modules, "ray.util.metrics", metrics)
+
+    async def run() -> None:
+        nowhere = f"http://127.0.0.1:{free_port()}"
+        worker = ServeWorker(
+            selectors=[nowhere], replica=REPLICA, client=Options(timeout_ms=50), **FIELDS
+        )
+        async with worker:
+            worker.prefill_complete(reservation_id="somebody's")
+            async with asyncio.timeout(PATIENCE_S):
+                while not worker.not_told:
+                    await asyncio.sleep(0.005)
+        seen = SHOWN["select_service_worker_troubles"]
+        assert sum(count for what, count in seen if what == "not_told") == worker.not_told == 1
+        assert sum(count for what, count in seen if what == "failed") == worker.failures > 1
 
     asyncio.run(run())
 

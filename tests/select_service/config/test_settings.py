@@ -9,12 +9,12 @@ import pytest
 
 from indexer.config import RecoveryLimits, SnapshotLimits, StreamLimits
 from indexer.types import ReachSettings
-from select_service.admission_types import AdmissionSettings
 from select_service.config import Settings
-from select_service.doctor_types import DoctorLimits
 from select_service.edge.metrics.limits import TURN_BUDGETS
-from select_service.shadow_types import ShadowSettings
 from select_service.types import BodyLimits, CoreLimits, DumpLimits, ReplicaLimits, TrustSettings
+from select_service.types.admission import AdmissionSettings
+from select_service.types.doctor import DoctorLimits
+from select_service.types.shadow import ShadowSettings
 
 ROOMS: dict[str, type[msgspec.Struct]] = {
     "core_limits": CoreLimits,

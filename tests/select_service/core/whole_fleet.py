@@ -10,8 +10,7 @@ from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
-from select_service.core.service import SelectionCore
-from select_service.drain_types import DrainRequest, DrainStatus
+from select_service.core.service import Life, SelectionCore, Watch
 from select_service.types import (
     Answer,
     PairSelection,
@@ -24,6 +23,7 @@ from select_service.types import (
     WorkerRecord,
     WorkerSpec,
 )
+from select_service.types.drains import DrainRequest, DrainStatus
 
 DEFAULT = Scope("default", "default")
 
@@ -32,6 +32,9 @@ class Fleet:
     """The core under test, its clock, and shorthands for its verbs; `check` runs after each."""
 
     def __init__(self, config: RouterConfig | None = None, **settings: Any) -> None:
+        for name, kind in (("life", Life), ("watch", Watch)):  # their fields, said beside the rest
+            said = {one: settings.pop(one) for one in kind.__struct_fields__ if one in settings}
+            settings[name] = kind(**said)
         self.core = SelectionCore(
             Registry(), config or RouterConfig(), random.Random(1), **settings
         )

@@ -12,9 +12,9 @@ import pytest
 from select_service import cli
 from select_service.doctor.asking import Answer
 from select_service.doctor.telling import tell
-from select_service.doctor_types import Finding, Subject
 from select_service.edge.driver import Driver
 from select_service.types import WorkerSpec
+from select_service.types.doctor import Finding, Subject
 from tests.live.ports import HOST, free_port
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import on_a_port, seat

@@ -8,8 +8,8 @@ import msgspec
 import zmq
 
 from indexer.types import StreamLimits
-from select_service.drain_types import DrainRequest
 from select_service.types import ReservationRequest, RouterConfig
+from select_service.types.drains import DrainRequest
 from tests.indexer.encoding import message, stored
 from tests.select_service.doctor.ward import BLOCK, STREAMS, Engine, Ward, play, prompt
 

@@ -11,7 +11,6 @@ import zmq
 from select_service.core.replicas.events import TOPIC
 from select_service.core.replicas.messages import OWN_TOPIC, Heartbeat
 from select_service.core.replicas.wire import encode_message
-from select_service.doctor_types import PeerLink
 from select_service.edge.driver import Driver
 from select_service.errors import NoSchedulableWorker
 from select_service.types import (
@@ -20,6 +19,7 @@ from select_service.types import (
     SelectAndReserveRequest,
     WorkerSpec,
 )
+from select_service.types.doctor import PeerLink
 from tests.live.ports import HOST, free_port
 from tests.select_service.doctor.ward import BLOCK, Ward, play, prompt
 

@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from indexer.core.stream import EventStream
 from indexer.types import StreamLimits
-from select_service.doctor_types import DoctorLimits, Finding
 from select_service.edge.driver import Driver
+from select_service.edge.driving.outfit import EdgeLimits
 from select_service.types import CoreLimits, RouterConfig, SelectAndReserveRequest, WorkerSpec
+from select_service.types.doctor import DoctorLimits, Finding
 from tests.indexer.edge.fake_engine import FakeEngine
 from tests.indexer.encoding import encode_batch, removed, stored
 
@@ -218,8 +219,7 @@ def play(
         service = Driver(
             config,
             limits=replace(CoreLimits(), **settings.pop("core", {})),
-            stream_limits=streams,
-            doctor_limits=DoctorLimits(interval_s=0.0),
+            edge_limits=EdgeLimits(streams=streams, doctor=DoctorLimits(interval_s=0.0)),
             clock=clock,
             seed=1,
             **settings,

@@ -12,10 +12,10 @@ import pytest
 
 from select_service.config.environment import RouterSettings
 from select_service.core.doctor.causes import CAUSES
-from select_service.doctor_types import DoctorLimits
 from select_service.edge import doctor as doctors
 from select_service.edge.driver import Driver
 from select_service.types import RouterConfig, WorkerSpec
+from select_service.types.doctor import DoctorLimits
 from tests.select_service.edge.serving import in_process, seat, until
 
 NO_EVENTS = RouterSettings(RouterConfig(use_kv_events=False), None, ())

@@ -12,9 +12,9 @@ import pytest
 import zmq
 
 from indexer.types import WorkerRank
-from select_service.admission_types import WorkerMetrics
 from select_service.edge import load_topic
 from select_service.edge.load_topic import LoadTopic
+from select_service.types.admission import WorkerMetrics
 from tests.select_service.edge.serving import in_process, seat, until
 
 PACK = msgspec.msgpack.encode

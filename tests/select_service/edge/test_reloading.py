@@ -81,7 +81,7 @@ def test_whatever_reloads_reaches_what_reads_it(field: str) -> None:
     assert getattr(settings, field) == value
     assert service.core.limits == settings.core_limits
     assert service.core.registry.limits == settings.stream_limits
-    assert service._replica_limits == settings.replica_limits
+    assert service._limits.replicas == settings.replica_limits
     assert service.core.admitting.settings == settings.admission
     shadow = service.core.placing.shadow
     assert (None if shadow is None else shadow.settings) == settings.shadow

@@ -18,12 +18,12 @@ from bench.planner.scale_down import (
     rows_of,
     told,
 )
-from select_service.drain_types import ScaleDownCandidate
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.settings import PoolSettings
 from select_service.simulator.core.worker import EngineSettings
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
+from select_service.types.drains import ScaleDownCandidate
 
 WORKERS, GONE, HALF_S = 6, 2, 150.0
 

@@ -101,6 +101,7 @@ def test_blocks_of_a_trace_may_have_another_size(tmp_path: Path) -> None:
         (["--change", "nan:fail"], "at and startup_s"),
         (["--change", "1:fail:-3"], "count must be from 1"),
         (["--engine", "base_s=inf"], "base_s must be at least 0, and finite"),
+        (["--engine", "base_s=1e308"], "base_s must be at most 3600"),
         (["--admission", "{x"], "--admission: JSON is malformed"),
         (["--admission", '{"cache_hit_treshold": 1}'], "--admission: there is no cache_hit_tr"),
     ],

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast, get_args
 
-from select_service.drain_types import ScaleDownCandidates
 from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in
 from select_service.edge.routing import read_count, read_query, read_u64
 from select_service.errors import InvalidQuery
 from select_service.types import Role
+from select_service.types.drains import ScaleDownCandidates
 
 if TYPE_CHECKING:
     from select_service.edge.codec.answers import Response

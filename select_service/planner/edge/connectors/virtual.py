@@ -7,7 +7,7 @@ client that died does not stop the planner; a report about an older decision cha
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import PoolKey
 
-__all__ = ["Completion", "Issued", "VirtualConnector"]
+__all__ = ["ENDS", "Completion", "End", "Issued", "VirtualConnector"]
 
 TIMEOUT_S: Final = 1800.0
 WAIT_MAX_S: Final = 60.0
 _REASONS_MAX: Final = 20
+
+End: TypeAlias = Literal["done", "failed", "timed_out"]
+"""What became of a decision: who carries it out said so, or nobody said anything in time."""
+ENDS: Final[tuple[End, ...]] = get_args(End)
 
 
 class Issued(msgspec.Struct, frozen=True):
@@ -53,6 +57,9 @@ class VirtualConnector:
         wall: seconds since 1970, told to clients.
         timeout_s: after that a decision counts as done.
         first_id: ids continue after a restart.
+
+    Attributes:
+        ends: decisions by what became of them; those overtaken by the next are in none.
     """
 
     def __init__(
@@ -72,7 +79,7 @@ class VirtualConnector:
         self._is_open = False
         self.decision: Issued | None = None
         self.decision_id = first_id
-        self.timed_out = 0
+        self.ends = dict.fromkeys(ENDS, 0)
         self.problems: dict[PoolKey, str] = {}
         if self._asked != self._there:  # who did it may have been told by one that is no more
             self._issue("asked for before the planner was started again")
@@ -80,8 +87,7 @@ class VirtualConnector:
     async def states(self, pools: Sequence[PoolKey]) -> dict[PoolKey, PoolState]:
         """Tell what was asked for, and what was reported."""
         if self._is_open and self._clock() - self._issued_at >= self._timeout_s:
-            self.timed_out += 1
-            self._close(self._asked)
+            self._close("timed_out", self._asked)
         return {pool: PoolState(self._asked[pool], self._there[pool]) for pool in pools}
 
     async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:
@@ -135,10 +141,11 @@ class VirtualConnector:
             self._asked = self._there | told  # what could not be done is not asked for any more
         else:
             self.problems = {}
-        self._close(self._asked | told)
+        self._close(completion.status, self._asked | told)
         return True
 
-    def _close(self, there: Mapping[PoolKey, int]) -> None:
+    def _close(self, end: End, there: Mapping[PoolKey, int]) -> None:
+        self.ends[end] += 1
         self._there = dict(there)
         self._is_open = False
 

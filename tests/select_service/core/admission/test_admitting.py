@@ -7,13 +7,6 @@ from typing import Any
 
 import pytest
 
-from select_service.admission_types import (
-    AdmissionChange,
-    AdmissionSettings,
-    BusyThresholdChange,
-    RankMetrics,
-    WorkerMetrics,
-)
 from select_service.core.admission.admitting import DEADLINE_S
 from select_service.core.admission.asks import Ask, Pool, Verdict
 from select_service.core.admission.gatekeeping import Gatekeeper
@@ -37,6 +30,13 @@ from select_service.types import (
     PinnedWorker,
     RouterConfig,
     Selection,
+)
+from select_service.types.admission import (
+    AdmissionChange,
+    AdmissionSettings,
+    BusyThresholdChange,
+    RankMetrics,
+    WorkerMetrics,
 )
 from tests.select_service.core.admission.golden import BUSY, CASES
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.gatekeeping import Gatekeeper
 from select_service.core.admission.queue import Ticket
 from select_service.errors import AdmissionRefused
 from select_service.types import Selection
+from select_service.types.admission import AdmissionSettings
 from tests.select_service.core.replicas.test_replicas import Replica, add
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 

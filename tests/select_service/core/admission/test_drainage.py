@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.drainage import RETURN_MAX_S, Drainage
 from select_service.core.admission.queue import Ticket
 from select_service.core.books.work_done import WorkDone
@@ -18,6 +17,7 @@ from select_service.errors import (
     QueueFull,
     retry_after,
 )
+from select_service.types.admission import AdmissionSettings
 from tests.select_service.core.whole_fleet import Fleet
 
 

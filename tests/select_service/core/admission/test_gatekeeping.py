@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from select_service.admission_types import (
+from select_service.core.admission.gatekeeping import Gatekeeper
+from select_service.errors import ServiceError
+from select_service.types.admission import (
     AdmissionSettings,
     BusyThresholdChange,
     RankMetrics,
     WorkerMetrics,
 )
-from select_service.core.admission.gatekeeping import Gatekeeper
-from select_service.errors import ServiceError
 from tests.effort import examples
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 

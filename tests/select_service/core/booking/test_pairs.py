@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.core.packing import pack_u64
-from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.queue import Ticket
 from select_service.core.books.bookings import leg_ids
 from select_service.core.replicas.events import Hashes, ReplicaEnvelope
@@ -31,6 +30,7 @@ from select_service.types import (
     Selection,
     WorkerPatch,
 )
+from select_service.types.admission import AdmissionSettings
 from tests.effort import examples
 from tests.select_service.core.replicas.test_replicas import Replica, endings
 from tests.select_service.core.test_state import Disk, restored

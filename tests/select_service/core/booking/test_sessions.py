@@ -15,7 +15,6 @@ from indexer.core.registry import Registry
 from select_service.core.decisions.explaining import Told
 from select_service.core.decisions.record import Record
 from select_service.core.service import SelectionCore
-from select_service.drain_types import DrainRequest
 from select_service.errors import NameRefused
 from select_service.types import (
     CoreLimits,
@@ -26,6 +25,7 @@ from select_service.types import (
     WorkerPatch,
     WorkerSpec,
 )
+from select_service.types.drains import DrainRequest
 
 TTL_S = 10.0
 SIZE = 16

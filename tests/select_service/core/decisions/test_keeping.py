@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from indexer.core.hashing import pack_u64
-from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.queue import Ticket
 from select_service.core.decisions.explaining import Told
 from select_service.core.decisions.keeping import (
@@ -35,6 +34,7 @@ from select_service.types import (
     Selection,
     SelectRequest,
 )
+from select_service.types.admission import AdmissionSettings
 from tests.effort import examples
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 

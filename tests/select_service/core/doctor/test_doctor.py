@@ -14,7 +14,7 @@ from select_service.core.doctor.prompts import Owner, PromptWatch
 from select_service.core.doctor.sampling import Sample
 from select_service.core.doctor.streams import RUN_S, Run
 from select_service.core.doctor.suspicions import Change, Suspicions
-from select_service.doctor_types import Subject
+from select_service.types.doctor import Subject
 
 SCOPE = Scope("m", "t")
 LATE = next(cause for cause in CAUSES if cause.after_s == 10.0)

@@ -20,7 +20,6 @@ from select_service.core.pricing import plain_pricer
 from select_service.core.pricing.projection import Overlap, Projection
 from select_service.core.pricing.scoring import costs, weights_in_force
 from select_service.core.service import SelectionCore
-from select_service.policy_types import Policy
 from select_service.simulator.core.workloads import WorkloadSettings
 from select_service.simulator.runs import RunSettings, run
 from select_service.types import (
@@ -30,6 +29,7 @@ from select_service.types import (
     Selection,
     WorkerSpec,
 )
+from select_service.types.policy import Policy
 from tests.indexer.kernels import twins
 
 EITHER = pytest.mark.parametrize("twin", twins("select_service.core._speed", plain_pricer))

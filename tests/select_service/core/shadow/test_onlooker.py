@@ -12,9 +12,9 @@ from select_service.core.admission.queue import Ticket
 from select_service.core.shadow.onlooker import BURST_S
 from select_service.core.shadow.tally import RegretTally, ShadowTally
 from select_service.core.shadow.telling import ShadowTelling
-from select_service.shadow_types import REGRET_BOUNDS, ShadowSettings, ShadowStatus
 from select_service.types import RouterConfig, RouterConfigOverride, Selection, SelectRequest
-from select_service.wave_types import WaveItem
+from select_service.types.shadow import REGRET_BOUNDS, ShadowSettings, ShadowStatus
+from select_service.types.waves import WaveItem
 from tests.effort import examples
 from tests.select_service.core.waves.test_steps import place
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet

@@ -15,8 +15,8 @@ from msgspec import UNSET
 from indexer.core.hashing import pack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.core.verbs.advising import COLD
-from select_service.drain_types import ScaleDownCandidate
 from select_service.types import Role
+from select_service.types.drains import ScaleDownCandidate
 from tests.effort import examples
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 from tests.sliced import answer_of

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from select_service.admission_types import AdmissionSettings
 from select_service.core.admission.queue import Ticket
 from select_service.errors import (
     NoEligibleWorker,
@@ -27,6 +26,7 @@ from select_service.types import (
     WorkerPatch,
     WorkerSpec,
 )
+from select_service.types.admission import AdmissionSettings
 from tests.select_service.core.replicas.test_replicas import DYNAMO, Replica, add
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 

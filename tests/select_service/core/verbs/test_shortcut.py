@@ -14,7 +14,6 @@ from msgspec import UNSET
 
 from indexer.core.hashing import block_hashes, pack_tokens, pack_u64
 from indexer.types import Tier, WorkerRank
-from select_service.admission_types import AdmissionSettings
 from select_service.core import service
 from select_service.core.admission.queue import Ticket
 from select_service.core.books.demand_tally import DemandTally
@@ -23,7 +22,6 @@ from select_service.core.tape.notes import DecisionNote
 from select_service.core.watching.marks import Recorder
 from select_service.core.watching.witness import Witness
 from select_service.errors import ServiceError
-from select_service.shadow_types import ShadowSettings
 from select_service.types import (
     CacheThreshold,
     CoreLimits,
@@ -36,6 +34,8 @@ from select_service.types import (
     Selection,
     SelectRequest,
 )
+from select_service.types.admission import AdmissionSettings
+from select_service.types.shadow import ShadowSettings
 from tests.select_service.core.watching.test_witness import Notes
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from select_service.admission_types import AdmissionSettings
 from select_service.core.decisions.explaining import Told
 from select_service.core.waves.plan import even_share
 from select_service.errors import (
@@ -21,7 +20,8 @@ from select_service.errors import (
     ReservationConflict,
 )
 from select_service.types import CoreLimits, PinnedWorker, RoutingConstraints, Selection
-from select_service.wave_types import SelectBatchRequest, WaveAnswer, WaveItem
+from select_service.types.admission import AdmissionSettings
+from select_service.types.waves import SelectBatchRequest, WaveAnswer, WaveItem
 from tests.effort import examples
 from tests.select_service.core.whole_fleet import Fleet
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from select_service.core.waves.steps import Wave
 from select_service.errors import ReservationUnderWay, ServiceError
 from select_service.types import SelectAndReserveRequest
-from select_service.wave_types import SelectBatchRequest, WaveAnswer
+from select_service.types.waves import SelectBatchRequest, WaveAnswer
 from tests.select_service.core.test_state import Disk, restored
 from tests.select_service.core.waves.test_steps import booked, prompt
 from tests.select_service.core.whole_fleet import Fleet

@@ -14,8 +14,6 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from select_service.admission_types import AdmissionChange, BusyThresholdChange, WorkerMetrics
-from select_service.drain_types import DrainRequest
 from select_service.edge.console.routes import Booth
 from select_service.edge.driver import Driver
 from select_service.edge.http.api import Handler
@@ -41,7 +39,9 @@ from select_service.types import (
     WorkerPatch,
     WorkerSpec,
 )
-from select_service.wave_types import SelectBatchRequest
+from select_service.types.admission import AdmissionChange, BusyThresholdChange, WorkerMetrics
+from select_service.types.drains import DrainRequest
+from select_service.types.waves import SelectBatchRequest
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until, worker
 

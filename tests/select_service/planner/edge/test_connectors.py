@@ -281,7 +281,7 @@ def test_virtual_failures_and_time_outs() -> None:
         assert (await connector.states([DECODE]))[DECODE] == PoolState(6, 3)
         clock.now += 1.0
         assert (await connector.states([DECODE]))[DECODE] == PoolState(6, 6)
-        assert connector.timed_out == 1
+        assert connector.ends == {"done": 0, "failed": 1, "timed_out": 1}
 
     run(use)
 

@@ -285,6 +285,8 @@ def test_what_is_told_over_http() -> None:
             )
             assert 'what="isl"} 3000.0' in metrics
             assert "select_planner_leader 1.0" in metrics
+            assert 'select_planner_decision_ends_total{end="done"} 1.0' in metrics
+            assert 'select_planner_decision_ends_total{end="timed_out"} 0.0' in metrics
 
     run(use)
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from select_service.admission_types import AdmissionSettings
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.observing import ISL_EDGES
@@ -23,6 +22,7 @@ from select_service.simulator.core.routers import (
     Router,
 )
 from select_service.simulator.core.settings import PoolSettings
+from select_service.types.admission import AdmissionSettings
 from tests.effort import examples
 from tests.select_service.simulator.core.engines import BLOCK, SMALL, Given, request, some
 

@@ -1,13 +1,15 @@
 """The nouns of a wave: many prompts that are placed together, POST /select_batch.
 
-As in `types.py`, one definition decodes the wire, types the core and generates /openapi.json.
+As everywhere in `types`, one definition decodes the wire, types the core and generates
+/openapi.json.
 """
 
 from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from select_service.types import CacheThreshold, SelectAndReserveRequest, Selection
+from select_service.types.requests import SelectAndReserveRequest
+from select_service.types.selections import CacheThreshold, Selection
 
 __all__ = ["SelectBatchRequest", "WaveAnswer", "WaveItem", "WaveRank", "WaveResult"]
 

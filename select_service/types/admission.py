@@ -1,6 +1,7 @@
 """The nouns of admission: its settings, and the requests and answers of its routes.
 
-As in `types.py`, one definition decodes the wire, types the core and generates /openapi.json.
+As everywhere in `types`, one definition decodes the wire, types the core and generates
+/openapi.json.
 Policies read their own configuration (`core/admission/policies.py`); here it is a plain object.
 """
 
@@ -9,7 +10,8 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from indexer.types import U64_MASK
-from select_service.types import U32, U64, CacheBasis, CacheScope
+from select_service.types.ranges import U32, U64
+from select_service.types.requests import CacheBasis, CacheScope
 
 __all__ = [
     "AdmissionChange",

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from select_service.shadow_types import ShadowWeights
+from select_service.types.shadow import ShadowWeights
 
 __all__ = [
     "Candidate",

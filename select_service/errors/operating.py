@@ -1,0 +1,90 @@
+"""What the process will not do as it runs now."""
+
+from __future__ import annotations
+
+from select_service.errors.refusal import ServiceError
+
+
+class NeedsRestart(ServiceError):
+    """A setting that PUT /config cannot change."""
+
+    status = 409
+    code = "needs_restart"
+
+    def __init__(self, field: str) -> None:
+        super().__init__(
+            f"{field} cannot change while the process runs: restart it", field=f"settings.{field}"
+        )
+
+
+class DecisionNotFound(ServiceError):
+    """No decision of that name is kept: there was none, or it had to go for later ones."""
+
+    status = 404
+    code = "decision_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"decision {name} not found; only the last ones are kept")
+
+
+class DecisionsOff(ServiceError):
+    """The process runs with `--decision-ring 0`."""
+
+    status = 404
+    code = "decision_ring_off"
+
+    def __init__(self) -> None:
+        super().__init__("decisions are not kept: --decision-ring is 0")
+
+
+class TooManyDumps(ServiceError):
+    """As many dumps under way as `--dumps-max` allows; they end when they end."""
+
+    status = 503
+    code = "too_many_dumps"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"{most} dumps are under way, no more may be: ask again")
+
+
+class TooManyConsoles(ServiceError):
+    """As many pages of the console as `--console-clients-max` allows."""
+
+    status = 503
+    code = "too_many_console_clients"
+
+    def __init__(self, clients_max: int) -> None:
+        super().__init__(f"{clients_max} pages of the console are open, no more may be")
+
+
+class StateUnwritable(ServiceError):
+    """The state directory cannot be written: nothing is acknowledged that would not survive.
+
+    Ask again when the journal tries again.
+    """
+
+    status = 503
+    code = "state_unwritable"
+
+    def __init__(self) -> None:
+        super().__init__("the state cannot be written to disk, ask again")
+
+
+class StateDiskFull(ServiceError):
+    """The same, and we know why."""
+
+    status = 503
+    code = "state_disk_full"
+
+    def __init__(self) -> None:
+        super().__init__("the disk of the state directory is full, ask again when it has room")
+
+
+class ShuttingDown(ServiceError):
+    """The process is leaving; waiting requests are sent away, to whoever stands in for it."""
+
+    status = 503
+    code = "shutting_down"
+
+    def __init__(self) -> None:
+        super().__init__("the service is shutting down")

@@ -1,0 +1,137 @@
+"""Nobody can take this prompt, or not now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import UnsetType
+
+from select_service.errors.refusal import ServiceError, scope_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from select_service.types import Scope
+    from select_service.types.waves import WaveResult
+
+_NAMED_MAX: Final = 8
+"""Workers a refusal names."""
+
+
+class InvalidRequest(ServiceError):
+    """Well-formed, but it means nothing we can serve."""
+
+    status = 400
+    code = "invalid_request"
+
+
+class PinnedNotAllowed(InvalidRequest):
+    """pinned_worker is outside allowed_worker_ids."""
+
+    code = "pinned_worker_not_allowed"
+
+
+class NoSchedulableWorker(ServiceError):
+    """Nothing schedulable, in the process or in the scope: ask again in a second."""
+
+    status = 503
+    code = "no_schedulable_worker"
+
+    @classmethod
+    def anywhere(cls) -> NoSchedulableWorker:
+        """The whole process has none."""
+        return cls("no schedulable workers are available")
+
+    @classmethod
+    def in_scope(cls, scope: Scope) -> NoSchedulableWorker:
+        """The scope asked for has none."""
+        return cls(f"no schedulable workers for {scope_text(scope)}")
+
+
+class NoEligibleWorker(ServiceError):
+    """Workers exist, and none of them may take this prompt: time alone does not help."""
+
+    status = 503
+    code = "no_eligible_worker"
+
+    def __init__(self) -> None:
+        super().__init__("no endpoints available to route work")
+
+
+class NoWorkerForRole(NoEligibleWorker):
+    """Eligible workers exist, and nobody among them does what the request needs."""
+
+    code = "no_worker_for_role"
+
+    def __init__(self, role: str) -> None:
+        text = f"no eligible {role} worker to route work to"
+        if role == "aggregated":
+            text += ": those there are only prefill or decode, which POST /select_pair books"
+        ServiceError.__init__(self, text, details={"role": role})
+
+
+class WorkerDraining(NoEligibleWorker):
+    """Whoever may take this prompt drains: it takes no more work until an operator says so."""
+
+    code = "worker_draining"
+
+    def __init__(self, worker_ids: Iterable[int]) -> None:
+        ids = list(worker_ids)
+        if len(ids) == 1:
+            text = f"worker {ids[0]} is draining: it takes no new work"
+        else:
+            named = ", ".join(map(str, ids[:_NAMED_MAX]))
+            more = f" and {len(ids) - _NAMED_MAX} more" if len(ids) > _NAMED_MAX else ""
+            text = f"all workers that may take this are draining: {named}{more}"
+        ServiceError.__init__(self, text, details={"worker_ids": ids[:_NAMED_MAX]})
+
+
+class NoTransfer(NoEligibleWorker):
+    """Prefill and decode workers exist, and KV blocks may not move between any two of them."""
+
+    code = "no_kv_transfer"
+
+    def __init__(self) -> None:
+        ServiceError.__init__(
+            self, "no prefill and decode worker share the KV transfer domain they require"
+        )
+
+
+class QueueFull(ServiceError):
+    """A queue limit of the policy class is reached; ask again when one of it has been computed."""
+
+    status = 503
+    code = "queue_full"
+
+
+class WouldWait(ServiceError):
+    """One of a wave would have to wait for a worker, which nobody does there."""
+
+    status = 503
+    code = "would_wait"
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__("every worker that could take it is busy, and a wave does not wait")
+        self.retry_after_s = retry_after_s
+
+
+class BatchNotPlaced(ServiceError):
+    """All of a wave were to be placed, or none, and one cannot be."""
+
+    code = "batch_not_placed"
+
+    def __init__(self, result: WaveResult, sample: int) -> None:
+        placed = isinstance(result.error, UnsetType)
+        error = "nobody holds enough of it" if placed else result.error
+        super().__init__(
+            f"sample {sample} of the batch (requests[{result.request}]) cannot be placed: {error}",
+            field=None if isinstance(result.field, UnsetType) else result.field,
+            details={
+                "request": result.request,
+                "sample": sample,
+                "code": "cache_threshold" if placed else result.code,
+            },
+        )
+        self.status = 409 if placed else result.status
+        if not isinstance(result.retry_after_s, UnsetType):
+            self.retry_after_s = result.retry_after_s

@@ -1,0 +1,54 @@
+"""What every refusal is: a text for people, a stable code, an HTTP status."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from select_service.types import Scope
+
+RETRY_AFTER_S: Final = 1.0
+"""When to ask again where nothing drains that could be measured: nobody is there to compute, no
+wish is met by anybody, the process is leaving. It is the shortest time the header can say; asking
+costs little, and whoever comes or takes over is not waited for longer than needed."""
+
+
+class ServiceError(Exception):
+    """An error of ours, where no kind below says otherwise; `str(error)` is the text for people."""
+
+    status: int = 500
+    code: str = "internal_error"
+    retry_after_s: float = RETRY_AFTER_S
+    """When to ask again, for the statuses that say so (see `retry_after`); who raises it says so
+    where something drains: a queue, a gate's room, leases, the journal's next attempt."""
+    decision: object = None
+    """What led to it, when that was to be explained; whoever answers reads it."""
+    limit: str | None = None
+    """The setting that was crossed, of those that are counted where the refusal is answered."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        details: dict[str, object] | None = None,
+        limit: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.field = field
+        self.details = details
+        self.limit = limit
+
+    def body(self) -> dict[str, object]:
+        """Return what the answer says."""
+        body: dict[str, object] = {"error": str(self), "code": self.code}
+        if self.field is not None:
+            body["field"] = self.field
+        if self.details:
+            body["details"] = self.details
+        return body
+
+
+def scope_text(scope: Scope) -> str:
+    """How a scope is written in errors."""
+    return f"model={scope.model_name} tenant={scope.tenant_id}"

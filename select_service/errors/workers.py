@@ -1,0 +1,49 @@
+"""What is wrong with a worker's id, rank or record."""
+
+from __future__ import annotations
+
+from select_service.errors.refusal import ServiceError
+
+
+class WorkerNotFound(ServiceError):
+    """No such worker."""
+
+    status = 404
+    code = "worker_not_found"
+
+
+class WorkerConflict(ServiceError):
+    """The worker was registered by another source, which is at work and alone may change it."""
+
+    status = 409
+    code = "worker_conflict"
+
+    def __init__(self, worker_id: int, source: str) -> None:
+        super().__init__(f"worker {worker_id} comes from source {source}, which keeps it")
+
+
+class WorkerIdTaken(ServiceError):
+    """The number is in use, and not by a worker of the token's tenants."""
+
+    status = 409
+    code = "worker_conflict"
+
+    def __init__(self, worker_id: int) -> None:
+        super().__init__(f"worker id {worker_id} is not free", field="worker_id")
+
+
+class RankNotFound(ServiceError):
+    """The worker exists and has no such rank."""
+
+    status = 404
+    code = "rank_not_found"
+
+
+class TooManyWorkers(ServiceError):
+    """As many workers as `--workers-max` allows; time alone does not help."""
+
+    status = 409
+    code = "too_many_workers"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"no more than {most} workers may be registered", field="worker_id")

@@ -1,0 +1,142 @@
+"""What stands for index, ledger and trust on a stage: each says what was recorded of it.
+
+They have of the real ones what `Partition` asks for on the way from candidates to a choice, and no
+more; `stage.py` puts them in their places, and says before each decision what they are to say.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from indexer.core.tiers import Matches
+from select_service.core.books.loads import ranks_in, unpacked
+from select_service.core.tape.reading import BadRecording, slots_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from indexer.core.tiers import SlotTable
+    from select_service.core.columns import Floats, Slots
+    from select_service.core.tape.items import Found
+
+__all__ = ["ToldIndex", "ToldLedger", "ToldTrust", "matches"]
+
+
+class _Found:
+    """Stands for the slot table of an index: masks are positions of what was recorded."""
+
+    def __init__(self) -> None:
+        self._slots: list[Slots] = []
+
+    def add(self, told: list[tuple[int, bytes]], ranks: int) -> list[tuple[int, int]]:
+        groups = []
+        for blocks, slots in told:
+            groups.append((blocks, len(self._slots)))
+            self._slots.append(slots_of(slots, ranks))
+        return groups
+
+    def slots(self, mask: int) -> NDArray[np.int64]:
+        return self._slots[mask]
+
+
+class ToldIndex:
+    """Stands for the index: finds what was recorded."""
+
+    is_eagle = False
+
+    def __init__(self, block_size: int, capacity: int) -> None:
+        self.block_size = block_size
+        self.capacity = capacity
+        self.found = _nothing()
+
+    def find_matches(self, block_hashes: bytes) -> Matches:
+        """Return what was found then, whatever is asked for."""
+        return self.found
+
+
+class _Blocks:
+    """Stands for active chains: whether any begins as the prompt does."""
+
+    def __init__(self) -> None:
+        self.is_shared = False
+
+    def begins(self, first_hash: bytes) -> bool:
+        return self.is_shared
+
+
+class ToldLedger:
+    """Stands for the ledger: carries what was recorded."""
+
+    def __init__(self, capacity: int) -> None:
+        self.prefill: Floats = np.zeros(capacity)
+        self.decode: Floats = np.zeros(capacity)
+        self.churn: Floats = np.zeros(capacity)
+        self.context: Floats = np.zeros(capacity)
+        self.heard: Floats = np.zeros(capacity)
+        self.ahead: Floats = np.zeros(capacity)
+        self.pace = self.prefilling = self.turnover = 0.0
+        self.follows_queues = False
+        self.requests = np.zeros(capacity, dtype=np.int64)
+        self.blocks = _Blocks()
+        self.packed = b""
+        self._shared: list[tuple[int, Slots]] | None = None
+
+    def ensure(self, capacity: int) -> None:
+        """There is as much room as there was."""
+        assert capacity == len(self.prefill), "a stage is built as long as its columns"
+
+    def load(self, packed: bytes | None) -> None:
+        """Carry these loads from now on.
+
+        Raises:
+            BadRecording: they are those of other ranks.
+        """
+        if packed is None or ranks_in(packed) != len(self.prefill):
+            raise BadRecording("loads of other ranks than there are")
+        loads = unpacked(packed)
+        self.prefill[:], self.decode[:] = loads.prefill, loads.decode
+        self.churn[:], self.context[:] = loads.churn, loads.context
+        self.prefilling, self.turnover = loads.prefilling, loads.turnover
+        self.pace = loads.pace  # 0 where nothing is told of queues
+        self.heard[:] = 0.0 if loads.heard is None else loads.heard
+        self.ahead[:] = 0.0 if loads.ahead is None else loads.ahead
+
+    def share(self, shared: list[tuple[int, Slots]] | None) -> None:
+        """Say who was booked with the beginning of the prompt; None: nobody."""
+        self._shared, self.blocks.is_shared = shared, shared is not None
+
+    def shared_groups(self, hashes: bytes) -> list[tuple[int, Slots]] | None:
+        """Return that, as blocks and the slots that have so many."""
+        return self._shared
+
+    def column_of(self, groups: list[tuple[int, Slots]]) -> Floats:
+        """Return the blocks of every slot."""
+        column = np.zeros(len(self.prefill))
+        for blocks, slots in groups:
+            column[slots] = blocks
+        return column
+
+
+class ToldTrust:
+    """Stands for trust: believes as was recorded."""
+
+    def __init__(self) -> None:
+        self.column: Floats | None = None
+
+    def ensure(self, rows: int) -> None:
+        """There is as much room as there was."""
+
+
+def _nothing() -> Matches:
+    return Matches(cast("SlotTable", _Found()), [], [], [])
+
+
+def matches(told: Found | None, ranks: int) -> Matches:
+    """Return what the index answered; None: there was nothing."""
+    if told is None:
+        return _nothing()
+    table = _Found()
+    groups = [table.add(tier, ranks) for tier in (told.device, told.host, told.disk)]
+    return Matches(cast("SlotTable", table), *groups)

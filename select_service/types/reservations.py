@@ -1,0 +1,106 @@
+"""What is booked: by whom, its lifecycle calls one by one and in batches, and their answers."""
+
+from typing import Annotated, TypeAlias
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from select_service.types.prompts import PromptFields
+from select_service.types.ranges import U32, U64, Seconds, check_u64
+
+
+class ReservationRequest(PromptFields, kw_only=True):
+    """POST /reservations: book a rank the caller has chosen."""
+
+    reservation_id: str
+    worker_id: U64
+    dp_rank: U32 | None = None
+    expected_output_tokens: U32 | None = None
+    effective_prefill_tokens: U64 | None = None
+    track_prefill_tokens: bool | None = None
+    selection_id: str | None = None
+    lease_id: str | None = None  # lives as long as this lease is renewed
+    ttl_s: Seconds | None = None  # without a lease: since the last lifecycle call
+
+    def __post_init__(self) -> None:
+        PromptFields.__post_init__(self)
+        check_u64("worker_id", self.worker_id)
+        check_u64("effective_prefill_tokens", self.effective_prefill_tokens)
+
+
+class ReservationAnswer(Struct, frozen=True):
+    """The answer of POST /reservations."""
+
+    reservation_id: str
+    model_name: str
+    tenant_id: str
+    worker_id: int
+    dp_rank: int
+    endpoint: str | None
+
+
+class OutputBlockRequest(Struct, frozen=True, kw_only=True):
+    """POST /reservations/{id}/output_block; the core checks the range of the fraction (400)."""
+
+    decay_fraction: float | None = None
+
+
+class PrefillCompleteRequest(Struct, frozen=True, kw_only=True):
+    """POST /reservations/{id}/prefill_complete, where anything is told at all."""
+
+    cached_tokens: U64 | None = None  # tokens the engine has found cached, as it reports it
+
+    def __post_init__(self) -> None:
+        check_u64("cached_tokens", self.cached_tokens)
+
+
+OutputBlocks = Annotated[int, Meta(ge=1, le=1 << 16)]
+
+
+class BatchPrefillComplete(Struct, kw_only=True, tag_field="op", tag="prefill_complete"):
+    """As POST /reservations/{id}/prefill_complete."""
+
+    reservation_id: str
+    cached_tokens: U64 | None = None
+
+    def __post_init__(self) -> None:
+        check_u64("cached_tokens", self.cached_tokens)
+
+
+class BatchOutputBlock(Struct, kw_only=True, tag_field="op", tag="output_block"):
+    """As POST /reservations/{id}/output_block, `count` times, or until there are `total`."""
+
+    reservation_id: str
+    decay_fraction: float | None = None
+    count: OutputBlocks = 1
+    total: Annotated[int, Meta(ge=0, le=1 << 16)] | None = None
+    """Of the whole reservation: safe to repeat, as `count` is not."""
+
+
+class BatchFree(Struct, kw_only=True, tag_field="op", tag="free"):
+    """As DELETE /reservations/{id}."""
+
+    reservation_id: str
+
+
+Operation: TypeAlias = BatchPrefillComplete | BatchOutputBlock | BatchFree
+
+
+class BatchRequest(Struct, kw_only=True):
+    """POST /reservations/batch: lifecycle calls, carried out in order, each for itself."""
+
+    operations: list[BatchPrefillComplete | BatchOutputBlock | BatchFree]
+
+
+class OperationResult(Struct, frozen=True, omit_defaults=True):
+    """What a lifecycle call of a batch would have been answered on its own route."""
+
+    status: int
+    error: str | UnsetType = UNSET
+    code: str | UnsetType = UNSET
+    field: str | UnsetType = UNSET
+
+
+class BatchAnswer(Struct, frozen=True):
+    """POST /reservations/batch: one result for each operation, in order."""
+
+    results: list[OperationResult]

@@ -1,0 +1,154 @@
+"""The weights and switches in force, and the limits of core and edge.
+
+One limit, one name: `config/` makes them out of flags, and shows them.
+"""
+
+from msgspec import Struct
+
+from select_service.types.policy import Policy
+
+
+class RouterConfig(Struct, frozen=True, kw_only=True):
+    """The weights and switches in force; defaults are the reference's."""
+
+    policy: Policy = "kv-cost"
+    overlap_score_credit: float = 1.0
+    overlap_score_credit_decay: float = 0.0
+    prefill_load_scale: float = 1.0
+    temperature: float = 0.0
+    host_cache_hit_weight: float = 0.75
+    disk_cache_hit_weight: float = 0.25
+    use_kv_events: bool = True
+    track_prefill_tokens: bool = True
+    queue_threshold: float = 16.0
+    kv_transfer_cost_per_block: float = 0.1  # of prefill: moving a block costs a tenth of it
+    # terms of `first-token` (`scoring.py`); None: as the policy has them
+    decode_load_scale: float | None = None
+    delay_scale: float | None = None
+    eviction_scale: float | None = None
+    expects_booked: bool | None = None
+    context_load_scale: float | None = None
+    pace_scale: float | None = None
+    overtaking_s: float | None = None  # of the queue, where no policy file orders it
+    overtaking_share: float | None = None
+
+
+class TrustSettings(Struct, frozen=True, kw_only=True):
+    """When what a rank's index says counts for less."""
+
+    samples: int = 16  # prompts over which errors are kept; half of them before anything follows
+    error_max: float = 0.3  # share of predicted tokens that were not found; 1: never too many
+    error_clear: float = 0.15  # below that the rank counts in full again
+    reread_s: float = 30.0  # between two readings of a doubtful index, doubled up to the next
+    reread_max_s: float = 3600.0
+    rereads_max: int = 4  # at one time; each takes a second of the event loop, in slices
+    weigh_freshness: bool = True
+    lag_grace_s: float = 5.0  # events may be late by so much, and a gap open for so long
+    lag_half_s: float = 10.0  # beyond, half of the credit goes in so many seconds
+
+    def check(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            ValueError: naming it.
+        """
+        if not 0.0 < self.error_clear <= self.error_max:
+            raise ValueError("trust: error_clear must be above 0 and at most error_max")
+        if self.samples < 1 or not (self.reread_s > 0.0 and self.lag_half_s > 0.0):
+            raise ValueError("trust: samples, reread_s and lag_half_s must be above 0")
+
+
+class CoreLimits(Struct, kw_only=True):
+    """Bounds of the core's own memory and of one turn of housekeeping.
+
+    One object that everybody reads each time: `edge/reloading.py` writes it.
+    """
+
+    data_parallel_size_max: int = 1024
+    workers_max: int = 10_000
+    worker_bytes_max: int = 256 << 10  # of a record; a thousand ranks with an endpoint each: 50 KB
+    scopes_max: int = 4_096  # some 20 KB each while empty
+    scope_linger_s: float = 600.0  # without workers, before a scope is given up
+    reservations_max: int = 1_000_000  # 2 to 3 KB each
+    blocks_per_request_max: int = 131_072  # two million tokens in blocks of 16
+    id_length_max: int = 256  # characters of reservation_id, selection_id
+    name_length_max: int = 256  # characters of a model, tenant, adapter, who shares fairly
+    freed_ids_max: int = 200_000  # remembered ids; ten minutes of 300 ends a second
+    reservation_ttl_s: float = 300.0  # since the last lifecycle call; 0 = never
+    reservation_ttl_max_s: float = 86400.0  # most a request may ask for
+    leases_max: int = 10_000  # one a client process; 1 KiB each
+    ended_leases_max: int = 10_000  # remembered, for ten minutes
+    lease_reopen_s: float = 30.0  # after it was closed; longer than a request is under way
+    lease_copies_max: int = 100_000  # known through replicas; beyond, their orphans age singly
+    lease_ttl_min_s: float = 1.0  # housekeeping is no finer
+    lease_ttl_max_s: float = 3600.0
+    lease_name_length_max: int = 256  # characters of lease_id and of owner
+    batch_operations_max: int = 1_000  # their member names are read in one go, 5 µs each
+    wave_samples_max: int = 1_024  # they are sorted in one go, half a µs each
+    session_ttl_s: float = 0.0  # of silence, then a session may go anywhere; 0: sessions are off
+    sessions_max: int = 100_000  # 0.5 KB each
+    queue_recheck_s: float = 60.0
+    recovery_unclaimed_s: float = 600.0  # ranks out of a dump that nobody registers
+    sources_weighed_per_turn_max: int = 256  # ranks; a µs each
+    expired_per_turn_max: int = 64  # reservations; 5 µs each: a turn takes a third of a ms
+    let_in_per_turn_max: int = 16  # who waits, when load goes; some 30 µs each
+    judged_per_turn_max: int = 16  # who waits, when the policy changes; some 50 µs each
+    dropped_per_turn_max: int = 32  # the same of ranks that went, with blocks of their own
+    swept_nodes_per_turn_max: int = 64
+    streams_watched_per_turn_max: int = 128  # for lag and gaps; a microsecond each
+    replica_heartbeat_s: float = 1.0
+    replica_output_interval_s: float = 3.0  # output blocks are told together, this often
+    replica_timeout_s: float = 10.0  # silent for longer: gone, its claims age or are adopted
+    replica_pull_retry_s: float = 2.0  # between two pulls from one publisher
+    replica_pull_timeout_s: float = 30.0  # a pull that nobody ended
+    replica_gap_grace_s: float = 0.5  # how long a missing statement may be late
+    replica_claims_max: int = 1_000_000  # of one publisher
+    replica_ended_max: int = 200_000  # ends of claims remembered
+    replica_missing_max: int = 1024  # lost statements known one by one; beyond: all is pulled
+    replica_orphan_ttl_s: float = 300.0  # of reservations whose owner is gone, since last touched
+    replica_ended_s: float = 600.0  # how long what has ended is remembered
+    replica_publishers_max: int = 256
+    replica_items_per_message_max: int = 32  # statements under one number
+    replica_resolved_per_turn_max: int = 64  # claims looked at again; some µs each
+    decision_ring: int = 1024  # records of decisions; 0: none
+    decision_ring_bytes: int = 16 << 20  # a thousand of 256 ranks under changing load: 6 MB
+
+
+class ReplicaLimits(Struct, kw_only=True):
+    """Bounds of the replica plane's edge: what peers may cost, and how long they may take.
+
+    Written as `CoreLimits` is.
+    """
+
+    peers_max: int = 256  # a SUB socket and two file descriptors each
+    message_bytes_max: int = 4 << 20  # a million-token prompt makes 0.6 MB
+    receive_messages_max: int = 10_000  # held per peer until they are read
+    send_messages_max: int = 10_000  # held per slow peer; what it loses it pulls later
+    pulls_max: int = 4  # snapshots fetched at one time
+    pull_timeout_s: float = 30.0  # one snapshot altogether
+    pull_bytes_max: int = 1 << 30  # one snapshot; a million reservations of 100 blocks
+    pull_backoff_s: float = 0.2  # after a pull that failed, doubled each time up to the next
+    pull_backoff_max_s: float = 10.0
+    snapshots_max: int = 8  # given out at one time, 503 beyond
+
+
+class DumpLimits(Struct, kw_only=True):
+    """Bounds of GET /dump. Written as `CoreLimits` is."""
+
+    at_once_max: int = 8  # 503 beyond; each keeps the index from tidying up
+    timeout_s: float = 600.0  # one dump altogether: ten million blocks at 1.5 MB a second
+
+
+class BodyLimits(Struct, frozen=True, kw_only=True):
+    """How much a body may hold; each a flag of the same name behind `--body-`, but for the depth.
+
+    All of a body is read in one go, which no client may draw out: a prompt of a million tokens,
+    thousands of media items and records of workers with thousands of endpoints find room.
+    """
+
+    depth_max: int = 128  # `--json-depth-max`; the reference's parser stops there as well
+    parts_max: int = 16_384  # strings, objects, arrays: one or two µs each
+    numbers_max: int = 1 << 20  # not packed: 40 ms of JSON where they are no array of a prompt
+    short_bytes_max: int = 1 << 21  # of a body without a prompt: a worker has 8,000 endpoints
+    unknown_bytes_max: int = 1 << 18  # of a member nobody knows: up to half a second a megabyte
+    media_bytes_max: int = 1 << 20  # of an array of objects in MessagePack

@@ -1,0 +1,164 @@
+"""A worker as it is registered, changed and shown, and whether the service is ready."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from indexer.core.curve_key import is_curve_key
+from select_service.types.doctor import Finding
+from select_service.types.ranges import U32, U64, check_scope_names, check_u64
+
+Role = Literal["prefill", "decode", "aggregated"]
+Inflight = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
+
+
+def _check_curve_key(key: str | None) -> None:
+    if key is not None and not is_curve_key(key):
+        raise ValueError("curve_public_key must be 40 characters of Z85")
+
+
+class WorkerSpec(Struct, kw_only=True):
+    """Body of POST /workers: a whole record; what is absent becomes null."""
+
+    worker_id: U64
+    model_name: str = "default"
+    tenant_id: str | UnsetType = UNSET
+    routing_group: str | UnsetType = UNSET
+    endpoint: str | None = None
+    block_size: U32 | None = None
+    data_parallel_start_rank: U32 | None = None
+    data_parallel_size: U32 | None = None
+    kv_events_endpoint: str | None = None
+    kv_events_endpoints: dict[str, str] = {}
+    replay_endpoint: str | None = None
+    max_num_batched_tokens: U64 | None = None
+    total_kv_blocks: U64 | None = None
+    stable_routing_id: str | None = None
+    is_eagle: bool | None = None
+    taints: list[str] = []
+    topology_domains: dict[str, str] = {}
+    kv_transfer_domain: str | None = None
+    kv_transfer_enforcement: Literal["required", "preferred"] | None = None
+    kv_transfer_preferred_weight: float | None = None
+    # additions of this product
+    max_inflight: Inflight | None = None  # N: requests it is given at a time
+    max_queued: U32 | None = None  # Q: requests that may wait for it
+    role: Role | None = None
+    curve_public_key: str | None = None  # of its event and replay sockets, where they encrypt
+
+    def __post_init__(self) -> None:
+        check_u64("worker_id", self.worker_id)
+        _check_curve_key(self.curve_public_key)
+        check_u64("max_num_batched_tokens", self.max_num_batched_tokens)
+        check_u64("total_kv_blocks", self.total_kv_blocks)
+        check_scope_names(self.tenant_id, self.routing_group)
+
+
+class WorkerPatch(Struct, kw_only=True):
+    """Body of PATCH /workers/{id}: what is present and not null replaces; nothing can be unset."""
+
+    endpoint: str | None = None
+    block_size: U32 | None = None
+    data_parallel_start_rank: U32 | None = None
+    data_parallel_size: U32 | None = None
+    kv_events_endpoint: str | None = None
+    kv_events_endpoints: dict[str, str] | None = None
+    replay_endpoint: str | None = None
+    max_num_batched_tokens: U64 | None = None
+    total_kv_blocks: U64 | None = None
+    stable_routing_id: str | None = None
+    is_eagle: bool | None = None
+    taints: list[str] | None = None
+    topology_domains: dict[str, str] | None = None
+    kv_transfer_domain: str | None = None
+    kv_transfer_enforcement: Literal["required", "preferred"] | None = None
+    kv_transfer_preferred_weight: float | None = None
+    max_inflight: Inflight | None = None
+    max_queued: U32 | None = None
+    role: Role | None = None
+    curve_public_key: str | None = None
+
+    # named in a PATCH, and ignored whatever they are
+    worker_id: Any = None
+    model_name: Any = None
+    tenant_id: Any = None
+    routing_group: Any = None
+
+    def __post_init__(self) -> None:
+        _check_curve_key(self.curve_public_key)
+        check_u64("max_num_batched_tokens", self.max_num_batched_tokens)
+        check_u64("total_kv_blocks", self.total_kv_blocks)
+
+
+class KvRankState(Struct, frozen=True):
+    """What is doubtful about one rank's index."""
+
+    dp_rank: int
+    kv_state: Literal["current", "uncertain"]
+    lost_batches: int
+
+
+class WorkerRecord(Struct, kw_only=True, frozen=True):
+    """A worker as every worker route answers it, fields in the wire's order."""
+
+    worker_id: int
+    model_name: str
+    tenant_id: str
+    lifecycle: Literal["incomplete", "schedulable", "draining", "unschedulable"]
+    endpoint: str | None
+    kv_events_endpoint: str | None
+    kv_events_endpoints: dict[str, str] | UnsetType = UNSET
+    replay_endpoint: str | None
+    block_size: int | None
+    data_parallel_start_rank: int | None
+    data_parallel_size: int | None
+    max_num_batched_tokens: int | None
+    total_kv_blocks: int | None
+    stable_routing_id: str | None
+    is_eagle: bool | None
+    taints: list[str]
+    topology_domains: dict[str, str]
+    kv_transfer_domain: str | None
+    kv_transfer_enforcement: str | None
+    kv_transfer_preferred_weight: float | None
+    not_schedulable_reasons: list[str] | UnsetType = UNSET
+    # additions of this product
+    kv_state: Literal["uncertain"] | UnsetType = UNSET
+    kv_ranks: list[KvRankState] | UnsetType = UNSET
+    source: str = "api"  # or "file", "kubernetes": who registered it, and may change it
+    max_inflight: int | UnsetType = UNSET
+    max_queued: int | UnsetType = UNSET
+    role: Role | UnsetType = UNSET
+    curve_public_key: str | UnsetType = UNSET
+
+
+class StateStatus(Struct, frozen=True):
+    """How it stands with the state directory."""
+
+    epoch: int  # lives of the process that used it
+    durability: Literal["strict", "relaxed"]
+    writable: bool
+    pending: int  # changes not on disk yet
+    restored: dict[str, int]  # by kind, at the start
+    dropped: dict[str, int]  # what they referred to was gone
+    damage: list[str] = []  # found at the start; the damaged files lie beside, as `.corrupt`
+    rows_saved: int = 0
+    rows_lost: int = 0
+
+
+class Ready(Struct, frozen=True):
+    """GET /ready."""
+
+    ready: bool
+    schedulable_workers: int
+    workers: list[WorkerRecord]
+    waiting_for: list[str] = []  # what is missing until it is ready; an addition of this product
+    state: StateStatus | UnsetType = UNSET  # with --state-dir
+    findings: list[Finding] | UnsetType = UNSET  # with ?verbose=true; the gravest first
+    findings_left_out: int | UnsetType = UNSET  # beyond `--doctor-findings-max`
+
+
+class BriefReady(Struct, frozen=True):
+    """GET /ready to those who have no token, where tokens are asked for."""
+
+    ready: bool
