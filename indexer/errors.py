@@ -35,7 +35,8 @@ class EndpointRefused(IndexerError):
     code = "endpoint_refused"
 
     def __init__(self, endpoint: str, reason: str) -> None:
-        super().__init__(f"cannot connect to `{endpoint}`: {reason}")
+        where = f"connect to `{endpoint}`" if endpoint else "open a socket"  # it has no address yet
+        super().__init__(f"cannot {where}: {reason}")
         self.endpoint = endpoint
         self.reason = reason
 

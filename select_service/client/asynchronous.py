@@ -75,8 +75,11 @@ class AsyncClient(AsyncCalls):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Tell what is still to be told, end the leases with all under them, disconnect."""
-        if self._session.is_closed:
+        """Tell what is still to be told, end the leases with all under them, disconnect.
+
+        In a fork of the process that uses it, nothing: all of that is the other's.
+        """
+        if self._is_forked() or self._session.is_closed:
             return
         self._session.is_closed = True
         if self._background is not None:
@@ -92,6 +95,7 @@ class AsyncClient(AsyncCalls):
 
     async def flush(self) -> None:
         """Return when everything said so far has been told, however long that takes."""
+        self._refuse_forked()
         self._begin()
         if not self._session.is_settled:
             told = asyncio.get_running_loop().create_future()
@@ -149,6 +153,7 @@ class AsyncClient(AsyncCalls):
 
     async def _drive(self, run: Run[T]) -> T:
         """Carry out a run; one that is dropped, cancelled for instance, tidies up behind itself."""
+        self._refuse_forked()
         self._begin()
         task = asyncio.current_task()
         assert task is not None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from select_service.client import verbs
 from select_service.client.core.exchange import Ask
@@ -149,6 +149,27 @@ class AsyncCalls(Face):
         body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
         return await self._drive(self._session.select(body, monotonic(), seconds(timeout_ms)))
 
+    @overload
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, object] | None = None,
+        *,
+        timeout_ms: float | None = None,
+    ) -> Any: ...
+
+    @overload
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, object] | None = None,
+        kind: type[T] = ...,
+        *,
+        timeout_ms: float | None = None,
+    ) -> T: ...
+
     async def call(
         self,
         method: str,
@@ -157,7 +178,7 @@ class AsyncCalls(Face):
         kind: type[T] = Any,  # type: ignore[assignment]
         *,
         timeout_ms: float | None = None,
-    ) -> T:
+    ) -> T | Any:
         """Ask for any route, and read the answer as `kind`. The path is taken as it is."""
         return await self._do(verbs.Verb(Ask(method, path, body), kind), timeout_ms)
 

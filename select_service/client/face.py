@@ -11,6 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from select_service.client.core.options import Options
+from select_service.client.core.problems import ForkedClient
 from select_service.client.core.session import Session
 from select_service.client.core.upkeep import Upkeep
 from select_service.client.hashing import hash_prompt
@@ -57,6 +58,7 @@ class Face:
             on_work=self._on_work,
         )
         self._upkeep = Upkeep(self._session)
+        self._process: int | None = None  # where it is at work
 
     @property
     def selector(self) -> str:
@@ -71,6 +73,25 @@ class Face:
     def stats(self) -> dict[str, int]:
         """Return counters since the client was made: requests, retries, failovers and so on."""
         return self._session.stats.as_dict()
+
+    def _is_forked(self) -> bool:
+        """Tell whether it is at work elsewhere: its thread or loop, its sockets and leases are."""
+        here = os.getpid()
+        if self._process is None:
+            self._process = here
+        return self._process != here
+
+    def _refuse_forked(self) -> None:
+        """Refuse to use connections that another process reads from, too.
+
+        Raises:
+            ForkedClient: it was used before this process was forked.
+        """
+        if self._is_forked():
+            raise ForkedClient(
+                f"the client is at work in process {self._process}, of which this one is a fork: "
+                "make one here (a client that was not used before the fork may be used after it)"
+            )
 
     def _on_work(self) -> None:
         raise NotImplementedError

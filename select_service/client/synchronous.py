@@ -61,7 +61,12 @@ class Client(Calls):
         self.close()
 
     def close(self) -> None:
-        """Tell what is still to be told, end the leases with all under them, disconnect."""
+        """Tell what is still to be told, end the leases with all under them, disconnect.
+
+        In a fork of the process that uses it, nothing: all of that is the other's.
+        """
+        if self._is_forked():
+            return
         with self._lock:
             if self._session.is_closed:
                 return
@@ -80,6 +85,7 @@ class Client(Calls):
 
     def flush(self) -> None:
         """Return when everything said so far has been told, however long that takes."""
+        self._refuse_forked()
         self._begin()
         with self._told:
             self._told.wait_for(lambda: self._session.is_settled or self._session.is_closed)
@@ -119,12 +125,14 @@ class Client(Calls):
         name: str | None,
         timeout_ms: float | None,
     ) -> R:
+        self._refuse_forked()
         self._begin()
         made = self._session.new_id() if name is None else name
         return self._held(kind, self._drive(book(body, made, monotonic(), seconds(timeout_ms))))
 
     def _drive(self, run: Run[T], *, in_background: bool = False) -> T:
         """Carry out a run; one that is dropped tidies up behind itself."""
+        self._refuse_forked()
         try:
             with self._lock:
                 command = next(run)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from select_service.client import verbs
 from select_service.client.core.exchange import Ask
@@ -148,6 +148,27 @@ class Calls(Face):
         body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
         return self._drive(self._session.select(body, monotonic(), seconds(timeout_ms)))
 
+    @overload
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, object] | None = None,
+        *,
+        timeout_ms: float | None = None,
+    ) -> Any: ...
+
+    @overload
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, object] | None = None,
+        kind: type[T] = ...,
+        *,
+        timeout_ms: float | None = None,
+    ) -> T: ...
+
     def call(
         self,
         method: str,
@@ -156,7 +177,7 @@ class Calls(Face):
         kind: type[T] = Any,  # type: ignore[assignment]
         *,
         timeout_ms: float | None = None,
-    ) -> T:
+    ) -> T | Any:
         """Ask for any route, and read the answer as `kind`. The path is taken as it is."""
         return self._do(verbs.Verb(Ask(method, path, body), kind), timeout_ms)
 

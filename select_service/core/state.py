@@ -75,6 +75,11 @@ class WorkerState(msgspec.Struct, array_like=True, frozen=True):
     spec: WorkerSpec
     source: str = API
     drain: str | None = None  # why it takes no more work
+    seated: bool = True  # the last field: `Workers.is_late` looks at the last byte
+
+
+_UNSEATED = b"\xc2"
+"""False in MessagePack; no record of another build ends with it, as no text does."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -105,11 +110,20 @@ class State:
         self.rooms = dict(rooms)
         self.restored: dict[str, int] = dict.fromkeys(self.rooms, 0)
         self.dropped: dict[str, int] = dict.fromkeys(self.rooms, 0)
+        self._turns = {kind: number for number, kind in enumerate(self.rooms)}
 
     @property
     def kinds(self) -> list[str]:
         """In the order in which records must be restored."""
         return list(self.rooms)
+
+    def turn(self, kind: str, record: bytes) -> tuple[int, bool]:
+        """Return by what records of known kinds are sorted before they are restored.
+
+        Workers that had no seat come after those that had one: who is seated first says what
+        block size its scope has, and a record that contradicted the others must not be the one.
+        """
+        return self._turns[kind], kind == WORKER and Workers.is_late(record)
 
     def record(self, key: StateKey) -> bytes | None:
         """Return the record of a key as it is now; None: the row goes."""
@@ -145,11 +159,14 @@ class Workers:
     def record(self, name: str) -> bytes | None:
         """Return a worker's whole spec."""
         worker = self._catalog.find(int(name))
-        return (
-            None
-            if worker is None
-            else _encode(WorkerState(worker.spec, worker.source, worker.drain))
-        )
+        if worker is None:
+            return None
+        return _encode(WorkerState(worker.spec, worker.source, worker.drain, worker.has_seat))
+
+    @staticmethod
+    def is_late(record: bytes) -> bool:
+        """Tell whether a record is of a worker that had no seat. O(1)."""
+        return record.endswith(_UNSEATED)
 
     def restore(self, _: str, record: bytes, now: float) -> Effects | None:
         """Register it again."""

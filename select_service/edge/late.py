@@ -9,10 +9,13 @@ waits for more than one of them.
 from __future__ import annotations
 
 import asyncio
+import logging
 from importlib import import_module
 from typing import Final
 
 __all__ = ["LATE", "PAUSE_S", "load", "load_in_turns"]
+
+_log = logging.getLogger("select_service")
 
 LATE: Final = (
     "email.message",  # down to http.server: what prometheus_client needs of the standard library
@@ -44,7 +47,10 @@ def load() -> None:
 
 
 async def load_in_turns() -> None:
-    """Load it with pauses for requests."""
+    """Load it with pauses for requests; what cannot be read now is left to who asks for it."""
     for name in LATE:
         await asyncio.sleep(PAUSE_S)
-        import_module(name)
+        try:
+            import_module(name)
+        except OSError as error:  # no file descriptors left, for one
+            _log.warning("loaded when it is asked for: %s: %s", name, error)

@@ -42,6 +42,7 @@ from select_service.simulator.traces import (
     MOONCAKE_BLOCK,
     READERS,
     RECORDING,
+    SPAN_MAX_S,
     BadTrace,
     TraceWorkload,
     in_order,
@@ -86,6 +87,9 @@ WORKERS_MAX: Final = 10_000
 
 REPLICAS_MAX: Final = 64
 """Each hears what every other one books."""
+
+DELAY_MAX_S: Final = 86_400.0
+"""Of whatever comes later than it happened: a run ends when the last of it has come."""
 
 _NEW_OBJECTS: Final = 100_000
 """So many more must there be than there were before anybody looks which of them are garbage."""
@@ -150,6 +154,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"format must be one of {', '.join(READERS)}")
         if not (0.0 < self.speed < math.inf and 0.0 <= self.jitter_s < math.inf):
             raise ValueError("speed must be above 0 and jitter_s at least 0, both finite")
+        if self.jitter_s > SPAN_MAX_S:
+            raise ValueError(f"jitter_s must be at most {SPAN_MAX_S:.0f}")
         if self.limit < 0 or self.block_size < 1:
             raise ValueError("limit must be at least 0, block_size of a trace at least 1")
         if self.block_size != MOONCAKE_BLOCK and self.format != "mooncake":
@@ -233,6 +239,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name in ("sync_delay_s", "event_lag_s", "load_lag_s", "transfer_token_s", "detect_s"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, and finite")
+            if getattr(self, name) > DELAY_MAX_S:
+                raise ValueError(f"{name} must be at most {DELAY_MAX_S:.0f}")
         if not self.session_ttl_s >= 0.0:
             raise ValueError("session_ttl_s must be at least 0")
         for change in self.changes:

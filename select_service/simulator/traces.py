@@ -48,6 +48,9 @@ SPAN_MAX_S: Final = 366 * 86_400.0
 """Between the first request of a trace and the last: beyond, timestamps have another unit. Every
 second of it is simulated."""
 
+_END_MAX_S: Final = 2 * SPAN_MAX_S
+"""With what comes on top of a trace's own times: jitter, and a speed below 1."""
+
 _NAMES: Final = 1 << 64
 
 
@@ -131,6 +134,11 @@ class TraceWorkload:
             return None
         at, _, request = heappop(shaken)
         request.arrival = at / self._speed
+        if request.arrival > _END_MAX_S:
+            raise BadTrace(
+                f"line {request.number}: comes {request.arrival:.3g} s after the first at a speed "
+                f"of {self._speed:.3g}; {_END_MAX_S:.0f} are simulated at most"
+            )
         return request
 
     def after(self, outcome: Outcome) -> tuple[Request, ...]:

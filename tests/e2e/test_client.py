@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import random
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -18,6 +19,7 @@ from select_service.client import (
     BlockSizeUnknown,
     Client,
     ClientClosed,
+    ForkedClient,
     NotCached,
     Options,
     ServiceError,
@@ -156,6 +158,44 @@ def test_leaving_frees_what_nobody_has(server: Server) -> None:
             client.reserve(token_ids=TOKENS)
             assert total(other)[0] == 1
         assert total(other)[0] == 0
+
+
+def in_a_fork(do: Callable[[], object]) -> str:
+    """What became of it there."""
+    here, there = multiprocessing.Pipe()
+
+    def told() -> None:
+        try:
+            there.send(str(do()))
+        except ForkedClient as error:
+            there.send(type(error).__name__)
+
+    child = multiprocessing.get_context("fork").Process(target=told)
+    child.start()
+    try:
+        assert here.poll(20), "it hangs"
+        return str(here.recv())
+    finally:
+        child.kill()
+        child.join()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_has_a_client_of_its_own(server: Server) -> None:
+    """Both would read answers from the same sockets, and nobody would tell what the fork frees."""
+    with Client(url(server)) as client:
+        unused = Client(url(server))
+        client.reserve(token_ids=TOKENS)
+        assert in_a_fork(lambda: client.select(token_ids=TOKENS)) == ForkedClient.__name__
+        assert in_a_fork(lambda: client.reserve(token_ids=TOKENS)) == ForkedClient.__name__
+        assert in_a_fork(client.flush) == ForkedClient.__name__
+        assert in_a_fork(client.close) == "None"
+        leases = client.call("GET", "/leases")  # of any type, unless one is named
+        assert leases["leases"][0]["reservations"] == 1
+        assert total(client)[0] == 1, "it is ours, and so is its lease"
+        assert in_a_fork(lambda: total(unused)[0]) == "1"
+        assert total(unused)[0] == 1
+        unused.close()
 
 
 def test_cancelled_at_any_moment(server: Server) -> None:

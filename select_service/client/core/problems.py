@@ -25,6 +25,7 @@ __all__ = [
     "BlockSizeUnknown",
     "ClientClosed",
     "ClientError",
+    "ForkedClient",
     "MissingPackage",
     "NotAnAnswer",
     "NotCached",
@@ -63,6 +64,10 @@ class NotAnAnswer(ClientError):
 
 class ClientClosed(ClientError):
     """The client was closed."""
+
+
+class ForkedClient(ClientError):
+    """The client is at work in the process this one was forked from."""
 
 
 class BlockSizeUnknown(ClientError):

@@ -95,9 +95,8 @@ class Keeper:
             Keys whose records have no place any more.
         """
         self._state = state
-        order = {kind: number for number, kind in enumerate(state.kinds)}
-        rows = [row for row in self._rows if row.kind in order]  # others are of another build
-        rows.sort(key=lambda row: order[row.kind])
+        rows = [row for row in self._rows if row.kind in state.rooms]  # others: of another build
+        rows.sort(key=lambda row: state.turn(row.kind, row.value))
         self._rows = []
         dropped: list[StateKey] = []
         now = started = told = clock()

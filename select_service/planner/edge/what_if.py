@@ -25,6 +25,7 @@ from select_service.planner.core.lengths import Lengths
 from select_service.planner.core.sizing import Goals, Need, size_decode, size_prefill
 from select_service.planner.core.surface import Surface
 from select_service.planner.edge.predictors import make_predictor
+from select_service.planner.edge.sources.trace import TOKENS_MAX
 from select_service.planner.errors import SettingsError
 from select_service.planner.types import ModelKey, PoolKey
 
@@ -146,6 +147,9 @@ def _check(question: Question) -> None:
     for name in ("isl", "osl", "ttft_ms", "itl_ms"):
         if question.requests and not getattr(question, name):
             raise SettingsError(f"{name} is 0")
+    for name in ("isl", "osl"):
+        if getattr(question, name) > TOKENS_MAX:
+            raise SettingsError(f"{name} is above {TOKENS_MAX:,}")
 
 
 def predict(settings: PredictorSettings, series: list[float]) -> dict[str, object]:
@@ -166,14 +170,17 @@ def read_series(text: str) -> list[float]:
     """
     try:
         raw = json.JSONDecoder().decode(text.strip())  # the strict one knows no NaN
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"standard input is no JSON: {error}") from error
     if not isinstance(raw, list):
         raise SettingsError("standard input is no JSON list")
     for index, one in enumerate(raw):
         if one is not None and (isinstance(one, bool) or not isinstance(one, int | float)):
             raise SettingsError(f"standard input: [{index}] is no number")
-    return [math.nan if one is None else float(one) for one in raw]
+    try:
+        return [math.nan if one is None else float(one) for one in raw]
+    except OverflowError as error:
+        raise SettingsError(f"standard input: {error}") from error
 
 
 def _told(terms: dict[str, float]) -> dict[str, float | str]:

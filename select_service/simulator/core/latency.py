@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AnalyticLatency", "Latency", "ProfileLatency", "SlowedLatency"]
 
+_TIME_MAX_S = 3_600.0
+"""Of a step, or of what a token adds to it: a run is simulated by the second."""
+
 
 class Latency(Protocol):
     """Times of an engine; seconds."""
@@ -65,6 +68,8 @@ class AnalyticLatency:
         for name in self.__slots__:
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, and finite")
+            if getattr(self, name) > _TIME_MAX_S:
+                raise ValueError(f"{name} must be at most {_TIME_MAX_S:.0f}")
         if not (self.base_s > 0.0 or self.sequence_s > 0.0):
             raise ValueError("base_s or sequence_s must be above 0: a step takes time")
 

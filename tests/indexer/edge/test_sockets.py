@@ -121,3 +121,12 @@ def test_a_closed_socket_has_no_messages(pair: tuple[zmq.Socket[bytes], Receiver
     _, receiver = pair
     receiver.close()
     assert receiver.receive_some(10, b"") == []
+
+
+def test_what_has_no_address_yet_is_not_called_by_an_empty_one() -> None:
+    """Out of descriptors, the sockets of names that are not resolved yet are refused, too."""
+    assert (
+        str(EndpointRefused("", "Too many open files"))
+        == "cannot open a socket: Too many open files"
+    )
+    assert "`tcp://*:1`" in str(EndpointRefused("tcp://*:1", "no"))

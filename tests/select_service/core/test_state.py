@@ -71,8 +71,8 @@ class Disk:
 def restored(disk: Disk, now: float) -> Fleet:
     again = Fleet()
     again.now = now
-    kinds = again.core.state.kinds
-    for key in sorted(disk.rows, key=lambda one: kinds.index(one[0])):
+    state = again.core.state
+    for key in sorted(disk.rows, key=lambda one: state.turn(one[0], disk.rows[one])):
         again.core.state.restore(key, disk.rows[key], now)
     again.core.check()
     return again

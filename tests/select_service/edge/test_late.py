@@ -33,6 +33,21 @@ def test_one_module_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuple(loaded) == late.LATE
 
 
+def test_what_cannot_be_read_now_is_left_to_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no descriptors left the first one that failed ended it for all behind it."""
+    loaded: list[str] = []
+
+    def load(name: str) -> None:
+        if name == late.LATE[2]:
+            raise OSError(24, "Too many open files")
+        loaded.append(name)
+
+    monkeypatch.setattr(late, "import_module", load)
+    monkeypatch.setattr(late, "PAUSE_S", 0.0)
+    asyncio.run(late.load_in_turns())
+    assert loaded == [name for name in late.LATE if name != late.LATE[2]]
+
+
 def test_every_name_is_one() -> None:
     late.load()
     for name in late.LATE:

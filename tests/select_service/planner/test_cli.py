@@ -103,6 +103,8 @@ def test_plan_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
         ("--isl", "0", "isl is 0"),
         ("--osl", "0", "osl is 0"),
         ("--isl", "-3", "isl is below 0"),
+        ("--isl", "1e308", "isl is above 4,294,967,296"),
+        ("--osl", "1e308", "osl is above 4,294,967,296"),
         ("--itl", "0", "itl_ms is 0"),
         ("--itl", "nan", "itl_ms is not a finite number"),
         ("--ttft", "-1", "ttft_ms is below 0"),
@@ -137,7 +139,7 @@ def test_a_trend_that_never_changes_is_a_filter_like_any(
     assert told["pred_after_each"][-1] == pytest.approx(10.0)
 
 
-@pytest.mark.parametrize("text", ["", "{}", '["a"]', "[true]", "[1"])
+@pytest.mark.parametrize("text", ["", "{}", '["a"]', "[true]", "[1", "[" * 9000, f"[1{'0' * 400}]"])
 def test_predict_refuses_what_is_no_list(
     text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

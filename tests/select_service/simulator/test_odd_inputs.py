@@ -93,12 +93,15 @@ def test_blocks_of_a_trace_may_have_another_size(tmp_path: Path) -> None:
         (["--replicas", "65"], "64 replicas at most"),
         (["--event-lag", "inf"], "event_lag_s must be at least 0, and finite"),
         (["--sync-delay", "inf"], "sync_delay_s must be at least 0, and finite"),
+        (["--event-lag", "1e308"], "event_lag_s must be at most 86400"),
+        (["--jitter", "1e308"], "jitter_s must be at most 31622400"),
         (["--speed", "inf"], "both finite"),
         (["--load", "0"], "(--load) must be above 0"),
         (["--load", "nan"], "(--load) must be above 0"),
         (["--change", "nan:fail"], "at and startup_s"),
         (["--change", "1:fail:-3"], "count must be from 1"),
         (["--engine", "base_s=inf"], "base_s must be at least 0, and finite"),
+        (["--engine", "base_s=1e308"], "base_s must be at most 3600"),
         (["--admission", "{x"], "--admission: JSON is malformed"),
         (["--admission", '{"cache_hit_treshold": 1}'], "--admission: there is no cache_hit_tr"),
     ],
@@ -110,6 +113,14 @@ def test_numbers_that_would_never_end_are_refused(
         main([*QUICK, "--trace", written(tmp_path, line()), *argv])
     assert refused.value.code == 2
     assert why in capsys.readouterr().err
+
+
+def test_a_speed_at_which_nothing_ever_comes_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, line(), line(10))
+    assert main([*QUICK, "--trace", path, "--speed", "1e-300"]) == 1
+    assert "line 2: comes 1e+298 s after the first at a speed of 1e-300" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("told", ["turns=1e300", "prompt_tokens=99999999999"])

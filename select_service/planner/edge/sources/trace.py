@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import ModelKey
 
-__all__ = ["TraceSource", "read_trace"]
+__all__ = ["TOKENS_MAX", "TraceSource", "read_trace"]
+
+TOKENS_MAX: Final = 1 << 32
+"""Of a prompt or an answer; beyond it is no length, and a replay would count it out."""
+
+_Tokens = Annotated[float, msgspec.Meta(ge=0.0, le=TOKENS_MAX)]
 
 
 class _Line(msgspec.Struct):
     timestamp: float
     """Milliseconds."""
-    input_length: float
-    output_length: float
+    input_length: _Tokens
+    output_length: _Tokens
 
 
 def read_trace(path: Path) -> list[TracedRequest]:

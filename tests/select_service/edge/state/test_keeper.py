@@ -124,6 +124,36 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     life(tmp_path, third)
 
 
+def test_a_record_that_contradicted_its_scope_does_so_again(tmp_path: Path) -> None:
+    """Restored first, it would pin the scope's block size, and nobody else could be scheduled."""
+    before: list[Any] = []
+
+    async def first(client: httpx.AsyncClient, _: Driver) -> None:
+        for number in (1, 2):
+            assert (await post(client, "/workers", worker(number))).status_code == 201
+        booked = await post(client, "/reservations", body("a", worker_id=2))
+        assert booked.status_code == 201
+        changed = await client.patch("/workers/1", json={"block_size": 7})
+        assert changed.json()["lifecycle"] == "incomplete"
+        before.append((await client.get("/workers")).json())
+        before.append((await client.get("/loads")).json())
+
+    async def second(client: httpx.AsyncClient, _: Driver) -> None:
+        assert (await client.get("/workers")).json() == before[0]
+        assert (await client.get("/loads")).json() == before[1]
+        state = (await client.get("/ready")).json()["state"]
+        assert state["dropped"]["reservation"] == 0
+        assert (await client.delete("/workers/2")).status_code == 200
+
+    async def third(client: httpx.AsyncClient, _: Driver) -> None:
+        alone = (await client.get("/workers")).json()
+        assert [one["lifecycle"] for one in alone] == ["schedulable"], "nobody contradicts it"
+
+    life(tmp_path, first, kill=True)
+    life(tmp_path, second)
+    life(tmp_path, third)
+
+
 def test_who_we_are_stays(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 

@@ -274,3 +274,14 @@ def test_a_trace_is_told_interval_by_interval(tmp_path: Path) -> None:
         read_trace(broken)
     with pytest.raises(TraceError, match="No such file"):
         read_trace(tmp_path / "none")
+
+
+@pytest.mark.parametrize("tokens", ["-1", "9223372036854775807", "1e300"])
+@pytest.mark.parametrize("name", ["input_length", "output_length"])
+def test_a_length_that_is_none_is_refused(tmp_path: Path, name: str, tokens: str) -> None:
+    """A negative one was a root of a negative number, and a huge one was counted out for ever."""
+    trace = tmp_path / "trace.jsonl"
+    line = {"timestamp": "0", "input_length": "10", "output_length": "3", name: tokens}
+    trace.write_text("{" + ", ".join(f'"{key}": {value}' for key, value in line.items()) + "}\n")
+    with pytest.raises(TraceError, match=rf"line 1: .*{name}"):
+        read_trace(trace)
