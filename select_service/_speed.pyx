@@ -228,7 +228,7 @@ cdef class Scanner:
                     shown = None
                     if not others and at - cuts[cut] < SHOWN_MAX:
                         shown_packed = packed
-                        shown = (<const char *>cuts[cut])[-1 : at - cuts[cut]]
+                        shown = (<const char *>cuts[cut] - 1)[: at - cuts[cut] + 1]
                 rest -= cuts[cut + 1] - cuts[cut]
                 places[cut // 2] = name.place
                 cut += 2
