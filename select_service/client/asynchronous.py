@@ -95,7 +95,6 @@ class AsyncClient(AsyncCalls):
 
     async def flush(self) -> None:
         """Return when everything said so far has been told, however long that takes."""
-        self._refuse_forked()
         self._begin()
         if not self._session.is_settled:
             told = asyncio.get_running_loop().create_future()
@@ -105,6 +104,7 @@ class AsyncClient(AsyncCalls):
     # -- behind ---------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        self._refuse_forked()
         if self._background is None and not self._session.is_closed:
             loop = asyncio.get_running_loop()
             self._background = loop.create_task(self._keep_up(), name="select-service-client")
@@ -153,7 +153,6 @@ class AsyncClient(AsyncCalls):
 
     async def _drive(self, run: Run[T]) -> T:
         """Carry out a run; one that is dropped, cancelled for instance, tidies up behind itself."""
-        self._refuse_forked()
         self._begin()
         task = asyncio.current_task()
         assert task is not None

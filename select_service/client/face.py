@@ -97,7 +97,7 @@ class Face:
         raise NotImplementedError
 
     def _held(self, kind: type[R], booking: Booking) -> R:
-        return kind(booking, self._session, self._lock, monotonic)
+        return kind(booking, self._session, self._lock, monotonic, self._refuse_forked)
 
 
 def seconds(milliseconds: float | None) -> float | None:

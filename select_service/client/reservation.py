@@ -1,13 +1,16 @@
 """A reservation in the hands of its user, the same in both faces.
 
 What it is told is noted at once and sent together with what others are told (`core/outbox.py`): no
-method waits, and none can fail because the service cannot be reached just now.
+method waits, and none can fail because the service cannot be reached just now. In a fork of the
+process it was booked in it is the other's: nobody there would tell, and the lock may be held for
+ever by a thread that is not there.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from select_service.client.core.problems import ForkedClient
 from select_service.types import PairSelection
 
 if TYPE_CHECKING:
@@ -30,11 +33,13 @@ class Held:
         session: Session,
         lock: threading.RLock,
         clock: Callable[[], float],
+        refuse_forked: Callable[[], None],
     ) -> None:
         self._booking = booking
         self._session = session
         self._lock = lock
         self._clock = clock
+        self._refuse_forked = refuse_forked
 
     @property
     def reservation_id(self) -> str:
@@ -51,7 +56,11 @@ class Held:
 
         Args:
             cached_tokens: how much of it the engine had cached, where it says so.
+
+        Raises:
+            ForkedClient: it was booked in a process of which this one is a fork.
         """
+        self._refuse_forked()
         with self._lock:
             self._session.prefill_complete(self._booking, cached_tokens, self._clock())
 
@@ -61,12 +70,20 @@ class Held:
         Args:
             count: since the last call.
             decay_fraction: in [0, 1]; what its blocks count for, when the end is near.
+
+        Raises:
+            ForkedClient: it was booked in a process of which this one is a fork.
         """
+        self._refuse_forked()
         with self._lock:
             self._session.output_tokens(self._booking, count, decay_fraction, self._clock())
 
     def free(self) -> None:
-        """It is over. Leaving the `with` block does this; repeatable."""
+        """It is over. Leaving the `with` block does this; repeatable. In a fork, nothing."""
+        try:
+            self._refuse_forked()
+        except ForkedClient:
+            return
         with self._lock:
             self._session.end(self._booking, self._clock())
 

@@ -8,6 +8,7 @@ import multiprocessing
 import random
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpcore
@@ -196,6 +197,35 @@ def test_a_fork_has_a_client_of_its_own(server: Server) -> None:
         assert in_a_fork(lambda: total(unused)[0]) == "1"
         assert total(unused)[0] == 1
         unused.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_reservation_is_of_the_process_it_was_booked_in(server: Server) -> None:
+    """A thread that is not in the fork may hold its lock, and nobody there would tell anything."""
+    with Client(url(server)) as client:
+        reservation = client.reserve(token_ids=TOKENS)
+        with client._lock, ThreadPoolExecutor(1) as elsewhere:  # in the fork, we are that thread
+            tell = (reservation.prefill_complete, reservation.output_tokens, reservation.free)
+            told = [elsewhere.submit(in_a_fork, one).result() for one in tell]
+        assert told == [ForkedClient.__name__, ForkedClient.__name__, "None"]
+        assert total(client)[0] == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_who_has_entered_is_at_work(server: Server) -> None:
+    """What tells and renews runs on the loop it was entered on, which a fork does not have."""
+
+    async def use() -> None:
+        async with AsyncClient(url(server)) as client:
+            assert in_a_fork(lambda: asyncio.run(flush(client))) == ForkedClient.__name__
+            assert in_a_fork(lambda: asyncio.run(client.aclose())) == "None"
+
+    async def flush(client: AsyncClient) -> None:
+        async with client.reserve(token_ids=TOKENS):
+            pass
+        await client.flush()
+
+    asyncio.run(use())
 
 
 def test_cancelled_at_any_moment(server: Server) -> None:
