@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from select_service.types import (
         Answer,
         CoreLimits,
+        Selection,
     )
     from select_service.types.admission import AdmissionSettings
 
@@ -101,7 +102,14 @@ class Glance:
         self.root, self.chains = partition.index.tree.root, partition.ledger.blocks.root
         self.queue = partition.queues.of_class[0]
         self.busy_above = partition.queues.busy_above(0, 0)
-        self.answers = [sketch(partition, slot) for slot in range(self.count)]
+        self.answers: list[Selection | None] = [None] * self.count  # made for who is sent there
+
+    def answer(self, partition: Partition, slot: int) -> Selection:
+        """Return the answer to one that matches nothing and is sent to this slot."""
+        answer = self.answers[slot]
+        if answer is None:
+            answer = self.answers[slot] = sketch(partition, slot)
+        return answer
 
 
 class Shortcut:
@@ -269,7 +277,7 @@ class Shortcut:
             None if self._is_kv_cost else present.of_ours,
             now,
         )
-        answer, left = glance.answers[slot], isl_tokens
+        answer, left = glance.answers[slot] or glance.answer(partition, slot), isl_tokens
         overlap = answer.overlap
         if matched is not None:
             blocks = pricer.matched_at(slot)

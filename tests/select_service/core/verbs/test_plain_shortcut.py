@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from indexer.core.hashing import pack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.core import service
-from select_service.core.verbs.plain_shortcut import Shortcut
+from select_service.core.verbs.placing import sketch
+from select_service.core.verbs.plain_shortcut import Glance, Shortcut
 from select_service.core.watching.marks import Recorder
 from select_service.core.watching.witness import Witness
 from select_service.types import CoreLimits, RouterConfig, SelectAndReserveRequest, SelectRequest
@@ -153,6 +154,18 @@ def test_whoever_says_more_does_not(name: str) -> None:
         shortcut = plain().shortcut
         done = (shortcut.select_and_reserve if books else shortcut.select)(request, 100.0)
         assert (done is not None) == is_usual
+
+
+def test_answers_are_made_for_ranks_somebody_is_sent_to() -> None:
+    """Whoever is first behind a change of a large fleet must not wait for all of them."""
+    lived = plain()
+    partition = lived.fleet.core.partitions[DEFAULT]
+    glance = Glance(partition)
+    assert glance.answers == [None] * 3
+    answer = glance.answer(partition, 1)
+    assert answer == sketch(partition, 1)
+    assert glance.answers == [None, answer, None]
+    assert glance.answer(partition, 1) is answer
 
 
 def test_what_is_not_plain_is_for_the_whole_line() -> None:
