@@ -455,10 +455,7 @@ class Desk:
         if outputs:
             tokens = outputs * partition.index.block_size
             demand.tell_output(tokens, reservation.first_token_at, now)
-        partition.ledger.free(reservation)  # as `release` does
-        if reservation.lease is not None:
-            self.leases.leave(reservation)
-        self.bookings.forget(reservation, now)
+        self.release(booking, now)
         self._counters.reservations_freed += 1
         return partition, effects
 
