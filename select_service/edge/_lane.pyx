@@ -557,9 +557,9 @@ cdef class Passage:
                 type(lane).data_received(lane, data)
                 return
             rest = self.rest
-            if not done:
-                whole = data if rest is None else data[: len(data) - len(rest)]
-                GuardedProtocol.data_received(lane, whole)
+            if not done:  # the parser may take it in pieces, and what is behind it behind them
+                GuardedProtocol.data_received(lane, data)
+                return
             if rest is None:
                 return
             if not lane._is_between:  # they queue up

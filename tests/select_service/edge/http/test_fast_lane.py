@@ -504,6 +504,44 @@ def test_an_answer_that_has_to_wait_is_handed_over(monkeypatch: pytest.MonkeyPat
     on_a_port(use)
 
 
+def test_what_comes_behind_a_request_of_many_lines_that_waits_is_read_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a request is parsed in pieces, over several turns of the loop."""
+    many = list(range(1, 201))
+    long = {**PROMPT, "isl_tokens": 3200, "block_hashes": many, "sequence_hashes": many}
+    body = json.dumps(long, indent=1).encode()
+
+    async def use(port: int, service: Driver, server: Server) -> None:
+        asked = asyncio.Event()
+        real = Api.do
+
+        async def later() -> Response:
+            await asked.wait()
+            return Response(200, b'"late"')
+
+        def do(self: Api, route: Any, request: Any) -> Any:
+            return later() if request.body == body else real(self, route, request)
+
+        monkeypatch.setattr(Api, "direct", lambda *_: None)
+        monkeypatch.setattr(Api, "do", do)
+        seat(service)
+        wire = await Wire.to(port)
+        for method, path, prompt in (("GET", "/health", None), ("POST", "/select", PROMPT)):
+            wire.ask(method, path, prompt)
+            assert (await wire.answer())[0] == 200
+        head = f"POST /select HTTP/1.1\r\nhost: s\r\ncontent-length: {len(body)}\r\n"
+        kind = "content-type: application/json\r\n\r\n"
+        behind = b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n"
+        wire.say(f"{head}{kind}".encode() + body + behind)
+        await until(lambda: server._door._traffic.in_flight == 1)
+        asked.set()
+        assert (await wire.answer())[2] == b'"late"'
+        assert (await wire.answer())[0] == 200
+
+    on_a_port(use)
+
+
 def test_nonsense_behind_an_answer_that_waits_for_the_disk(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
