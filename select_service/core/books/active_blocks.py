@@ -109,11 +109,7 @@ class ActiveBlocks:
         while (parent := node.parent) is not None:
             if node.total == 1 and not node.faded and not node.repeats:  # as nearly all of them end
                 self._weights.whole[slot] -= node.plain
-                edge = node.edge
-                del parent.children[edge[:HASH_BYTES]]  # as `_cut`
-                self._places.leave(node)
-                self.nodes -= 1
-                self.blocks -= len(edge) // HASH_BYTES
+                self._cut(node)
             else:
                 self._let_go(node, slot)
                 if not node.total:

@@ -86,10 +86,7 @@ class BlockPlaces:
     def leave(self, node: ChainNode) -> None:
         """Forget a node that no slot holds any more."""
         if self._home is None and not node.repeats:
-            if node.run is None:  # as nearly all of them go: in no frame of its own
-                self._values.leave(node.edge)
-            else:
-                self._values.leave_run(node.run)
+            self._leave_whole(node)  # as nearly all of them go
             return
         if self._home is not None:
             deque(map(self._home.__delitem__, self._plain_values(node)), 0)

@@ -25,7 +25,7 @@ from select_service.core.books.deadlines import Deadlines
 from select_service.core.books.decode_blocks import DecodeBlocks, rounded
 from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
 from select_service.core.books.loads import PACE, TOTALS
-from select_service.core.books.reservation import NOWHERE, Lane, Reservation
+from select_service.core.books.reservation import Lane, Reservation
 from select_service.core.books.work_done import WorkDone
 from select_service.core.columns import slots_of_mask
 
@@ -468,7 +468,7 @@ class Ledger:
         reservation.chain = self.blocks.root  # who still holds the reservation holds no blocks
         if reservation.whole_outputs or reservation.faded_outputs:
             self._drop_outputs(reservation)
-        reservation.lane = NOWHERE
+        reservation.leave()
         self.work.ended += 1
         if self.changes is not None and self.changes.names_wanted:
             self.changes.ended.append(reservation.fairness_id)

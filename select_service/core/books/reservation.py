@@ -30,9 +30,8 @@ class Lane:
         self.is_open = True
 
 
-NOWHERE: Final = Lane(-1)
-"""The lane of those that are in none any more."""
-NOWHERE.is_open = False
+_NOWHERE: Final = Lane(-1)
+_NOWHERE.is_open = False
 
 
 class Reservation:
@@ -118,4 +117,4 @@ class Reservation:
 
     def leave(self) -> None:
         """It is in no lane any more."""
-        self.lane = NOWHERE
+        self.lane = _NOWHERE

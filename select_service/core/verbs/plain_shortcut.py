@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from indexer.types import Scope
     from select_service.core.booking.desk import Desk
+    from select_service.core.books.demand_tally import DemandTally
     from select_service.core.counters import Counters
     from select_service.core.decisions.keeping import Decisions
     from select_service.core.decisions.record import Groups
@@ -239,7 +240,7 @@ class Shortcut:
         groups = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
         return partition, groups or None
 
-    def _place(  # noqa: PLR0912, PLR0915 - straight on: all pay for it
+    def _place(  # noqa: PLR0915 - straight on: all pay for it
         self,
         partition: Partition,
         matched: Groups | None,
@@ -283,16 +284,7 @@ class Shortcut:
             blocks = pricer.matched_at(slot)
             overlap = device_overlap(partition.seating.rank_at(slot)[0], pricer, size, blocks)
             left = isl_tokens - blocks * size if blocks * size < isl_tokens else 0
-        counters, demand = self._counters, partition.demand
-        counters.selections += 1
-        counters.selected_isl_tokens += isl_tokens
-        counters.selected_prefill_tokens += left
-        demand.isl_counts[isl_tokens.bit_length()] += 1
-        demand.isl_tokens += isl_tokens
-        demand.prefill_tokens += left
-        if left < isl_tokens:
-            reused, worker_id = demand.reused, answer.worker_id
-            reused[worker_id] = reused.get(worker_id, 0.0) + (isl_tokens - left)
+        self._count(partition.demand, answer.worker_id, isl_tokens, left)
         packed = b""
         if partition.is_watched:  # before anything is booked
             packed = ledger.packed
@@ -334,7 +326,7 @@ class Shortcut:
             reservation.selection_id = second
             reservation.expected_output_tokens = request.expected_output_tokens
             self._bookings.add(Booking(partition, reservation, kept))
-            counters.reservations_booked += 1
+            self._counters.reservations_booked += 1
             if self._speaks:
                 effects = Effects()
                 effects.published.append(self._desk.announcer.booked(partition, reservation))
@@ -350,3 +342,16 @@ class Shortcut:
                     *(ticket, seen, rows, slot, now, None, None, present, lookout.told, 0)
                 )
         return answer, effects
+
+    def _count(self, demand: DemandTally, worker_id: int, isl_tokens: int, left: int) -> None:
+        """Count a selection whose prompt has `left` tokens to be computed where it goes."""
+        counters = self._counters
+        counters.selections += 1
+        counters.selected_isl_tokens += isl_tokens
+        counters.selected_prefill_tokens += left
+        demand.isl_counts[isl_tokens.bit_length()] += 1
+        demand.isl_tokens += isl_tokens
+        demand.prefill_tokens += left
+        if left < isl_tokens:
+            reused = demand.reused
+            reused[worker_id] = reused.get(worker_id, 0.0) + (isl_tokens - left)
