@@ -135,6 +135,32 @@ def test_like_the_columns(
 
 
 @EITHER
+@given(
+    loads=st.lists(
+        st.tuples(counts | st.integers(0, 2**62), counts | st.integers(0, 2**50)),
+        min_size=1,
+        max_size=ROWS,
+    ),
+    isl=st.integers(1, 200),
+    block_size=st.sampled_from([1, 16, 64]),
+    seed=st.integers(0, 3),
+)
+def test_unmatched_prompts_of_whole_weights_like_the_formula(
+    twin: ModuleType, loads: list[tuple[int, int]], isl: int, block_size: int, seed: int
+) -> None:
+    """The plain twin compares whole numbers of tokens there, as long as doubles hold them."""
+    booked, held = (np.array(one, dtype=np.float64) for one in zip(*loads, strict=True))
+    prices = (booked + isl) / block_size + (held + 6)
+    pricer = twin.Pricer(booked, held, *np.zeros((4, len(loads))))
+    row, price, _ = pricer.cheapest(
+        *(len(loads), isl, block_size, 6, 1.0, 1.0, True),
+        *(None, None, random.Random(seed).random, None, None, 0.0),
+    )
+    assert row == pick(prices, 0.0, random.Random(seed))
+    assert price == prices[row]
+
+
+@EITHER
 def test_it_does_not_read_beyond_its_columns(twin: ModuleType) -> None:
     pricer = twin.Pricer(*np.zeros((6, 4)))
     rest = (1, 1, 0, 1.0, 1.0, True)
