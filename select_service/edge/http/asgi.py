@@ -71,6 +71,8 @@ CERTIFICATE: Final = "select_service.certificate"
 """Key of the scope: names in the certificate the client has shown, which only the carrier knows."""
 
 _BAD_REQUEST: Final = 400
+_MISSED: Final = frozenset(("GET", "POST", "PUT", "PATCH", "DELETE"))
+"""Methods whose answers have a body."""
 
 
 class Door:
@@ -137,6 +139,8 @@ class Door:
         """Have these routes and no others, of which `missing` is said; `signpost` stands at `/`."""
         self._signpost = signpost
         self._router: Router[Handler] = Router(routes, missing)
+        self._nowhere = _nowhere(self._router)
+        self._stats[id(self._nowhere)] = self._traffic.unmatched
         seen = () if self._access_log else routes  # what is logged goes through `__call__`
         self._plain_lines, self._open_lines = plain_lines(seen), OpenLines(seen)
         self.call_in_line: Callable[[bytes], Call | None] = self._plain_lines.get
@@ -221,9 +225,14 @@ class Door:
             length: of its body, as announced, in bytes; 0 when it is not.
         """
         path, _, query = url.partition(b"?")
-        found = None if self._access_log else self._router.find(method.decode("ascii"), path)
-        if found is None or b"#" in url:
+        if self._access_log or b"#" in url:
             return None
+        asked = method.decode("ascii")
+        found = self._router.find(asked, path)
+        if found is None:
+            if asked not in _MISSED or length or not url.startswith(b"/"):
+                return None
+            return Call(self._nowhere, (asked, path.decode("latin-1")), b"", path)
         call = Call(*found, query, path)
         return call if self.suits(call.route, head, length) else None
 
@@ -443,6 +452,17 @@ def _signpost(booth: Booth | None, authority: Authority | None) -> dict[str, obj
 
 def _stats_of(traffic: Traffic, route: Route[Handler]) -> RouteTraffic:
     return traffic.routes.setdefault((route.method, route.pattern), RouteTraffic())
+
+
+def _nowhere(router: Router[Handler]) -> Route[Handler]:
+    """Return where those are led who ask for what is not there: it says so, or what there is."""
+
+    def miss(_: Api, request: Request) -> Response:
+        method, path = request.params
+        router.match(method, path.encode("latin-1"))
+        raise AssertionError("somebody was sent here who need not be")
+
+    return Route("", "", miss)
 
 
 def _body_is_unwelcome(scope: Scope, status: int) -> bool:

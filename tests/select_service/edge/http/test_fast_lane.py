@@ -46,6 +46,15 @@ EXCHANGES: list[tuple[str, str, object]] = [
     ("GET", "/select", None),
     ("HEAD", "/health", None),
     ("GET", "/nowhere", None),
+    ("GET", "/nowhere?asked=1", None),
+    ("POST", "/nowhere", None),
+    ("POST", "/nowhere", {"a": "body"}),
+    ("HEAD", "/nowhere", None),
+    ("OPTIONS", "/select", None),
+    ("GET", "/", None),
+    ("GET", "//", None),
+    ("GET", "http://s/nowhere", None),
+    ("DELETE", "/workers", None),
     ("PATCH", "/workers/one", {}),
     ("DELETE", "/reservations/never%20seen", None),
     ("DELETE", "/reservations/%ff", None),
@@ -271,6 +280,27 @@ def test_who_pipelines_is_answered_in_order_and_one_at_a_time(taken: list[bytes]
         assert "ready" in bodies[1]
         assert bodies[2][0]["worker_id"] == 1
         assert taken == [b"/health"]
+
+    on_a_port(use)
+
+
+def test_who_asks_for_what_is_not_there_is_told_so_at_once(taken: list[bytes]) -> None:
+    async def use(port: int, service: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        for _ in range(2):  # learnt, and known
+            wire.ask("GET", "/nowhere?asked=1", None)
+            assert (await wire.answer())[0] == 404
+            wire.ask("GET", "/select", None)
+            status, headers, _body = await wire.answer()
+            assert (status, headers["allow"]) == (405, "POST")
+            wire.ask("DELETE", "/reservations/%ff", None)
+            assert (await wire.answer())[0] == 400
+        assert taken == 2 * [b"/nowhere", b"/select", b"/reservations/%ff"]
+        wire.ask("POST", "/nowhere", {"a": "body"})  # which somebody has to read
+        wire.ask("HEAD", "/nowhere", None)
+        assert (await wire.answer())[0] == 404
+        assert (await _head(wire))[0] == 404
+        assert len(taken) == 6
 
     on_a_port(use)
 
