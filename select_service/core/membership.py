@@ -77,6 +77,16 @@ class Membership:
             if (at := WorkerRank(worker.worker_id, rank)) in self._sources
         ]
 
+    def doubtful_streams(self) -> dict[int, list[EventStream]]:
+        """Return the open event streams in doubt, by worker id, those of a worker by rank."""
+        found: dict[int, list[EventStream]] = {}
+        for rank, source in self._sources.items():
+            if source.stream.kv_state == "uncertain":
+                found.setdefault(rank.worker_id, []).append(source.stream)
+        for streams in found.values():
+            streams.sort(key=lambda stream: stream.rank.dp_rank)
+        return found
+
     def stream_at(self, rank: WorkerRank) -> EventStream | None:
         """Return the open event stream of a rank, if it has one of its own."""
         source = self._sources.get(rank)

@@ -15,6 +15,9 @@ from select_service.errors import WorkerConflict
 from select_service.types import KvRankState, Ready
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from indexer.core.stream import EventStream
     from indexer.types import WorkerRank
     from select_service.core.admission.admitting import Admitting
     from select_service.core.booking.desk import Desk
@@ -193,19 +196,16 @@ class Registering:
         )
 
     def _record(self, worker: Worker) -> WorkerRecord:
-        doubtful = [
-            KvRankState(stream.rank.dp_rank, "uncertain", stream.lost_batches)
-            for stream in self._membership.streams_of(worker)
-            if stream.kv_state == "uncertain"
-        ]
-        return worker.record(doubtful)
+        streams = self._membership.streams_of(worker)
+        return worker.record(_doubts(one for one in streams if one.kv_state == "uncertain"))
 
     def workers(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[WorkerRecord]:
         """Return records by ascending id, filtered exactly."""
+        doubtful = self._membership.doubtful_streams()  # of all, as a rule none: asked once
         return [
-            self._record(worker)
+            worker.record(_doubts(doubtful.get(worker.worker_id, ())))
             for worker in self._catalog
             if (model_name is None or worker.scope.model_name == model_name)
             and (tenant_id is None or worker.scope.tenant_id == tenant_id)
@@ -215,3 +215,7 @@ class Registering:
         """Return whether at least one worker can be scheduled, with all records."""
         schedulable = self._reader.schedulable
         return Ready(schedulable > 0, schedulable, self.workers())
+
+
+def _doubts(streams: Iterable[EventStream]) -> list[KvRankState]:
+    return [KvRankState(one.rank.dp_rank, "uncertain", one.lost_batches) for one in streams]

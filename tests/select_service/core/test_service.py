@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indexer.types import WorkerRank
 from select_service.core.admission.queue import Ticket
 from select_service.core.pricing.policy import PolicyBook, PolicyClass, RoutingPolicy
 from select_service.core.replicas.events import ReplicaEnvelope
@@ -45,6 +46,11 @@ from select_service.types import (
 )
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
+_SEVERAL: dict[str, Any] = {
+    "data_parallel_size": 3,
+    "kv_events_endpoints": {str(rank): f"tcp://w2:{rank}" for rank in (2, 0, 1)},
+}
+
 
 @pytest.fixture
 def fleet() -> Fleet:
@@ -65,6 +71,24 @@ def waiting(answer: Answer | Ticket) -> Ticket:
 
 
 # -- workers (1) ---------------------------------------------------------------------------------
+
+
+def test_a_listing_tells_which_ranks_are_in_doubt_as_a_record_does() -> None:
+    fleet = Fleet()
+    fleet.worker(3)
+    fleet.worker(2, **_SEVERAL)
+    fleet.worker(1)
+    streams = {stream.rank: stream for stream in fleet.core.registry.streams()}
+    for rank in ((2, 2), (2, 0), (1, 0)):
+        streams[WorkerRank(*rank)].is_unproven = True
+    listed = fleet.core.workers()
+    told = [
+        [] if one.kv_ranks is msgspec.UNSET else [rank.dp_rank for rank in one.kv_ranks]
+        for one in listed
+    ]
+    assert told == [[0], [0, 2], []]
+    assert [one.kv_state for one in listed] == ["uncertain", "uncertain", msgspec.UNSET]
+    assert listed == [fleet.worker(1), fleet.worker(2, **_SEVERAL), fleet.worker(3)]
 
 
 def test_a_worker_without_capacity_is_schedulable_and_never_busy() -> None:  # D1
