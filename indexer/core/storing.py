@@ -51,16 +51,16 @@ def store_any(tree: RadixTree, holder: Holder, tier: Tier, group: int, event: St
         return None
     done = 0
     while done < len(names):
-        _join(tree, holder, parent, names[done])
         end = _seam(holder, names, done)
         cut = hashes[done * HASH_BYTES : end * HASH_BYTES]
+        _join(tree, holder, parent, cut[:HASH_BYTES])
         _store_run(tree, holder, tier, group, (parent, names[done:end], cut, namespace))
         parent, done = names[end - 1], end
     return done
 
 
 def _seam(holder: Holder, names: Sequence[int], start: int) -> int:
-    """Return the end of a run behind which blocks stand that have waited for its last one.
+    """Return where a run ends behind which blocks have waited for its last one.
 
     What is told again behind it is the same blocks once more, wherever they have waited: they find
     their place first, with what is counted of them on every tier.
@@ -68,16 +68,14 @@ def _seam(holder: Holder, names: Sequence[int], start: int) -> int:
     end = len(names)
     if not holder.waiting or holder.where.knows_none(names):
         return end
-    seams = (i for i in range(start + 1, end) if names[i - 1] in holder.waiting)
-    return next((i for i in seams if names[i] in holder.where), end)
+    return next((i for i in range(start + 1, end) if names[i - 1] in holder.waiting), end)
 
 
-def _join(tree: RadixTree, holder: Holder, parent: int | None, name: int) -> None:
-    """Give a block its place behind its parent if it waits for that, which has come."""
+def _join(tree: RadixTree, holder: Holder, parent: int | None, first: PackedHashes) -> None:
+    """Give what waits for a block and begins like this its place, if the block has come."""
     root = None if parent is None else holder.waiting.get(parent)
-    node = None if root is None or root.parent_hash not in holder.where else holder.where.get(name)
-    if root is not None and node is not None and node.parent is root:
-        holdings.graft_child(tree, holder, root, node)
+    if root is not None and root.parent_hash in holder.where and first in root.children:
+        holdings.graft_child(tree, holder, root, root.children[first])
 
 
 def _store_run(tree: RadixTree, holder: Holder, tier: Tier, group: int, event: Stored) -> None:

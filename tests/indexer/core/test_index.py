@@ -427,6 +427,14 @@ def test_a_store_that_brings_parent_and_orphans_is_their_second(index: KvIndex) 
     assert rows(index, 1, 2, 3) == {A: (1, 0, 0)}
 
 
+def test_what_waits_behind_a_hole_is_told_again(index: KvIndex) -> None:
+    index.store(A, DISK, 11, [12, 13], pack(2, 3))
+    index.remove(A, DISK, [12])
+    index.store(A, GPU, None, [11, 12, 13], pack(1, 2, 3))
+    index.remove(A, GPU, [13])
+    assert rows(index, 1, 2, 3) == {A: (2, 0, 1)}
+
+
 def test_orphans_that_are_still_to_be_moved_are_told_again(index: KvIndex) -> None:
     """A long event comes in pieces, and healing waits for the last of them."""
     index.store(A, GPU, 11, [12, 13], pack(2, 3))
