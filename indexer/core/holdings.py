@@ -252,25 +252,46 @@ def graft(tree: RadixTree, holder: Holder, root: OrphanRoot) -> bool:
     what it has is moved block by block. Reference counts go by name and stay as they are. Nothing
     happens when the block itself waits behind `root`: such a circle has no beginning.
     """
-    target = holder.where[root.parent_hash]
-    top = target
-    while top.parent is not None:
-        top = top.parent
-    if top is root:
+    if _waits_behind(root, holder.where[root.parent_hash]):
         return True
     for _ in range(ORPHANS_PER_GRAFT):
         if not root.children:
             break
-        # where it goes is looked up each time: the node there may have been split for another
-        target = holder.where[root.parent_hash]
-        place = (target, holder.locate(target, root.parent_hash) + 1)
         _, child = root.children.popitem()
-        _graft_subtree(tree, holder, child, place)
+        _graft_behind(tree, holder, root.parent_hash, child)
     if root.children:
         return False
+    _close(tree, holder, root)
+    return True
+
+
+def graft_child(tree: RadixTree, holder: Holder, root: OrphanRoot, child: Node) -> None:
+    """Move one of what waits behind a block to that block, as `graft` does with all of it."""
+    if _waits_behind(root, holder.where[root.parent_hash]):
+        return
+    del root.children[child.edge[:HASH_BYTES]]
+    _graft_behind(tree, holder, root.parent_hash, child)
+    if not root.children:
+        _close(tree, holder, root)
+
+
+def _waits_behind(root: OrphanRoot, node: Node) -> bool:
+    top = node
+    while top.parent is not None:
+        top = top.parent
+    return top is root
+
+
+def _graft_behind(tree: RadixTree, holder: Holder, parent: int, child: Node) -> None:
+    # where it goes is looked up each time: the node there may have been split for another
+    target = holder.where[parent]
+    _graft_subtree(tree, holder, child, (target, holder.locate(target, parent) + 1))
+
+
+def _close(tree: RadixTree, holder: Holder, root: OrphanRoot) -> None:
+    """Nothing waits there any more, and the root is nobody's."""
     del tree.orphan_roots[root]
     del holder.waiting[root.parent_hash]
-    return True  # the root is nobody's now
 
 
 def _graft_subtree(tree: RadixTree, holder: Holder, top: Node, start: tuple[Node, int]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from indexer.core import holdings, removal
 from indexer.core.node import OrphanRoot
-from indexer.types import Namespace
+from indexer.types import HASH_BYTES, Namespace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +49,37 @@ def store_any(tree: RadixTree, holder: Holder, tier: Tier, group: int, event: St
         return 0
     if not holder.where.is_run(names, parent):
         return None
+    done = 0
+    while done < len(names):
+        end = _seam(holder, names, done)
+        cut = hashes[done * HASH_BYTES : end * HASH_BYTES]
+        _join(tree, holder, parent, cut[:HASH_BYTES])
+        _store_run(tree, holder, tier, group, (parent, names[done:end], cut, namespace))
+        parent, done = names[end - 1], end
+    return done
+
+
+def _seam(holder: Holder, names: Sequence[int], start: int) -> int:
+    """Return where a run ends behind which blocks have waited for its last one.
+
+    What is told again behind it is the same blocks once more, wherever they have waited: they find
+    their place first, with what is counted of them on every tier.
+    """
+    end = len(names)
+    if not holder.waiting or holder.where.knows_none(names):
+        return end
+    return next((i for i in range(start + 1, end) if names[i - 1] in holder.waiting), end)
+
+
+def _join(tree: RadixTree, holder: Holder, parent: int | None, first: PackedHashes) -> None:
+    """Give what waits for a block and begins like this its place, if the block has come."""
+    root = None if parent is None else holder.waiting.get(parent)
+    if root is not None and root.parent_hash in holder.where and first in root.children:
+        holdings.graft_child(tree, holder, root, root.children[first])
+
+
+def _store_run(tree: RadixTree, holder: Holder, tier: Tier, group: int, event: Stored) -> None:
+    parent, names, hashes, namespace = event
     origin = _origin_of_known(tree, holder, event)
     if not holder.where.knows_none(names):
         _forget_moved(tree, holder, origin, names, hashes)
@@ -66,7 +97,6 @@ def store_any(tree: RadixTree, holder: Holder, tier: Tier, group: int, event: St
         if done < known:  # blocks that are new make nothing alike that was not
             tree.note_dust(node)
         done += size
-    return done
 
 
 def _origin_of_known(tree: RadixTree, holder: Holder, event: Stored) -> Place | None:

@@ -122,7 +122,7 @@ def create_door(
         service,
         settings.field_validation,
         metrics=lambda: metrics().render(),
-        openapi=_describe,
+        openapi=lambda: _describe(settings.overload_status_code),
         reloading=reloading,
         guard=guard,
         refused=traffic.refused,
@@ -171,10 +171,10 @@ def _twins_for(service: Driver) -> Callable[[Form, Writer], Mapping[Handler, Han
 
 
 @functools.cache
-def _describe() -> bytes:
+def _describe(overload_status: int) -> bytes:
     from select_service.edge.http.openapi import describe  # see `late`
 
-    return describe()
+    return describe(overload_status)
 
 
 def serve(settings: Settings, layers: Layers | None = None) -> int:

@@ -41,17 +41,14 @@ class RankTwin:
     ) -> int:
         if len(set(names)) < len(names) or parent in names:
             return 0
-        before = self._place_of(parent, names, local)
-        announced: dict[int, Content] = {}
+        content = self._place_of(parent, names, local)
         for name, block in zip(names, local, strict=True):
-            before = announced[name] = (*before, block)
-        for name, content in announced.items():
+            content = (*content, block)
             if self.content.get(name, content) != content:
                 self.forget(name)
             self.content[name] = content
             self.held[tier, group, name] += 1
-        for name in names:
-            self._arrived(name)
+            self._arrived(name)  # before the next one: that may be what has waited for it
         return len(names)
 
     def _place_of(self, parent: int | None, names: list[int], local: list[int]) -> Content:

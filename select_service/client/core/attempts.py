@@ -103,7 +103,9 @@ def verdict_on(outcome: Outcome, *, in_msgpack: bool, accepts: tuple[int, ...] =
         if code in _POINTLESS:
             return Verdict.ANSWERED
         return Verdict.ELSEWHERE if code in _LEAVING else Verdict.LATER
-    return _OF_STATUS.get(status, Verdict.ANSWERED)
+    # a refusal for load has the status its operator chose, and says when to come again
+    other = Verdict.ANSWERED if outcome.retry_after_s is None else Verdict.LATER
+    return _OF_STATUS.get(status, other)
 
 
 class Attempts:

@@ -126,12 +126,20 @@ class _Reader:
                 raise self.wrong(key, f"{name!r} must be a finite number")
         return dict(value)
 
-    def wholes(self, key: str) -> dict[str, int]:
-        values = self.numbers(key)
+    def wholes(self, key: str, classes: SloClasses | None = None) -> dict[str, int]:
+        values = self.numbers(key) if classes is None else self.by_class(key, classes)
         for name, one in values.items():
             if one != int(one):
                 raise self.wrong(key, f"{name!r} must be a whole number")
         return {name: int(one) for name, one in values.items()}
+
+    def by_class(self, key: str, classes: SloClasses) -> dict[str, float]:
+        values = self.numbers(key)
+        strange = next((name for name in values if name not in classes.names), None)
+        if strange is not None:
+            known = ", ".join(sorted(classes.names))
+            raise self.wrong(key, f"no class {strange!r}; known are {known}")
+        return values
 
     def wrong(self, key: str, why: str) -> ValueError:
         return ValueError(f"{self._policy}: {key}: {why}")
@@ -172,7 +180,7 @@ def build(name: str, config: Mapping[str, object] | None = None) -> Built[T]:
     queue: SloShed[T] | None = None
     policy: Policy
     if name == "slo-shed":
-        policy = queue = SloShed(classes, _slo_shed(read))
+        policy = queue = SloShed(classes, _slo_shed(read, classes))
     else:
         policy = _plain(name, read, classes)
     budgets = read.numbers("tenant_budgets")
@@ -211,9 +219,9 @@ def _plain(name: str, read: _Reader, classes: SloClasses) -> Policy:
     )
 
 
-def _slo_shed(read: _Reader) -> SloShedSettings:
+def _slo_shed(read: _Reader, classes: SloClasses) -> SloShedSettings:
     usual = SloShedSettings()
-    targets_ms = read.numbers("targets_ms")
+    targets_ms = read.by_class("targets_ms", classes)
     budget = read.number("budget_tokens", 0.0)
     return SloShedSettings(
         usage_limit=read.number("usage_limit", usual.usage_limit),
@@ -222,7 +230,7 @@ def _slo_shed(read: _Reader) -> SloShedSettings:
         feasibility_critical=read.flag("feasibility_critical", default=usual.feasibility_critical),
         output_weight=read.number("output_weight", usual.output_weight),
         targets_s={**DEFAULT_TARGETS_S, **{name: ms / 1e3 for name, ms in targets_ms.items()}},
-        quotas={**DEFAULT_QUOTAS, **read.wholes("quotas")},
+        quotas={**DEFAULT_QUOTAS, **read.wholes("quotas", classes)},
         default_target_s=read.number("default_target_ms", usual.default_target_s * 1e3) / 1e3,
         default_quota=read.whole("default_quota", usual.default_quota),
         budget_tokens=budget or None,

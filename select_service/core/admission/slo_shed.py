@@ -203,7 +203,9 @@ class SloShed(Generic[T]):
             predicted_s = self._in_pool_s = backlog / drains + alone_s  # all that is booked first
             if queue.waiting:
                 predicted_s += self._queued_s(ask, line, work, drains, now)
-            if predicted_s > limit_s:
+            # What an idle pool is given measures anew how fast it is; if all were refused by what
+            # was measured last, one bad minute would close it for ever.
+            if predicted_s > limit_s and (backlog or queue.waiting):
                 return _hopeless(predicted_s, limit_s, alone_s)
         if not queue.waiting and self._is_open[line] and saturation < self._closes_at[line]:
             return ADMIT  # as a rule

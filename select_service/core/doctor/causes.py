@@ -273,8 +273,10 @@ REPLICA_SILENT: Final = Cause(
     "replica-silent",
     "warning",
     "Something listens at a configured replica's endpoint, and no replica speaks there: it is "
-    "another port, or a replica that hangs.",
-    "Name the replica's --replica-sync-port in --replica-sync-peers; restart one that hangs.",
+    "another port, a replica that hangs, or a Dynamo selector that has booked nothing yet (it says "
+    "nothing else).",
+    "Name the replica's --replica-sync-port in --replica-sync-peers; restart one that hangs. A "
+    "Dynamo selector is heard with its first booking.",
     30.0,
 )
 REPLICA_BEHIND: Final = Cause(

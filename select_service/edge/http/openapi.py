@@ -15,8 +15,15 @@ import msgspec
 from select_service.edge.codec.writing import encode
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.routing import OPEN
-from select_service.types import PromptFields, SelectAndReserveRequest
+from select_service.types import (
+    PromptFields,
+    ReservationRequest,
+    SelectAndReserveRequest,
+    SelectPairRequest,
+    SelectRequest,
+)
 from select_service.types.decisions import Decision
+from select_service.types.waves import SelectBatchRequest
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -71,12 +78,18 @@ _TEXTS: Final = {
     "that was closed just now; or replica sync is off.",
     503: "Nothing can serve this now.",
 }
-
+_OF_LOAD: Final = "A refusal for load: `--overload-status-code`."
 
 _ONLY_JSON: Final = frozenset({"/dump", "/openapi.json"})  # long or fixed, and no refusals
 _PACKED: Final = (
     "`token_ids`, `block_hashes` and `sequence_hashes` may be binaries instead of arrays:"
     " little-endian numbers, 4 bytes a token, 8 bytes a hash."
+)
+_GATED: Final = frozenset(  # routes that admission judges
+    (
+        *(SelectRequest, SelectAndReserveRequest, SelectPairRequest, SelectBatchRequest),
+        ReservationRequest,
+    )
 )
 _WITH_HASHES: Final = frozenset({SelectAndReserveRequest})  # routes whose answers have some
 _PACKED_ANSWER: Final = "`sequence_hashes`, where there are any, are a binary: 8 bytes a hash."
@@ -103,8 +116,8 @@ class Problem(msgspec.Struct):
     decision: Decision | msgspec.UnsetType = msgspec.UNSET  # when it was to be explained
 
 
-def describe() -> bytes:
-    """Render the document."""
+def describe(overload_status: int = 503) -> bytes:
+    """Render the document of a service that refuses for load with this status."""
     described = [
         kind
         for route in ROUTES
@@ -120,7 +133,7 @@ def describe() -> bytes:
     schema_of = dict(zip(map(repr, [Problem, *described]), shapes, strict=True))
     paths: dict[str, dict[str, object]] = {}
     for route in ROUTES:
-        operation = _operation(route, schema_of)
+        operation = _operation(route, schema_of, overload_status)
         paths.setdefault(route.pattern, {})[route.method.lower()] = operation
     return encode(
         {
@@ -167,14 +180,16 @@ def _bound(schema: object) -> None:
             _bound(part)
 
 
-def _operation(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, object]:
+def _operation(
+    route: Route[Handler], schema_of: dict[str, Any], overload_status: int
+) -> dict[str, object]:
     words = _PARAM.sub("", f"{route.method}{route.pattern}").strip("/").lower().split("/")
     if route.method == "GET" and route.pattern.endswith("}"):  # beside the list of them
         words.append("one")
     operation: dict[str, object] = {
         "summary": route.summary,
         "operationId": "_".join(word for word in words if word),
-        "responses": _responses(route, schema_of),
+        "responses": _responses(route, schema_of, overload_status),
     }
     parameters = [_path_parameter(name) for name in _PARAM.findall(route.pattern)]
     parameters += [
@@ -233,7 +248,9 @@ def _in_both_forms(schema: dict[str, Any], note: str) -> dict[str, object]:
     return {"application/json": {"schema": schema}, "application/msgpack": {"schema": packed}}
 
 
-def _responses(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, object]:
+def _responses(
+    route: Route[Handler], schema_of: dict[str, Any], overload_status: int
+) -> dict[str, object]:
     problem = _in_both_forms(schema_of[repr(Problem)], "")
     content = _content(route, schema_of)
     texts = dict(_EVERYWHERE)
@@ -246,6 +263,9 @@ def _responses(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
     texts |= {status: _TEXTS[status] for status in route.refusals}
     if route.changes:
         texts |= _WITH_CHANGES
+    is_gated = route.takes in _GATED
+    if is_gated:
+        texts.setdefault(overload_status, _OF_LOAD)
     if route.scope != OPEN:
         texts |= _WITH_TOKENS
         if not route.of_process:  # to a token that is bound to others
@@ -254,10 +274,10 @@ def _responses(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, ob
         str(status): {"description": text, "content": problem}
         for status, text in sorted(texts.items())
     }
-    if "503" in responses:
+    for status in {503, overload_status} if is_gated else {503} & texts.keys():
         again = {"description": "Seconds until it may help.", "schema": {"type": "integer"}}
-        responses["503"] = {
-            "description": texts[503],
+        responses[str(status)] = {
+            "description": texts[status],
             "headers": {"Retry-After": again},
             "content": problem,
         }

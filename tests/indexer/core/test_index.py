@@ -415,6 +415,45 @@ def test_reference_counts_survive_the_wait(index: KvIndex) -> None:
     assert rows(index, 7, 1) == {A: (1, 0, 0)}
 
 
+def test_a_store_that_brings_parent_and_orphans_is_their_second(index: KvIndex) -> None:
+    """An engine that recomputes a prompt stores what was lost, and again what it still held."""
+    index.store(A, GPU, 11, [12, 13], pack(2, 3))  # whose parent nobody has heard of
+    index.store(A, GPU, None, [11, 12, 13], pack(1, 2, 3))
+    index.remove(A, GPU, [13])  # of two
+    assert rows(index, 1, 2, 3) == {A: (3, 0, 0)}
+    index.remove(A, GPU, [13, 12])
+    assert rows(index, 1, 2, 3) == {A: (2, 0, 0)}
+    index.remove(A, GPU, [12])
+    assert rows(index, 1, 2, 3) == {A: (1, 0, 0)}
+
+
+def test_what_waits_behind_a_hole_is_told_again(index: KvIndex) -> None:
+    index.store(A, DISK, 11, [12, 13], pack(2, 3))
+    index.remove(A, DISK, [12])
+    index.store(A, GPU, None, [11, 12, 13], pack(1, 2, 3))
+    index.remove(A, GPU, [13])
+    assert rows(index, 1, 2, 3) == {A: (2, 0, 1)}
+
+
+def test_orphans_that_are_still_to_be_moved_are_told_again(index: KvIndex) -> None:
+    """A long event comes in pieces, and healing waits for the last of them."""
+    index.store(A, GPU, 11, [12, 13], pack(2, 3))
+    index.store(A, GPU, None, [11], pack(1), heals=False)
+    index.store(A, GPU, 11, [12, 13], pack(2, 3), heals=False)
+    while index.heal(A):
+        index.check()
+    index.remove(A, GPU, [12, 13])
+    assert rows(index, 1, 2, 3) == {A: (3, 0, 0)}
+
+
+def test_orphans_told_again_that_come_before_themselves(index: KvIndex) -> None:
+    index.store(A, GPU, 12, [13, 11], pack(3, 1))  # 11 waits for 12
+    index.store(A, GPU, 11, [12, 13], pack(2, 3))  # and 12 for 11
+    assert rows(index, 1, 2, 3) == {}
+    index.store(A, GPU, None, [11, 12], pack(1, 2))
+    assert rows(index, 1, 2, 3)[A] >= (2, 0, 0)
+
+
 def test_orphans_with_holes_and_second_names_join_what_is_there(index: KvIndex) -> None:
     index.store(B, GPU, None, [1, 2, 3, 4, 5], pack(1, 2, 3, 4, 5))
     index.store(A, GPU, 11, [12, 13, 14, 15], pack(2, 3, 4, 5))

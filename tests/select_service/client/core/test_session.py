@@ -136,10 +136,11 @@ def test_a_queue_is_no_absence() -> None:
     assert list(on.network.services[0].book.live) == ["a"]
 
 
-def test_retry_after_is_honoured_within_the_deadline() -> None:
+@pytest.mark.parametrize("status", [429, 503, 529])  # any, with --overload-status-code
+def test_retry_after_is_honoured_within_the_deadline(status: int) -> None:
     on = stage(lease_ttl_s=None)
     service = on.network.services[0]
-    service.refuse["/select_and_reserve"] = (503, "queue_full")
+    service.refuse["/select_and_reserve"] = (status, "queue_full")
     service.retry_after_s = 2.0
     begun = on.now
     with pytest.raises(ServiceError) as caught:

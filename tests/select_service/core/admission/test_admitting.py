@@ -571,6 +571,22 @@ def test_who_cannot_be_in_time_is_promised_no_place() -> None:
     assert retry_after(never) is not None
 
 
+def test_slo_shed_finds_out_that_engines_are_quick_again() -> None:
+    some = fleet(policy="slo-shed", prefill_tokens_per_s=1000.0)
+
+    def life(name: str, seconds: float) -> None:
+        some.take(name, 1, isl=1000, slo_ttft_ms=2000)
+        some.now += seconds
+        some.done(name)
+        some.free(name)
+
+    life("slow", 10.0)
+    for number in range(60):  # it was one bad moment; nobody else asks
+        life(f"quick-{number}", 0.5)
+    some.take("a", 1, isl=1000, slo_ttft_ms=2000)
+    selection_of(some.take("b", 1, isl=1000, slo_ttft_ms=2000))
+
+
 def test_slo_shed_expires_at_the_target() -> None:
     some = saturated()
     ticket = ticket_of(some.take("c", 2, slo_class="critical", slo_ttft_ms=500))

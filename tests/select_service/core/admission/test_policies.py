@@ -13,6 +13,7 @@ from select_service.core.admission.asks import Ask, Verdict
 from select_service.core.admission.classes import SloClasses
 from select_service.core.admission.gaie_legacy import GaieLegacy, utilization
 from select_service.core.admission.policies import KEYS, NAMES, Built, build
+from select_service.core.admission.slo_shed import SloShed
 from select_service.core.admission.tenant_budgets import TenantBudgets
 from select_service.core.admission.tier_shed import TierShed
 from select_service.core.admission.token_bucket import (
@@ -207,12 +208,23 @@ def test_plain_policies() -> None:
         ("slo-shed", {"hysteresis": 0.7}, "hysteresis"),
         ("slo-shed", {"targets_ms": {"batch": 0}}, "target of batch"),
         ("slo-shed", {"quotas": {"batch": -1}}, "quota of batch"),
+        ("slo-shed", {"quotas": {"critcal": 1}}, "quotas: no class 'critcal'; known are backgrou"),
+        ("slo-shed", {"targets_ms": {"vip": 1}}, "targets_ms: no class 'vip'; known are"),
         ("slo-shed", {"budget_tokens": -1}, "capacity must be"),
     ],
 )
 def test_bad_configuration_is_refused(name: str, config: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         build(name, config)
+
+
+def test_a_class_that_is_added_may_have_a_quota_and_a_target() -> None:
+    config = {"slo_priorities": {"vip": 9}, "quotas": {"vip": 3}, "targets_ms": {"vip": 500}}
+    built: Built[object] = build("slo-shed", config)
+    assert built.config == config
+    assert isinstance(built.policy, SloShed)
+    assert built.policy.queue.quota(0) == 3
+    assert built.policy.target_s(Ask(1, "vip")) == 0.5
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -168,6 +168,18 @@ def test_who_would_be_late_alone_is_told_that_time_does_not_help() -> None:
     assert policy.judge(Ask(6_001, "standard"), pool, 0.0).retry_in_s == math.inf
 
 
+def test_an_idle_pool_takes_who_would_be_late_by_what_was_measured_last() -> None:
+    """Were it refused nothing would ever be measured again, and it refused for ever."""
+    policy, pool = policy_of(), FixedPool(0.0, rate=100)
+    late = Ask(1_000, "standard")
+    assert policy.judge(late, pool, 0.0).outcome == "admit"
+    pool.prefill_backlog = 1.0
+    assert policy.judge(late, pool, 0.0).code == "infeasible-deadline", "one measures"
+    pool.prefill_backlog, pool.level = 0.0, 2.0
+    policy.enqueue(Ask(1, "critical"), "c", 0.0)
+    assert policy.judge(late, pool, 0.0).code == "infeasible-deadline", "others are first"
+
+
 def test_only_equal_or_more_important_work_makes_hopeless() -> None:
     policy = policy_of()
     pool = FixedPool(2.0, backlog=0, rate=1_000)

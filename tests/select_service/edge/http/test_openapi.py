@@ -44,6 +44,20 @@ def test_it_describes_every_route() -> None:
     assert all(route.summary for route in ROUTES)
 
 
+def test_the_status_of_refusals_for_load_is_in_it() -> None:
+    document = json.loads(describe(529))
+    validate(document)
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            responses = operation["responses"]
+            gated = path.startswith("/select") or (method, path) == ("post", "/reservations")
+            assert ("529" in responses) == gated, (method, path)
+            if gated:
+                assert "Retry-After" in responses["529"]["headers"]
+            usual = {status for status in responses if status != "529"}
+            assert usual == DOCUMENT["paths"][path][method]["responses"].keys()
+
+
 def test_64_bit_ranges_are_in_it() -> None:
     schemas = DOCUMENT["components"]["schemas"]
     assert schemas["WorkerSpec"]["properties"]["worker_id"]["maximum"] == 2**64 - 1
