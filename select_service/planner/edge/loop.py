@@ -240,8 +240,8 @@ class Loop:
             _log.error("%s", error)
 
     async def close(self) -> None:
-        """Let go of everything."""
-        for one in (self.source, self.connector, self._lease):
+        """Let go of everything; of the lease first: the connector's client gives it back."""
+        for one in (self._lease, self.source, self.connector):
             await one.close()
 
 

@@ -182,6 +182,25 @@ def test_a_kubernetes_lease_changes_hands_when_it_is_not_renewed() -> None:
     run(use)
 
 
+def test_who_ends_gives_the_lease_back_and_the_next_need_not_wait() -> None:
+    """The connector's client, which is the lease's, was closed before it could be said."""
+    fake = FakeKube()
+    fake.deployment("prefill", 1, 1)
+    fake.deployment("decode", 1, 1)
+
+    async def use() -> None:
+        kube = fake.kube()
+        resources = {PREFILL: "deployments/prefill", DECODE: "deployments/decode"}
+        lease = KubeLease(kube, "select-planner", "first", Clock())
+        loop = loop_of(KubernetesConnector(kube, resources), lease)
+        await loop.slow()
+        assert loop.is_leader
+        await loop.close()
+        assert await KubeLease(fake.kube(), "select-planner", "second", Clock()).held()
+
+    run(use)
+
+
 def test_a_restart_remembers(tmp_path: Path) -> None:
     async def use() -> None:
         path = tmp_path / "planner.json"
