@@ -294,7 +294,14 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="bearer token of a Ray cluster that asks for one (default: RAY_AUTH_TOKEN)",
     )
-    add("--decision-timeout", type=_positive, default=1800.0, metavar="S", help=told)
+    add(
+        "--decision-timeout",
+        type=_positive,
+        default=1800.0,
+        metavar="S",
+        help="replicas that are not there are not waited for any longer than that after the last "
+        f"came, nor is a report of what became of a decision {told}",
+    )
     add("--state-dir", type=Path, metavar="DIR", help="history that survives, and the lock")
     add("--host", default="127.0.0.1", help=told)
     add("--port", type=_count, default=9085, help=told)

@@ -11,6 +11,8 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 from select_service.planner.core.catching import PARTS_BEFORE, caught
 from select_service.planner.core.lengths import Lengths
 from select_service.planner.core.parts import NEIGHBOURS, PARTS, Looks, runs
@@ -28,13 +30,22 @@ if TYPE_CHECKING:
     from select_service.planner.core.warming import TracedRequest
     from select_service.planner.types import Load, Reading, Window
 
-__all__ = ["Demand", "Forecast", "Interval", "Predictors", "Stretch", "intervals_of"]
+__all__ = [
+    "Demand",
+    "Forecast",
+    "Interval",
+    "Predictors",
+    "Stretch",
+    "intervals_of",
+    "resampled",
+]
 
 HISTORY_MAX: Final = 500
 """Intervals that survive a restart: a day of three-minute ones."""
 CACHED_MOST: Final = 0.95
 """Prompts are never taken to be more cached than that."""
 _WEIGHT: Final = 0.3  # of a new interval, in the share that is cached and in the mix of lengths
+_SAME: Final = 1e-6  # what rounding may leave of nothing, or take from a whole
 _SHARE_LEAST: Final = 1e-4  # of a length: what has become rarer is forgotten
 
 
@@ -88,6 +99,40 @@ def intervals_of(requests: Iterable[TracedRequest], interval_s: float) -> list[I
         if one.requests
         else Interval(0.0, None, None)
         for one in whole_bins(requests, interval_s)
+    ]
+
+
+def resampled(history: Sequence[Interval], had_s: float, interval_s: float) -> list[Interval]:
+    """Return the same past, to the same end, in HISTORY_MAX intervals of another length at most.
+
+    What an interval did not tell of its inside is taken to be even. Parts are left out: those of
+    another length say nothing about when in an interval requests come.
+
+    Args:
+        history: oldest first.
+        had_s: length of its intervals.
+        interval_s: length of those to come.
+    """
+    if had_s == interval_s or not history:
+        return list(history)
+    ends, counted = [0.0], [(0.0, 0.0, 0.0, 0.0, 0.0)]
+    for one in history:
+        for requests in one.parts or (one.requests,):
+            ends.append(ends[-1] + had_s / max(1, len(one.parts)))
+            isl = (requests, requests * one.isl) if one.isl is not None else (0.0, 0.0)
+            osl = (requests, requests * one.osl) if one.osl is not None else (0.0, 0.0)
+            counted.append((requests, *isl, *osl))
+    count = math.floor(min(len(history) * had_s / interval_s + _SAME, HISTORY_MAX))
+    cuts = [ends[-1] - index * interval_s for index in range(count, -1, -1)]
+    totals = np.cumsum(np.array(counted), axis=0)
+    rows = np.array([np.interp(cuts, ends, column) for column in totals.T])
+    return [
+        Interval(
+            float(requests),
+            float(isl / isl_known) if isl_known > _SAME else None,
+            float(osl / osl_known) if osl_known > _SAME else None,
+        )
+        for requests, isl_known, isl, osl_known, osl in np.diff(rows, axis=1).T
     ]
 
 

@@ -91,6 +91,26 @@ class Fleet:
         ]
         return self._decided(told, states, now)
 
+    def affordable(
+        self, targets: Sequence[Target], states: Mapping[PoolKey, PoolState]
+    ) -> list[Target]:
+        """Return what may be asked for now, those first who give GPUs back.
+
+        The targets of a decision keep the ceiling together. Where one of them was refused, what it
+        would have given back is still in use: others get what is left, or nothing.
+        """
+        gpus = {pool.key: pool.settings.gpus for _, pool in self._pools()}
+        held = {pool.key: pool.held for _, pool in self._pools()}
+        held |= {pool: state.desired for pool, state in states.items()}
+        left = self.gpus_max - sum(count * gpus[pool] for pool, count in held.items())
+        found = []
+        for one in sorted(targets, key=lambda one: one.replicas > held[one.pool]):
+            more = min(one.replicas - held[one.pool], max(left, 0) // gpus[one.pool])
+            if more:
+                left -= more * gpus[one.pool]
+                found.append(_target(one.pool, held[one.pool] + more))
+        return found
+
     def _pools(self) -> list[tuple[Model, Pool]]:
         return [(model, pool) for model in self.models for pool in model.pools]
 
@@ -112,28 +132,36 @@ class Fleet:
             state = pool.state
             if pool.key not in states:
                 reasons.append(f"{pool.key}: its replicas could not be read: left alone")
-                needs.append(_need(model, pool, state.desired))
                 continue
             wanted = pool.wanted
             count, why = pool.steady.next(
-                wanted, state.desired, state.starting, now, None if pool.slow is None else pool.sure
+                wanted, state.desired, pool.starting, now, None if pool.slow is None else pool.sure
             )
             if why:
                 reasons.append(f"{pool.key}: {count}, not {wanted}: {why}")
+            if pool.overdue:
+                limit_s = pool.settings.limits.give_up_s
+                waited = f"{pool.overdue} have not started within {limit_s:.0f} s"
+                reasons.append(f"{pool.key}: {waited}: not waited for")
             needs.append(_need(model, pool, count))
-        counts = share_out(needs, self.gpus_max)
+        # whoever cannot be read has what he had, and nobody else can have that
+        unread = sum(
+            pool.held * pool.settings.gpus for _, pool in self._pools() if pool.key not in states
+        )
+        least = sum(one.least * one.gpus for one in needs)
+        counts = share_out(needs, max(self.gpus_max - unread, least))
+        for _, pool in self._pools():
+            pool.held = max(pool.held, counts.get(pool.key, 0))
         reasons += [
             f"{one.pool}: {counts[one.pool]}, not {one.wanted}: {self.gpus_max} GPUs are allowed"
             for one in needs
             if counts[one.pool] < one.wanted
         ]
         return Decision(
-            targets=tuple(
-                _target(one.pool, counts[one.pool]) for one in needs if one.pool in states
-            ),
+            targets=tuple(_target(one.pool, counts[one.pool]) for one in needs),
             reasons=tuple(reasons),
             infeasible=tuple(text for one in told for text in one.infeasible),
-            gpus=sum(counts[one.pool] * one.gpus for one in needs),
+            gpus=unread + sum(counts[one.pool] * one.gpus for one in needs),
             terms={name: value for one in told for name, value in one.terms.items()},
         )
 

@@ -55,8 +55,10 @@ class Pool:
         self.key = key
         self.settings = settings
         self.steady = Steady(settings.limits)
-        self.start_time = StartTime(settings.limits.start_s)
+        self.start_time = StartTime(settings.limits.start_s, settings.limits.give_up_s)
         self.state = PoolState(settings.limits.least, settings.limits.least)
+        self.held = self.state.desired
+        """The most it can have: as many as were read last, or were to be asked for since."""
         self.was_steady = False
         self.slow: int | None = None
         self.fast: int | None = None
@@ -72,9 +74,20 @@ class Pool:
 
     def look(self, state: PoolState, now: float) -> None:
         """Take in what the connector reads."""
-        self.was_steady = state == self.state and not state.starting
-        self.state = state
-        self.start_time.follow(state.starting, now)
+        self.start_time.follow(state, now)
+        is_same, self.state = state == self.state, state
+        self.was_steady = is_same and not self.starting
+        self.held = state.desired
+
+    @property
+    def overdue(self) -> int:
+        """Replicas that were asked for so long ago that nobody waits for them any more."""
+        return self.start_time.overdue
+
+    @property
+    def starting(self) -> int:
+        """Replicas that are waited for."""
+        return self.state.starting - self.overdue
 
     @property
     def wanted(self) -> int:

@@ -3,15 +3,23 @@
 Up at once, but not by more than a step. Down when it is sure: to what would do even if the
 forecasts of the whole time an engine takes to start were too low by as much as they usually are;
 beyond that only to the most that was wanted during the stabilisation window; and not while replicas
-are starting. How long a start takes is measured, not assumed.
+are starting. How long a start takes is measured, not assumed; replicas that do not come are given
+up, or one pod without a machine would keep all the others for ever.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["PoolLimits", "StartTime", "Steady"]
+if TYPE_CHECKING:
+    from select_service.planner.types import PoolState
+
+__all__ = ["GIVE_UP_S", "PoolLimits", "StartTime", "Steady"]
+
+GIVE_UP_S: Final = 1800.0
+"""The longest start of an engine anybody waits for: weights of hundreds of GB, read cold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,22 +34,42 @@ class PoolLimits:
     stabilisation_s: float = 300.0
     start_s: float = 120.0
     """Of a replica, until it was measured."""
+    give_up_s: float = GIVE_UP_S
+    """Replicas that are not there are not waited for any longer than that after the last came."""
 
 
 class StartTime:
-    """How long it takes from a decision to replicas that serve; smoothed over what was seen."""
+    """How long it takes from a decision to replicas that serve; smoothed over what was seen.
 
-    def __init__(self, prior_s: float = 120.0) -> None:
+    Attributes:
+        seconds: what it takes.
+        overdue: replicas that were given up: none has come for `give_up_s`.
+    """
+
+    def __init__(self, prior_s: float = 120.0, give_up_s: float = GIVE_UP_S) -> None:
         self.seconds = prior_s
+        self.overdue = 0
+        self._give_up_s = give_up_s
         self._asked_at: float | None = None
+        self._moved_at = 0.0  # when more were asked for, or came
+        self._before: PoolState | None = None
 
-    def follow(self, starting: int, now: float) -> None:
-        """Look at how many are starting; whoever saw it begin and end has measured it."""
-        if starting and self._asked_at is None:
-            self._asked_at = now
-        elif not starting and self._asked_at is not None:
-            self.seconds += 0.3 * (now - self._asked_at - self.seconds)
-            self._asked_at = None
+    def follow(self, state: PoolState, now: float) -> None:
+        """Look at what is there; whoever saw a start begin and end has measured it."""
+        before, self._before = self._before, state
+        if not state.starting:
+            if self._asked_at is not None and not self.overdue:
+                self.seconds += 0.3 * (now - self._asked_at - self.seconds)
+            self._asked_at, self.overdue = None, 0
+            return
+        if self._asked_at is None:
+            self._asked_at = self._moved_at = now
+        elif before is None or state.desired > before.desired or state.ready > before.ready:
+            if self.overdue:
+                self._asked_at = now  # nobody knows how long those have been under way
+            self._moved_at = now
+        is_late = now - self._moved_at >= self._give_up_s
+        self.overdue = state.starting if is_late else 0
 
 
 class Steady:

@@ -18,7 +18,7 @@ from select_service.planner.errors import PlannerError
 from select_service.planner.types import Missing, PoolState, Target, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from select_service.planner.core.planning import Fleet
     from select_service.planner.edge.connectors.connector import Connector
@@ -193,14 +193,10 @@ class Loop:
         acted = bool(changed) and self.is_leader
         if acted:
             self._keep()  # whoever hears of an id never hears of it again after a crash
-            outcome = await self.connector.apply(changed, decision.reasons)
-            failed = {str(pool): why for pool, why in outcome.failed.items()}
-            self.counts.changes += len(outcome.done)
+            failed = await self._carry_out(changed, decision.reasons)
             self.counts.failures += len(failed)
             for why in failed.values():
                 _log.error("%s", why)
-            for one in outcome.done:
-                self.states[one.pool] = PoolState(one.replicas, self.states[one.pool].ready)
         self.decisions.append(
             Noted(
                 *(self.decision_id, self._wall(), loop, list(decision.targets), words),
@@ -214,6 +210,26 @@ class Loop:
             _log.info("%s%s", prefix, "; ".join([*words, *decision.reasons]))
         return acted
 
+    async def _carry_out(self, changed: Sequence[Target], reasons: Sequence[str]) -> dict[str, str]:
+        """Ask for every change, or for as much as may be; returns what went wrong, by pool."""
+        ups = [one for one in changed if one.replicas > self.states[one.pool].desired]
+        downs = [one for one in changed if one not in ups]
+        failed: dict[str, str] = {}
+        for some in (changed,) if self.connector.tells_all_at_once else (downs, ups):
+            allowed = self.fleet.affordable(some, self.states)
+            for one in some:
+                if one not in allowed:
+                    words = f"GPUs that others were to give back are still in use: {one.replicas}"
+                    failed[str(one.pool)] = f"{one.pool}: {words} would be above the ceiling"
+            if not allowed:
+                continue
+            outcome = await self.connector.apply(allowed, reasons)
+            failed |= {str(pool): why for pool, why in outcome.failed.items()}
+            self.counts.changes += len(outcome.done)
+            for one in outcome.done:
+                self.states[one.pool] = PoolState(one.replicas, self.states[one.pool].ready)
+        return failed
+
     def _keep(self) -> None:
         if self._state is None or not self.is_leader:
             return
@@ -224,8 +240,8 @@ class Loop:
             _log.error("%s", error)
 
     async def close(self) -> None:
-        """Let go of everything."""
-        for one in (self.source, self.connector, self._lease):
+        """Let go of everything; of the lease first: the connector's client gives it back."""
+        for one in (self._lease, self.source, self.connector):
             await one.close()
 
 

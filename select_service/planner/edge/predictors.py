@@ -1,7 +1,7 @@
 """Predictors by name, as flags ask for them.
 
-In compatible mode a Kalman filter speaks from its first point and may forecast less than nothing,
-as the reference's does; in ours it waits for `points_min` and is never negative.
+In compatible mode a Kalman filter speaks from its first point, and it and the last value may be
+less than nothing, as the reference's are; in ours it waits for `points_min`, and nothing is.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ class PredictorSettings(Struct, frozen=True, kw_only=True):
     """How long a decision waits for the fit of a library."""
 
 
+_UNCLAMPED: Final = frozenset({"constant", "kalman"})  # by the reference
+
+
 def make_predictor(settings: PredictorSettings, fitter: Fitter | None = None) -> Predictor:
     """Return a fresh predictor.
 
@@ -56,7 +59,7 @@ def make_predictor(settings: PredictorSettings, fitter: Fitter | None = None) ->
     return Predictor(
         _MODELS[settings.name](settings, fitter or Fitter(settings.fit_deadline_s)),
         log1p=settings.log1p and settings.name != "constant",  # where it would change nothing
-        clamp=not (settings.compatible and is_kalman),
+        clamp=not (settings.compatible and settings.name in _UNCLAMPED),
         points_min=settings.points_min if is_kalman and not settings.compatible else 0,
     )
 

@@ -103,6 +103,7 @@ async def _run(settings: RunSettings) -> None:
         correct=settings.correct,
         is_watched=settings.fast_s is not None,
         likens=settings.likens,
+        give_up_s=settings.decision_timeout_s,
     )
     _warm_up(fleet, settings)
     state, memory = _state(fleet, settings)

@@ -133,6 +133,7 @@ class PlannerMetrics(Collector):
     def _pools(self) -> Iterator[Metric]:
         desired = _gauge("replicas_desired", "Replicas asked for.", _POOL)
         ready = _gauge("replicas_ready", "Of them, able to serve.", _POOL)
+        overdue = _gauge("replicas_overdue", "Not there, and not waited for any more.", _POOL)
         needed = _gauge("engines_needed", "By the last forecast, not rounded.", _POOL)
         start = _gauge("start_seconds", "From a decision to replicas that serve.", _POOL)
         for model in self._loop.fleet.models:
@@ -142,9 +143,10 @@ class PlannerMetrics(Collector):
                 if state is not None:
                     desired.add_metric(labels, state.desired)
                     ready.add_metric(labels, state.ready)
+                overdue.add_metric(labels, pool.overdue)
                 needed.add_metric(labels, pool.engines)
                 start.add_metric(labels, pool.start_time.seconds)
-        yield from (desired, ready, needed, start)
+        yield from (desired, ready, overdue, needed, start)
         infeasible = _gauge("infeasible_targets", "Targets no number of replicas meets.", ())
         infeasible.add_metric((), len(self._loop.infeasible))
         yield infeasible

@@ -16,7 +16,7 @@ import yaml
 from select_service.planner.core.demand import Predictors
 from select_service.planner.core.planning import Fleet, Model, PoolSettings
 from select_service.planner.core.sizing import Goals
-from select_service.planner.core.steadying import PoolLimits
+from select_service.planner.core.steadying import GIVE_UP_S, PoolLimits
 from select_service.planner.core.surface import Surface
 from select_service.planner.edge.fitting import Fitter
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
@@ -92,8 +92,18 @@ def build_fleet(
     correct: bool = True,
     is_watched: bool = True,
     likens: bool = True,
+    give_up_s: float = GIVE_UP_S,
 ) -> Fleet:
     """Make the core out of settings; reads the profiles.
+
+    Args:
+        models: see there.
+        tuning: of every model's predictors.
+        gpus_max: of all models together.
+        correct: learn how far engines are from their profile.
+        is_watched: a fast loop looks, too.
+        likens: times like this one in the past may decide.
+        give_up_s: no replica is waited for any longer after the last came.
 
     Raises:
         SettingsError: models or roles contradict each other.
@@ -104,7 +114,7 @@ def build_fleet(
         raise SettingsError("a model is named twice")
     fitter = Fitter(tuning.fit_deadline_s)
     return Fleet(
-        [_model(one, tuning, fitter) for one in models],
+        [_model(one, tuning, fitter, give_up_s) for one in models],
         gpus_max,
         tuning.interval_s,
         correct=correct,
@@ -118,7 +128,9 @@ def resources_of(models: list[ModelSettings]) -> dict[PoolKey, str]:
     return {PoolKey(one.key, pool.role): pool.resource for one in models for pool in one.pools}
 
 
-def _model(one: ModelSettings, tuning: PredictorSettings, fitter: Fitter) -> Model:
+def _model(
+    one: ModelSettings, tuning: PredictorSettings, fitter: Fitter, give_up_s: float
+) -> Model:
     roles = [pool.role for pool in one.pools]
     for name in ("ttft_ms", "itl_ms", "weight"):
         if not 0 < getattr(one, name) < math.inf:
@@ -131,7 +143,7 @@ def _model(one: ModelSettings, tuning: PredictorSettings, fitter: Fitter) -> Mod
         raise SettingsError(f"{one.key}: aggregated engines stand alone")
     return Model(
         one.key,
-        {pool.role: _pool(one.key, pool) for pool in one.pools},
+        {pool.role: _pool(one.key, pool, give_up_s) for pool in one.pools},
         Surface(read_profile(Path(one.profile_results_dir))),
         Predictors(*(make_predictor(tuning, fitter) for _ in range(3))),
         Goals(
@@ -144,7 +156,7 @@ def _model(one: ModelSettings, tuning: PredictorSettings, fitter: Fitter) -> Mod
     )
 
 
-def _pool(key: ModelKey, pool: PoolTarget) -> PoolSettings:
+def _pool(key: ModelKey, pool: PoolTarget, give_up_s: float) -> PoolSettings:
     if not (pool.start_s > 0 and pool.stabilisation_s >= 0):
         raise SettingsError(f"{key} {pool.role}: start_s or stabilisation_s is impossible")
     if pool.gpus < 1 or pool.replicas_min < 0 or pool.replicas_max < max(1, pool.replicas_min):
@@ -158,5 +170,6 @@ def _pool(key: ModelKey, pool: PoolTarget) -> PoolSettings:
             step_down=pool.step_down,
             stabilisation_s=pool.stabilisation_s,
             start_s=pool.start_s,
+            give_up_s=give_up_s,
         ),
     )

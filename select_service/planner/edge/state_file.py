@@ -6,11 +6,11 @@ A file that cannot be read is put aside and told, not trusted and not lost.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from select_service.planner.core.demand import Interval
+from select_service.planner.core.demand import Interval, resampled
 from select_service.planner.errors import PlannerError
 from select_service.planner.types import ModelKey, PoolKey, PoolState, Role
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from select_service.planner.core.planning import Fleet
 
 __all__ = ["Memory", "StateFile"]
+
+VERSION: Final = 1
+"""Of what the numbers mean; a file of another is as good as damaged."""
 
 
 class _ModelMemory(msgspec.Struct):
@@ -43,7 +46,9 @@ class _PoolMemory(msgspec.Struct):
 class Memory(msgspec.Struct):
     """Everything that is kept."""
 
-    version: int = 1
+    version: int = VERSION
+    interval_s: float = 0.0
+    """That the histories are counted in; 0: it was not written yet, and is as it was."""
     decision_id: int = 0
     models: list[_ModelMemory] = []
     pools: list[_PoolMemory] = []
@@ -75,7 +80,7 @@ class StateFile:
             return Memory()
         except OSError as error:
             raise PlannerError(f"{self._path}: {error.strerror}") from error
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             memory = None
         if memory is None or not _makes_sense(memory):
             self.damaged = True
@@ -85,8 +90,10 @@ class StateFile:
         for model in fleet.models:
             if model.key in known:
                 one = known[model.key]
+                had_s = memory.interval_s or fleet.interval_s
                 model.recall(
-                    *(one.history, one.computed, one.p_correction, one.d_correction),
+                    resampled(one.history, had_s, fleet.interval_s),
+                    *(one.computed, one.p_correction, one.d_correction),
                     fleet.interval_s,
                 )
         return memory
@@ -111,7 +118,8 @@ class StateFile:
         aside = self._path.with_suffix(".new")
         try:
             with aside.open("wb") as file:
-                file.write(msgspec.json.encode(Memory(1, decision_id, models, pools)))
+                memory = Memory(VERSION, fleet.interval_s, decision_id, models, pools)
+                file.write(msgspec.json.encode(memory))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(aside, self._path)
@@ -122,7 +130,12 @@ class StateFile:
 def _makes_sense(memory: Memory) -> bool:
     """Whether it can be gone on from: numbers somebody wrote by hand may be none of ours."""
     counts = (memory.decision_id, *(n for one in memory.pools for n in (one.desired, one.ready)))
-    return all(count >= 0 for count in counts) and all(map(_is_past, memory.models))
+    return (
+        memory.version == VERSION
+        and memory.interval_s >= 0
+        and all(count >= 0 for count in counts)
+        and all(map(_is_past, memory.models))
+    )
 
 
 def _is_past(one: _ModelMemory) -> bool:

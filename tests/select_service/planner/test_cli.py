@@ -129,6 +129,17 @@ def test_predict_reads_a_list(
     assert told["pred_after_each"] == pytest.approx(KALMAN["pred_after_each"], rel=1e-12)
 
 
+@pytest.mark.parametrize(("mode", "last"), [("compatible", -3.0), ("slo", 0.0)])
+def test_the_last_value_is_the_last_value(
+    mode: str, last: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference has no floor below it; ours forecasts no load of less than nothing."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("[0, 5, -3]"))
+    code, told, _ = asked(capsys, "predict", "--predictor", "constant", "--mode", mode)
+    assert code == 0
+    assert told["pred_after_each"] == [0.0, 5.0, last]
+
+
 def test_a_trend_that_never_changes_is_a_filter_like_any(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,9 @@ class Outcome:
 class Connector(Protocol):
     """Somebody who can start and stop replicas."""
 
+    tells_all_at_once: bool
+    """A decision is one thing: no part of it can be refused while another is carried out."""
+
     async def states(self, pools: Sequence[PoolKey]) -> dict[PoolKey, PoolState]:
         """Return what can be read; a pool that cannot is left out, and `problems` says why."""
 
@@ -43,6 +46,8 @@ class Connector(Protocol):
 
 class OneByOne(ABC):
     """Reads and sets one pool after the other: one that fails keeps no other from its turn."""
+
+    tells_all_at_once = False
 
     def __init__(self) -> None:
         self.problems: dict[PoolKey, str] = {}
@@ -81,6 +86,8 @@ class OneByOne(ABC):
 
 class DryRun:
     """Nothing is changed; what would be is taken for granted."""
+
+    tells_all_at_once = True
 
     def __init__(self, start: Mapping[PoolKey, int]) -> None:
         self._counts = dict(start)

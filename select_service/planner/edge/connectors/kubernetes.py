@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["KubernetesConnector", "path_of"]
 
 TRIES_MAX: Final = 3
-_OK, _NOT_FOUND, _CONFLICT, _TOO_MANY, _UNAVAILABLE = 200, 404, 409, 429, 503
+_OK, _FORBIDDEN, _NOT_FOUND, _CONFLICT = 200, 403, 404, 409
+_TOO_MANY, _UNAVAILABLE = 429, 503
 _KNOWN: Final = {
     "deployments": "apps/v1",
     "statefulsets": "apps/v1",
@@ -37,6 +38,8 @@ _KNOWN: Final = {
     "leaderworkersets": "leaderworkerset.x-k8s.io/v1",
     "dynamographdeploymentscalingadapters": "nvidia.com/v1alpha1",
 }
+_COUNTING: Final = frozenset({"deployments", "statefulsets", "replicasets", "leaderworkersets"})
+"""Kinds that tell `readyReplicas`, and leave it out where it is 0. A scaling adapter has none."""
 _SHORT, _LONG = 2, 4
 
 
@@ -94,6 +97,9 @@ class KubernetesConnector(OneByOne):
         self._paths = {
             pool: path_of(resource, kube.namespace) for pool, resource in resources.items()
         }
+        self._count_ready = {
+            path for path in self._paths.values() if path.rsplit("/", 2)[1] in _COUNTING
+        }
 
     async def close(self) -> None:
         """Let go of the connections."""
@@ -105,9 +111,13 @@ class KubernetesConnector(OneByOne):
         scale = _scaled(await self._ask("GET", f"{path}/scale"), f"{path}/scale")
         parent = await self._ask("GET", path)
         ready = None
-        if parent.status == _OK:
-            ready = _scaled(parent, path).status.ready_replicas or 0
-        if ready is None:  # it may only be scaled, not read: take what the scale says
+        if parent.status != _FORBIDDEN:
+            ready = _scaled(parent, path).status.ready_replicas
+            if ready is not None:
+                self._count_ready.add(path)
+            elif path in self._count_ready:
+                ready = 0
+        if ready is None:  # it may only be scaled, or does not tell: take what the scale says
             ready = scale.status.replicas or 0
         return PoolState(scale.spec.replicas, ready)
 

@@ -62,6 +62,8 @@ class VirtualConnector:
         ends: decisions by what became of them; those overtaken by the next are in none.
     """
 
+    tells_all_at_once = True
+
     def __init__(
         self,
         start: Mapping[PoolKey, PoolState],

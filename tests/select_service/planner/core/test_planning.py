@@ -27,6 +27,7 @@ from select_service.planner.types import (
     PoolKey,
     PoolState,
     Reading,
+    Target,
     Value,
     Window,
 )
@@ -88,6 +89,10 @@ class Run:
     @property
     def counts(self) -> tuple[int, int]:
         return self.states[PREFILL].desired, self.states[DECODE].desired
+
+
+def _target(pool: PoolKey, replicas: int) -> Target:
+    return Target(pool.model.model_name, pool.model.tenant_id, pool.role, replicas)
 
 
 def test_traffic_becomes_replicas_with_reasons() -> None:
@@ -326,6 +331,76 @@ def test_a_pool_that_cannot_be_read_is_left_alone() -> None:
     assert any("could not be read" in one for one in decision.reasons)
 
 
+def test_a_pool_that_cannot_be_read_keeps_its_share_of_the_budget() -> None:
+    """Left alone, it has what it had: whoever was given some of that went over the ceiling."""
+    run = Run(gpus_max=10, prefill=8, decode=2)
+    light = replace(BUSY, requests=Value(900.0))
+    run.fleet.slow({KEY: light}, run.states, 0.0)
+    decision = run.fleet.slow({KEY: BUSY}, {DECODE: PoolState(2, 2)}, INTERVAL)
+    assert [(one.role, one.replicas) for one in decision.targets] == [("decode", 2)]
+    assert decision.gpus == 10
+
+
+def test_a_pool_that_was_asked_for_more_and_cannot_be_read_since_has_all_of_it() -> None:
+    run = Run(gpus_max=10, prefill=1, decode=1)
+    first = run.slow(BUSY)
+    asked = {one.role: one.replicas for one in first.targets}
+    assert asked["prefill"] > 1
+    more = replace(BUSY, requests=Value(54_000.0))
+    decision = run.fleet.slow({KEY: more}, {DECODE: PoolState(*[asked["decode"]] * 2)}, 360.0)
+    (decode,) = decision.targets
+    assert decode.replicas + asked["prefill"] <= 10
+    # by hand it was given more than all: nobody else is, and that is no fault of the planner
+    run.fleet.slow({KEY: BUSY}, {PREFILL: PoolState(12, 12), DECODE: PoolState(4, 4)}, 540.0)
+    decision = run.fleet.slow({KEY: BUSY}, {DECODE: PoolState(4, 4)}, 720.0)
+    assert [one.replicas for one in decision.targets] == [1]
+
+
+def test_what_is_not_given_back_is_not_given_away() -> None:
+    run = Run(gpus_max=10, prefill=6, decode=4)
+    less, more = _target(PREFILL, 3), _target(DECODE, 7)
+    states = dict(run.states)
+    assert run.fleet.affordable([more, less], states) == [less, more], "first who gives"
+    assert run.fleet.affordable([more], states) == [], "the others are still there"
+    states[PREFILL] = PoolState(5, 5)
+    assert run.fleet.affordable([more], states) == [_target(DECODE, 5)]
+    states[PREFILL] = PoolState(12, 12)
+    assert run.fleet.affordable([more], states) == []
+
+
+def test_replicas_that_never_start_are_not_waited_for_for_ever() -> None:
+    """A pod without a GPU to run on stays pending: its pool never shrank again."""
+    run = Run(model(stabilisation_s=0.0, give_up_s=1800.0), prefill=4, decode=6)
+    idle = Window(seconds=INTERVAL, requests=IDLE)
+    run.slow(BUSY)
+    prior_s = run.fleet.models[0].pools[1].start_time.seconds
+    for turn in range(1, 12):
+        run.states[DECODE] = PoolState(6, 4)  # two of them never come
+        decision = run.fleet.slow({KEY: idle}, run.states, run.now + turn * INTERVAL)
+        decode = decision.targets[1].replicas
+        assert (decode == 6) == (turn <= 10), turn
+    assert any("2 have not started within 1800 s" in one for one in decision.reasons)
+    (_, pool) = run.fleet.models[0].pools
+    assert pool.overdue == 2
+    pool.look(PoolState(4, 4), run.now + 1e5)
+    assert pool.start_time.seconds == prior_s, "that was no start, and says nothing of others"
+    assert pool.overdue == 0
+
+
+def test_replicas_that_come_one_after_the_other_are_waited_for() -> None:
+    time = StartTime(prior_s=100.0, give_up_s=1800.0)
+    for now in range(0, 7200, 600):
+        time.follow(PoolState(20, now // 600), float(now))
+        assert not time.overdue
+    time.follow(PoolState(25, 11), 8000.0)  # five more were asked for
+    time.follow(PoolState(25, 11), 9700.0)
+    assert not time.overdue
+    time.follow(PoolState(25, 11), 9800.0)
+    assert time.overdue == 14
+    time.follow(PoolState(25, 12), 9900.0)
+    assert not time.overdue
+
+
 def test_corrections_are_slow_clamped_and_need_samples() -> None:
     one = Correction()
     assert not one.hear(Missing("no series"), 100.0, 1000, steady=True)
@@ -350,7 +425,7 @@ def test_a_slow_fleet_gets_more_engines() -> None:
 def test_starts_are_timed() -> None:
     time = StartTime(prior_s=100.0)
     for now, starting in ((0.0, 0), (10.0, 2), (50.0, 1), (70.0, 0), (90.0, 0)):
-        time.follow(starting, now)
+        time.follow(PoolState(3, 3 - starting), now)
     assert time.seconds == pytest.approx(100.0 + 0.3 * (60.0 - 100.0))
 
 

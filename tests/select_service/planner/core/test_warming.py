@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from select_service.planner.core.demand import HISTORY_MAX, Interval, resampled
 from select_service.planner.core.prediction import Predictor
 from select_service.planner.core.warming import (
     Bin,
@@ -71,3 +72,24 @@ def test_an_empty_interval_is_one_and_a_partial_one_is_none() -> None:
 def test_no_trace_has_no_intervals() -> None:
     assert whole_bins([], 180.0) == compatible_bins([], 180.0) == []
     assert whole_bins([TracedRequest(5.0, 10, 10)], 180.0) == []
+
+
+def test_a_past_in_intervals_of_another_length_is_the_same_past() -> None:
+    past = [
+        Interval(60.0, 100.0, 10.0, (60.0, 0.0, 0.0, 0.0, 0.0, 0.0)),
+        Interval(0.0, None, None),
+        Interval(120.0, 400.0, None),
+    ]
+    assert resampled(past, 60.0, 60.0) == past
+    assert resampled([], 60.0, 30.0) == []
+    assert resampled(past, 60.0, 30.0) == [
+        (60.0, 100.0, 10.0, ()),
+        *((0.0, None, None, ()),) * 3,
+        *((60.0, 400.0, None, ()),) * 2,
+    ]
+    # up to the end: what is too old for a whole interval is left out
+    (last,) = resampled(past, 60.0, 120.0)
+    assert last == (120.0, 400.0, None, ())
+    assert resampled(past, 60.0, 180.0) == [(180.0, 300.0, 10.0, ())]
+    assert resampled(past, 60.0, 200.0) == []
+    assert len(resampled(past, 1e300, 1.0)) == HISTORY_MAX  # of a file somebody has edited

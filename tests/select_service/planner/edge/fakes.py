@@ -58,6 +58,8 @@ class FakeKube:
         self.objects: dict[str, dict[str, Any]] = {}
         self.asked: list[tuple[str, str, dict[str, str], Any]] = []
         self.conflicts = 0
+        self.frozen: set[str] = set()  # names whose scale may not be changed
+        self.hides: dict[str, int] = {}  # the status of an object, beside whose scale can be read
         self.caps_at: int | None = None
         self.is_down = False
         self.refuses = 0  # the status of every answer, if it is one
@@ -107,7 +109,8 @@ class FakeKube:
                 int(found["metadata"]["resourceVersion"]) + 1
             )
         if path == base:
-            return httpx.Response(200, json=found)
+            hidden = self.hides.get(base.rpartition("/")[2])
+            return httpx.Response(200, json=found) if not hidden else refusal(hidden, "not now")
         spec, status = found["spec"]["replicas"], found["status"]["replicas"]
         scale = {
             "kind": "Scale",
@@ -123,6 +126,8 @@ class FakeKube:
     ) -> httpx.Response | None:
         if request.headers["content-type"] != "application/merge-patch+json":
             return refusal(415, "the body of the request was in an unknown format")
+        if metadata["name"] in self.frozen:
+            return refusal(403, "may not be scaled")
         named = body.get("metadata", {}).get("resourceVersion", metadata["resourceVersion"])
         if self.conflicts or named != metadata["resourceVersion"]:
             self.conflicts = max(0, self.conflicts - 1)

@@ -228,6 +228,57 @@ def test_kubernetes_replicas_that_die_are_starting_again() -> None:
     run(use)
 
 
+def test_kubernetes_kinds_that_tell_no_readiness_are_there_when_their_scale_says_so() -> None:
+    """A scaling adapter has no readyReplicas: its replicas were starting for ever."""
+    fake = FakeKube()
+    base = "/apis/nvidia.com/v1alpha1/namespaces/inference/dynamographdeploymentscalingadapters"
+    fake.objects[f"{base}/d"] = {
+        "kind": "DynamoGraphDeploymentScalingAdapter",
+        "metadata": {"name": "d", "resourceVersion": "1"},
+        "spec": {"replicas": 3},
+        "status": {"replicas": 3, "selector": "app=d"},
+    }
+    counted = "/apis/example.org/v1/namespaces/inference/engines/e"
+    fake.objects[counted] = {
+        "kind": "Engine",
+        "metadata": {"name": "e", "resourceVersion": "1"},
+        "spec": {"replicas": 2},
+        "status": {"replicas": 2, "readyReplicas": 1},
+    }
+    resources = {
+        PREFILL: "dynamographdeploymentscalingadapters/d",
+        DECODE: "example.org/v1/engines/e",
+    }
+
+    async def use() -> None:
+        connector = KubernetesConnector(fake.kube(), resources)
+        states = await connector.states([PREFILL, DECODE])
+        assert states == {PREFILL: PoolState(3, 3), DECODE: PoolState(2, 1)}
+        del fake.objects[counted]["status"]["readyReplicas"]  # it tells, and has none
+        assert (await connector.states([DECODE]))[DECODE] == PoolState(2, 0)
+
+    run(use)
+
+
+def test_kubernetes_objects_that_cannot_be_read_for_a_moment_are_not_all_ready() -> None:
+    """Of who may not be read the scale has to do; who is not there just now is not known."""
+    fake = FakeKube()
+    fake.deployment("prefill", 8, 3)
+
+    async def use() -> None:
+        connector = KubernetesConnector(fake.kube(), RESOURCES)
+        for status in (404, 429, 500, 503):
+            fake.hides["prefill"] = status
+            assert await connector.states([PREFILL]) == {}
+            assert str(status) in connector.problems[PREFILL]
+        fake.hides["prefill"] = 403
+        assert (await connector.states([PREFILL]))[PREFILL] == PoolState(8, 8)
+        fake.hides.clear()
+        assert (await connector.states([PREFILL]))[PREFILL] == PoolState(8, 3)
+
+    run(use)
+
+
 def test_kubernetes_resources_are_named_in_full_or_by_kinds_we_know() -> None:
     lws = path_of("leaderworkersets/x", "n")
     assert lws == "/apis/leaderworkerset.x-k8s.io/v1/namespaces/n/leaderworkersets/x"

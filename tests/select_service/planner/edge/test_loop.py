@@ -69,9 +69,10 @@ def loop_of(
     lease: Lease | None = None,
     state: StateFile | None = None,
     source: Told | None = None,
+    gpus_max: int = 64,
 ) -> Loop:
     return Loop(
-        fleet(),
+        fleet(gpus_max),
         source or Told(),  # type: ignore[arg-type] # lists are sequences
         connector or DryRun(START),
         lease or NoLease(),
@@ -101,6 +102,39 @@ def test_an_interval_changes_kubernetes_and_says_why() -> None:
         await loop.slow()
         assert not loop.is_ready
         assert any("could not be read" in one for one in loop.decisions[-1].reasons)
+
+    run(use)
+
+
+def test_gpus_that_were_not_given_back_are_not_given_away() -> None:
+    """The ceiling is hard: a refused scale-down beside one up went over it, and stayed there."""
+    fake = FakeKube()
+    fake.deployment("prefill", 8, 8)
+    fake.deployment("decode", 2, 2)
+    fake.frozen.add("prefill")
+
+    def replicas(name: str) -> int:
+        path = f"/apis/apps/v1/namespaces/inference/deployments/{name}"
+        return int(fake.objects[path]["spec"]["replicas"])
+
+    async def use() -> None:
+        resources = {DECODE: "deployments/decode", PREFILL: "deployments/prefill"}
+        loop = loop_of(KubernetesConnector(fake.kube(), resources), gpus_max=11)
+        for _ in range(3):
+            loop._clock.now += 180.0  # type: ignore[attr-defined]
+            await loop.slow()
+            assert (replicas("prefill"), replicas("decode")) == (8, 3)
+            failed = loop.decisions[-1].failed
+            assert "403" in failed["m prefill"]
+            assert "still in use" in failed["m decode"]
+        fake.frozen.clear()
+        loop._clock.now += 180.0  # type: ignore[attr-defined]
+        await loop.slow()
+        assert not loop.decisions[-1].failed
+        wanted = {one.role: one.replicas for one in loop.decisions[-1].targets}
+        assert (replicas("prefill"), replicas("decode")) == (wanted["prefill"], wanted["decode"])
+        assert replicas("decode") > 3
+        assert replicas("prefill") + replicas("decode") <= 11
 
     run(use)
 
@@ -148,6 +182,25 @@ def test_a_kubernetes_lease_changes_hands_when_it_is_not_renewed() -> None:
     run(use)
 
 
+def test_who_ends_gives_the_lease_back_and_the_next_need_not_wait() -> None:
+    """The connector's client, which is the lease's, was closed before it could be said."""
+    fake = FakeKube()
+    fake.deployment("prefill", 1, 1)
+    fake.deployment("decode", 1, 1)
+
+    async def use() -> None:
+        kube = fake.kube()
+        resources = {PREFILL: "deployments/prefill", DECODE: "deployments/decode"}
+        lease = KubeLease(kube, "select-planner", "first", Clock())
+        loop = loop_of(KubernetesConnector(kube, resources), lease)
+        await loop.slow()
+        assert loop.is_leader
+        await loop.close()
+        assert await KubeLease(fake.kube(), "select-planner", "second", Clock()).held()
+
+    run(use)
+
+
 def test_a_restart_remembers(tmp_path: Path) -> None:
     async def use() -> None:
         path = tmp_path / "planner.json"
@@ -169,12 +222,15 @@ def test_a_restart_remembers(tmp_path: Path) -> None:
             whole.replace('"computed":1.0', '"computed":-1.0'),
             whole.replace("5400.0", "-5400.0"),
             whole.replace('"ready":1', '"ready":-1'),
+            whole.replace('"version":1', '"version":2'),  # nobody knows what its numbers mean
+            whole.replace('"m"', '"\udcff"'),  # a page of the disk that was lost
         ):
-            path.write_text(broken)
+            path.write_bytes(broken.encode(errors="surrogateescape"))
             damaged = StateFile(path)
             assert damaged.read(loop_of().fleet).decision_id == 0
             assert damaged.damaged
-            assert (tmp_path / "planner.damaged").read_text() == broken
+            aside = (tmp_path / "planner.damaged").read_bytes()
+            assert aside == broken.encode(errors="surrogateescape")
         parts = "[5400.0,3000.0,300.0,[900.0,900.0,900.0,900.0,900.0,900.0]]"
         for history in ("[5400.0,3000.0,300.0]", parts):  # the first is how it was once written
             path.write_text(whole.replace("[5400.0,3000.0,300.0,[]]", history))
@@ -185,6 +241,34 @@ def test_a_restart_remembers(tmp_path: Path) -> None:
             whole.replace("[5400.0,3000.0,300.0,[]]", parts.replace("[900.0", "[-900.0"))
         )
         assert StateFile(path).read(loop_of().fleet).decision_id == 0
+
+    run(use)
+
+
+def test_a_restart_with_another_interval_remembers_the_same_traffic(tmp_path: Path) -> None:
+    """What came in three minutes was taken for what comes in one."""
+
+    async def use() -> None:
+        path = tmp_path / "planner.json"
+        first = loop_of(state=StateFile(path))
+        for _ in range(4):
+            await first.slow()
+        told = first.fleet.models[0].forecast
+        for interval_s in (60.0, 180.0, 420.0):
+            again = loop_of(source=Told(Window(seconds=interval_s, requests=Missing("late"))))
+            again.fleet.interval_s = interval_s
+            StateFile(path).read(again.fleet)
+            demand = again.fleet.models[0].demand
+            assert len(demand.history) == int(4 * 180.0 / interval_s)
+            forecast = demand.forecast(interval_s)
+            assert forecast is not None
+            assert told is not None
+            assert forecast.rate == pytest.approx(told.rate)
+            assert (forecast.lengths.mean, forecast.osl) == pytest.approx((3000.0, 300.0))
+        path.write_text(path.read_text().replace('"interval_s":180.0,', ""))  # as it once was
+        fleet = loop_of().fleet
+        StateFile(path).read(fleet)
+        assert len(fleet.models[0].demand.history) == 4
 
     run(use)
 
@@ -285,6 +369,7 @@ def test_what_is_told_over_http() -> None:
             )
             assert 'what="isl"} 3000.0' in metrics
             assert "select_planner_leader 1.0" in metrics
+            assert 'select_planner_replicas_overdue{model_name="m",' in metrics
             assert 'select_planner_decision_ends_total{end="done"} 1.0' in metrics
             assert 'select_planner_decision_ends_total{end="timed_out"} 0.0' in metrics
 
