@@ -37,7 +37,7 @@ cdef enum:
     OK = 200
     PIPELINED_MAX = 16  # ANSWERS_MAX: of one read; a client that pipelines must not own the loop
     READ_MAX = 8192  # READ_BYTES_MAX of the twin
-    KEPT_MAX = 1024  # HEAD_BYTES_MAX of the twin
+    KEPT_MAX = 1024  # HEAD_BYTES_MAX of `head_memory.py`
     NAMES_MAX = 16
     LENGTH_NAME = 14  # bytes of `content-length`
     LENGTH_DIGITS = 12  # LENGTH_DIGITS_MAX of the twin
@@ -158,7 +158,7 @@ cdef inline double seconds_now() noexcept nogil:
 
 
 cdef class Outbox:
-    """The twin of `fast_lane.PlainOutbox`."""
+    """The twin of `outbox.PlainOutbox`."""
 
     cdef list _answers
     cdef Py_ssize_t _most

@@ -148,7 +148,11 @@ FIXED = (
         "seconds between looks at the certificates",
     ),
     ("indexer.edge.curve", "FILE_BYTES_MAX", "bytes of a file of CURVE keys"),
-    ("select_service.edge.http.fast_lane", "PEERS_MAX", "clients by certificate, remembered apart"),
+    (
+        "select_service.edge.http.head_memory",
+        "PEERS_MAX",
+        "clients by certificate, remembered apart",
+    ),
     ("select_service.edge.replicas.pull", "CONNECT_TIMEOUT_S", "seconds to reach a replica's HTTP"),
     ("select_service.edge.replicas.pull", "READ_TIMEOUT_S", "seconds without a byte of a snapshot"),
     ("select_service.edge.replicas.pull", "PULLS_WAITING_MAX", "fetches that wait their turn"),

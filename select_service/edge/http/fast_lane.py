@@ -7,227 +7,71 @@ through the same `Door`, the same routes and the same counters.
 
 Of those that arrive in one piece not even the head is parsed as a rule: what matters of it is the
 same with every request of a client (`steady.py`), so what the parser has found in those lines once
-is looked up by their bytes (`Heads`). The kernel (`_lane.pyx`) takes several that arrive together.
+is looked up by their bytes (`head_memory.py`). The kernel (`_lane.pyx`) takes several that arrive
+together.
 """
 
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
-from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from indexer.compiled import usable
 from select_service.edge.codec.answers import ONLY_JSON, Response, Settling
 from select_service.edge.http.asgi import CERTIFICATE, HANDED_OVER
 from select_service.edge.http.framing import is_host
+from select_service.edge.http.head_memory import Heads, Peers
+from select_service.edge.http.outbox import ANSWERS_MAX, Outbox
+from select_service.edge.http.preamble import (
+    CLOSE_LINE,
+    Preamble,
+    header_lines,
+    length_line,
+    status_line,
+)
 from select_service.edge.http.protocol import GuardedProtocol, Phase, TurnedAway
 from select_service.edge.http.steady import GUARDED, KEPT, LENGTH_DIGITS_MAX, Steady
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Iterable
+    from collections.abc import Awaitable
 
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
+    from select_service.edge._lane import Outbox as CompiledOutbox
     from select_service.edge.http.asgi import Door
     from select_service.edge.http.calls import Call, Head
     from select_service.edge.http.connections import ConnectionLimits
+    from select_service.edge.http.outbox import PlainOutbox
     from select_service.edge.http.traffic import Connections
     from select_service.errors import ServiceError
 
-__all__ = ["FastLane", "Heads", "Outbox", "Peers", "fast_lane"]
+__all__ = ["READ_BYTES_MAX", "FastLane", "fast_lane"]
 
 _UNUSUAL: Final = frozenset((b"content-encoding", b"expect", b"upgrade"))
 _OLD: Final = b" HTTP/1.0"
 """How request lines end of those who do not keep their connections; before the lines of a head that
 are remembered, it says that they stood under one."""
 
-_CLOSE_LINE: Final = b"connection: close\r\n"
 _OK: Final = 200
-_FORMS_MAX: Final = 8
 _REST: Final = Phase.REST
 _REQUEST_LINE: Final = re.compile(rb"(GET|POST|PUT|PATCH|DELETE) (/[!-~]*) HTTP/1\.1")
-
-HEADS_MAX: Final = 1024
-"""Heads remembered, of all connections together; then they are learnt anew."""
-
-PEERS_MAX: Final = 64
-"""Clients known by their certificates that have a memory of their own; of more none is kept."""
-
-LINES_MAX: Final = 256
-"""Heads remembered as they were read, whole."""
-
-HEAD_BYTES_MAX: Final = 1024
-"""The longest that is remembered, of the lines that are."""
-
-ANSWERS_MAX: Final = 16
-"""So many are sent at the latest, that the first of them does not wait long: 16 take half a
-millisecond to make."""
-
-_LENGTHS_MAX: Final = 1024  # of answers that are written once
 
 READ_BYTES_MAX: Final = 8192
 """The longest head that is searched for the lines that are remembered."""
 
 
-class Heads:
-    """Lines of heads the parser has read before, by their bytes: some two megabytes at most.
-
-    Learnt only where every line is one header to the parser: there is no other way to read them.
-    """
-
-    __slots__ = ("__weakref__", "known", "read")
-
-    def __init__(self) -> None:
-        self.known: dict[bytes, Head] = {}  # by the lines that are kept
-        self.read: dict[bytes, tuple[Head, int, int]] = {}
-        """What heads mean that came just so, the length of their body, and how many lines it took
-        to say: where nothing differs but the path, they need not be read again."""
-
-    def forget(self) -> None:
-        """Know nothing any more: what tokens allow has changed."""
-        self.known.clear()
-        self.read.clear()
-
-    def learn(self, lines: bytes, head: Head) -> None:
-        """Remember what the parser has found in these lines, of a request that is plain."""
-        if len(lines) > HEAD_BYTES_MAX:
-            return
-        if len(self.known) >= HEADS_MAX:
-            self.forget()
-        self.known[lines] = head
-
-    def note(self, lines: bytes, head: Head, length: int, breaks: int) -> None:
-        """Remember what all lines of a head, of HTTP/1.1, are found to mean."""
-        if len(lines) > HEAD_BYTES_MAX:
-            return
-        if len(self.read) >= LINES_MAX:
-            self.read.clear()
-        self.read[lines] = head, length, breaks
-
-
-class _Oblivion(Heads):
-    """Remembers nothing."""
-
-    __slots__ = ()
-
-    @override
-    def learn(self, lines: bytes, head: Head) -> None:
-        """Let it pass."""
-
-    @override
-    def note(self, lines: bytes, head: Head, length: int, breaks: int) -> None:
-        """Let it pass."""
-
-
-class Peers:
-    """What is remembered of header lines, apart for all who are known by a certificate."""
-
-    def __init__(self) -> None:
-        # as long as a connection has them: what a connection remembers can always be forgotten
-        self._heads: WeakValueDictionary[tuple[str, ...], Heads] = WeakValueDictionary()
-
-    def heads_of(self, names: tuple[str, ...]) -> Heads:
-        """Return what is remembered of one client's."""
-        heads = self._heads.get(names)
-        if heads is None:
-            if len(self._heads) >= PEERS_MAX:
-                return _Oblivion()
-            heads = self._heads[names] = Heads()
-        return heads
-
-    def forget(self) -> None:
-        """Know nothing any more."""
-        for heads in list(self._heads.values()):
-            heads.forget()
-
-
-class PlainOutbox:
-    """Answers to what one turn of the loop has read, of all connections; sent when all are made.
-
-    A client that is woken by the first of them runs while the others are made, on the same
-    processor if it has to: a lifecycle costs a tenth less than with each answer sent at once.
-    """
-
-    __slots__ = ("_answers", "_most")
-
-    def __init__(self, most: int) -> None:
-        """Be empty.
-
-        Args:
-            most: so many are sent at the latest.
-        """
-        self._answers: list[tuple[asyncio.Transport, bytes]] = []
-        self._most = most
-
-    def put(
-        self, transport: asyncio.Transport, data: bytes, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        """Take an answer; before anything else is written to that transport comes a `flush`."""
-        answers = self._answers
-        if not answers:
-            loop.call_soon(self.flush)
-        answers.append((transport, data))
-        if len(answers) >= self._most:
-            self.flush()
-
-    def flush(self) -> None:
-        """Send all there are."""
-        answers, self._answers = self._answers, []
-        for transport, data in answers:
-            if not transport.is_closing():
-                transport.write(data)
-
-
 if usable("select_service.edge._lane", 6):
-    from select_service.edge._lane import Outbox as CompiledOutbox
     from select_service.edge._lane import Turnstile as _Turnstile
 
     Turnstile: type[_Turnstile] | None = _Turnstile
-    Outbox: type[PlainOutbox | CompiledOutbox] = CompiledOutbox
 else:
-    Turnstile, Outbox = None, PlainOutbox
-
-
-class _Preamble:
-    """The beginning of every answer; uvicorn makes a new list of its own lines every second."""
-
-    __slots__ = ("_others", "headers", "lines", "ok")
-
-    def __init__(self) -> None:
-        self.headers: list[tuple[bytes, bytes]] = []  # uvicorn's, as they were followed last
-        self._others: dict[tuple[tuple[bytes, bytes], ...], bytes] = {}
-        self.lines = b""  # those of uvicorn
-        self.ok = b""  # all but the length, of an answer 200 in JSON
-
-    def follow(self, headers: list[tuple[bytes, bytes]]) -> None:
-        if headers is not self.headers:
-            self.headers, self.lines = headers, _lines(headers)
-            self._others.clear()
-            self.ok = self.of(ONLY_JSON)
-
-    def start(self, status: int, is_last: bool) -> bytes:  # noqa: FBT001 - for the kernel
-        """Return all but the length of the head of an answer in JSON, as `write_answer` writes."""
-        lines = self.lines + _lines(ONLY_JSON)
-        if is_last and _CLOSE_LINE not in self.lines:
-            lines += _CLOSE_LINE
-        return status_line(status) + lines + b"content-length: "
-
-    def of(self, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
-        """Return all but the length of an answer 200 with these headers."""
-        found = self._others.get(headers)
-        if found is None:
-            found = status_line(_OK) + self.lines + _lines(headers) + b"content-length: "
-            if len(self._others) < _FORMS_MAX:  # a Warning may be as long as a client likes
-                self._others[headers] = found
-        return found
+    Turnstile = None
 
 
 class _Debt:
@@ -264,7 +108,7 @@ class FastLane(GuardedProtocol):
     _is_between = True  # requests: nothing has come of the next one, nothing is owed
     _lines_read = b""  # those of the head the parser is reading that are kept, to learn them
     _handed: Response | Awaitable[Response] | None = None  # an answer made before it was parsed
-    preamble = _Preamble()
+    preamble = Preamble()
     _call: Call | None = None  # the request whose body is arriving
     _head: Head  # of that
     _body: bytes | bytearray = b""
@@ -624,11 +468,11 @@ class FastLane(GuardedProtocol):
         if answer.status == _OK and not self._is_last:
             headers = answer.headers
             ok = preamble.ok if headers is ONLY_JSON else preamble.of(headers)
-            data = b"".join((ok, _head_end(len(body)), body))
+            data = b"".join((ok, length_line(len(body)), body))
         else:
-            own = _lines(answer.headers)
-            if self._is_last and _CLOSE_LINE not in preamble.lines:
-                own += _CLOSE_LINE
+            own = header_lines(answer.headers)
+            if self._is_last and CLOSE_LINE not in preamble.lines:
+                own += CLOSE_LINE
             head = status_line(answer.status) + preamble.lines + own
             data = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
         self.outbox.put(self.transport, data, self.loop)
@@ -653,18 +497,3 @@ def fast_lane(
         door.authority.on_change(lane.heads.forget)
         door.authority.on_change(lane.peers.forget)
     return lane
-
-
-@lru_cache(_LENGTHS_MAX)
-def _head_end(length: int) -> bytes:
-    """Return how a head ends whose last line is the length of a body."""
-    return b"%d\r\n\r\n" % length
-
-
-def status_line(status: int) -> bytes:
-    """Return the first line of an answer; uvicorn has none for statuses beyond 599."""
-    return STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status
-
-
-def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    return b"".join([b"%b: %b\r\n" % header for header in headers])

@@ -24,7 +24,8 @@ from select_service.edge.http.api import Api
 from select_service.edge.http.asgi import Door
 from select_service.edge.http.calls import Head
 from select_service.edge.http.connections import ConnectionLimits
-from select_service.edge.http.fast_lane import ANSWERS_MAX, PEERS_MAX, FastLane, Peers
+from select_service.edge.http.fast_lane import FastLane
+from select_service.edge.http.outbox import ANSWERS_MAX, Outbox
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.http.steady import KEPT
 from select_service.edge.http.traffic import Traffic
@@ -643,77 +644,6 @@ def _connections(server: Server) -> list[FastLane]:
     return [one for one in server.server_state.connections if isinstance(one, FastLane)]
 
 
-def test_what_is_remembered_of_a_certificates_bearer_can_always_be_forgotten() -> None:
-    """Also when more bear one than are remembered: a connection may outlast any table."""
-    peers = Peers()
-    kept = [peers.heads_of((str(number),)) for number in range(PEERS_MAX)]
-    beyond = peers.heads_of(("one more",))
-    head: Any = object()
-    for heads in (*kept, beyond):
-        heads.learn(b"lines", head)
-    assert not beyond.known
-    assert peers.heads_of(("0",)) is kept[0]
-    peers.forget()
-    assert not any(heads.known for heads in kept)
-    del kept[:], heads
-    assert peers.heads_of(("one more",)) is not beyond, "there is room again"
-
-
-class _Sent(asyncio.Transport):
-    """Notes what is written, and whether it is closing."""
-
-    def __init__(self, said: list[tuple[str, bytes]], name: str) -> None:
-        super().__init__()
-        self.said, self.name, self.closing = said, name, False
-
-    def write(self, data: Any) -> None:
-        self.said.append((self.name, data))
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-
-OUTBOXES = pytest.mark.parametrize("kind", dict.fromkeys([fast_lane.PlainOutbox, fast_lane.Outbox]))
-
-
-@OUTBOXES
-def test_answers_of_one_turn_go_out_together_and_in_order(
-    kind: type[fast_lane.PlainOutbox],
-) -> None:
-    async def use() -> None:
-        loop = asyncio.get_running_loop()
-        said: list[tuple[str, bytes]] = []
-        one, other, gone = (_Sent(said, name) for name in ("one", "other", "gone"))
-        box = kind(ANSWERS_MAX)
-        box.put(one, b"1", loop)
-        box.put(other, b"2", loop)
-        box.put(gone, b"3", loop)
-        box.put(one, b"4", loop)
-        gone.closing = True
-        assert said == []
-        await asyncio.sleep(0)
-        assert said == [("one", b"1"), ("other", b"2"), ("one", b"4")]
-        await asyncio.sleep(0)
-        assert len(said) == 3, "nothing twice"
-
-    asyncio.run(use())
-
-
-@OUTBOXES
-def test_not_many_answers_wait_for_the_others(kind: type[fast_lane.PlainOutbox]) -> None:
-    async def use() -> None:
-        loop = asyncio.get_running_loop()
-        said: list[tuple[str, bytes]] = []
-        box, transport = kind(ANSWERS_MAX), _Sent(said, "one")
-        for _ in range(ANSWERS_MAX + 1):
-            box.put(transport, b"x", loop)
-        assert len(said) == ANSWERS_MAX
-        await asyncio.sleep(0)
-        assert len(said) == ANSWERS_MAX + 1
-
-    asyncio.run(use())
-
-
 def test_a_refusal_comes_behind_the_answer_before_it() -> None:
     async def use(port: int, service: Driver, server: Server) -> None:
         wire = await Wire.to(port)
@@ -788,7 +718,7 @@ def _found_by_the_kernel(door: Door, line: bytes) -> tuple[Any, tuple[str, ...]]
     lane.transport.is_closing.return_value = False
     lane.flow.write_paused = False
     assert fast_lane.Turnstile is not None
-    outbox, limits = fast_lane.Outbox(ANSWERS_MAX), mock.Mock(header_lines_max=9)
+    outbox, limits = Outbox(ANSWERS_MAX), mock.Mock(header_lines_max=9)
     turnstile = fast_lane.Turnstile(door, mock.Mock(), outbox, limits, KEPT)
     turnstile.passage(lane).data_received(line + lines + b"\r\n\r\n")
     assert lane.write_answer.called is bool(asked)

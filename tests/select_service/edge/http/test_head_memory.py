@@ -24,6 +24,7 @@ from select_service.config import Durability
 from select_service.edge.app import create_door, create_driver
 from select_service.edge.http import fast_lane
 from select_service.edge.http.fast_lane import FastLane
+from select_service.edge.http.head_memory import PEERS_MAX, Peers
 from select_service.edge.http.listening import Entrances
 from select_service.edge.http.traffic import CLIENT_GONE
 from select_service.edge.server import Server
@@ -391,3 +392,19 @@ def test_remembered_heads_change_no_answer_for_long(streams: list[Stream]) -> No
 @given(connections)
 def test_nor_where_answers_wait_for_the_disk_for_long(streams: list[Stream]) -> None:
     agree_on_disk(streams)
+
+
+def test_what_is_remembered_of_a_certificates_bearer_can_always_be_forgotten() -> None:
+    """Also when more bear one than are remembered: a connection may outlast any table."""
+    peers = Peers()
+    kept = [peers.heads_of((str(number),)) for number in range(PEERS_MAX)]
+    beyond = peers.heads_of(("one more",))
+    head: Any = object()
+    for heads in (*kept, beyond):
+        heads.learn(b"lines", head)
+    assert not beyond.known
+    assert peers.heads_of(("0",)) is kept[0]
+    peers.forget()
+    assert not any(heads.known for heads in kept)
+    del kept[:], heads
+    assert peers.heads_of(("one more",)) is not beyond, "there is room again"
