@@ -13,7 +13,7 @@ from cpython.object cimport PyObject
 from libc.string cimport memcmp
 
 from select_service._layout cimport Layout, add, get, put
-from select_service.core._speed cimport LoadRows
+from select_service.core._load_rows cimport LoadRows
 
 from indexer.core.runs import common_blocks
 from select_service.core.books.active_blocks import ActiveBlocks, ChainNode
@@ -22,7 +22,7 @@ from select_service.core.books.ledger import CHURN_STEP_S, Ledger
 from select_service.core.books.reservation import Lane, Reservation
 from select_service.core.books.work_done import WorkDone
 
-ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 5  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes

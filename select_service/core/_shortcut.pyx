@@ -4,8 +4,10 @@
 Optional: `Selecting.select` and `select_and_reserve` with all behind them (`reading.py`,
 `placing.py`, `partition.py`) are its plain twin, and do whatever is not taken here. Taken is a
 request that says nothing but whom it is for, what its prompt is, in hashes or in tokens, what it
-is called, and maybe by which weights or for which taints' sake it chooses, of a partition where nobody judges, waits or is doubted. It decides nothing of its own: the index
-finds, the pricer (`_speed.pyx`) prices and picks, a clerk (`_booking.pyx`) books, the ring keeps. What it saves is looking: members are read from where they lie in objects of known types, and
+is called, and maybe by which weights or for which taints' sake it chooses, of a partition where
+nobody judges, waits or is doubted. It decides nothing of its own: the index finds, the pricer
+(`_pricer.pyx`) prices and picks, a clerk (`_booking.pyx`) books, the ring (`_record_ring.pyx`)
+keeps. What it saves is looking: members are read from where they lie in objects of known types, and
 answers copied from one that has been made for that rank before.
 """
 
@@ -18,7 +20,8 @@ from libc.stdint cimport uint64_t
 from select_service._layout cimport Layout, add, get, place, put
 from select_service.core._booking cimport Clerk
 from select_service.core._fingerprints cimport Form
-from select_service.core._speed cimport Choice, Pricer, RecordRing
+from select_service.core._pricer cimport Choice, Pricer
+from select_service.core._record_ring cimport RecordRing
 
 from msgspec import UNSET
 
@@ -50,7 +53,7 @@ cdef extern from "Python.h":
     bint PyBytes_CheckExact(PyObject *one)
     bint PyLong_CheckExact(PyObject *one)
 
-ABI = 5  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 6  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes

@@ -30,8 +30,8 @@ from select_service.core.trust.factors import Trust
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 from select_service.types import Overlap, SelectPairRequest, TrustSettings
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 17):
-    from select_service.core._speed import Pricer
+if not TYPE_CHECKING and usable("select_service.core._pricer", 1):
+    from select_service.core._pricer import Pricer
 else:
     from select_service.core.pricing.plain_pricer import Pricer
 

@@ -71,11 +71,13 @@ from select_service.types.admission import AdmissionSettings
 if all(
     [
         usable("select_service._layout", 1),
-        usable("select_service.core._speed", 17),
-        usable("select_service.core._books", 4),
+        usable("select_service.core._load_rows", 1),
+        usable("select_service.core._pricer", 1),
+        usable("select_service.core._record_ring", 1),
+        usable("select_service.core._books", 5),
         usable("select_service.core._booking", 4),
         usable("select_service.core._fingerprints", 1),
-        usable("select_service.core._shortcut", 5),
+        usable("select_service.core._shortcut", 6),
     ]
 ):
     from select_service.core._booking import Clerk as _Clerk

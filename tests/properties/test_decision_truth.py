@@ -41,7 +41,7 @@ from select_service.types import (
 from select_service.types.admission import AdmissionSettings
 from tests.indexer.kernels import twins
 
-EITHER = pytest.mark.parametrize("twin", twins("select_service.core._speed", plain_pricer))
+EITHER = pytest.mark.parametrize("twin", twins("select_service.core._pricer", plain_pricer))
 TAINTS = ("a", "b", "c")
 TIERS = ((Tier.DEVICE,), (Tier.DEVICE, Tier.DEVICE, Tier.HOST_PINNED, Tier.DISK))
 HERE = Scope("default", "default")

@@ -25,7 +25,7 @@ from select_service.types.shadow import REGRET_BOUNDS, ShadowSettings
 from tests.indexer.kernels import twins
 from tests.properties.test_decision_truth import Fleet
 
-EITHER = pytest.mark.parametrize("twin", twins("select_service.core._speed", plain_pricer))
+EITHER = pytest.mark.parametrize("twin", twins("select_service.core._pricer", plain_pricer))
 
 
 def cost_by(weights: dict[str, Any], told: dict[str, Any], one: dict[str, Any]) -> float:

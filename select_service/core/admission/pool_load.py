@@ -15,8 +15,8 @@ import numpy as np
 from indexer.compiled import usable
 from select_service.core.books.drain_meter import DrainMeter
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 17):
-    from select_service.core._speed import Fill
+if not TYPE_CHECKING and usable("select_service.core._pricer", 1):
+    from select_service.core._pricer import Fill
 else:
     from select_service.core.pricing.plain_pricer import Fill
 

@@ -16,8 +16,8 @@ from indexer.compiled import usable
 from indexer.core.packing import unpack_native
 from indexer.types import HASH_BYTES
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 17):
-    from select_service.core._speed import ValueSet
+if not TYPE_CHECKING and usable("select_service.core._value_set", 1):
+    from select_service.core._value_set import ValueSet
 else:
     from select_service.core.books.plain_value_set import ValueSet
 

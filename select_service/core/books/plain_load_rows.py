@@ -1,6 +1,6 @@
 """The rows of the load columns that a step of a reservation's life changes, all in one go.
 
-The plain twin of the one in `_speed.pyx`: same names, same answers.
+The plain twin of the one in `_load_rows.pyx`: same names, same answers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A set of 64-bit values, entered and discarded by the packed run.
 
-The plain twin of the one in `_speed.pyx`: same names, same answers, on Python's own set.
+The plain twin of the one in `_value_set.pyx`: same names, same answers, on Python's own set.
 """
 
 from __future__ import annotations

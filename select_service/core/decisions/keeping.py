@@ -24,8 +24,8 @@ from select_service.errors import AdmissionRefused
 from select_service.types import SelectPairRequest
 from select_service.types.decisions import DecisionRefusal
 
-if not TYPE_CHECKING and usable("select_service.core._speed", 17):
-    from select_service.core._speed import RecordRing
+if not TYPE_CHECKING and usable("select_service.core._record_ring", 1):
+    from select_service.core._record_ring import RecordRing
 else:
     from select_service.core.decisions.plain_record_ring import RecordRing
 

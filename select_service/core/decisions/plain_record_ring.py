@@ -1,7 +1,7 @@
 """The last records of decisions: a ring bounded by count and by bytes.
 
-The plain twin of `RecordRing` in `_speed.pyx`: same names, same records, same sizes. It makes the
-records, too, because every selection pays for that; who asks about one goes to `keeping.py`.
+The plain twin of `RecordRing` in `_record_ring.pyx`: same names, same records, same sizes. It makes
+the records, too, because every selection pays for that; who asks about one goes to `keeping.py`.
 """
 
 from __future__ import annotations

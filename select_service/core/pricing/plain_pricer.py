@@ -1,6 +1,6 @@
 """Prices the fleet for the request without special wishes, and picks the cheapest.
 
-The plain twins of `Pricer` and `Fill` in `_speed.pyx`: same names, same numbers to the last bit.
+The plain twins of `Pricer` and `Fill` in `_pricer.pyx`: same names, same numbers to the last bit.
 The formula with all its terms is in `scoring.py`; what is left of it here is what nearly every
 request needs.
 """

@@ -15,8 +15,8 @@ from select_service.core.books import plain_load_rows
 
 ROWS = 3
 KINDS: list[Any] = [plain_load_rows.LoadRows]
-if usable("select_service.core._speed", 17):
-    from select_service.core._speed import LoadRows
+if usable("select_service.core._load_rows", 1):
+    from select_service.core._load_rows import LoadRows
 
     KINDS.append(LoadRows)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from select_service.core.books import plain_value_set
 from tests.indexer.kernels import twins
 
-EITHER = pytest.mark.parametrize("twin", twins("select_service.core._speed", plain_value_set))
+EITHER = pytest.mark.parametrize("twin", twins("select_service.core._value_set", plain_value_set))
 
 few = st.integers(0, 40) | st.sampled_from([2**64 - 1, 2**63, 2**32])
 runs = st.lists(few, max_size=30)

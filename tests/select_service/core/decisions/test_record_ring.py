@@ -21,7 +21,9 @@ from select_service.types import Overlap, RoutingConstraints, SelectRequest
 from tests.effort import examples
 from tests.indexer.kernels import twins
 
-EITHER = pytest.mark.parametrize("twin", twins("select_service.core._speed", plain_record_ring))
+EITHER = pytest.mark.parametrize(
+    "twin", twins("select_service.core._record_ring", plain_record_ring)
+)
 
 COLUMNS = [bytes(width) for width in (16, 32, 256)]  # one object each, as the ledger's
 names = st.none() | st.text(max_size=20)

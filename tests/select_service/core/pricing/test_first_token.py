@@ -32,7 +32,7 @@ from select_service.types import (
 from select_service.types.policy import Policy
 from tests.indexer.kernels import twins
 
-EITHER = pytest.mark.parametrize("twin", twins("select_service.core._speed", plain_pricer))
+EITHER = pytest.mark.parametrize("twin", twins("select_service.core._pricer", plain_pricer))
 OURS = RouterConfig(policy="first-token")
 SIZE = 16
 tokens = st.integers(0, 100_000)

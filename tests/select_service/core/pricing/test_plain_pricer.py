@@ -18,7 +18,7 @@ from select_service.core.pricing.projection import Overlap, Projection
 from select_service.core.pricing.scoring import Weights, costs
 from tests.indexer.kernels import twins
 
-EITHER = pytest.mark.parametrize("twin", twins("select_service.core._speed", plain_pricer))
+EITHER = pytest.mark.parametrize("twin", twins("select_service.core._pricer", plain_pricer))
 ROWS = 12
 MANY = 72  # more than the plain twin takes one by one
 counts = st.integers(0, 5) | st.integers(0, 2**40)

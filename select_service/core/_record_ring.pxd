@@ -1,50 +1,5 @@
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint64_t
-
-cdef struct Choice:
-    Py_ssize_t row
-    double price
-    long long blocks  # in decoding, with the prompt
-
-cdef class Pricer:
-    cdef double[::1] _prefill
-    cdef double[::1] _decode
-    cdef double[::1] _churn
-    cdef double[::1] _context
-    cdef double[::1] _heard
-    cdef double[::1] _ahead
-    cdef double *_scratch  # matched, shared, price and odds, a run each
-    cdef Py_ssize_t _rows
-
-    cdef int choose(
-        self,
-        Choice *chosen,
-        const int64_t *among,
-        Py_ssize_t rows,
-        double isl_tokens,
-        double block_size,
-        double blocks,
-        double scale,
-        double credit,
-        bint track,
-        list matched,
-        list shared,
-        draw,
-        const double *factor,
-        bint is_ours,
-        double decode_scale,
-        double delay,
-        double eviction,
-        bint expects,
-        double context_scale,
-        double pace,
-        double now,
-        const double *preference,
-        double temperature,
-        rng,
-    ) except -1
-    cdef Py_ssize_t _drawn(self, double *price, Py_ssize_t count, double low, double temperature, rng) except -1
-    cdef int _fill(self, double *column, list groups) except -1
+from libc.stdint cimport uint64_t
 
 cdef enum:
     HASH_BYTES = 8
@@ -141,28 +96,3 @@ cdef class RecordRing:
     cdef int _drop_oldest(self) except -1
     cdef Py_ssize_t _place(self, Py_ssize_t at) noexcept
     cdef tuple _told(self, Py_ssize_t at)
-
-cdef class LoadRows:
-    cdef double[::1] _prefill
-    cdef double[::1] _decode
-    cdef double[::1] _churn
-    cdef double[::1] _context
-    cdef int64_t[::1] _requests
-    cdef int64_t[::1] _computing
-    cdef double[::1] _heard
-    cdef double[::1] _ahead
-    cdef double[::1] _step
-
-    cpdef book(
-        self,
-        Py_ssize_t slot,
-        double left,
-        double tokens,
-        int64_t requests,
-        double decode,
-        double blocks,
-        double now,
-    )
-    cpdef complete(self, Py_ssize_t slot, double left, double head, double now)
-    cdef int lengthen(self, Py_ssize_t slot, double decode, double blocks) except -1
-    cpdef free(self, Py_ssize_t slot, int64_t requests, double decode, double blocks)

@@ -1,0 +1,26 @@
+from libc.stdint cimport int64_t
+
+cdef class LoadRows:
+    cdef double[::1] _prefill
+    cdef double[::1] _decode
+    cdef double[::1] _churn
+    cdef double[::1] _context
+    cdef int64_t[::1] _requests
+    cdef int64_t[::1] _computing
+    cdef double[::1] _heard
+    cdef double[::1] _ahead
+    cdef double[::1] _step
+
+    cpdef book(
+        self,
+        Py_ssize_t slot,
+        double left,
+        double tokens,
+        int64_t requests,
+        double decode,
+        double blocks,
+        double now,
+    )
+    cpdef complete(self, Py_ssize_t slot, double left, double head, double now)
+    cdef int lengthen(self, Py_ssize_t slot, double decode, double blocks) except -1
+    cpdef free(self, Py_ssize_t slot, int64_t requests, double decode, double blocks)

@@ -1,0 +1,39 @@
+from select_service.core.admission.queue import Ticket
+from select_service.core.columns import Rows
+from select_service.core.decisions.lookout import Lookout
+from select_service.core.decisions.record import Look, Odds, Record, Seen
+from select_service.core.pricing.placement import Placement
+from select_service.core.pricing.scoring import Weights
+from select_service.types import CacheHit
+
+ABI: int
+
+class RecordRing:
+    bytes: int
+    next: int
+    def __init__(self, count_max: int, bytes_max: int, first: int) -> None: ...
+    def __len__(self) -> int: ...
+    def keep(
+        self,
+        ticket: Ticket,
+        seen: Seen,
+        rows: Rows | None,
+        slot: int,
+        now: float,
+        odds: Odds | None,
+        cache_hit: CacheHit | None,
+        weights: Weights,
+        lookout: Look,
+        more: int,
+    ) -> Record | None: ...
+    def keep_usual(
+        self,
+        ticket: Ticket,
+        placement: Placement,
+        rows: Rows,
+        now: float,
+        cache_hit: CacheHit | None,
+        lookout: Lookout,
+    ) -> bool: ...
+    def numbered(self, number: int) -> Record | None: ...
+    def numbers_of(self, names: frozenset[str]) -> list[int]: ...
