@@ -8,7 +8,7 @@ from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
 from indexer.core.stream import EventStream
 from indexer.types import EventLossPolicy, Scope, StreamLimits, Tier, WorkerRank
-from tests.indexer.core.test_stream import batch, tokens
+from tests.indexer.core.streams import batch, tokens
 from tests.indexer.encoding import (
     CLEARED,
     encode_batch,

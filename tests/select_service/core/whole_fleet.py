@@ -17,6 +17,7 @@ from select_service.types import (
     ReservationRequest,
     RouterConfig,
     SelectAndReserveRequest,
+    Selection,
     SelectPairRequest,
     SelectRequest,
     WorkerPatch,
@@ -24,6 +25,8 @@ from select_service.types import (
     WorkerSpec,
 )
 from select_service.types.drains import DrainRequest, DrainStatus
+
+__all__ = ["DEFAULT", "Fleet", "selection_of", "ticket_of"]
 
 DEFAULT = Scope("default", "default")
 
@@ -167,4 +170,13 @@ class Fleet:
             self._did(effects)
 
 
-__all__ = ["DEFAULT", "Fleet"]
+def selection_of(answer: object) -> Selection:
+    """Return an answer that is one to a request that did not have to wait."""
+    assert isinstance(answer, Selection)
+    return answer
+
+
+def ticket_of(answer: object) -> Ticket:
+    """Return what stands for an answer that is waited for."""
+    assert isinstance(answer, Ticket)
+    return answer

@@ -10,7 +10,7 @@ import pytest
 from indexer.core.packing import pack_u64
 from select_service.core.replicas.events import AddRequestData, Hashes, ReplicaEnvelope
 from select_service.core.replicas.messages import Ended, Heartbeat, Said
-from tests.select_service.core.replicas.test_replicas import Replica, acquainted, pulled
+from tests.select_service.core.replicas.replica import Replica, acquainted, pulled
 
 GHOST = "a" * 15 + "s"
 NAME = "a" * 15 + "3"

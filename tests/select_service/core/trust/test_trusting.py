@@ -29,7 +29,7 @@ from select_service.types import (
     TrustSettings,
 )
 from tests.indexer.encoding import CLEARED, encode_batch, message, stored
-from tests.select_service.core.replicas.test_replicas import Replica
+from tests.select_service.core.replicas.replica import Replica
 from tests.select_service.core.test_state import Disk, restored
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 

@@ -19,7 +19,7 @@ from select_service.edge.state import journal as journal_module
 from select_service.edge.state.keeper import EPOCHS_SINCE, next_epoch
 from select_service.errors import StateDirUnusable
 from tests.live.ports import free_port
-from tests.select_service.core.replicas.test_replicas import Replica
+from tests.select_service.core.replicas.replica import Replica
 from tests.select_service.edge.serving import DEADLINE_S, PROMPT, SETTINGS, until, worker
 
 Use = Callable[[httpx.AsyncClient, Driver], Awaitable[None]]

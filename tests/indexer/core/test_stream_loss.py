@@ -1,0 +1,297 @@
+"""What is lost: how it is known, found by asking in silence, and read again."""
+
+from __future__ import annotations
+
+from indexer.types import EventLossPolicy, StreamLimits, WorkerRank
+from tests.indexer.core.streams import Bench, batch, tokens
+from tests.indexer.encoding import CLEARED, encode_batch, stored
+
+# -- loss ----------------------------------------------------------------------------------------
+
+
+def test_keep_keeps_and_says_so_until_a_clear() -> None:
+    bench = Bench(has_replay=False)
+    bench.live(0)
+    bench.live(3)
+    assert bench.blocks() == {0, 3}
+    assert (bench.state(), bench.stream.lost_batches) == ("uncertain", 2)
+    bench.live(4, encode_batch([CLEARED]))
+    assert (bench.state(), bench.stream.lost_batches) == ("current", 0)
+    assert bench.stream.tallies.lost_batches == 2
+
+
+def test_a_clear_of_one_rank_of_two_proves_nothing() -> None:
+    bench = Bench(has_replay=False)
+    bench.live(0, rank=1)
+    bench.live(3)
+    bench.live(4, encode_batch([CLEARED]))
+    assert bench.state() == "uncertain"
+
+
+def test_a_clear_is_for_the_rank_that_the_batch_names() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.live(1, rank=1)
+    bench.live(2, encode_batch([CLEARED], rank=1))
+    assert bench.blocks() == {0}
+    assert bench.blocks(rank=WorkerRank(1, 1)) == set()
+
+
+def test_drop_lets_go_of_what_may_be_wrong() -> None:
+    bench = Bench(has_replay=False, on_event_loss=EventLossPolicy.DROP)
+    bench.live(0)
+    bench.live(3)
+    assert bench.blocks() == {3}
+
+
+def test_joining_late_without_replay() -> None:
+    bench = Bench(has_replay=False)
+    bench.live(7)
+    bench.live(8)
+    assert bench.blocks() == {7, 8}
+    assert bench.stream.lost_batches == 7
+
+
+def test_a_rank_becomes_whole_again_when_the_whole_past_is_replayed() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.live(2)
+    bench.wait(1.1)
+    bench.wait(1.1)
+    assert bench.state() == "uncertain"
+    bench.wait(10.1)
+    assert bench.asked() == 0
+    for seq in range(3):
+        bench.reply(seq)
+    bench.end()
+    assert bench.blocks() == {0, 1, 2}
+    assert bench.state() == "current"
+
+
+def test_an_answer_that_lost_its_beginning_is_not_a_past_that_is_gone() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.live(2)
+    bench.wait(1.1)
+    bench.wait(1.1)
+    bench.wait(10.1)
+    bench.reply(2)  # 0 and 1 were dropped on the way
+    bench.wait(10.1)
+    assert bench.asked() == 0
+    for seq in range(3):
+        bench.reply(seq)
+    bench.end()
+    assert bench.blocks() == {0, 1, 2}
+    assert bench.state() == "current"
+
+
+def test_a_past_that_is_gone_is_asked_for_twice() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.live(4)
+    bench.reply(3)
+    assert bench.state() == "uncertain"
+    for told in (1, 2):
+        bench.wait(10.1)
+        assert bench.asked() == 0
+        bench.reply(3)
+        assert bench.asked() is None
+        assert bench.outcomes["past_gone"] == told
+    assert bench.blocks() == {0, 3, 4}
+    bench.wait(10.1)
+    assert bench.asked() == 4
+    bench.reply(4)
+    bench.end()
+    bench.wait(10.1)
+    bench.end()  # a buffer that has nothing at all: another engine
+    assert bench.asked() == 0
+    bench.end()
+    assert bench.blocks() == set()
+
+
+# -- silence -------------------------------------------------------------------------------------
+
+
+def test_lost_last_batches_are_found_by_asking() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.wait(9.9)
+    assert bench.asked() is None
+    bench.wait(0.2)
+    assert bench.asked() == 0
+    for seq in range(3):
+        bench.reply(seq)
+    bench.end()
+    assert bench.blocks() == {0, 1, 2}
+    bench.live(2)  # the live copy of what the replay brought
+    bench.live(3)
+    assert bench.blocks() == {0, 1, 2, 3}
+    assert bench.stream.tallies.restarts == 0
+
+
+def test_polling_can_be_off_and_waits_its_turn() -> None:
+    bench = Bench(limits=StreamLimits(poll_after_s=0))
+    bench.live(0)
+    bench.wait(1_000)
+    assert bench.asked() is None
+    bench = Bench()
+    bench.live(0)
+    bench.now = 50.0
+    bench.stream.on_timer(bench.now, may_poll=False)
+    assert bench.asked() is None
+    bench = Bench(has_replay=False)
+    bench.live(0)
+    bench.wait(1_000)
+    assert bench.asked() is None
+
+
+def test_a_live_batch_overtakes_a_poll() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.wait(10.1)
+    bench.live(1)
+    assert bench.asked() is None
+    assert bench.outcomes == {"overtaken": 1}
+    bench.wait(10.1)
+    bench.live(3)  # turns the poll into the mending of a gap
+    assert bench.blocks() == {0, 1}
+    bench.reply(1)
+    bench.reply(2)
+    assert bench.blocks() == {0, 1, 2, 3}
+
+
+def test_a_rebuild_goes_on_after_silence() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.live(2)
+    bench.wait(1.1)
+    bench.wait(1.1)
+    bench.wait(10.1)
+    bench.reply(0)
+    bench.live(3)
+    bench.wait(1.1)
+    assert bench.asked() == 0
+    for seq in range(3):
+        bench.reply(seq)
+    assert bench.blocks() == {0, 1, 2, 3}
+    assert bench.state() == "current"
+
+
+def test_an_engine_is_not_silent_while_its_last_words_are_written() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.live(3)
+    request = bench.stream.request
+    bench.reply(0)
+    many = list(range(100, 4_100))
+    bench.reply(1, encode_batch([stored(many, [t % 977 for t in range(16 * 4_000)])], ts=1.0))
+    for _ in range(3):
+        bench.wait(1.1)
+        assert bench.busy()
+        assert bench.stream.request is request
+    bench.reply(2)
+    assert bench.outcomes == {"complete": 1}
+
+
+def test_a_rebuild_from_an_empty_buffer_changes_nothing() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.live(2)
+    bench.wait(1.1)
+    bench.wait(1.1)
+    bench.wait(10.1)
+    bench.end()
+    assert bench.blocks() == {0, 2}
+
+
+# -- a doubtful index is read again -----------------------------------------------------------
+
+
+def test_it_is_read_again_while_the_engine_goes_on() -> None:
+    bench = Bench()
+    for seq in range(3):
+        bench.live(seq)
+    assert bench.stream.reread(bench.now) == "asked"
+    assert bench.stream.reread(bench.now) == "later"
+    assert bench.asked() == 0
+    bench.live(3)
+    bench.live(4)
+    assert bench.blocks() == {0, 1, 2}, "what is held goes when there is something in its place"
+    true = encode_batch([stored([9], tokens(9))], ts=0.0)
+    bench.reply(0, true)
+    assert bench.blocks() == {9}
+    for seq in range(1, 5):
+        bench.reply(seq)
+    bench.end()
+    assert bench.blocks() == {9, 1, 2, 3, 4}
+    assert bench.state() == "current"
+    assert bench.outcomes == {"complete": 1}
+    bench.live(5)
+    assert bench.blocks() == {9, 1, 2, 3, 4, 5}
+
+
+def test_a_busy_stream_that_cannot_be_read_again_is_not_held_back_for_ever() -> None:
+    bench = Bench()
+    bench.live(0)
+    assert bench.stream.reread(bench.now) == "asked"  # of a mute endpoint
+    for seq in range(1, 60):
+        bench.live(seq)
+    assert bench.outcomes == {"backlog_full": 1}
+    assert bench.blocks() == set(range(60)), "nothing is lost"
+    assert bench.stream.reread(bench.now) == "later", "not the next moment again"
+    assert not bench.stream.is_replaying
+
+
+def test_whoever_cannot_be_read_again_keeps_what_it_has_and_goes_on() -> None:
+    mute = Bench()
+    mute.live(0)
+    assert mute.stream.reread(mute.now) == "asked"
+    mute.live(1)
+    for _ in range(4):
+        mute.wait(1.1)
+    assert mute.blocks() == {0, 1}
+    assert mute.state() == "current"
+    assert mute.stream.reread(mute.now) == "later", "the endpoint is left alone for a while"
+    gone = Bench()
+    gone.live(0)
+    for seq in (4, 5):  # the engine's buffer begins behind batch 0
+        gone.now += 100.0
+        assert gone.stream.reread(gone.now) == "asked"
+        gone.live(seq - 3)
+        gone.reply(seq)
+        assert gone.blocks() == set(range(seq - 2))
+    gone.now += 100.0
+    assert gone.stream.reread(gone.now) == "past_gone"
+    gone.stream.forget_blocks()
+    assert gone.blocks() == set()
+    gone.live(3)
+    assert gone.blocks() == {3}
+    assert Bench(has_replay=False).stream.reread(0.0) == "no_replay"
+
+
+def test_what_brought_a_neighbours_blocks_is_not_read_again() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.live(1, batch(1, rank=1))
+    assert bench.stream.reread(bench.now) == "shared"
+    assert bench.stream.request is None
+
+
+def offset(bench: Bench) -> float | None:
+    return bench.stream.delivery_offset_s
+
+
+def test_how_late_batches_come_is_known_of_live_ones_only() -> None:
+    bench = Bench()
+    assert offset(bench) is None
+    bench.now = 50.0
+    bench.live(0, encode_batch([stored([1], tokens(0))], ts=40.0))
+    assert offset(bench) == 10.0
+    bench.now = 60.0
+    bench.live(1, encode_batch([stored([2], tokens(1))], ts=45.0))
+    assert offset(bench) == 15.0
+    bench.wait(0.1)
+    bench.wait(10.1)
+    bench.reply(1, encode_batch([stored([2], tokens(1))], ts=45.0))
+    bench.reply(2, encode_batch([stored([3], tokens(2))], ts=70.0))
+    assert offset(bench) is None

@@ -1,0 +1,208 @@
+"""Another engine behind the same endpoint: seen, proven, and told from a repeat."""
+
+from __future__ import annotations
+
+import pytest
+
+from indexer.types import EventLossPolicy
+from tests.indexer.core.streams import LIMITS, Bench
+
+
+def test_a_restart_drops_the_state() -> None:
+    bench = Bench()
+    for seq in range(5):
+        bench.live(seq)
+    bench.live(0, engine="new")
+    assert bench.blocks() == set()
+    assert bench.blocks(engine="new") == {0}
+    assert bench.stream.tallies.restarts == 1
+
+
+def test_a_restart_seen_late_fetches_what_was_missed() -> None:
+    bench = Bench()
+    for seq in range(5):
+        bench.live(seq)
+    bench.live(2, engine="new")
+    assert bench.asked() == 0
+    for seq in range(2):
+        bench.reply(seq, engine="new")
+    assert bench.blocks() == set()
+    assert bench.blocks(engine="new") == {0, 1, 2}
+
+
+def test_a_repeat_is_no_restart() -> None:
+    bench = Bench()
+    for seq in (0, 1, 2, 0, 1, 2):
+        bench.live(seq)
+    assert bench.blocks() == {0, 1, 2}
+    assert bench.stream.tallies.stale_batches == 3
+
+
+def test_a_restart_hidden_by_the_number_is_seen_by_the_bytes() -> None:
+    bench = Bench()
+    for seq in range(3):
+        bench.live(seq)
+    bench.live(5, engine="new")
+    assert bench.asked() == 2
+    bench.reply(2, engine="new")
+    assert bench.asked() == 0
+    assert bench.blocks() == set()
+    for seq in range(6):
+        bench.reply(seq, engine="new")
+    bench.end()
+    assert bench.blocks(engine="new") == {0, 1, 2, 3, 4, 5}
+    assert bench.stream.tallies.hidden_restarts == 1
+    assert bench.state() == "current"
+
+
+def test_a_reconnect_asks_whose_voice_it_is() -> None:
+    bench = Bench()
+    bench.stream.on_reconnect(0.0)
+    assert bench.asked() is None, "nothing is known that could be wrong"
+    for seq in range(3):
+        bench.live(seq)
+    bench.stream.on_reconnect(0.0)
+    request = bench.stream.request
+    assert bench.asked() == 2
+    bench.stream.on_reconnect(0.0)
+    assert bench.stream.request is not request, "the first one went to nobody"
+    bench.live(3)
+    assert bench.blocks() == {0, 1, 2}, "contiguous, but perhaps by chance"
+    bench.reply(2)
+    assert bench.blocks() == {0, 1, 2, 3}
+    assert bench.stream.tallies.hidden_restarts == 0
+
+
+def test_a_restart_without_a_seam() -> None:
+    bench = Bench()
+    for seq in range(3):
+        bench.live(seq)
+    bench.stream.on_reconnect(0.0)
+    bench.live(3, engine="new")
+    bench.reply(2, engine="new")
+    for seq in range(4):
+        bench.reply(seq, engine="new")
+    bench.end()
+    assert bench.blocks() == set()
+    assert bench.blocks(engine="new") == {0, 1, 2, 3}
+
+
+def test_a_proof_that_does_not_come_is_not_waited_for_long() -> None:
+    for policy in EventLossPolicy:
+        bench = Bench(on_event_loss=policy)
+        bench.live(0)
+        bench.stream.on_reconnect(0.0)
+        bench.live(1)
+        bench.wait(1.1)
+        bench.wait(1.1)
+        kept = {0} if policy is EventLossPolicy.KEEP else set()
+        assert bench.blocks() == kept | {1}
+        assert bench.state() == "uncertain", "the numbers fit, but whose are they?"
+        bench.stream.on_reconnect(bench.now)
+        assert bench.asked() is None, "not at once again"
+        bench.wait(LIMITS.replay_backoff_s + 0.1)
+        assert bench.asked() == 0, "batch 1 came after the doubt and vouches for nothing before it"
+        bench.reply(0)
+        bench.reply(1)
+        bench.end()
+        assert bench.blocks() == {0, 1}
+        assert bench.state() == "current"
+
+
+def test_a_buffer_that_has_moved_on_proves_nothing() -> None:
+    for policy, kept in ((EventLossPolicy.KEEP, {0}), (EventLossPolicy.DROP, set())):
+        bench = Bench(on_event_loss=policy)
+        bench.live(0)
+        bench.stream.on_reconnect(0.0)
+        bench.reply(1, engine="new")
+        bench.end()
+        assert bench.blocks() == kept
+        assert bench.blocks(engine="new") == {1}
+        assert bench.state() == "uncertain"
+
+
+def test_garbage_with_a_number_ends_no_wait_for_a_proof() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.stream.on_reconnect(0.0)
+    bench.live(0, engine="new")
+    bench.reply(2, b"\x00")
+    assert bench.asked() == 0
+    bench.reply(0, engine="new")
+    assert bench.asked() == 0, "from the beginning, the engine being another one"
+    bench.reply(0, engine="new")
+    bench.end()
+    assert bench.blocks(engine="new") == {0}
+    assert bench.blocks() == set()
+
+
+def test_last_words_of_an_engine_that_is_gone_are_no_restart() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.stream.on_reconnect(0.0)
+    bench.live(0, engine="new")
+    bench.live(1, engine="new")
+    bench.stream.on_reconnect(0.0)
+    bench.live(3, engine="third")
+    for seq in (1, 2, 3):
+        bench.reply(seq, engine="third")
+    bench.end()
+    assert bench.asked() is None
+    assert bench.blocks(engine="new") == set()
+    assert bench.blocks(engine="third") == {1, 2, 3}
+    assert bench.state() == "uncertain"
+
+
+def test_what_waited_is_not_dropped_when_a_proven_engine_falls_silent() -> None:
+    """Its replay breaks off behind a batch that is too long for us: no word on what comes after."""
+    bench = Bench()
+    bench.live(0)
+    bench.live(2)  # heard before the news that the connection is back
+    bench.stream.on_reconnect(0.0)
+    bench.reply(0)
+    bench.wait(1.1)
+    bench.reply(0)
+    bench.wait(1.1)
+    assert not bench.stream.is_replaying
+    assert bench.blocks() == {0, 2}
+    assert bench.stream.lost_batches == 1
+    assert bench.state() == "uncertain"
+
+
+def test_an_engine_that_does_not_know_our_last_batch_is_another_one() -> None:
+    bench = Bench()
+    for seq in range(3):
+        bench.live(seq)
+    bench.wait(0)
+    bench.wait(10.1)
+    assert bench.asked() == 2
+    bench.end()
+    assert bench.asked() == 0
+    bench.reply(0, engine="new")
+    bench.end()
+    assert bench.blocks() == set()
+    assert bench.blocks(engine="new") == {0}
+
+
+def test_a_restart_during_a_replay() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.live(4)
+    bench.reply(0)
+    bench.reply(1)
+    bench.live(0, engine="new")
+    assert bench.asked() is None
+    assert bench.blocks() == set()
+    assert bench.blocks(engine="new") == {0}
+    assert bench.outcomes == {"superseded": 1}
+
+
+@pytest.mark.parametrize("policy", EventLossPolicy)
+def test_a_restart_forgets_losses_under_both_policies(policy: EventLossPolicy) -> None:
+    bench = Bench(has_replay=False, on_event_loss=policy)
+    bench.live(0)
+    bench.live(5)
+    assert bench.state() == "uncertain"
+    bench.live(0, engine="new")
+    assert bench.state() == "current"
+    assert bench.blocks(engine="new") == {0}

@@ -1,0 +1,50 @@
+"""Fleets with a gate, and what tests ask of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from select_service.core.admission.gatekeeping import Gatekeeper
+from select_service.core.admission.tallies import ClassTally
+from select_service.errors import AdmissionRefused
+from select_service.types.admission import AdmissionChange, AdmissionSettings, BusyThresholdChange
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet
+
+
+def fleet(workers: int = 1, record: dict[str, Any] | None = None, **settings: Any) -> Fleet:
+    """Some workers behind a gate."""
+    made = Fleet(admission=AdmissionSettings(**settings))
+    for worker_id in range(1, workers + 1):
+        made.worker(worker_id, **(record or {}))
+    return made
+
+
+def keeper_of(some: Fleet) -> Gatekeeper:
+    keeper = some.core.partitions[DEFAULT].admission
+    assert keeper is not None
+    return keeper
+
+
+def tally(some: Fleet, name: str = "standard") -> ClassTally:
+    return keeper_of(some).gate.tallies.of[name]
+
+
+def refused(some: Fleet, *hashes: int, **fields: Any) -> AdmissionRefused:
+    """Ask for a booking that is refused; nothing may be booked by that."""
+    before = some.core.desk.bookings.freed_count, len(some.core.desk.bookings)
+    with pytest.raises(AdmissionRefused) as caught:
+        some.take(None, *hashes, **fields)
+    assert before == (some.core.desk.bookings.freed_count, len(some.core.desk.bookings))
+    some.core.check()
+    return caught.value
+
+
+def threshold(**fields: Any) -> BusyThresholdChange:
+    return BusyThresholdChange(**({"model": "default"} | fields))
+
+
+def change(some: Fleet, policy: str, **config: Any) -> None:
+    _, effects = some.core.change_admission(AdmissionChange(policy=policy, config=config), some.now)
+    some._did(effects)

@@ -1,0 +1,116 @@
+"""Words in another's name, words heard before and too many names change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from select_service.core.replicas.messages import Ended, Heartbeat, Said
+from tests.select_service.core.replicas.replica import OURS, Replica
+
+
+def test_words_under_our_own_name_that_we_never_said_are_counted() -> None:
+    here = Replica()
+    here.book("a", 1, 1)
+    (echo,) = here.effects.published
+    here.hears(echo)
+    here.hears(Heartbeat(OURS, 1, 1, 1, 0))
+    assert here.core.replicas.counters.namesakes == 0
+    here.hears(Heartbeat(OURS, 1, 2, 1, 0))
+    here.hears(Said(OURS, 2, 1 << 40, []))
+    assert here.core.replicas.counters.namesakes == 2
+
+
+def hostile_words(here: Replica, there: Replica) -> list[Any]:
+    """What would end or change the one reservation of `there`, were its owner to say it."""
+    (claim,) = there.core.desk.announcer.claims.own.by_id.values()
+    seq = there.core.desk.announcer.claims.seq
+    return [
+        Said(there.router_id, 1, seq + 1, [Ended("a", *claim.key, freed=True)]),
+        Said(there.router_id, 2, (1 << 40) + 1, [Ended("a", *claim.key)]),
+        Heartbeat(there.router_id, 1, seq + 5, 0, 0),
+        Heartbeat(there.router_id, 1, seq, 1, 0, 80, "http://169.254.169.254"),
+    ]
+
+
+def test_words_in_anothers_name_change_nothing_while_it_is_heard() -> None:
+    """A hostile replica has a name and an endpoint of its own: it may speak for nobody else."""
+    here, there = Replica(), Replica(2000)
+    there.book("a", 1, 5)
+    for message in (*there.effects.published, *there.turn()):
+        here.hears(message, "tcp://there:1")
+    here.turn()
+    load, status = here.load(1), here.core.replica_status(here.now)
+    assert load is not None
+    assert load[2] == 1
+    words = hostile_words(here, there)
+    for message in words:
+        here.hears(message, "tcp://evil:1")
+        here.turn()
+    assert here.load(1) == load
+    assert here.core.replica_status(here.now) == status
+    assert here.pulls == []
+    assert here.core.replicas.counters.impostors == len(words)
+    here.core.check()
+    here.hears(words[0], "tcp://there:1")  # itself it may
+    assert here.load(1) == (0, 0, 0)
+
+
+def test_words_heard_before_change_nothing_again() -> None:
+    here, there = Replica(), Replica(2000)
+    captured: list[Any] = []
+    there.book("a", 1, 5)
+    captured += there.effects.published
+    there.done("a")
+    captured += there.effects.published
+    there.free("a")
+    captured += there.effects.published
+    there.book("a", 1, 7)  # the same id, later
+    captured += there.effects.published
+    for message in captured:
+        here.hears(message)
+    load = here.load(1)
+    assert load is not None
+    assert load[2] == 1
+    counters = here.core.replicas.counters
+    for message in captured:
+        here.hears(message)
+    assert here.load(1) == load
+    assert counters.repeated == len(captured)
+    here.core.check()
+
+
+def test_ends_of_what_nobody_owns_change_nothing() -> None:
+    here, there = Replica(), Replica(2000)
+    here.book("mine", 1, 5)
+    there.book("theirs", 1, 7)
+    for message in there.effects.published:
+        here.hears(message)
+    load = here.load(1)
+    (claim,) = here.core.desk.announcer.claims.own.by_id.values()
+    strange: list[Any] = [
+        Ended("mine", OURS, claim.born + 1, freed=True),  # another life of the id
+        Ended("mine", 4711, claim.born, freed=True),  # an owner nobody knows
+        Ended("other", *claim.key, freed=True),  # another id under that name
+        Ended("theirs", 2000, 4711, freed=True),
+    ]
+    here.hears(Said(3000, 1, 1, strange), "tcp://evil:1")
+    here.turn()
+    assert here.load(1) == load
+    here.core.check()
+
+
+def test_a_name_is_free_again_once_nobody_is_heard_under_it() -> None:
+    here = Replica()
+    here.hears(Heartbeat(2000, 1, 0, 0, 0), "tcp://old:1")
+    here.turn(11.0)
+    here.hears(Heartbeat(2000, 1, 0, 0, 0), "tcp://new:1")
+    assert here.core.replica_status(here.now)[0].peer == "tcp://new:1"
+    assert here.core.replicas.counters.impostors == 0
+
+
+def test_more_publishers_than_allowed_are_refused() -> None:
+    here = Replica(replica_publishers_max=1)
+    here.hears(Heartbeat(1, 1, 0, 0, 0))
+    here.hears(Heartbeat(2, 1, 0, 0, 0))
+    assert len(here.core.replica_status(here.now)) == 1
+    assert here.core.replicas.counters.publishers_refused == 1

@@ -1,0 +1,158 @@
+"""Requests that wait in the core, one promise a test; contract numbers in brackets."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from select_service.core.pricing.policy import PolicyBook, PolicyClass, RoutingPolicy
+from select_service.errors import NoEligibleWorker, QueueFull, ReservationConflict, ServiceError
+from select_service.types import RouterConfig, Selection
+from tests.select_service.core.whole_fleet import Fleet, selection_of, ticket_of
+
+
+@pytest.fixture
+def busy() -> Fleet:
+    """Two workers, both above their threshold of 100 prefill tokens."""
+    made = Fleet(RouterConfig(queue_threshold=1.0))
+    made.tick(0.0)
+    for worker_id in (1, 2):
+        made.worker(worker_id, max_num_batched_tokens=100)
+        made.book(f"b{worker_id}", worker_id, isl=101)
+    return made
+
+
+def test_exactly_at_the_threshold_is_not_busy() -> None:
+    fleet = Fleet(RouterConfig(queue_threshold=1.0))
+    fleet.worker(1, max_num_batched_tokens=100)
+    fleet.book("a", 1, isl=100)
+    selection_of(fleet.take("b", isl=1))
+    ticket_of(fleet.take("c", isl=1))
+
+
+def test_waiting_requests_are_admitted_one_by_one_each_booked_before_the_next(
+    busy: Fleet,
+) -> None:
+    first, second = ticket_of(busy.take("q1", isl=150)), ticket_of(busy.take("q2", isl=150))
+    assert [(s.pending_count, s.pending_isl_tokens) for s in busy.core.loads()] == [(2, 300)]
+    busy.done("b1")
+    assert busy.effects.answered == [first]
+    assert isinstance(first.answer, Selection)
+    assert first.answer.worker_id == 1
+    assert busy.load(1) == (150, 0, 2)
+    busy.free("b2")
+    assert busy.effects.answered == [second]
+    assert [s.pending_count for s in busy.core.loads()] == [0]
+
+
+def test_nobody_overtakes_not_even_towards_a_refusal(busy: Fleet) -> None:
+    busy.worker(3)  # never busy
+    blocked = ticket_of(busy.select(1, allowed_worker_ids=[1]))
+    behind = ticket_of(busy.select(1, allowed_worker_ids=[3]))
+    hopeless = ticket_of(busy.select(1, allowed_worker_ids=[77]))
+    busy.done("b2")
+    assert busy.effects.answered == []  # head-of-line blocking is intentional
+    busy.done("b1")
+    assert busy.effects.answered == [blocked, behind, hopeless]
+    assert isinstance(behind.answer, Selection)
+    assert isinstance(hopeless.answer, NoEligibleWorker)
+    with pytest.raises(NoEligibleWorker):
+        busy.select(1, allowed_worker_ids=[77])
+
+
+def test_a_waiting_request_can_leave_and_its_id_is_free_again(busy: Fleet) -> None:
+    ticket = ticket_of(busy.take("q", isl=5))
+    with pytest.raises(ReservationConflict, match="Request q already exists"):
+        busy.take("q", isl=6)
+    assert ticket_of(busy.take("q", isl=5)) is ticket  # the same request shares the place
+    assert not busy.core.withdraw(ticket)
+    assert busy.core.withdraw(ticket)
+    busy.core.check()
+    assert ticket_of(busy.take("q", isl=6)) is not ticket
+
+
+def test_an_id_taken_while_it_waited_is_a_conflict_at_booking(busy: Fleet) -> None:
+    ticket = ticket_of(busy.take("q", isl=5))
+    busy.book("q", 1, 1)
+    busy.free("b2")
+    assert busy.effects.answered == [ticket]
+    assert isinstance(ticket.answer, ReservationConflict)
+
+
+def test_the_periodic_look_finds_what_nothing_triggered(busy: Fleet) -> None:
+    ticket = ticket_of(busy.select(1))
+    busy.delete(1)
+    busy.delete(2)
+    busy.tick(1.0)
+    assert ticket.answer is None
+    busy.tick(61.0)
+    assert isinstance(ticket.answer, ServiceError)
+
+
+def test_expiry_admits_as_a_free_does(busy: Fleet) -> None:
+    ticket = ticket_of(busy.select(1))
+    busy.now += 300.0
+    _, effects = busy.core.tick(busy.now)
+    assert effects.answered == [ticket]
+
+
+def test_queue_limits_count_workers() -> None:
+    one = PolicyClass(prefill_busy_threshold=0.0, request_queue_limit_per_worker=1)
+    fleet = Fleet(policies=PolicyBook(RoutingPolicy((one,)), {}))
+    fleet.worker(1)
+    fleet.worker(2)
+    fleet.book("a", 1, 1)
+    fleet.book("b", 2, 1)
+    ticket_of(fleet.select(5))
+    ticket_of(fleet.select(5))
+    with pytest.raises(QueueFull) as caught:
+        fleet.select(5)
+    assert str(caught.value) == (
+        'router policy class "default" queue requests limit reached (current=2, limit=2)'
+    )
+    assert caught.value.details == {
+        "policy_class": "default",
+        "limit_kind": "requests",
+        "current": 2,
+        "limit": 2,
+    }
+
+
+@pytest.mark.parametrize("kind", ["raw_isl_token", "cached_token"])
+def test_a_limit_is_named_as_programs_know_it(kind: str) -> None:
+    limit: dict[str, Any] = {f"{kind}_queue_limit_per_worker": 0}
+    one = PolicyClass(prefill_busy_threshold=0.0, **limit)
+    fleet = Fleet(policies=PolicyBook(RoutingPolicy((one,)), {}))
+    fleet.worker(1)
+    fleet.book("a", 1, 1)
+    with pytest.raises(QueueFull) as caught:
+        fleet.select(5)
+    assert str(caught.value) == (
+        f'router policy class "default" queue {kind}s limit reached (current=0, limit=0)'
+    )
+
+
+@pytest.mark.parametrize("capacity", [0, 1])
+def test_an_infinite_threshold_switches_queueing_off(capacity: int) -> None:
+    fleet = Fleet(RouterConfig(queue_threshold=math.inf))
+    fleet.worker(1, max_num_batched_tokens=capacity)
+    for name in "abc":
+        assert isinstance(fleet.take(name, 1, isl=10**9), Selection)
+
+
+def test_classes_take_turns_by_quantum() -> None:
+    small = PolicyClass("s", quantum=2, prefill_busy_threshold=0.0)
+    big = PolicyClass("b", quantum=1, prefill_busy_threshold=0.0)
+    policy = RoutingPolicy((small, big), ((100, 1), (0, 0)))
+    fleet = Fleet(policies=PolicyBook(policy, {}))
+    fleet.worker(1)
+    fleet.book("a", 1, 1)
+    names = {}
+    for count in range(3):
+        names[ticket_of(fleet.select(isl=10 + count))] = f"s{count}"
+        names[ticket_of(fleet.select(isl=100 + count))] = f"b{count}"
+    fleet.free("a")
+    order = [names[ticket] for ticket in fleet.effects.answered]
+    assert order == ["s0", "s1", "b0", "s2", "b1", "b2"]

@@ -1,0 +1,216 @@
+"""The verbs of the core for workers, one promise a test; contract numbers in brackets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from indexer.types import WorkerRank
+from select_service.errors import InvalidRequest, WorkerNotFound
+from select_service.types import OverlapScoresRequest, RouterConfig
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
+
+_SEVERAL: dict[str, Any] = {
+    "data_parallel_size": 3,
+    "kv_events_endpoints": {str(rank): f"tcp://w2:{rank}" for rank in (2, 0, 1)},
+}
+
+
+def test_a_listing_tells_which_ranks_are_in_doubt_as_a_record_does() -> None:
+    fleet = Fleet()
+    fleet.worker(3)
+    fleet.worker(2, **_SEVERAL)
+    fleet.worker(1)
+    streams = {stream.rank: stream for stream in fleet.core.registry.streams()}
+    for rank in ((2, 2), (2, 0), (1, 0)):
+        streams[WorkerRank(*rank)].is_unproven = True
+    listed = fleet.core.workers()
+    told = [
+        [] if one.kv_ranks is msgspec.UNSET else [rank.dp_rank for rank in one.kv_ranks]
+        for one in listed
+    ]
+    assert told == [[0], [0, 2], []]
+    assert [one.kv_state for one in listed] == ["uncertain", "uncertain", msgspec.UNSET]
+    assert listed == [fleet.worker(1), fleet.worker(2, **_SEVERAL), fleet.worker(3)]
+
+
+def test_a_worker_without_capacity_is_schedulable_and_never_busy() -> None:  # D1
+    fleet = Fleet(RouterConfig(queue_threshold=0.0))
+    assert fleet.worker(1).lifecycle == "schedulable"
+    fleet.book("a", 1, 1, 2, 3)
+    assert selection_of(fleet.select(9)).worker_id == 1
+
+
+def test_every_reason_is_named_in_order() -> None:
+    fleet = Fleet()
+    record = fleet.worker(1, endpoint="", block_size=0, kv_events_endpoint=None)
+    assert record.not_schedulable_reasons == [
+        "endpoint is required",
+        "block_size must be greater than 0",
+        "kv_events endpoint is required for dp_rank 0",
+    ]
+
+
+def test_the_first_schedulable_worker_pins_block_size_and_eagle_for_good(fleet: Fleet) -> None:
+    other = fleet.worker(3, block_size=32)
+    assert other.not_schedulable_reasons == [
+        "reconciliation failed: block_size mismatch for model=default tenant=default: "
+        "existing=16 requested=32"
+    ]
+    eagle = fleet.worker(4, is_eagle=True)
+    assert eagle.not_schedulable_reasons == [
+        "reconciliation failed: is_eagle mismatch for model=default tenant=default: "
+        "existing=false requested=true"
+    ]
+    fleet.delete(1)
+    fleet.delete(2)
+    assert fleet.patch(3, block_size=16).lifecycle == "schedulable"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"kv_events_endpoint": "x"}, "invalid kv_events endpoint for worker 8 dp_rank 0: "),
+        ({"replay_endpoint": "http://h:1"}, "invalid replay endpoint for worker 8 dp_rank 0: "),
+    ],
+)
+def test_a_bad_event_source_keeps_a_worker_out(change: dict[str, Any], why: str) -> None:
+    record = Fleet().worker(8, **change)
+    assert isinstance(record.not_schedulable_reasons, list)
+    assert record.not_schedulable_reasons[0].startswith(f"reconciliation failed: {why}")
+
+
+def test_too_many_ranks_are_refused_before_anything_is_built() -> None:
+    with pytest.raises(InvalidRequest, match="at most 1024") as caught:
+        Fleet().worker(1, data_parallel_size=4_000_000_000)
+    assert caught.value.field == "data_parallel_size"
+
+
+def test_a_rank_range_that_leaves_32_bits_ends_there() -> None:
+    fleet = Fleet()
+    top = 2**32 - 1
+    fleet.worker(
+        1,
+        data_parallel_start_rank=top,
+        data_parallel_size=2,
+        kv_events_endpoints={str(top): "tcp://127.0.0.1:5000"},
+    )
+    assert fleet.load(1, top) == (0, 0, 0)
+
+
+def test_a_label_change_costs_neither_load_nor_cache_nor_stream(fleet: Fleet) -> None:  # D3
+    fleet.hold(1, [1, 2, 3])
+    fleet.book("a", 1, 1, 2)
+    for _ in range(2):
+        fleet.worker(1, endpoint="http://new", taints=["t"])
+        assert not fleet.effects.listen
+        fleet.patch(1, stable_routing_id="s")
+        assert not fleet.effects.unlisten
+    assert fleet.load(1) == (32, 2, 1)
+    selection = selection_of(fleet.select(1, 2, 3, allowed_worker_ids=[1]))
+    assert (selection.endpoint, selection.overlap.gpu) == ("http://new", 48)
+
+
+def test_another_event_source_costs_the_cache_and_not_the_load(fleet: Fleet) -> None:
+    fleet.hold(1, [1, 2])
+    fleet.book("a", 1, 1, 2)
+    fleet.patch(1, kv_events_endpoint="tcp://127.0.0.1:7777")
+    assert [listen.endpoint for listen in fleet.effects.listen] == ["tcp://127.0.0.1:7777"]
+    assert len(fleet.effects.unlisten) == 1
+    assert fleet.effects.unlisten[0].closed
+    assert fleet.load(1) == (32, 2, 1)
+    assert selection_of(fleet.select(1, 2, allowed_worker_ids=[1])).overlap.gpu == 0
+    fleet.patch(1, kv_events_endpoint="tcp://127.0.0.1:5001")  # the old one again: from nothing
+    assert selection_of(fleet.select(1, 2, allowed_worker_ids=[1])).overlap.gpu == 0
+
+
+def test_ranks_that_go_take_their_load_and_those_that_stay_keep_it() -> None:
+    fleet = Fleet()
+    endpoints = {str(rank): f"tcp://127.0.0.1:{6000 + rank}" for rank in range(3)}
+    fleet.worker(1, data_parallel_size=3, kv_events_endpoints=endpoints)
+    fleet.book("stays", 1, 1, 2, dp_rank=1)
+    fleet.book("goes", 1, 1, 2, dp_rank=2)
+    fleet.hold(1, [1, 2], dp_rank=1)
+    fleet.patch(1, data_parallel_size=2)
+    assert fleet.load(1, 1) == (32, 2, 1)
+    assert fleet.load(1, 2) is None
+    fleet.free("goes")  # counts as recently freed
+    selection = selection_of(fleet.select(1, 2))
+    assert selection.overlap.dp == {"0": 0, "1": 32}
+    fleet.patch(1, data_parallel_size=3)
+    assert fleet.load(1, 2) == (0, 0, 0)
+
+
+def test_a_rank_that_goes_and_comes_is_listened_to_anew() -> None:
+    fleet = Fleet()
+    endpoints = {str(rank): f"tcp://127.0.0.1:{6000 + rank}" for rank in range(2)}
+    fleet.worker(1, data_parallel_size=2, kv_events_endpoints=endpoints)
+    stays, goes = (listen.stream for listen in fleet.effects.listen)
+    store = [0.0, [["BlockStored", [7], None, list(range(16)), 16]]]
+    frames = [b"", bytes(8), msgspec.msgpack.encode(store)]
+    goes.on_live(frames, fleet.now)
+    tokens: dict[str, Any] = {"token_ids": list(range(16))}
+
+    def blocks() -> list[int]:
+        request = OverlapScoresRequest(**tokens)
+        return [row.device_blocks for row in fleet.core.overlap_scores(request).workers]
+
+    assert blocks() == [0, 1]
+    fleet.patch(1, data_parallel_size=1)  # its endpoint is still named, so it is still heard
+    assert fleet.effects.unlisten == [goes]
+    assert goes.closed
+    (listen,) = fleet.effects.listen
+    assert (listen.stream.rank.dp_rank, listen.endpoint) == (1, endpoints["1"])
+    listen.stream.on_live(frames, fleet.now)  # told again, by a replay or by a busy engine
+    fleet.patch(1, data_parallel_size=2)
+    assert not fleet.effects.listen
+    assert not stays.closed
+    assert blocks() == [0, 1]
+
+
+def test_deleting_a_worker_removes_record_load_and_index(fleet: Fleet) -> None:  # D5
+    fleet.hold(1, [1, 2])
+    fleet.book("a", 1, 1, 2, selection_id="s")
+    assert fleet.delete(1).lifecycle == "unschedulable"
+    assert [record.worker_id for record in fleet.core.workers()] == [2]
+    assert fleet.load(1) is None
+    fleet.free("a")
+    fleet.free("s")
+    with pytest.raises(WorkerNotFound, match="worker 1 not found"):
+        fleet.delete(1)
+    with pytest.raises(WorkerNotFound):
+        fleet.patch(1, endpoint="x")
+    fleet.worker(1)
+    assert selection_of(fleet.select(1, 2, allowed_worker_ids=[1])).overlap.gpu == 0
+
+
+def test_a_worker_that_moves_leaves_nothing_behind(fleet: Fleet) -> None:
+    fleet.hold(1, [1, 2])
+    fleet.book("a", 1, 1)
+    fleet.worker(1, model_name="other")
+    loads = {(s.model_name, len(s.loads)) for s in fleet.core.loads()}
+    assert loads == {("default", 1), ("other", 1)}
+    assert fleet.load(1) == (0, 0, 0)
+
+
+def test_an_incomplete_worker_is_out_until_it_is_complete_again(fleet: Fleet) -> None:
+    fleet.book("a", 1, 1)
+    assert fleet.patch(1, endpoint="").lifecycle == "incomplete"
+    assert fleet.load(1) is None
+    with pytest.raises(WorkerNotFound, match="schedulable worker 1 not found"):
+        fleet.book("b", 1, 1)
+    fleet.patch(1, endpoint="h")
+    assert fleet.load(1) == (0, 0, 0)
+
+
+def test_removed_workers_leave_no_memory_behind(fleet: Fleet) -> None:
+    index = fleet.core.partitions[DEFAULT].index
+    fleet.hold(1, list(range(500)))
+    fleet.hold(2, list(range(100, 300)))
+    fleet.delete(1)
+    fleet.delete(2)
+    fleet.tick(1.0)
+    assert index.stats.nodes == 0
+    assert fleet.core.partitions[DEFAULT].ledger.live == 0
