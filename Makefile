@@ -86,6 +86,7 @@ coverage: test-light
 PURE := tests/contract tests/indexer tests/properties \
 	tests/select_service/core/pricing/test_prompt.py tests/select_service/core/test_service*.py \
 	tests/select_service/edge/codec/test_json_codec.py tests/select_service/edge/http/test_fast_lane.py \
+	tests/select_service/edge/http/test_outbox.py tests/select_service/edge/http/test_waiting_answers.py \
 	tests/select_service/edge/http/test_api.py tests/select_service/edge/codec/test_msgpack.py
 
 test-pure: $(VENV)/.installed-test

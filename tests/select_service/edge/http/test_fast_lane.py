@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import json
 import re
-from typing import Any, cast
-from unittest import mock
+from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-from uvicorn import Config
-from uvicorn.server import ServerState
 
 from select_service.edge.app import create_door, create_driver
-from select_service.edge.codec.answers import Response, Settling
+from select_service.edge.codec.answers import Response
 from select_service.edge.driver import Driver
 from select_service.edge.http import fast_lane
-from select_service.edge.http.api import Api
 from select_service.edge.http.asgi import Door
-from select_service.edge.http.calls import Head
-from select_service.edge.http.connections import ConnectionLimits
 from select_service.edge.http.fast_lane import FastLane
-from select_service.edge.http.outbox import ANSWERS_MAX, Outbox
 from select_service.edge.http.routes import ROUTES
-from select_service.edge.http.steady import KEPT
-from select_service.edge.http.traffic import Traffic
 from select_service.edge.server import Server
-from tests.effort import examples
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat, until
 
 BOOKING = {**PROMPT, "reservation_id": "r/1"}
@@ -512,138 +498,6 @@ def test_a_crash_costs_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_port(use)
 
 
-def test_an_answer_that_has_to_wait_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        asked = asyncio.Event()
-
-        async def later() -> Response:
-            await asked.wait()
-            return Response(200, b'"late"')
-
-        monkeypatch.setattr(Api, "direct", lambda *_: None)
-        monkeypatch.setattr(
-            Api, "do", lambda *_: later() if not asked.is_set() else Response(200, b"{}")
-        )
-        waiting, other = await Wire.to(port), await Wire.to(port)
-        waiting.ask("GET", "/health")
-        await until(lambda: server._door._traffic.in_flight == 1)
-        asked.set()
-        assert (await waiting.answer())[2] == b'"late"'
-        other.ask("GET", "/health")
-        assert (await other.answer())[2] == b"{}"
-
-    on_a_port(use)
-
-
-def test_what_comes_behind_a_request_of_many_lines_that_waits_is_read_behind_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Such a request is parsed in pieces, over several turns of the loop."""
-    many = list(range(1, 201))
-    long = {**PROMPT, "isl_tokens": 3200, "block_hashes": many, "sequence_hashes": many}
-    body = json.dumps(long, indent=1).encode()
-
-    async def use(port: int, service: Driver, server: Server) -> None:
-        asked = asyncio.Event()
-        real = Api.do
-
-        async def later() -> Response:
-            await asked.wait()
-            return Response(200, b'"late"')
-
-        def do(self: Api, route: Any, request: Any) -> Any:
-            return later() if request.body == body else real(self, route, request)
-
-        monkeypatch.setattr(Api, "direct", lambda *_: None)
-        monkeypatch.setattr(Api, "do", do)
-        seat(service)
-        wire = await Wire.to(port)
-        for method, path, prompt in (("GET", "/health", None), ("POST", "/select", PROMPT)):
-            wire.ask(method, path, prompt)
-            assert (await wire.answer())[0] == 200
-        head = f"POST /select HTTP/1.1\r\nhost: s\r\ncontent-length: {len(body)}\r\n"
-        kind = "content-type: application/json\r\n\r\n"
-        behind = b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n"
-        wire.say(f"{head}{kind}".encode() + body + behind)
-        await until(lambda: server._door._traffic.in_flight == 1)
-        asked.set()
-        assert (await wire.answer())[2] == b'"late"'
-        assert (await wire.answer())[0] == 200
-
-    on_a_port(use)
-
-
-def test_nonsense_behind_an_answer_that_waits_for_the_disk(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        written = asyncio.get_running_loop().create_future()
-        owed = Settling(Response(200, b'"owed"'), written)
-        monkeypatch.setattr(Api, "direct", lambda *_: None)
-        monkeypatch.setattr(Api, "do", lambda *_: owed)
-        wire = await Wire.to(port)
-        wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nNONSENSE\r\n\r\n")
-        assert await wire.rest() == b""  # 400 would be taken for the answer to the first
-        written.set_result(None)
-        wire = await Wire.to(port)
-        wire.ask("GET", "/health")
-        assert (await wire.answer())[2] == b'"owed"'
-        assert server._door._traffic.crashes == 0
-
-    on_a_port(use)
-    assert not [record for record in caplog.records if record.exc_info]
-
-
-def test_after_an_answer_that_waited_for_the_disk_heads_are_known_as_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    parsed: list[bytes] = []
-    real = FastLane.on_headers_complete
-
-    def spy(self: FastLane) -> None:
-        parsed.append(self.url)
-        real(self)
-
-    async def use(port: int, _: Driver, __: Server) -> None:
-        def settling(*_: object) -> Settling:
-            written = asyncio.get_running_loop().create_future()
-            asyncio.get_running_loop().call_soon(written.set_result, None)
-            return Settling(Response(200, b"{}"), written)
-
-        monkeypatch.setattr(Api, "direct", lambda *_: None)
-        monkeypatch.setattr(Api, "do", settling)
-        monkeypatch.setattr(FastLane, "on_headers_complete", spy)
-        wire = await Wire.to(port)
-        for _n in range(4):
-            wire.ask("GET", "/health")
-            assert (await wire.answer())[0] == 200
-        assert parsed == [b"/health"]
-
-    on_a_port(use)
-
-
-def test_who_is_owed_an_answer_by_the_disk_may_take_its_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        written = asyncio.get_running_loop().create_future()
-        monkeypatch.setattr(Api, "direct", lambda *_: None)
-        monkeypatch.setattr(Api, "do", lambda *_: Settling(Response(200, b'"owed"'), written))
-        wire = await Wire.to(port)
-        wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nGET")
-        await until(lambda: any(getattr(one, "_debt", None) for one in _connections(server)))
-        (connection,) = _connections(server)
-        connection.sweep(1e12)
-        written.set_result(None)
-        assert (await wire.answer())[2] == b'"owed"'
-
-    on_a_port(use)
-
-
-def _connections(server: Server) -> list[FastLane]:
-    return [one for one in server.server_state.connections if isinstance(one, FastLane)]
-
-
 def test_a_refusal_comes_behind_the_answer_before_it() -> None:
     async def use(port: int, service: Driver, server: Server) -> None:
         wire = await Wire.to(port)
@@ -655,106 +509,3 @@ def test_a_refusal_comes_behind_the_answer_before_it() -> None:
         assert (await wire.answer())[0] == 400
 
     on_a_port(use)
-
-
-IDS = st.text(st.characters(max_codepoint=0x7F), max_size=12)
-
-
-@pytest.mark.skipif(fast_lane.Turnstile is None, reason="the kernel is not built")
-@settings(max_examples=examples(300))
-@given(
-    method=st.sampled_from(["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"]),
-    pattern=st.sampled_from(sorted({route.pattern for route in ROUTES})),
-    name=IDS | st.sampled_from(["batch", "a.b~c:d@e-f_g", "0", "a b", "a%20b", "a/b", "\u00e9"]),
-    behind=st.sampled_from([" HTTP/1.1", " HTTP/1.0", "?a=b HTTP/1.1", "", " HTTP/1.1 "]),
-)
-@example("DELETE", "/reservations/{reservation_id}", "batch", " HTTP/1.1")
-@example("POST", "/reservations/batch", "", " HTTP/1.1")
-def test_the_kernel_finds_the_calls_that_the_door_finds(
-    method: str, pattern: str, name: str, behind: str
-) -> None:
-    line = (method + " " + re.sub(r"{\w+}", lambda _: name, pattern) + behind).encode()
-    door = _door()
-    asked = re.sub(rb" HTTP/1\.0$", b" HTTP/1.1", line)
-    call = door.call_in_line(asked) or door.call_with_id(asked)
-    found = _found_by_the_kernel(door, line)
-    if call is None:
-        assert found is None
-    else:
-        assert found == (call.route, call.params)
-
-
-@functools.cache
-def _door() -> Door:
-    return create_door(create_driver(SETTINGS), SETTINGS)[0]
-
-
-class _Lane(mock.Mock):
-    """A connection to which nothing has come yet."""
-
-    def data_received(self, data: bytes) -> None:
-        self.twin(data)
-
-
-def _found_by_the_kernel(door: Door, line: bytes) -> tuple[Any, tuple[str, ...]] | None:
-    """Have the kernel answer a request that has nothing but its line and a plain header."""
-    asked: list[tuple[Any, tuple[str, ...]]] = []
-    lines = b"\r\nhost: s"
-
-    class Counter:
-        def direct(self, _: Any) -> None:
-            return None
-
-        def do(self, route: Any, request: Any) -> Response:
-            assert request.query == request.body == b""
-            asked.append((route, request.params))
-            return Response(418, b"", ())  # the lane itself writes no such head
-
-    lane: Any = _Lane()
-    api = cast("Any", Counter())
-    old = Head(api, True, False, is_last=True)
-    lane.heads.known = {lines: Head(api, True, False), b" HTTP/1.0" + lines: old}
-    lane._is_last = False
-    lane.transport.is_closing.return_value = False
-    lane.flow.write_paused = False
-    assert fast_lane.Turnstile is not None
-    outbox, limits = Outbox(ANSWERS_MAX), mock.Mock(header_lines_max=9)
-    turnstile = fast_lane.Turnstile(door, mock.Mock(), outbox, limits, KEPT)
-    turnstile.passage(lane).data_received(line + lines + b"\r\n\r\n")
-    assert lane.write_answer.called is bool(asked)
-    assert lane._is_last is (bool(asked) and line.endswith(b"1.0"))
-    assert lane.twin.called is not bool(asked)
-    return asked[0] if asked else None
-
-
-def test_connections_of_one_server_share_what_is_alike_and_nothing_else() -> None:
-    traffic = Traffic()
-    limits = ConnectionLimits(1.0, 1.0, 9, 65536, 128, 9, 9, 1 << 20)
-    made = fast_lane.fast_lane(_door(), limits, traffic.connections)
-    config = Config(_door(), ws="none", lifespan="off", log_config=None)
-    state, other = ServerState(), ServerState()
-
-    async def use() -> None:
-        first: Any = made(config, state, {})
-        second: Any = made(config, state, {})
-        elsewhere: Any = made(config, other, {})
-        assert first.connections is second.connections is state.connections
-        assert elsewhere.connections is elsewhere.server_state.connections is other.connections
-        for one in (first, second, elsewhere):
-            transport = mock.Mock()
-            transport.get_extra_info = {"peername": ("10.0.0.1", 7), "sockname": "/s"}.get
-            one.connection_made(transport)
-            assert (one.client, one.server, one.scheme) == (("10.0.0.1", 7), ("/s", None), "http")
-        assert first.parser is not second.parser
-        assert first.pipeline is not second.pipeline
-        assert first.flow is not second.flow
-        first.headers = [(b"a", b"b")]
-        assert second.headers is None
-        assert state.connections == {first, second}
-        assert traffic.connections.by_address == {"10.0.0.1": 3}
-        for one in (first, second, elsewhere):
-            one.connection_lost(None)
-        assert not state.connections
-        assert not traffic.connections.by_address
-
-    asyncio.run(use())

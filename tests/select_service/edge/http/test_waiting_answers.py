@@ -1,0 +1,148 @@
+"""Answers of the fast lane that wait for a handler or for the disk, and what comes behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from select_service.edge.codec.answers import Response, Settling
+from select_service.edge.driver import Driver
+from select_service.edge.http.api import Api
+from select_service.edge.http.fast_lane import FastLane
+from select_service.edge.server import Server
+from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
+
+
+def test_an_answer_that_has_to_wait_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        asked = asyncio.Event()
+
+        async def later() -> Response:
+            await asked.wait()
+            return Response(200, b'"late"')
+
+        monkeypatch.setattr(Api, "direct", lambda *_: None)
+        monkeypatch.setattr(
+            Api, "do", lambda *_: later() if not asked.is_set() else Response(200, b"{}")
+        )
+        waiting, other = await Wire.to(port), await Wire.to(port)
+        waiting.ask("GET", "/health")
+        await until(lambda: server._door._traffic.in_flight == 1)
+        asked.set()
+        assert (await waiting.answer())[2] == b'"late"'
+        other.ask("GET", "/health")
+        assert (await other.answer())[2] == b"{}"
+
+    on_a_port(use)
+
+
+def test_what_comes_behind_a_request_of_many_lines_that_waits_is_read_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a request is parsed in pieces, over several turns of the loop."""
+    many = list(range(1, 201))
+    long = {**PROMPT, "isl_tokens": 3200, "block_hashes": many, "sequence_hashes": many}
+    body = json.dumps(long, indent=1).encode()
+
+    async def use(port: int, service: Driver, server: Server) -> None:
+        asked = asyncio.Event()
+        real = Api.do
+
+        async def later() -> Response:
+            await asked.wait()
+            return Response(200, b'"late"')
+
+        def do(self: Api, route: Any, request: Any) -> Any:
+            return later() if request.body == body else real(self, route, request)
+
+        monkeypatch.setattr(Api, "direct", lambda *_: None)
+        monkeypatch.setattr(Api, "do", do)
+        seat(service)
+        wire = await Wire.to(port)
+        for method, path, prompt in (("GET", "/health", None), ("POST", "/select", PROMPT)):
+            wire.ask(method, path, prompt)
+            assert (await wire.answer())[0] == 200
+        head = f"POST /select HTTP/1.1\r\nhost: s\r\ncontent-length: {len(body)}\r\n"
+        kind = "content-type: application/json\r\n\r\n"
+        behind = b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n"
+        wire.say(f"{head}{kind}".encode() + body + behind)
+        await until(lambda: server._door._traffic.in_flight == 1)
+        asked.set()
+        assert (await wire.answer())[2] == b'"late"'
+        assert (await wire.answer())[0] == 200
+
+    on_a_port(use)
+
+
+def test_nonsense_behind_an_answer_that_waits_for_the_disk(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        written = asyncio.get_running_loop().create_future()
+        owed = Settling(Response(200, b'"owed"'), written)
+        monkeypatch.setattr(Api, "direct", lambda *_: None)
+        monkeypatch.setattr(Api, "do", lambda *_: owed)
+        wire = await Wire.to(port)
+        wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nNONSENSE\r\n\r\n")
+        assert await wire.rest() == b""  # 400 would be taken for the answer to the first
+        written.set_result(None)
+        wire = await Wire.to(port)
+        wire.ask("GET", "/health")
+        assert (await wire.answer())[2] == b'"owed"'
+        assert server._door._traffic.crashes == 0
+
+    on_a_port(use)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_after_an_answer_that_waited_for_the_disk_heads_are_known_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[bytes] = []
+    real = FastLane.on_headers_complete
+
+    def spy(self: FastLane) -> None:
+        parsed.append(self.url)
+        real(self)
+
+    async def use(port: int, _: Driver, __: Server) -> None:
+        def settling(*_: object) -> Settling:
+            written = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(written.set_result, None)
+            return Settling(Response(200, b"{}"), written)
+
+        monkeypatch.setattr(Api, "direct", lambda *_: None)
+        monkeypatch.setattr(Api, "do", settling)
+        monkeypatch.setattr(FastLane, "on_headers_complete", spy)
+        wire = await Wire.to(port)
+        for _n in range(4):
+            wire.ask("GET", "/health")
+            assert (await wire.answer())[0] == 200
+        assert parsed == [b"/health"]
+
+    on_a_port(use)
+
+
+def test_who_is_owed_an_answer_by_the_disk_may_take_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        written = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(Api, "direct", lambda *_: None)
+        monkeypatch.setattr(Api, "do", lambda *_: Settling(Response(200, b'"owed"'), written))
+        wire = await Wire.to(port)
+        wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nGET")
+        await until(lambda: any(getattr(one, "_debt", None) for one in _connections(server)))
+        (connection,) = _connections(server)
+        connection.sweep(1e12)
+        written.set_result(None)
+        assert (await wire.answer())[2] == b'"owed"'
+
+    on_a_port(use)
+
+
+def _connections(server: Server) -> list[FastLane]:
+    return [one for one in server.server_state.connections if isinstance(one, FastLane)]
