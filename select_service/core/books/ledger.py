@@ -2,18 +2,14 @@
 
 The only writer of load. It does not decide who gets a request, knows no HTTP and reads no clock;
 `partition.py` books and frees here, `projection.py` reads the columns and the shared prefixes,
-`active_blocks.py` below counts distinct blocks and `deadlines.py` knows who expires. Contract 4.
-
-A slot that loses its rank may carry a hundred thousand reservations. They run in a lane of their
-own: closing it takes them out of every answer at once, the slot goes on in a new lane, and `sweep`
-takes the old one apart a few at a time.
+`active_blocks.py` below counts distinct blocks, `deadlines.py` knows who expires and `lanes.py`
+what becomes of a slot whose rank has gone. Contract 4.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
-from heapq import heappop, heappush
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -24,10 +20,10 @@ from select_service.core.books.active_blocks import ActiveBlocks
 from select_service.core.books.deadlines import Deadlines
 from select_service.core.books.decode_blocks import DecodeBlocks, rounded
 from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.books.lanes import Lanes
 from select_service.core.books.loads import PACE, TOTALS
-from select_service.core.books.reservation import Lane, Reservation
+from select_service.core.books.reservation import Reservation
 from select_service.core.books.work_done import WorkDone
-from select_service.core.columns import slots_of_mask
 
 if not TYPE_CHECKING and usable("select_service.core._load_rows", 1):
     from select_service.core._load_rows import LoadRows
@@ -41,6 +37,7 @@ if TYPE_CHECKING:
 
     from indexer.types import PackedHashes
     from select_service.core.books.load_changes import LoadChanges
+    from select_service.core.books.reservation import Lane
     from select_service.core.columns import Floats, Slots
 
 CHURN_MEMORY_S: Final = 300.0
@@ -65,25 +62,21 @@ class Ledger:
 
     __slots__ = (
         "__weakref__",
+        "_all_lanes",
         "_asked",
         "_churn",
         "_churn_faded",
-        "_closed",
         "_computed",
         "_computing",
         "_context",
         "_deadlines",
         "_decode",
-        "_displaced",
-        "_free_numbers",
         "_lanes",
         "_loads",
         "_meter",
-        "_numbers",
         "_prefill",
         "_queues",
         "_rows",
-        "_slots",
         "_weights",
         "ahead",
         "blocks",
@@ -159,12 +152,8 @@ class Ledger:
         self._deadlines: Deadlines[Reservation] = Deadlines()
         self.live = 0  # reservations
         self.prefilling = 0  # those whose prefill is not complete
-        self._lanes: list[Lane] = []  # by slot
-        self._slots: Slots = np.zeros(0, dtype=np.int64)  # by number of a lane; -1: of none
-        self._numbers = 0  # of lanes ever used
-        self._free_numbers: list[int] = []  # a heap, so that lanes stay where slots are
-        self._displaced = 0  # slots whose lane has another number than they
-        self._closed: deque[Lane] = deque()  # with reservations to sweep
+        self._all_lanes = Lanes(self._weights)
+        self._lanes = self._all_lanes.by_slot
         self.changes: LoadChanges | None = None  # for a gate that follows; see `gatekeeping.py`
 
     def ensure(self, capacity: int) -> None:
@@ -184,9 +173,7 @@ class Ledger:
         self._view()
         self.prefill_left += [0] * missing
         self.tenures += [0] * missing
-        for slot in range(len(self._lanes), capacity):
-            self._lanes.append(self._open_lane(slot))
-            self._displaced += self._lanes[slot].number != slot
+        self._all_lanes.ensure(capacity)
 
     def _view(self) -> None:
         """The columns once more, for one element at a time: numpy takes half as long again."""
@@ -241,19 +228,6 @@ class Ledger:
         self.step[slot] = step
         self.ahead[slot] = min(self.ahead[slot], step)
         self.packed = b""
-
-    def _open_lane(self, slot: int) -> Lane:
-        if self._free_numbers:
-            number = heappop(self._free_numbers)
-        else:
-            number = self._numbers
-            self._numbers += 1
-            self._weights.ensure(self._numbers)
-            if number == len(self._slots):
-                more = np.full(max(16, number), -1, dtype=np.int64)
-                self._slots = np.concatenate([self._slots, more])
-        self._slots[number] = slot
-        return Lane(number)
 
     # -- lifecycle -----------------------------------------------------------------------------
 
@@ -499,15 +473,10 @@ class Ledger:
         """
         self._forget_churn(slot)
         self.tenures[slot] += 1
-        lane = self._lanes[slot]
-        dropped = len(lane.reservations)
+        dropped = len(self._lanes[slot].reservations)
         if not dropped:
             return 0
-        lane.is_open = False
-        self._closed.append(lane)
-        self._slots[lane.number] = -1
-        fresh = self._lanes[slot] = self._open_lane(slot)
-        self._displaced += (fresh.number != slot) - (lane.number != slot)
+        self._all_lanes.close(slot)
         self.live -= dropped
         self.prefilling -= self._computing[slot]
         self._add_prefill(slot, -self.prefill_left[slot])
@@ -523,25 +492,22 @@ class Ledger:
         Long prompts of their own count for several.
         """
         swept: list[Reservation] = []
-        blocks = self.blocks.blocks
-        while (
-            self._closed and len(swept) + (blocks - self.blocks.blocks) // BLOCKS_PER_STEP < limit
-        ):
-            lane = self._closed[0]
+        blocks, closed = self.blocks.blocks, self._all_lanes.closed
+        while closed and len(swept) + (blocks - self.blocks.blocks) // BLOCKS_PER_STEP < limit:
+            lane = closed[0]
             reservation = next(reversed(lane.reservations.values()))  # a dict is slow at its head
             if reservation.claim is not None:  # may be booked again when the rank comes back
                 reservation.claim.hashes = self.blocks.chain(reservation.chain)
             self._take_out(reservation)
             swept.append(reservation)
             if not lane.reservations:
-                self._closed.popleft()
-                heappush(self._free_numbers, lane.number)
+                self._all_lanes.forget_oldest()
         return swept
 
     @property
     def is_swept(self) -> bool:
         """Whether nothing is left of dropped slots."""
-        return not self._closed
+        return not self._all_lanes.closed
 
     # -- expiry --------------------------------------------------------------------------------
 
@@ -586,15 +552,7 @@ class Ledger:
         The longest common prefix, in blocks, with the chain of any live reservation on the slot.
         """
         groups = self.blocks.shared_prefix(sequence_hashes)
-        by_lane = [(blocks, slots_of_mask(mask)) for blocks, mask in groups]
-        if self._displaced or self._closed:  # a closed lane may have a number no slot has
-            return [(blocks, self._slots_of(lanes)) for blocks, lanes in by_lane] or None
-        return by_lane or None
-
-    def _slots_of(self, lanes: Slots) -> Slots:
-        """Return the slots of those lanes that are not closed."""
-        slots = self._slots[lanes]
-        return slots[slots >= 0]
+        return self._all_lanes.slots_in(groups) or None
 
     def chain_of(self, reservation: Reservation) -> PackedHashes:
         """The sequence hashes a live reservation was booked with."""
@@ -607,7 +565,7 @@ class Ledger:
 
     def all_reservations(self) -> Iterator[Reservation]:
         """Yield every reservation in the book, also those whose rank has gone."""
-        for lane in (*self._lanes, *self._closed):
+        for lane in self._all_lanes:
             yield from lane.reservations.values()
 
     def reservations_on(self, slot: int) -> Collection[Reservation]:
@@ -707,9 +665,8 @@ class Ledger:
         assert self.prefilling == self.computing.sum()
         assert self.prefill_backlog == sum(self.prefill_left)
         assert self.work.computing == sum(tokens > 0 for tokens in self.prefill_left)
-        self._check_lanes()
-        booked = [r for lane in (*self._lanes, *self._closed) for r in lane.reservations.values()]
-        self._deadlines.check(r for r in booked if r.ttl_s)
+        self._all_lanes.check()
+        self._deadlines.check(r for r in self.all_reservations() if r.ttl_s)
 
     def tables(self) -> Iterator[Sized]:
         """Yield the dicts that grow with reservations; see `slimming.py`."""
@@ -717,18 +674,3 @@ class Ledger:
         yield from [lane.reservations for lane in self._lanes]
         if self.follows_queues:
             yield from [lane.queue for lane in self._lanes]
-
-    def _check_lanes(self) -> None:
-        used = [lane.number for lane in (*self._lanes, *self._closed)]
-        assert sorted(used + self._free_numbers) == list(range(self._numbers)), "one lane a number"
-        slots = [-1] * len(self._slots)
-        for slot, lane in enumerate(self._lanes):
-            slots[lane.number] = slot
-        assert self._slots.tolist() == slots
-        displaced = sum(lane.number != slot for slot, lane in enumerate(self._lanes))
-        assert self._displaced == displaced
-        for lane in self._closed:
-            assert lane.reservations, "a closed lane ends with its last reservation"
-            assert not lane.is_open
-        for number in self._free_numbers:
-            assert self._weights.count(number) == 0, "nothing is inherited"

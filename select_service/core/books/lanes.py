@@ -1,0 +1,111 @@
+"""In which lane each slot runs: they are opened, closed when a rank goes, and numbered.
+
+A slot that loses its rank may carry a hundred thousand reservations. They run in a lane of their
+own (`reservation.py`): closing it takes them out of every answer at once, the slot goes on in a new
+lane, and `Ledger.sweep` takes the old one apart a few at a time. What is in a lane is the ledger's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from select_service.core.books.reservation import Lane
+from select_service.core.columns import slots_of_mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from select_service.core.books.decode_blocks import DecodeBlocks
+    from select_service.core.columns import Slots
+
+__all__ = ["Lanes"]
+
+
+class Lanes:
+    """The lanes of one ledger; a number is used again once nothing is left of its lane."""
+
+    __slots__ = ("_count", "_displaced", "_free_numbers", "_slots", "_weights", "by_slot", "closed")
+
+    def __init__(self, weights: DecodeBlocks) -> None:
+        """Have none.
+
+        Args:
+            weights: of the blocks in each lane, by its number; kept as long as there are numbers.
+        """
+        self._weights = weights
+        self.by_slot: list[Lane] = []
+        """The open ones; always the same list."""
+        self.closed: deque[Lane] = deque()
+        """Those with reservations to sweep, the oldest first."""
+        self._slots: Slots = np.zeros(0, dtype=np.int64)  # by number; -1: of none
+        self._count = 0  # of numbers ever used
+        self._free_numbers: list[int] = []  # a heap, so that lanes stay where slots are
+        self._displaced = 0  # slots whose lane has another number than they
+
+    def ensure(self, capacity: int) -> None:
+        """Open a lane for every slot below `capacity` that has none."""
+        for slot in range(len(self.by_slot), capacity):
+            self.by_slot.append(self._open(slot))
+            self._displaced += self.by_slot[slot].number != slot
+
+    def close(self, slot: int) -> None:
+        """Close the lane of a slot, which has reservations, and open another one for it. O(1)."""
+        lane = self.by_slot[slot]
+        lane.is_open = False
+        self.closed.append(lane)
+        self._slots[lane.number] = -1
+        fresh = self.by_slot[slot] = self._open(slot)
+        self._displaced += (fresh.number != slot) - (lane.number != slot)
+
+    def forget_oldest(self) -> None:
+        """Nothing is left in the lane that was closed first."""
+        heappush(self._free_numbers, self.closed.popleft().number)
+
+    def slots_in(self, groups: list[tuple[int, int]]) -> list[tuple[int, Slots]]:
+        """Return (blocks, mask of lane numbers) as (blocks, slots), closed lanes left out."""
+        by_lane = [(blocks, slots_of_mask(mask)) for blocks, mask in groups]
+        if self._displaced or self.closed:  # a closed lane may have a number no slot has
+            return [(blocks, self._slots_of(lanes)) for blocks, lanes in by_lane]
+        return by_lane
+
+    def __iter__(self) -> Iterator[Lane]:
+        """All there are now, the open ones first; some may go while they are looked at."""
+        return iter((*self.by_slot, *self.closed))
+
+    def _slots_of(self, lanes: Slots) -> Slots:
+        """Return the slots of those that are not closed."""
+        slots = self._slots[lanes]
+        return slots[slots >= 0]
+
+    def _open(self, slot: int) -> Lane:
+        if self._free_numbers:
+            number = heappop(self._free_numbers)
+        else:
+            number = self._count
+            self._count += 1
+            self._weights.ensure(self._count)
+            if number == len(self._slots):
+                more = np.full(max(16, number), -1, dtype=np.int64)
+                self._slots = np.concatenate([self._slots, more])
+        self._slots[number] = slot
+        return Lane(number)
+
+    def check(self) -> None:
+        """Assert every promise; O(everything)."""
+        used = [lane.number for lane in self]
+        assert sorted(used + self._free_numbers) == list(range(self._count)), "one lane a number"
+        slots = [-1] * len(self._slots)
+        for slot, lane in enumerate(self.by_slot):
+            slots[lane.number] = slot
+        assert self._slots.tolist() == slots
+        displaced = sum(lane.number != slot for slot, lane in enumerate(self.by_slot))
+        assert self._displaced == displaced
+        for lane in self.closed:
+            assert lane.reservations, "a closed lane ends with its last reservation"
+            assert not lane.is_open
+        for number in self._free_numbers:
+            assert self._weights.count(number) == 0, "nothing is inherited"
