@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
 """Fingerprints of plain requests, without msgspec's walk over two dozen members.
 
-Optional: `fingerprint_of` in `booking/desk.py` is the plain twin, and is asked for whatever is not
-written down here. What a plain request says in MessagePack is mostly the same with all of its kind:
-that is kept as bytes, and the members they differ in are written between.
+Optional: `fingerprint_of` in `booking/fingerprints.py` is the plain twin, and is asked for whatever
+is not written down here. What a plain request says in MessagePack is mostly the same with all of
+its kind: that is kept as bytes, and the members they differ in are written between.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -18,7 +18,7 @@ from msgspec import UNSET
 from xxhash import xxh3_128_digest
 
 from select_service._layout import layout_of
-from select_service.core.booking.desk import fingerprint_of
+from select_service.core.booking.fingerprints import fingerprint_of
 from select_service.types import ReservationRequest, SelectAndReserveRequest
 
 cdef extern from "Python.h":
@@ -29,7 +29,7 @@ cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
 
-ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     FEW = 16  # members, of a map whose head is one byte

@@ -29,7 +29,7 @@ from indexer.core.hashing import block_hashes, sequence_hashes
 from select_service._layout import layout_of
 from select_service.core._fingerprints import BOOKING_FORM, CHOSEN_FORM
 from select_service.core.admission.queue import Ticket
-from select_service.core.booking.desk import fingerprint_of
+from select_service.core.booking.fingerprints import fingerprint_of
 from select_service.core.books.demand_tally import DemandTally
 from select_service.core.books.ledger import Ledger
 from select_service.core.counters import Counters
@@ -53,7 +53,7 @@ cdef extern from "Python.h":
     bint PyBytes_CheckExact(PyObject *one)
     bint PyLong_CheckExact(PyObject *one)
 
-ABI = 6  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 7  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes

@@ -76,8 +76,8 @@ if all(
         usable("select_service.core._record_ring", 1),
         usable("select_service.core._books", 5),
         usable("select_service.core._booking", 4),
-        usable("select_service.core._fingerprints", 1),
-        usable("select_service.core._shortcut", 6),
+        usable("select_service.core._fingerprints", 2),
+        usable("select_service.core._shortcut", 7),
     ]
 ):
     from select_service.core._booking import Clerk as _Clerk

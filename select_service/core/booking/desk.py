@@ -6,11 +6,9 @@ here. A booking is refused only for its id: everything else was checked before.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
-import xxhash
-from msgspec import UNSET
 
 from indexer.core.hashing import unpack_i64
 from select_service.core.books.bookings import Booking, Bookings
@@ -19,7 +17,6 @@ from select_service.core.books.leases import Leases
 from select_service.core.books.ledger import BLOCKS_PER_STEP
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import check_name
-from select_service.core.pricing.prompt import packed
 from select_service.core.replicas.announcer import Announcer
 from select_service.core.replicas.messages import Renewed
 from select_service.errors import (
@@ -29,13 +26,7 @@ from select_service.errors import (
     ReservationNotFound,
     TooManyReservations,
 )
-from select_service.types import (
-    PairSelection,
-    PromptFields,
-    ReservationAnswer,
-    Selection,
-    SelectRequest,
-)
+from select_service.types import PairSelection, ReservationAnswer, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,35 +53,6 @@ _NO_FINGERPRINT = b"-"
 """Nobody's: those are empty or 16 bytes long."""
 
 _BOOKING_FAILED = "failed to book scheduler state: "
-
-in_order: Final = msgspec.msgpack.Encoder(order="deterministic").encode
-"""Packs a request to be recognised by: members of objects have no order."""
-
-_KINDS: Final[dict[type, tuple[bytes, bool, bool]]] = {}
-"""By the type of a request, of which there are a handful: its name, whether it may ask to have its
-decision explained, and whether it has a prompt. `isinstance` takes 750 instructions for that."""
-
-
-def fingerprint_of(request: msgspec.Struct, unknown: bytes) -> bytes:
-    """Return 16 bytes that two requests share iff they are the same body on the same route.
-
-    Two spellings of one hash, signed and unsigned, are the same. 1 µs for 128 blocks.
-
-    Args:
-        request: as decoded, or by a caller in this process: its lists have been found right.
-        unknown: canonical bytes of the members that nobody knows.
-    """
-    kind = type(request)
-    known = _KINDS.get(kind)
-    if known is None:
-        may_explain, has_prompt = issubclass(kind, SelectRequest), issubclass(kind, PromptFields)
-        known = _KINDS[kind] = kind.__name__.encode(), may_explain, has_prompt
-    route, may_explain, has_prompt = known
-    if may_explain and request.explain is not UNSET:  # type: ignore[attr-defined]
-        request = msgspec.structs.replace(request, explain=UNSET)  # changes nothing of a booking
-    if has_prompt:
-        request = packed(request)  # type: ignore[type-var]
-    return xxhash.xxh3_128_digest(route + in_order(request) + unknown)
 
 
 class Order(msgspec.Struct, frozen=True):

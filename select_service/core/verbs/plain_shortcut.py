@@ -18,7 +18,7 @@ from xxhash import xxh3_128_digest
 
 from indexer.types import HASH_BYTES
 from select_service.core.admission.queue import Ticket
-from select_service.core.booking.desk import in_order
+from select_service.core.booking.fingerprints import in_order
 from select_service.core.books.bookings import Booking
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.pricing.placement import device_overlap

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from msgspec import UNSET
 
-from select_service.core.booking.desk import Order, fingerprint_of
+from select_service.core.booking.desk import Order
+from select_service.core.booking.fingerprints import fingerprint_of
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.pricing.prompt import read_booking
 from select_service.errors import (

@@ -16,7 +16,7 @@ from select_service.core.admission.asks import ADMIT
 from select_service.core.admission.gate import AT_CAPACITY, Decision
 from select_service.core.admission.gatekeeping import WAITS_FOR_PREFILL
 from select_service.core.admission.queue import Ticket
-from select_service.core.booking.desk import fingerprint_of
+from select_service.core.booking.fingerprints import fingerprint_of
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.verbs.waiting_room import endpoint_of
 from select_service.errors import (
