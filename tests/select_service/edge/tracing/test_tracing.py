@@ -8,68 +8,26 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from msgspec.structs import replace
 
 from select_service.edge import logs
-from select_service.edge.app import create_driver
 from select_service.edge.driver import Driver
 from select_service.edge.tracing.spans import HERE
-from tests.live.collector import Collector, collecting
-from tests.select_service.edge.serving import (
-    PROMPT,
-    SETTINGS,
-    Wire,
-    in_process,
-    listening,
-    on_a_port,
-    seat,
-    until,
-)
+from tests.live.collector import Collector
+from tests.select_service.edge.serving import PROMPT, Wire, in_process, seat, until
+from tests.select_service.edge.tracing.traced import ON, ask, run, traced
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
 TRACEPARENT = f"traceparent: 00-{TRACE}-{PARENT}-01"
-ON: dict[str, Any] = {"tracing": "otlp", "trace_interval_ms": 10}
+
+
 PLACED = ["admission", "match", "pick", "book"]
-
-
-@pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    with collecting() as found:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", found.url)
-        yield found
-
-
-@asynccontextmanager
-async def traced(**settings: Any) -> AsyncIterator[tuple[Wire, Driver]]:
-    """A service that traces, with one worker, and a connection to it."""
-    async with listening(**(ON | settings)) as (port, service, _):
-        seat(service)
-        try:
-            yield await Wire.to(port), service
-        finally:
-            await Wire.close_all()
-            assert service.tracing is not None
-            assert service.tracing.recorder.waiting == {}
-            assert service.tracing.recorder.current is None
-
-
-async def ask(wire: Wire, method: str, path: str, body: object = None, *headers: str) -> int:
-    wire.ask(method, path, body, *headers)
-    return (await wire.answer())[0]
-
-
-def run(asks: Any) -> None:
-    """Ask; all spans have arrived once the service is closed."""
-    asyncio.run(asyncio.wait_for(asks, 20.0))
 
 
 def test_a_booking_with_all_its_steps(collector: Collector) -> None:
@@ -587,119 +545,3 @@ def test_what_threads_log_is_about_no_request(collector: Collector) -> None:
 
     run(asks())
     assert seen == [None, {"trace_id": TRACE}]
-
-
-# -- collectors that are no good -----------------------------------------------------------------
-
-
-def _refuse(request: Any) -> bool:
-    request.send_error(503)
-    return True
-
-
-def _talk_nonsense(request: Any) -> bool:
-    request.wfile.write(b"\xff\xfe nonsense\r\n\r\n")
-    return True
-
-
-def _say_nothing(_: Any) -> bool:
-    time.sleep(2.0)
-    return True
-
-
-@pytest.mark.parametrize("behave", [_refuse, _talk_nonsense, "away", "mute"])
-def test_a_bad_collector_costs_spans_only(
-    collector: Collector, behave: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    if behave == "away":
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    elif behave == "mute":
-        collector.behave = _say_nothing
-    else:
-        collector.behave = behave
-
-    async def asks() -> None:
-        few = {"trace_queue_spans_max": 8, "trace_batch_spans_max": 4, "trace_shutdown_s": 0.2}
-        async with traced(**few) as (wire, service):
-            for _ in range(50):
-                assert await ask(wire, "POST", "/select", PROMPT) == 200
-            assert service.tracing is not None
-            export = service.tracing.export
-            await until(lambda: export.failed > 0)
-            assert export.dropped > 0
-            wire.ask("GET", "/metrics")
-            text = (await wire.answer())[2].decode()
-            assert 'trace_spans_total{outcome="exported"} 0.0' in text
-            assert f'trace_spans_total{{outcome="dropped"}} {export.dropped}.0' in text
-            assert "select_service_traced_requests_total 50.0" in text
-
-    run(asks())
-
-
-def test_an_answer_without_end_is_not_read(collector: Collector) -> None:
-    """Nor kept in memory: 64 MB of it, had it been."""
-    cut = threading.Event()
-
-    def go_on(request: Any) -> bool:
-        request.send_response(200)
-        request.send_header("transfer-encoding", "chunked")
-        request.end_headers()
-        try:
-            for _ in range(64):
-                request.wfile.write(b"100000\r\n" + b"x" * (1 << 20) + b"\r\n")
-        except OSError:
-            cut.set()
-        return True
-
-    collector.behave = go_on
-
-    async def asks() -> None:
-        async with traced() as (wire, service):
-            assert await ask(wire, "POST", "/select", PROMPT) == 200
-            assert service.tracing is not None
-            export = service.tracing.export
-            await until(lambda: export.exported > 0)
-
-    run(asks())
-    assert cut.wait(10.0)
-
-
-def test_without_the_extra_there_is_a_service(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(
-        __import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None
-    )
-
-    async def use(port: int, service: Driver, _: object) -> None:
-        assert service.tracing is None
-        wire = await Wire.to(port)
-        assert await ask(wire, "GET", "/health") == 200
-
-    on_a_port(use, **ON)
-    assert "select-service[otel]" in caplog.text
-
-
-def test_variables_that_make_no_sense_cost_traces_only(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
-    create_driver(replace(SETTINGS, **ON))  # with traces or without: that is the exporter's choice
-    assert "soon" in caplog.text
-
-
-def test_what_is_left_is_exported_at_the_end(collector: Collector) -> None:
-    async def asks() -> None:
-        async with traced(trace_interval_ms=60_000) as (wire, _):
-            assert await ask(wire, "POST", "/select", PROMPT) == 200
-
-    run(asks())
-    assert len(collector.servers()) == 1
-
-
-def test_off_is_the_plain_service() -> None:
-    driver = create_driver(SETTINGS)
-    assert driver.tracing is None
-    for room in (driver.core.desk, driver.core.selecting, driver.core.selecting._placing):
-        assert type(room).__module__ != "select_service.core.watching.recording"

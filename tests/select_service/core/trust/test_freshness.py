@@ -1,0 +1,177 @@
+"""Late and lost events, and what they cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from select_service.core.trust.trusting import BASE_S, LOOK_S
+from select_service.types import CoreLimits, TrustSettings
+from tests.indexer.encoding import encode_batch, stored
+from tests.select_service.core.trust.doubted import Late, fleet_of
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet
+
+
+def test_events_that_come_in_time_or_not_at_all_cost_nothing() -> None:
+    fleet = Late()
+    fleet.tick(1000.0)
+    assert (fleet.row.trust, fleet.row.index.state, fleet.row.index.lag_s) == (1.0, "silent", None)
+    for late in (0.01, 0.5, 2.0, 4.9):
+        fleet.event(late)
+        assert fleet.row.trust == 1.0
+    assert fleet.row.index.lag_s == pytest.approx(4.89)
+    fleet.event(0.01)
+    for _ in range(100):
+        fleet.tick(100.0)
+        assert fleet.row.trust == 1.0, "an idle engine says nothing"
+    fleet.event(20.0)
+    assert fleet.row.trust < 1.0
+    fleet.tick(20.0)
+    assert fleet.row.trust == 1.0, "whatever was as late has come by now"
+    assert fleet.core.partitions[DEFAULT].trust.column is None
+
+
+def test_late_events_cost_half_the_credit_every_so_often() -> None:
+    fleet = Late(lag_grace_s=2.0, lag_half_s=4.0)
+    fleet.event(0.0)
+    fleet.event(6.0)
+    assert fleet.row.trust == pytest.approx(0.5)
+    assert fleet.row.reasons == ["lag"]
+    fleet.event(10.0)
+    assert fleet.row.trust == pytest.approx(0.25)
+    fleet.event(0.0)
+    assert (fleet.row.trust, fleet.row.reasons) == (1.0, [])
+
+
+def test_clocks_that_differ_are_no_lag() -> None:
+    for ahead in (-300.0, 300.0):
+        fleet = Late()
+        for _ in range(5):
+            fleet.event(ahead)
+            assert (fleet.row.trust, fleet.row.index.lag_s) == (1.0, 0.0)
+        fleet.event(ahead + 20.0)
+        assert fleet.row.trust < 1.0
+
+
+def test_a_clock_that_was_set_is_forgiven_after_a_while() -> None:
+    fleet = Late()
+    fleet.event(0.0)
+    fleet.event(60.0)
+    assert fleet.row.trust < 0.1
+    for _ in range(2):
+        fleet.now += BASE_S
+        fleet.event(60.0)
+    assert fleet.row.trust == 1.0
+
+
+@pytest.mark.parametrize("back_s", [60.0, 7200.0])
+def test_an_engine_whose_clock_is_set_back_is_not_late(back_s: float) -> None:
+    """One engine's batches are made one after another: a time that goes back was set."""
+    fleet = Late()
+    for _ in range(3):
+        fleet.event(0.0)
+    for _ in range(5):
+        fleet.event(back_s, is_set=True)
+        assert (fleet.row.trust, fleet.row.index.lag_s) == (1.0, 0.0)
+    fleet.event(back_s + 20.0)  # and from then on, this late is late
+    assert fleet.row.index.lag_s == pytest.approx(20.0)
+    assert fleet.row.trust < 1.0
+
+
+def test_an_engine_without_a_clock_has_no_lag() -> None:
+    fleet = Late()
+    for _ in range(3):
+        fleet.now += 100.0
+        fleet.event(fleet.now + 1e9)
+        assert (fleet.row.trust, fleet.row.index.lag_s) == (1.0, None)
+    fleet.core.trusting.wall_ahead = None
+    fleet.event(50.0)
+    assert fleet.row.index.lag_s is None
+
+
+def test_an_open_gap_costs_and_a_closed_one_does_not() -> None:
+    fleet = Late(lag_grace_s=2.0, lag_half_s=2.0)
+    fleet.event(0.0)
+    fleet.event(0.0, seq=3)
+    assert fleet.row.index.open_gaps == 1
+    assert fleet.row.index.state == "replaying"
+    assert fleet.row.trust == 1.0
+    for _ in range(4):
+        fleet.tick(1.0)
+    assert fleet.row.reasons == ["gaps"]
+    assert fleet.row.trust == pytest.approx(0.5**1.0, abs=0.2)
+    for seq in range(3):
+        payload = encode_batch([stored([seq + 1], [seq * 16 + at for at in range(16)])], ts=99.0)
+        if seq == 0:
+            payload = encode_batch([stored([1], list(range(16)))], ts=100.0)
+        fleet.stream.on_replay([b"", b"kv", seq.to_bytes(8, "big"), payload], fleet.now)
+    fleet.tick(1.0)
+    assert fleet.row.index.open_gaps == 0
+    assert fleet.row.trust == 1.0
+
+
+def test_many_lost_batches_cost_their_share_few_cost_nothing() -> None:
+    fleet = Late()
+    fleet.stream.has_replay = False
+    for _ in range(40):
+        fleet.event(0.0)
+    fleet.event(0.0, seq=42)
+    assert fleet.row.index.lost_batches == 2
+    assert fleet.row.trust == 1.0
+    fleet.event(0.0, seq=60)
+    assert fleet.row.index.state == "uncertain"
+    assert fleet.row.reasons == ["gaps"]
+    assert fleet.row.trust == pytest.approx(42 / 61)
+
+
+def test_it_can_be_switched_off() -> None:
+    fleet = Late(weigh_freshness=False)
+    fleet.event(0.0)
+    fleet.event(100.0)
+    assert (fleet.row.trust, fleet.row.index.lag_s) == (1.0, None)
+
+
+def test_streams_are_looked_at_some_a_turn() -> None:
+    fleet = Fleet()
+    for worker_id in range(CoreLimits().streams_watched_per_turn_max + 1):
+        spec: dict[str, Any] = {"kv_events_endpoint": f"tcp://127.0.0.1:{5000 + worker_id}"}
+        fleet.worker(worker_id, **spec)
+    trusting = fleet.core.trusting
+    assert trusting.keep(1000.0)
+    assert not trusting.keep(1000.0)
+    assert not trusting.keep(1000.5), "not before a second is over"
+    assert trusting.keep(1001.0)
+    fleet.delete(5)
+    assert not trusting.keep(1001.0)
+
+
+def test_a_fleet_that_is_late_as_one_is_told_so_in_turns() -> None:
+    limits = CoreLimits(streams_watched_per_turn_max=2)
+    fleet = Fleet(limits=limits, trust=TrustSettings())
+    for worker_id in range(1, 6):
+        fleet.worker(worker_id, kv_events_endpoint=f"tcp://127.0.0.1:{5000 + worker_id}")
+    for stream in fleet.core.membership.streams():
+        stream.lost_batches = 9
+    told = []
+    more = True
+    while more:
+        before = sum(row.trust < 1.0 for row in fleet.core.trust().ranks)
+        more = fleet.core.trusting.keep(fleet.now)
+        told.append(sum(row.trust < 1.0 for row in fleet.core.trust().ranks) - before)
+    assert sum(told) == 5
+    assert max(told) == 2
+    for stream in fleet.core.membership.streams():
+        stream.lost_batches = 0
+    fleet.now += LOOK_S
+    while fleet.core.trusting.keep(fleet.now):
+        pass
+    assert all(row.trust == 1.0 for row in fleet.core.trust().ranks)
+
+
+def test_a_scope_is_shown_alone() -> None:
+    fleet = fleet_of()
+    fleet.worker(9, tenant_id="other")
+    assert [row.worker_id for row in fleet.core.trust().ranks] == [1, 2, 9]
+    assert [row.worker_id for row in fleet.core.trust(tenant_id="other").ranks] == [9]
+    assert fleet.core.trust(model_name="none").ranks == []

@@ -1,0 +1,427 @@
+"""Tenants of one service do not meet: ids, workers, decisions, pairs and dumps."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from select_service.edge.driver import Driver
+from select_service.edge.http.routes import ROUTES
+from select_service.edge.routing import OPEN, Route
+from select_service.edge.security.tokens import SCOPES
+from select_service.edge.tenancy.names import prefix_of
+from tests.select_service.edge.security.askers import (
+    BODIES,
+    NOBODYS,
+    OURS,
+    PATHS,
+    THEIRS,
+    ask,
+    body_of,
+    path_of,
+)
+from tests.select_service.edge.security.credentials_made import TokenFile
+from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until, worker
+
+
+def test_another_tenants_things_do_not_exist(tmp_path: Path) -> None:
+    """What is refused for being another's is refused as what does not exist, to the letter."""
+    file = TokenFile(tmp_path / "tokens")
+    ours = file.add("ours", *SCOPES, tenants=[OURS])
+    file.add("theirs", *SCOPES, tenants=[THEIRS])
+    file.add("all", "admin")
+    asked = 0
+
+    async def use(port: int, service: Driver, _: object) -> None:
+        nonlocal asked
+        seat(service, 1, tenant_id=OURS)
+        seat(service, 2, tenant_id=THEIRS)
+        wire = await Wire.to(port)
+        book = {"worker_id": 2, "tenant_id": THEIRS, "selection_id": "s-theirs", **PROMPT}
+        for name, reservation_id in (("theirs", "r-theirs"), ("all", "r-plain")):
+            wire.ask(
+                "POST", "/reservations", {"reservation_id": reservation_id, **book}, file.line(name)
+            )
+            assert (await wire.answer())[0] == 201
+        wire.ask(
+            *("POST", "/leases", {"owner": "o", "ttl_s": 60, "lease_id": "l-theirs"}),
+            file.line("theirs"),
+        )
+        assert (await wire.answer())[0] == 201
+        ask_theirs = {"tenant_id": THEIRS, "selection_id": "d-theirs", **PROMPT}
+        wire.ask("POST", "/select", ask_theirs, file.line("all"))
+        assert (await wire.answer())[0] == 200
+        wire.ask("POST", "/select", {"tenant_id": OURS, **PROMPT}, file.line("ours"))
+        assert (await wire.answer())[0] == 200
+        for freed in ("r-gone",):
+            wire.ask(
+                *("POST", "/reservations", {**book, "reservation_id": freed}), file.line("all")
+            )
+            await wire.answer()
+            wire.ask("DELETE", f"/reservations/{freed}", None, file.line("all"))
+            assert (await wire.answer())[0] == 200
+
+        theirs: dict[str, tuple[str, ...]] = {
+            "worker_id": ("2",),
+            "reservation_id": ("r-theirs", "r-plain", "s-theirs", "r-gone", "rival:r-theirs"),
+            "lease_id": ("l-theirs", "rival:l-theirs"),
+            "id": ("d-theirs", "decision-1"),
+        }
+        nobodys = PATHS
+        for route in ROUTES:
+            if route.of_process or route.scope == OPEN:
+                continue
+            found = re.search(r"\{(\w+)\}", route.pattern)
+            if found:
+                kind = found[1]
+                for name in theirs[kind]:
+                    real = await ask(
+                        wire, route, body_of(route), file.line("ours"),
+                        path=path_of(route, {kind: name}),
+                    )  # fmt: skip
+                    unreal = await ask(
+                        wire, route, body_of(route), file.line("ours"),
+                        path=path_of(route, {kind: nobodys[kind]}),
+                    )  # fmt: skip
+                    assert real[0] == unreal[0] == 404, (route.pattern, name, real)
+                    text = real[2].decode().replace(name, nobodys[kind])
+                    assert text == unreal[2].decode(), route.pattern
+                    asked += 1
+            if "tenant_id" in route.query:
+                real = await ask(
+                    wire, route, None, file.line("ours"), path=f"{route.pattern}?tenant_id={THEIRS}"
+                )
+                empty = (b"[]", b'{"ranks":[]}', b'{"decisions":[]}', b'{"candidates":[]}')
+                assert real[0] == 200, route.pattern
+                is_empty = real[2] in empty or b'"scopes_total":0' in real[2]
+                assert is_empty, route.pattern
+                whole = await ask(wire, route, None, file.line("ours"))
+                assert b"acme corp" in whole[2], route.pattern
+                assert THEIRS.encode() not in whole[2], route.pattern
+                asked += 1
+            if route.takes is not None and "tenant_id" in BODIES[route.takes]:
+                body = {**BODIES[route.takes]}
+                real = await ask(wire, route, body | {"tenant_id": THEIRS}, file.line("ours"))
+                unreal = await ask(wire, route, body | {"tenant_id": NOBODYS}, file.line("ours"))
+                assert real[0] == unreal[0] >= 400, (route.pattern, real)
+                assert real[2].decode().replace(THEIRS, NOBODYS) == unreal[2].decode()
+                asked += 1
+        # nothing of it was done
+        assert len(service.core.desk.bookings) == 2
+        assert service.core.catalog.find(2) is not None
+        assert service.security is not None
+        assert service.security.authority is not None
+        assert service.security.authority.foreign > 0
+        wire.ask("GET", "/leases", None, f"authorization: Bearer {ours}")
+        assert json.loads((await wire.answer())[2]) == {"leases": [], "total": 0}
+
+    on_a_port(use, token_file=str(file.path), shadow_weights={"temperature": 0.0})
+    assert asked > 15
+
+
+def test_ids_of_two_tenants_do_not_meet(tmp_path: Path) -> None:
+    """The same ids may be used by two tenants, and each reaches its own by them."""
+    file = TokenFile(tmp_path / "tokens")
+    file.add("ours", *SCOPES, tenants=[OURS])
+    file.add("theirs", *SCOPES, tenants=[THEIRS])
+
+    async def use(port: int, service: Driver, _: object) -> None:
+        seat(service, 1, tenant_id=OURS)
+        seat(service, 2, tenant_id=THEIRS)
+        wire = await Wire.to(port)
+
+        async def do(name: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
+            wire.ask(method, path, body, file.line(name))
+            status, _, content = await wire.answer()
+            return status, json.loads(content)
+
+        for name, tenant in (("ours", OURS), ("theirs", THEIRS)):
+            lease = {"owner": "me", "ttl_s": 60, "lease_id": "L"}
+            status, record = await do(name, "POST", "/leases", lease)
+            assert (status, record["lease_id"]) == (201, "L")
+            ask = {"reservation_id": "r", "tenant_id": tenant, "selection_id": "s", **PROMPT}
+            status, answer = await do(name, "POST", "/select_and_reserve", ask | {"lease_id": "L"})
+            assert (status, answer["reservation_id"]) == (200, "r"), answer
+            assert answer["selection_id"] == "s"
+            again = await do(name, "POST", "/select_and_reserve", ask | {"lease_id": "L"})
+            assert again == (200, answer), "the same request again gets the first answer"
+            status, other = await do(name, "POST", "/select_and_reserve", ask)
+            assert (status, other["code"]) == (409, "reservation_conflict")
+            assert "Request r already exists" in other["error"]
+            status, one = await do(name, "GET", "/leases?owner=me")
+            assert (one["total"], one["leases"][0]["lease_id"]) == (1, "L")
+            assert one["leases"][0]["reservations"] == 1
+        assert len(service.core.desk.bookings) == 2
+        assert await do("ours", "POST", "/reservations/r/output_block", {}) == (
+            200,
+            {"status": "ok"},
+        )
+        assert await do("ours", "POST", "/reservations/s/prefill_complete") == (
+            200,
+            {"status": "ok"},
+        )
+        assert (await do("ours", "DELETE", "/reservations/r"))[0] == 200
+        assert (await do("ours", "DELETE", "/reservations/r"))[0] == 200, "repeatable"
+        assert len(service.core.desk.bookings) == 1
+        results = (
+            await do(
+                "theirs",
+                "POST",
+                "/reservations/batch",
+                {
+                    "operations": [
+                        {"op": "free", "reservation_id": "acme%20corp:r"},
+                        {"op": "free", "reservation_id": "r"},
+                        {"op": "free", "reservation_id": "r"},
+                    ]
+                },
+            )
+        )[1]["results"]
+        assert [one["status"] for one in results] == [404, 200, 200]
+        assert results[0]["error"] == "reservation acme%20corp:r not found"
+        assert (await do("theirs", "DELETE", "/leases/L"))[0] == 200
+        assert (await do("ours", "POST", "/leases/L/renew"))[0] == 200
+        # an id that the service chose
+        answer = (await do("ours", "POST", "/select_and_reserve", {"tenant_id": OURS, **PROMPT}))[1]
+        name = answer["reservation_id"]
+        assert ":" not in name
+        assert (await do("theirs", "DELETE", f"/reservations/{name}"))[0] == 404
+        assert (await do("ours", "DELETE", f"/reservations/{name}"))[0] == 200
+        assert not len(service.core.desk.bookings)
+        service.core.check()
+
+    on_a_port(use, token_file=str(file.path))
+
+
+def test_a_bound_token_reaches_what_an_unbound_one_booked_for_its_tenant(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens")
+    file.add("ours", "lifecycle", tenants=["other", OURS])
+    file.add("all", "admin")
+
+    async def use(port: int, service: Driver, _: object) -> None:
+        seat(service, 1, tenant_id=OURS)
+        wire = await Wire.to(port)
+        wire.ask(
+            *("POST", "/reservations"),
+            {"reservation_id": "plain", "worker_id": 1, "tenant_id": OURS, **PROMPT},
+            file.line("all"),
+        )
+        assert (await wire.answer())[0] == 201
+        wire.ask("DELETE", "/reservations/plain", None, file.line("ours"))
+        assert (await wire.answer())[0] == 200
+        assert not len(service.core.desk.bookings)
+        # of two tenants' tokens, each finds what the other booked for the tenant they share
+        file.add("narrow", *SCOPES, tenants=[OURS])
+        assert service.security is not None
+        service.security.prepare()()
+        wire.ask(
+            *("POST", "/reservations"),
+            {"reservation_id": "r", "worker_id": 1, "tenant_id": OURS, **PROMPT},
+            file.line("narrow"),
+        )
+        assert (await wire.answer())[0] == 201
+        wire.ask("DELETE", "/reservations/r", None, file.line("ours"))
+        assert (await wire.answer())[0] == 200
+        wire.ask("DELETE", "/reservations/r", None, file.line("ours"))
+        assert (await wire.answer())[0] == 200
+
+    on_a_port(use, token_file=str(file.path))
+
+
+def test_a_name_like_ours_in_another_tenant_is_not_ours(tmp_path: Path) -> None:
+    """Clients that are not bound may choose any name, and may pass on what theirs have chosen."""
+    file = TokenFile(tmp_path / "tokens")
+    file.add("ours", *SCOPES, tenants=[OURS])
+    file.add("all", "admin")
+
+    async def use(port: int, service: Driver, _: object) -> None:
+        seat(service, 2, tenant_id=THEIRS)
+        wire = await Wire.to(port)
+        body = {"reservation_id": "acme%20corp:r", "worker_id": 2, "tenant_id": THEIRS, **PROMPT}
+        wire.ask("POST", "/reservations", body, file.line("all"))
+        assert (await wire.answer())[0] == 201
+        for method, path in (("DELETE", "r"), ("POST", "r/prefill_complete")):
+            wire.ask(method, f"/reservations/{path}", None, file.line("ours"))
+            status, _, content = await wire.answer()
+            assert (status, json.loads(content)["error"]) == (404, "reservation r not found")
+        assert len(service.core.desk.bookings) == 1
+
+    on_a_port(use, token_file=str(file.path))
+
+
+@pytest.mark.parametrize("name", ["ü" * 100, "t" * 256, "%%" + "0" * 32, "t" * 33])
+def test_a_tenant_with_a_long_name_has_room_for_ids(name: str) -> None:
+    """The longest id of a trace or UUID has; other tenants' names never come out the same."""
+    assert len(prefix_of(name)) < 60
+    assert prefix_of(name) != prefix_of(name[:-1])
+    assert prefix_of(prefix_of(name).removesuffix(":")) != prefix_of(name)
+
+
+def test_decisions_are_told_under_their_clients_names(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens")
+    file.add("ours", *SCOPES, tenants=[OURS])
+    file.add("theirs", *SCOPES, tenants=[THEIRS])
+
+    async def use(port: int, service: Driver, _: object) -> None:
+        seat(service, 1, tenant_id=OURS)
+        seat(service, 2, tenant_id=THEIRS)
+        wire = await Wire.to(port)
+
+        async def do(name: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
+            route: Route[Any] = Route(method, path, None)
+            status, _, content = await ask(wire, route, body, file.line(name))
+            return status, json.loads(content)
+
+        ids = {"reservation_id": "r", "selection_id": "s"}
+        for name, tenant in (("ours", OURS), ("theirs", THEIRS)):
+            booking = {"tenant_id": tenant, "explain": True, **ids, **PROMPT}
+            status, answer = await do(name, "POST", "/select_and_reserve", booking)
+            assert status == 200, answer
+            told = answer["decision"]
+            assert ids.items() <= told.items()
+            assert told["decision_id"] == "s"
+        for name, tenant in (("ours", OURS), ("theirs", THEIRS)):
+            for found in ("r", "s"):
+                status, told = await do(name, "GET", f"/decisions/{found}")
+                assert (status, told["tenant_id"]) == (200, tenant)
+                assert ids.items() <= told.items()
+            listed = (await do(name, "GET", "/decisions"))[1]["decisions"]
+            assert [one["tenant_id"] for one in listed] == [tenant]
+            assert ids.items() <= listed[0].items()
+        # how long an id may be, is said without what is put before it
+        booking = {"tenant_id": OURS, "reservation_id": "x" * 250, **PROMPT}
+        status, answer = await do("ours", "POST", "/select_and_reserve", booking)
+        assert (status, answer["field"]) == (422, "reservation_id")
+        assert "at most 244 characters" in answer["error"]
+        booking["reservation_id"] = "x" * 244
+        assert (await do("ours", "POST", "/select_and_reserve", booking))[0] == 200
+
+    on_a_port(use, token_file=str(file.path))
+
+
+def test_a_worker_number_of_another_tenant_is_taken(tmp_path: Path) -> None:
+    """Numbers of workers are the process's; that one is taken is all there is to learn."""
+    file = TokenFile(tmp_path / "tokens")
+    file.add("ours", "catalog", tenants=[OURS])
+
+    async def use(port: int, service: Driver, _: object) -> None:
+        seat(service, 2, tenant_id=THEIRS)
+        wire = await Wire.to(port)
+        wire.ask("POST", "/workers", worker(2, tenant_id=OURS), file.line("ours"))
+        status, _, content = await wire.answer()
+        assert (status, json.loads(content)["error"]) == (409, "worker id 2 is not free")
+        known = service.core.catalog.find(2)
+        assert known is not None
+        assert known.scope.tenant_id == THEIRS
+        wire.ask("POST", "/workers", worker(3), file.line("ours"))  # the tenant `default`
+        assert (await wire.answer())[0] == 404
+        wire.ask("POST", "/workers", worker(3, routing_group=OURS), file.line("ours"))
+        assert (await wire.answer())[0] == 201
+
+    on_a_port(use, token_file=str(file.path))
+
+
+def test_ready_tells_strangers_little_and_tenants_their_own(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens")
+    file.add("ours", "read", tenants=[OURS])
+    file.add("all", "read")
+    file.add("blind", "select")
+
+    async def use(port: int, service: Driver, _: object) -> None:
+        wire = await Wire.to(port)
+        wire.ask("GET", "/ready")
+        assert (await wire.answer())[0] == 503
+        seat(service, 1, tenant_id=OURS)
+        seat(service, 2, tenant_id=THEIRS)
+        wire.ask("GET", "/ready")
+        status, _, content = await wire.answer()
+        assert (status, content) == (200, b'{"ready":true}')
+        wire.ask("GET", "/ready", None, file.line("ours"))
+        shown = json.loads((await wire.answer())[2])
+        assert [one["worker_id"] for one in shown["workers"]] == [1]
+        assert shown["schedulable_workers"] == 1
+        wire.ask("GET", "/ready", None, file.line("all"))
+        assert json.loads((await wire.answer())[2])["schedulable_workers"] == 2
+        wire.ask("GET", "/ready", None, file.line("blind"))
+        assert (await wire.answer())[2] == b'{"ready":true}'
+        for lines, status in (
+            ((), 401),
+            ((file.line("blind"),), 403),
+            ((file.line("ours"),), 403),
+            ((file.line("all"),), 200),
+        ):
+            wire.ask("GET", "/ready?verbose=true", None, *lines)
+            assert (await wire.answer())[0] == status
+
+    on_a_port(use, token_file=str(file.path))
+
+
+def test_a_request_that_waits_is_answered_under_its_clients_names(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens")
+    file.add("ours", *SCOPES, tenants=[OURS])
+
+    async def use(port: int, service: Driver, _: object) -> None:
+        seat(service, 1, tenant_id=OURS, max_inflight=1)
+        first, second = await Wire.to(port), await Wire.to(port)
+        ask = {"tenant_id": OURS, **PROMPT}
+        first.ask("POST", "/select_and_reserve", ask | {"reservation_id": "1"}, file.line("ours"))
+        assert (await first.answer())[0] == 200
+        second.ask("POST", "/select_and_reserve", ask | {"reservation_id": "2"}, file.line("ours"))
+        await until(lambda: any(one.pending_count for one in service.core.partitions.values()))
+        first.ask("DELETE", "/reservations/1", None, file.line("ours"))
+        assert (await first.answer())[0] == 200
+        status, _, content = await second.answer()
+        assert (status, json.loads(content)["reservation_id"]) == (200, "2")
+
+    on_a_port(use, token_file=str(file.path), max_queued_default=8)
+
+
+def test_pairs_under_their_clients_names(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens")
+    file.add("ours", *SCOPES, tenants=[OURS])
+
+    async def use(port: int, service: Driver, _: object) -> None:
+        seat(service, 1, tenant_id=OURS, role="prefill")
+        seat(service, 2, tenant_id=OURS, role="decode")
+        wire = await Wire.to(port)
+        ask = {"tenant_id": OURS, "reservation_id": "pair", **PROMPT}
+        wire.ask("POST", "/select_pair", ask, file.line("ours"))
+        status, _, content = await wire.answer()
+        answer = json.loads(content)
+        assert (status, answer["reservation_id"]) == (200, "pair"), answer
+        assert answer["decode"]["reservation_id"] == "pair:decode"
+        assert answer["prefill"]["reservation_id"] == "pair:prefill"
+        for path in ("pair/prefill_complete", "pair:decode/output_block"):
+            wire.ask("POST", f"/reservations/{path}", {}, file.line("ours"))
+            assert (await wire.answer())[0] == 200
+        wire.ask("DELETE", "/reservations/pair", None, file.line("ours"))
+        assert (await wire.answer())[0] == 200
+        assert not len(service.core.desk.bookings)
+
+    on_a_port(use, token_file=str(file.path))
+
+
+def test_answers_that_are_kept_are_not_changed(tmp_path: Path) -> None:
+    """A repeat is answered from what was kept: under the tenant's name, and so to its client."""
+    file = TokenFile(tmp_path / "tokens")
+    file.add("ours", "select", tenants=[OURS])
+
+    async def use(port: int, service: Driver, _: object) -> None:
+        seat(service, 1, tenant_id=OURS)
+        wire = await Wire.to(port)
+        wire.ask(
+            *("POST", "/select_and_reserve"),
+            {"tenant_id": OURS, "reservation_id": "r", **PROMPT},
+            file.line("ours"),
+        )
+        assert (await wire.answer())[0] == 200
+        booking = service.core.desk.bookings.live("acme%20corp:r")
+        assert booking is not None
+        assert msgspec.to_builtins(booking.answer)["reservation_id"] == "acme%20corp:r"
+
+    on_a_port(use, token_file=str(file.path))

@@ -1,0 +1,44 @@
+"""Lives of a service over one directory, and disks that refuse."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from msgspec.structs import replace
+
+from select_service.edge.app import create_app, create_driver
+from select_service.edge.driver import Driver
+from tests.select_service.edge.serving import DEADLINE_S, PROMPT, SETTINGS
+
+Use = Callable[[httpx.AsyncClient, Driver], Awaitable[None]]
+
+
+def life(directory: Path, use: Use, *, kill: bool = False, **settings: Any) -> None:
+    """One life of a service over the directory; killed, it writes and says no more."""
+
+    async def run() -> None:
+        chosen = replace(SETTINGS, state_dir=str(directory), **settings)
+        service = create_driver(chosen)
+        await service.start()
+        transport = httpx.ASGITransport(create_app(service, chosen))
+        try:
+            async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
+                await use(client, service)
+                service.core.check()
+        finally:
+            if kill:
+                assert service.keeper is not None
+                service.keeper.journal._changes = None
+            await service.close()
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+
+
+def body(reservation_id: str, **fields: Any) -> dict[str, Any]:
+    return {**PROMPT, "reservation_id": reservation_id, **fields}
+
+
+async def post(client: httpx.AsyncClient, path: str, content: Any = None) -> httpx.Response:
+    return await client.post(path, json=content)

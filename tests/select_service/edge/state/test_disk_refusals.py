@@ -1,0 +1,319 @@
+"""No answer before the disk has it, and what follows when the disk refuses."""
+
+import asyncio
+import contextlib
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from select_service.config import Durability
+from select_service.edge.driver import Driver
+from select_service.edge.state import journal as journal_module
+from tests.select_service.edge.serving import PROMPT, until, worker
+from tests.select_service.edge.state.lives import body, life, post
+
+
+class Disk:
+    """A store whose commits fail on demand, as SQLite does."""
+
+    def __init__(self, service: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert service.keeper is not None
+        monkeypatch.setattr(journal_module, "RETRY_S", 0.01)
+        self.journal = service.keeper.journal
+        self._commit = self.journal.store.commit
+        self.code: int | None = None
+        monkeypatch.setattr(self.journal.store, "commit", self.commit)
+
+    def commit(self, batch: Any) -> None:
+        if self.code is not None:
+            error = sqlite3.OperationalError("injected")
+            error.sqlite_errorcode = self.code
+            raise error
+        self._commit(batch)
+
+    async def heals(self) -> None:
+        self.code = None
+        while self.journal.refusal is not None:
+            await asyncio.sleep(0.001)
+
+
+def test_no_answer_before_the_disk_has_it(tmp_path: Path) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        assert service.keeper is not None
+        await post(client, "/workers", worker(1))
+        store = service.keeper.journal.store
+
+        def on_disk(name: str) -> bool:
+            return ("reservation", name) in store._places
+
+        for number in range(20):
+            answer = await post(client, "/reservations", body(f"r{number}", worker_id=1))
+            assert answer.status_code == 201
+            assert on_disk(f"r{number}")
+        calls = (post(client, "/reservations", body(f"p{n}", worker_id=1)) for n in range(50))
+        commits = service.keeper.journal.commits
+        assert {answer.status_code for answer in await asyncio.gather(*calls)} == {201}
+        assert all(on_disk(f"p{number}") for number in range(50))
+        assert service.keeper.journal.commits - commits < 50, "commits are shared"
+
+    life(tmp_path, use)
+
+
+def wave(name: str, **fields: Any) -> dict[str, Any]:
+    item = {**PROMPT, "reservation_id": name, "n": WAVE, **fields}
+    return {"requests": [item], "reserve": True, "atomic": True}
+
+
+WAVE = 3 * journal_module.BATCH_ROWS_MAX
+"""More than a commit has otherwise."""
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+def test_all_or_none_is_one_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability
+) -> None:
+    commits: list[set[str]] = []
+
+    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+        assert service.keeper is not None
+        store = service.keeper.journal.store
+        commit = store.commit
+
+        def note(batch: Any) -> None:
+            commits.append({name for (_, name), value in batch if value is not None})
+            commit(batch)
+
+        monkeypatch.setattr(store, "commit", note)
+        await post(client, "/workers", worker())
+        names = [f"alone-{number}" for number in range(40)]
+        calls = [post(client, "/reservations", body(name, worker_id=1)) for name in names]
+        waves = [post(client, "/select_batch", wave(name)) for name in ("a", "b")]
+        answers = await asyncio.gather(*calls[:20], *waves, *calls[20:])
+        assert {one.status_code for one in answers} == {200, 201}
+        early = await client.delete("/reservations/a.0")
+        assert early.status_code == 200
+
+    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+        assert len(service.core.desk.bookings) == 2 * WAVE - 1 + 40
+
+    life(tmp_path, first, durability=durability)
+    for name in "ab":
+        whole = {f"{name}.{number}" for number in range(WAVE)}
+        assert any(whole <= commit for commit in commits)
+        begun = next(commit for commit in commits if whole & commit)
+        assert whole <= begun, "nothing of it is there before all of it is"
+    life(tmp_path, second)
+
+
+def test_a_wave_that_is_undone_leaves_no_booking(tmp_path: Path) -> None:
+    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+        await post(client, "/workers", worker())
+        wants = wave("a")
+        wants["requests"].append({**PROMPT, "reservation_id": "other", "allowed_worker_ids": [9]})
+        refused = await post(client, "/select_batch", wants)
+        assert refused.status_code >= 400
+        cut = asyncio.create_task(post(client, "/select_batch", wave("b")))
+        while not len(service.core.desk.bookings):
+            await asyncio.sleep(0)
+        cut.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await cut
+        await until(lambda: not len(service.core.desk.bookings))
+        assert (await post(client, "/select_batch", wave("c"))).status_code == 200
+
+    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+        live = {one.reservation.reservation_id for one in service.core.desk.bookings.newest(10_000)}
+        assert live == {f"c.{number}" for number in range(WAVE)}
+        assert (await client.delete("/reservations/b.0")).status_code == 200, "it is remembered"
+
+    life(tmp_path, first)
+    life(tmp_path, second)
+
+
+def test_a_disk_that_refuses_a_wave_has_none_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        await post(client, "/workers", worker())
+        disk = Disk(service, monkeypatch)
+        disk.code = sqlite3.SQLITE_FULL
+        assert (await post(client, "/select_batch", wave("a"))).status_code == 503
+        assert not len(service.core.desk.bookings)
+        await disk.heals()
+        assert (await post(client, "/select_batch", wave("a"))).status_code == 200
+        assert len(service.core.desk.bookings) == WAVE
+
+    life(tmp_path, use)
+
+
+def test_relaxed_answers_at_once_and_writes_within_its_window(tmp_path: Path) -> None:
+    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+        assert service.keeper is not None
+        await post(client, "/workers", worker(1))
+        await post(client, "/reservations", body("r", worker_id=1))
+        assert service.keeper.journal.pending
+
+    async def second(_: httpx.AsyncClient, service: Driver) -> None:
+        assert len(service.core.desk.bookings) == 1
+
+    relaxed: dict[str, Any] = {"durability": Durability.RELAXED, "durability_window_s": 0.02}
+    life(tmp_path, first, **relaxed)  # a proper end writes the rest
+    life(tmp_path, second, **relaxed)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "name"),
+    [
+        (sqlite3.SQLITE_FULL, 503, "state_disk_full"),
+        (sqlite3.SQLITE_IOERR_FSYNC, 503, "state_unwritable"),
+    ],
+)
+def test_a_disk_that_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, status: int, name: str
+) -> None:
+    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+        await post(client, "/workers", worker(1))
+        await post(client, "/reservations", body("old", worker_id=1))
+        disk = Disk(service, monkeypatch)
+        loads = (await client.get("/loads")).json()
+        disk.code = code
+
+        refused = await post(client, "/select_and_reserve", body("new"))
+        assert (refused.status_code, refused.json()["code"]) == (status, name)
+        assert (await client.get("/loads")).json() == loads, "a booking nobody knows of is none"
+
+        for call in (
+            post(client, "/reservations", body("new", worker_id=1)),
+            post(client, "/reservations/old/output_block", {}),
+            client.delete("/reservations/old"),
+            client.delete("/workers/1"),
+        ):
+            assert (await call).json()["code"] == name
+        assert (await client.get("/loads")).json() == loads, "refused before it began"
+        assert (await post(client, "/select", PROMPT)).status_code == 200, "reads go on"
+        assert not (await client.get("/ready")).json()["state"]["writable"]
+
+        await disk.heals()
+        assert (await post(client, "/select_and_reserve", body("new"))).status_code == 200
+        assert (await client.delete("/reservations/old")).status_code == 200
+
+    async def second(_: httpx.AsyncClient, service: Driver) -> None:
+        assert service.core.desk.bookings.live("new") is not None
+        assert len(service.core.desk.bookings) == 1
+
+    life(tmp_path, first, kill=True)
+    life(tmp_path, second)
+
+
+def test_what_was_under_way_when_the_disk_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bookings are taken back; a booking acknowledged before is not, whatever hit it since."""
+
+    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+        await post(client, "/workers", worker(1))
+        await post(client, "/reservations", body("old", worker_id=1))
+        await post(client, "/reservations", body("ends", worker_id=1))
+        disk = Disk(service, monkeypatch)
+        disk.code = sqlite3.SQLITE_FULL
+        answers = await asyncio.gather(
+            *(post(client, "/reservations", body(f"new{n}", worker_id=1)) for n in range(5)),
+            post(client, "/reservations", body("new1", worker_id=1)),  # a repeat
+            post(client, "/reservations/old/prefill_complete"),
+            client.delete("/reservations/ends"),
+        )
+        assert {answer.status_code for answer in answers} == {503}
+        assert service.core.desk.bookings.live("old") is not None
+        assert len(service.core.desk.bookings) == 1, "ended, although it could not be said"
+        await disk.heals()
+        assert (await client.delete("/reservations/ends")).status_code == 200
+        booked = await post(client, "/reservations", body("new1", worker_id=1))
+        assert booked.status_code == 201
+
+    async def second(_: httpx.AsyncClient, service: Driver) -> None:
+        bookings = service.core.desk.bookings
+        old = bookings.live("old")
+        assert old is not None
+        assert old.reservation.prefill_done
+        assert bookings.live("new1") is not None
+        assert len(bookings) == 2
+
+    life(tmp_path, first, kill=True)
+    life(tmp_path, second)
+
+
+def test_a_request_that_waited_is_not_let_in_by_a_broken_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        await post(client, "/workers", worker(1, max_num_batched_tokens=1))
+        await post(client, "/select_and_reserve", body("busy"))
+        waiting = asyncio.ensure_future(post(client, "/select_and_reserve", body("waits")))
+        while not service.core.loads()[0].pending_count:
+            await asyncio.sleep(0)
+        disk = Disk(service, monkeypatch)
+        disk.code = sqlite3.SQLITE_FULL
+        assert (await client.delete("/reservations/busy")).status_code == 503
+        assert (await waiting).status_code == 503
+        assert not len(service.core.desk.bookings)
+        await disk.heals()
+
+    life(tmp_path, use)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, which root may make."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(where)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.decode().strip()}")
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", str(where)], check=True)
+
+
+def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "RETRY_S", 0.01)
+    filler = small_disk / "filler"
+    acknowledged: list[str] = []
+
+    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+        assert service.keeper is not None
+        await post(client, "/workers", worker(1))
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        answer = await post(client, "/reservations", body("r", worker_id=1))
+        while answer.status_code == 201:
+            acknowledged.append(answer.json()["reservation_id"])
+            name = f"r{len(acknowledged)}"
+            answer = await post(client, "/reservations", body(name, worker_id=1))
+        assert (answer.status_code, answer.json()["code"]) == (503, "state_disk_full")
+        assert len(service.core.desk.bookings) == len(acknowledged)
+        assert (await post(client, "/select", PROMPT)).status_code == 200
+        filler.unlink()
+        while service.keeper.journal.refusal is not None:
+            await asyncio.sleep(0.001)
+        assert (await post(client, "/reservations", body("after", worker_id=1))).status_code == 201
+        acknowledged.append("after")
+
+    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+        assert (await client.get("/ready")).json()["state"]["damage"] == []
+        bookings = service.core.desk.bookings
+        assert all(bookings.live(name) is not None for name in acknowledged)
+        assert len(bookings) == len(acknowledged)
+
+    life(small_disk / "state", first, kill=True)
+    life(small_disk / "state", second)

@@ -1,0 +1,37 @@
+"""A service that traces, and who asks it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from select_service.edge.driver import Driver
+from tests.select_service.edge.serving import Wire, listening, seat
+
+ON: dict[str, Any] = {"tracing": "otlp", "trace_interval_ms": 10}
+
+
+@asynccontextmanager
+async def traced(**settings: Any) -> AsyncIterator[tuple[Wire, Driver]]:
+    """A service that traces, with one worker, and a connection to it."""
+    async with listening(**(ON | settings)) as (port, service, _):
+        seat(service)
+        try:
+            yield await Wire.to(port), service
+        finally:
+            await Wire.close_all()
+            assert service.tracing is not None
+            assert service.tracing.recorder.waiting == {}
+            assert service.tracing.recorder.current is None
+
+
+async def ask(wire: Wire, method: str, path: str, body: object = None, *headers: str) -> int:
+    wire.ask(method, path, body, *headers)
+    return (await wire.answer())[0]
+
+
+def run(asks: Any) -> None:
+    """Ask; all spans have arrived once the service is closed."""
+    asyncio.run(asyncio.wait_for(asks, 20.0))
