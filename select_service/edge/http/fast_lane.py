@@ -23,9 +23,9 @@ from typing_extensions import override
 from indexer.compiled import usable
 from select_service.edge.codec.answers import ONLY_JSON, Response, Settling
 from select_service.edge.http.asgi import CERTIFICATE, HANDED_OVER
-from select_service.edge.http.framing import is_host
 from select_service.edge.http.head_memory import Heads, Peers
 from select_service.edge.http.outbox import ANSWERS_MAX, Outbox
+from select_service.edge.http.plain_fields import plain_fields
 from select_service.edge.http.preamble import (
     CLOSE_LINE,
     Preamble,
@@ -34,7 +34,7 @@ from select_service.edge.http.preamble import (
     status_line,
 )
 from select_service.edge.http.protocol import GuardedProtocol, Phase, TurnedAway
-from select_service.edge.http.steady import GUARDED, KEPT, LENGTH_DIGITS_MAX, Steady
+from select_service.edge.http.steady import GUARDED, KEPT, Steady
 
 if TYPE_CHECKING:
     import asyncio
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 __all__ = ["READ_BYTES_MAX", "FastLane", "fast_lane"]
 
-_UNUSUAL: Final = frozenset((b"content-encoding", b"expect", b"upgrade"))
 _OLD: Final = b" HTTP/1.0"
 """How request lines end of those who do not keep their connections; before the lines of a head that
 are remembered, it says that they stood under one."""
@@ -391,7 +390,7 @@ class FastLane(GuardedProtocol):
         elif since is not None and now - since > self.timeout_keep_alive:
             self.transport.close()
 
-    def _plain_call(self) -> Call | None:  # noqa: C901, PLR0911, PLR0912 - one pass over the headers
+    def _plain_call(self) -> Call | None:
         """Return what to call if this request can be answered as soon as its body is there."""
         if (
             self._turn_used
@@ -407,45 +406,21 @@ class FastLane(GuardedProtocol):
         if version != "1.1" and not is_old:
             return None  # where it is refused
         is_last = is_old or not self.parser.should_keep_alive()
-        is_chunked = False
-        content_type, accept, length, credentials, kept = None, None, 0, None, 0
-        host: bytes | None = None
-        for name, value in self.headers:
-            kept += name in self.steady.names
-            if name == b"content-type":
-                content_type = value
-            elif name == b"accept":
-                accept = value if accept is None else accept + b"," + value
-            elif name == b"content-length":
-                if len(value) > LENGTH_DIGITS_MAX:
-                    return None
-                length = int(value)
-            elif name == b"authorization":
-                credentials = value if credentials is None else credentials + b"," + value
-            elif name == b"host":
-                if host is not None:
-                    return None
-                host = value
-            elif name == b"transfer-encoding":
-                is_chunked = True
-                if is_old or value.strip().lower() != b"chunked":
-                    return None  # likewise
-            elif name in _UNUSUAL:
-                return None
-        if not is_host(host or b"") or (host is None and not is_old):
-            return None  # likewise
-        if is_chunked:
-            length = 1  # at least a byte, for all that is said
-        head = self.door.head_of(content_type, accept, credentials, self._certificate)
+        said = plain_fields(self.headers, self.steady.names, is_old=is_old)
+        if said is None:
+            return None
+        head = self.door.head_of(
+            said.content_type, said.accept, said.credentials, self._certificate
+        )
         self._head = head
-        call = self.door.call_for(self.parser.get_method(), self.url, head, length)
+        call = self.door.call_for(self.parser.get_method(), self.url, head, said.length)
         if is_last and call is not None:
             self._is_last = True
-        if is_chunked:  # which is the parser's to see
+        if said.is_chunked:  # which is the parser's to see
             return call
         if head.grant is not None and head.grant.name is None:
             return call  # strangers could have their headers push those of others out
-        if call is not None and self._lines_read.count(b"\n") == kept:
+        if call is not None and self._lines_read.count(b"\n") == said.kept:
             lines = _OLD + self._lines_read if is_old else self._lines_read
             self.heads.learn(lines, replace(head, is_last=True) if is_last else head)
         return call
