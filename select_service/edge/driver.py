@@ -137,26 +137,16 @@ class Driver:
         self.dumps = Dumps(self.core, bounds.dumps, clock)
         self.discovery: Discovery | None = None
         self.readiness = Readiness(bounds.ready_timeout_s, clock)
-        self._recovering = recovering = Recovering(self.core, self.readiness, clock)
-        recovering.ask_peers(indexer_peers, bounds.recovery, self.credentials, self.addresses)
-        recovering.look_back(keeper, bounds.snapshot, self._is_fleet_known)
+        self._recovering = Recovering(self.core, self.readiness, clock)
+        self._recovering.ask_peers(indexer_peers, bounds.recovery, self.credentials, self.addresses)
+        self._recovering.look_back(keeper, bounds.snapshot, self._is_fleet_known)
         if replica_sync_port is not None:
             self.readiness.wait_for(REPLICA_LEDGERS, LedgersApplied(self, clock))
         self._carrier = Carrier(keeper, self.tracing)
         self._carry_out = self._carrier.carry_out
         self.turn = turn = Turn(self.core, clock, self._carry_out)
         self._hang_verbs(turn, witness, replica_sync_port)
-        self.load_topic = LoadTopic(
-            self._operating.hear_load,
-            bytes_max=(admission or AdmissionSettings()).load_report_bytes_max,
-            ranks_max=self.core.limits.data_parallel_size_max,
-        )
-        self.sources = self._carrier.sources = EventSources(
-            *(turn, recovering, self.addresses, self.load_topic),
-            limits=bounds.streams,
-            credentials=self.credentials,
-            recording=self.recording,
-        )
+        self._listen_to_workers(turn, admission or AdmissionSettings())
         self._housekeeping = Housekeeping(turn, self._carrier.hurry)
         self._hang_health(turn, bounds.doctor)
 
@@ -219,6 +209,20 @@ class Driver:
         self.register_peer = replicating.register_peer
         self.deregister_peer = replicating.deregister_peer
         self.replica_status = replicating.status
+
+    def _listen_to_workers(self, turn: Turn, admission: AdmissionSettings) -> None:
+        """Stand ready for what workers publish: what they hold, and how loaded they are."""
+        self.load_topic = LoadTopic(
+            self._operating.hear_load,
+            bytes_max=admission.load_report_bytes_max,
+            ranks_max=self.core.limits.data_parallel_size_max,
+        )
+        self.sources = self._carrier.sources = EventSources(
+            *(turn, self._recovering, self.addresses, self.load_topic),
+            limits=self._limits.streams,
+            credentials=self.credentials,
+            recording=self.recording,
+        )
 
     def _hang_health(self, turn: Turn, limits: DoctorLimits) -> None:
         health = self._health = Health(turn, self._carrier, self.readiness, self.keeper, limits)
