@@ -148,14 +148,17 @@ class Registry:
         here = sum(index.stats.orphan_blocks_dropped for index in self._indexes.values())
         return self._orphans_dropped + here
 
-    def tallies_by_scope(self) -> dict[Scope, Tallies]:
-        """What every partition's streams have counted, closed ones included. O(streams)."""
-        totals: dict[Scope, Tallies] = {}
+    def tallied(self) -> list[tuple[Scope, Tallies]]:
+        """What every open stream counts, and copies of what closed ones of each scope have left.
+
+        None is counted twice by who adds them up in turns, whatever is closed between.
+        """
+        left: list[tuple[Scope, Tallies]] = []
         for scope, retired in self._retired.items():
-            totals.setdefault(scope, Tallies()).add(retired)
-        for stream in self._streams.values():
-            totals.setdefault(stream.scope, Tallies()).add(stream.tallies)
-        return totals
+            copy = Tallies()
+            copy.add(retired)
+            left.append((scope, copy))
+        return left + [(one.scope, one.tallies) for one in self._streams.values()]
 
     def check(self) -> None:
         """Assert every promise of every stream and index. O(everything)."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from select_service.edge.http.traffic import LATENCY_BUCKETS_S
-from select_service.edge.metrics.families import counter, gauge, histogram
+from select_service.edge.metrics.families import Collector, counter, gauge, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

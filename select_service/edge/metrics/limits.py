@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from select_service.config import FLAGS
-from select_service.edge.metrics.families import counter, gauge
+from select_service.edge.metrics.families import Collector, counter, gauge
 from select_service.types import CoreLimits
 
 if TYPE_CHECKING:

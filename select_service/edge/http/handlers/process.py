@@ -48,9 +48,13 @@ def _say_ready(api: Api, ready: Ready | BriefReady) -> Response:
     return response
 
 
-def metrics(api: Api, _: Request) -> Response:
+def metrics(api: Api, _: Request) -> Answer:
     """Return counters for Prometheus."""
-    body, media_type = api.render_metrics()
+    return _metrics(api)
+
+
+async def _metrics(api: Api) -> Response:
+    body, media_type = await api.render_metrics()
     return Response(200, body, ((b"content-type", media_type.encode()),))
 
 

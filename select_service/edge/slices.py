@@ -1,4 +1,4 @@
-"""How long the console may hold the loop before it lets requests through."""
+"""How long the console and /metrics may hold the loop before they let requests through."""
 
 from __future__ import annotations
 
