@@ -1,4 +1,4 @@
-"""How long the console and /metrics may hold the loop before they let requests through."""
+"""How long what takes long may hold the loop before it lets requests through."""
 
 from __future__ import annotations
 
