@@ -8,6 +8,7 @@ the registry above feeds decoded events in.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import closing
 from heapq import heappop, heappush
 from itertools import islice
 from struct import Struct
@@ -366,6 +367,13 @@ class KvIndex:
 
     def dump(self) -> Iterator[DumpEvent]:
         """Yield the index as events, see `dump.py`. The index may change between two events."""
+        with closing(self.dump_in_steps()) as steps:
+            for event in steps:
+                if event is not None:
+                    yield event
+
+    def dump_in_steps(self) -> Generator[DumpEvent | None, None, None]:
+        """Do the same, and yield None now and then where there is nothing to tell for long."""
         self._dumps += 1
         try:
             for tier in Tier:
