@@ -78,7 +78,7 @@ class Registry:
             self.close_stream(stream)
         index = self._indexes.pop(scope, None)
         if index is not None:
-            self._orphans_dropped += index.stats.orphan_blocks_dropped
+            self._orphans_dropped += index.orphan_blocks_dropped
         self._retired.pop(scope, None)
 
     # -- streams -----------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Registry:
     @property
     def orphan_blocks_dropped(self) -> int:
         """Blocks that gave way because too many waited, in all indexes there ever were."""
-        here = sum(index.stats.orphan_blocks_dropped for index in self._indexes.values())
+        here = sum(index.orphan_blocks_dropped for index in self._indexes.values())
         return self._orphans_dropped + here
 
     def tallied(self) -> list[tuple[Scope, Tallies]]:

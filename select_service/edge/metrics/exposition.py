@@ -8,6 +8,7 @@ what a request says. `app.py` makes one per app.
 from __future__ import annotations
 
 import asyncio
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -90,7 +91,8 @@ class Metrics:
 
     def families(self) -> Iterable[Metric]:
         """Return every family of series there is, also those that have no series yet."""
-        return (step for step in self._steps() if step is not None)
+        ours = (step for step in self._steps() if step is not None)
+        return chain(ours, self._process.collect())
 
     async def render(self) -> tuple[bytes, str]:
         """Return (text, content type), read in slices of the event loop after this was called.
@@ -107,8 +109,10 @@ class Metrics:
         """Render the text of all who have asked until it is begun."""
         async with self._rendering:
             self._next = None
+            # it asks the system of every file that is open: 4 ms with those of 1,000 workers
+            process = await asyncio.to_thread(lambda: list(self._process.collect()))
             slices, pieces = Slices(), list[bytes]()
-            for step in self._steps():
+            for step in chain(self._steps(), process):
                 if step is not None:
                     for piece in text_of(step):
                         pieces.append(piece)
@@ -124,7 +128,6 @@ class Metrics:
     def _steps(self) -> Steps:
         for collector in self._collectors:
             yield from collector.collect()
-        yield from self._process.collect()
 
 
 class _Scrape:

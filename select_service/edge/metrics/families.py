@@ -36,7 +36,7 @@ Steps: TypeAlias = "Iterator[Metric | None]"
 Between two steps the state may change; what is told of one thing is read in one step.
 """
 
-ROWS_PER_STEP: Final = 32
+ROWS_PER_STEP: Final = 16
 """Ranks looked at between two stops: some 5 µs each."""
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
+    from indexer.core.index import IndexStats
     from indexer.core.stream import EventStream
     from indexer.core.tallies import Tallies
     from select_service.config import Settings
@@ -74,7 +75,10 @@ class IndexMetrics(Collector):
         dropped = counter("index_orphan_blocks_dropped", "Orphans that gave way.", SCOPE)
         refused = counter("index_events_refused", "Stores that contradict themselves.", SCOPE)
         for scope, partitions, _ in self._groups.found:
-            stats = [one.index.stats for one in partitions]
+            stats: list[IndexStats] = []
+            for one in partitions:
+                counted = yield from one.index.count_in_steps()
+                stats.append(counted)
             nodes.add_metric(scope, sum(one.nodes for one in stats))
             blocks.add_metric(scope, sum(one.blocks for one in stats))
             size.add_metric(scope, sum(one.bytes for one in stats))
