@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 _NAMES_PER_VISIT: Final = 64
 """Names a sweep forgets for the price of one node: about as long as one node visit takes."""
 
+_NAMED_PER_STEP: Final = 8
+"""Ranks whose names are counted in one step of weighing, for as much time as one is weighed."""
+
 _COUNTED_PER_STEP: Final = 32
 """Ranks counted in a row: some 2 µs each."""
 
@@ -122,10 +125,16 @@ class KvIndex:
         holder = self._ranks.get(rank)
         return 0 if holder is None else self.budget.room(len(holder.where))
 
-    def weights(self) -> Iterator[tuple[WorkerRank, int, int]]:
-        """Yield every rank with its blocks and an estimate of the bytes they take."""
-        tree = self.tree
-        names = sum(len(holder.where) for holder in self._ranks.values())
+    def weights(self) -> Iterator[tuple[WorkerRank, int, int] | None]:
+        """Yield every rank with its blocks and an estimate of the bytes they take.
+
+        Before that None for every few whose names are counted: what all share is theirs by these.
+        """
+        tree, names = self.tree, 0
+        for number, holder in enumerate(list(self._ranks.values()), 1):
+            names += len(holder.where)
+            if not number % _NAMED_PER_STEP:
+                yield None
         shared = tree.nodes * _NODE_BYTES + tree.blocks * HASH_BYTES
         for holder in list(self._ranks.values()):
             held = len(holder.where)

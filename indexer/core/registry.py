@@ -33,7 +33,7 @@ class Registry:
         self.on_event_loss = on_event_loss
         self.limits = limits or StreamLimits()
         self.budget = Budget(self.limits)
-        self._weights: Iterator[tuple[Source, int, int]] | None = None
+        self._weights: Iterator[tuple[Source, int, int] | None] | None = None
         self._indexes: dict[Scope, KvIndex] = {}
         self._streams: dict[
             int, EventStream
@@ -124,10 +124,14 @@ class Registry:
         if index is not None and index.slot_of(rank) is not None:
             index.clear(rank)
 
-    def _weigh(self) -> Iterator[tuple[Source, int, int]]:
+    def _weigh(self) -> Iterator[tuple[Source, int, int] | None]:
         for scope, index in list(self._indexes.items()):
-            for rank, blocks, size in index.weights():
-                yield (scope, rank), blocks, size
+            for weight in index.weights():
+                if weight is None:
+                    yield None
+                else:
+                    rank, blocks, size = weight
+                    yield (scope, rank), blocks, size
 
     # -- upkeep and counters -----------------------------------------------------------------------
 
