@@ -126,7 +126,7 @@ def worker(number: int) -> dict[str, Any]:
         "block_size": BLOCK_SIZE,
         "kv_events_endpoints": {str(rank): DARK for rank in range(ranks)},
         "data_parallel_size": ranks,
-        "max_num_batched_tokens": 8192,
+        "max_num_batched_tokens": 1 << 20,  # nobody waits
         "total_kv_blocks": 100_000,
     }
 
@@ -182,7 +182,7 @@ class Probe:
     def register(self) -> None:
         """Register all workers; only the last are looked at."""
         for number in range(1, self._workers + 1):
-            if number == self._workers - 64:
+            if number == max(1, self._workers - 63):
                 self._turns.longest()
             self._client.ask("POST", "/workers", worker(number))
         self._tell("POST the last 64 workers")
@@ -281,7 +281,7 @@ class Probe:
         self.ask("GET", f"/workers/{last}/drain")
         self.measure("POST drain", lambda at: ask("POST", f"/workers/{last - at}/drain"))
         self.measure("DELETE drain", lambda at: ask("DELETE", f"/workers/{last - at}/drain"))
-        patch = {"max_num_batched_tokens": 4096}
+        patch = {"max_num_batched_tokens": 1 << 21}
         self.measure("PATCH a worker", lambda at: ask("PATCH", f"/workers/{last - at}", patch))
         self.measure("POST a worker again", lambda at: ask("POST", "/workers", worker(last - at)))
         self.measure("POST a new worker", lambda at: ask("POST", "/workers", worker(NEW + at)))
