@@ -47,18 +47,21 @@ class Budget:
         most = self._limits.source_blocks_max
         return (min(self.share, most)) - held
 
-    def weigh(self, weights: Iterator[tuple[Source, int, int]], steps: int) -> bool:
+    def weigh(self, weights: Iterator[tuple[Source, int, int] | None], steps: int) -> bool:
         """Take in the next sources of a round; True when there are no more, see `conclude`.
 
         Args:
-            weights: what they are known by, their blocks, their bytes.
+            weights: what they are known by, their blocks, their bytes; None: a step for nothing.
             steps: so many at most.
         """
         sums = self._sums
         for _ in range(steps):
-            found = next(weights, None)
-            if found is None:
+            try:
+                found = next(weights)
+            except StopIteration:
                 return True
+            if found is None:
+                continue
             source, blocks, size = found
             sums[0] += blocks > 0
             sums[1] += blocks

@@ -8,6 +8,7 @@ the registry above feeds decoded events in.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import closing
 from heapq import heappop, heappush
 from itertools import islice
 from struct import Struct
@@ -40,6 +41,12 @@ if TYPE_CHECKING:
 
 _NAMES_PER_VISIT: Final = 64
 """Names a sweep forgets for the price of one node: about as long as one node visit takes."""
+
+_NAMED_PER_STEP: Final = 8
+"""Ranks whose names are counted in one step of weighing, for as much time as one is weighed."""
+
+_COUNTED_PER_STEP: Final = 32
+"""Ranks counted in a row: some 2 µs each."""
 
 _NODE_BYTES: Final = 420  # node, child dict and key, head of the edge; measured
 _RUN_BYTES: Final = 40  # head of a run of names
@@ -118,10 +125,16 @@ class KvIndex:
         holder = self._ranks.get(rank)
         return 0 if holder is None else self.budget.room(len(holder.where))
 
-    def weights(self) -> Iterator[tuple[WorkerRank, int, int]]:
-        """Yield every rank with its blocks and an estimate of the bytes they take."""
-        tree = self.tree
-        names = sum(len(holder.where) for holder in self._ranks.values())
+    def weights(self) -> Iterator[tuple[WorkerRank, int, int] | None]:
+        """Yield every rank with its blocks and an estimate of the bytes they take.
+
+        Before that None for every few whose names are counted: what all share is theirs by these.
+        """
+        tree, names = self.tree, 0
+        for number, holder in enumerate(list(self._ranks.values()), 1):
+            names += len(holder.where)
+            if not number % _NAMED_PER_STEP:
+                yield None
         shared = tree.nodes * _NODE_BYTES + tree.blocks * HASH_BYTES
         for holder in list(self._ranks.values()):
             held = len(holder.where)
@@ -366,6 +379,13 @@ class KvIndex:
 
     def dump(self) -> Iterator[DumpEvent]:
         """Yield the index as events, see `dump.py`. The index may change between two events."""
+        with closing(self.dump_in_steps()) as steps:
+            for event in steps:
+                if event is not None:
+                    yield event
+
+    def dump_in_steps(self) -> Generator[DumpEvent | None, None, None]:
+        """Do the same, and yield None now and then where there is nothing to tell for long."""
         self._dumps += 1
         try:
             for tier in Tier:
@@ -486,12 +506,33 @@ class KvIndex:
     @property
     def stats(self) -> IndexStats:
         """Counters; O(ranks)."""
-        tree = self.tree
-        device, host, disk, external = (
-            sum(holder.blocks[tier] for holder in self._ranks.values()) for tier in Tier
-        )
-        size = tree.nodes * _NODE_BYTES + tree.blocks * HASH_BYTES
-        size += sum(map(_bytes_of, (*self._ranks.values(), *self._retired)))
+        counting = self.count_in_steps()
+        while True:
+            try:
+                next(counting)
+            except StopIteration as told:
+                stats: IndexStats = told.value
+                return stats
+
+    @property
+    def orphan_blocks_dropped(self) -> int:
+        """Of the counters this one, at once."""
+        return self._orphan_blocks_dropped
+
+    def count_in_steps(self) -> Generator[None, None, IndexStats]:
+        """Return the counters, stopping after so many ranks; they may change between two stops."""
+        tree, size = self.tree, 0
+        device = host = disk = external = 0
+        attached = list(self._ranks.values())
+        for number, holder in enumerate(attached, 1):
+            blocks = holder.blocks
+            device, host = device + blocks[0], host + blocks[1]
+            disk, external = disk + blocks[2], external + blocks[3]
+            size += _bytes_of(holder)
+            if not number % _COUNTED_PER_STEP:
+                yield None
+        size += sum(map(_bytes_of, self._retired))
+        size += tree.nodes * _NODE_BYTES + tree.blocks * HASH_BYTES
         return IndexStats(
             nodes=tree.nodes,
             blocks=tree.blocks,

@@ -33,7 +33,7 @@ class Registry:
         self.on_event_loss = on_event_loss
         self.limits = limits or StreamLimits()
         self.budget = Budget(self.limits)
-        self._weights: Iterator[tuple[Source, int, int]] | None = None
+        self._weights: Iterator[tuple[Source, int, int] | None] | None = None
         self._indexes: dict[Scope, KvIndex] = {}
         self._streams: dict[
             int, EventStream
@@ -78,7 +78,7 @@ class Registry:
             self.close_stream(stream)
         index = self._indexes.pop(scope, None)
         if index is not None:
-            self._orphans_dropped += index.stats.orphan_blocks_dropped
+            self._orphans_dropped += index.orphan_blocks_dropped
         self._retired.pop(scope, None)
 
     # -- streams -----------------------------------------------------------------------------------
@@ -124,10 +124,14 @@ class Registry:
         if index is not None and index.slot_of(rank) is not None:
             index.clear(rank)
 
-    def _weigh(self) -> Iterator[tuple[Source, int, int]]:
+    def _weigh(self) -> Iterator[tuple[Source, int, int] | None]:
         for scope, index in list(self._indexes.items()):
-            for rank, blocks, size in index.weights():
-                yield (scope, rank), blocks, size
+            for weight in index.weights():
+                if weight is None:
+                    yield None
+                else:
+                    rank, blocks, size = weight
+                    yield (scope, rank), blocks, size
 
     # -- upkeep and counters -----------------------------------------------------------------------
 
@@ -145,17 +149,20 @@ class Registry:
     @property
     def orphan_blocks_dropped(self) -> int:
         """Blocks that gave way because too many waited, in all indexes there ever were."""
-        here = sum(index.stats.orphan_blocks_dropped for index in self._indexes.values())
+        here = sum(index.orphan_blocks_dropped for index in self._indexes.values())
         return self._orphans_dropped + here
 
-    def tallies_by_scope(self) -> dict[Scope, Tallies]:
-        """What every partition's streams have counted, closed ones included. O(streams)."""
-        totals: dict[Scope, Tallies] = {}
+    def tallied(self) -> list[tuple[Scope, Tallies]]:
+        """What every open stream counts, and copies of what closed ones of each scope have left.
+
+        None is counted twice by who adds them up in turns, whatever is closed between.
+        """
+        left: list[tuple[Scope, Tallies]] = []
         for scope, retired in self._retired.items():
-            totals.setdefault(scope, Tallies()).add(retired)
-        for stream in self._streams.values():
-            totals.setdefault(stream.scope, Tallies()).add(stream.tallies)
-        return totals
+            copy = Tallies()
+            copy.add(retired)
+            left.append((scope, copy))
+        return left + [(one.scope, one.tallies) for one in self._streams.values()]
 
     def check(self) -> None:
         """Assert every promise of every stream and index. O(everything)."""

@@ -254,10 +254,11 @@ class Recovery:
                 for rank in index.ranks():
                     here.attach(rank)
                 self._make_room(scope)
-                for event in index.dump():
-                    for part in _parts(event):
+                for event in index.dump_in_steps():
+                    for part in () if event is None else _parts(event):
                         here.load(part)
                         await self._give_way()
+                    await self._give_way()
             else:
                 self.conflicts += 1
                 _log.warning("index recovery: %s has another block size here, left out", scope)

@@ -268,7 +268,7 @@ class Defaults(Struct, frozen=True, kw_only=True):
     leave_notice_s: float = 0.0
     leave_grace_s: float = 0.0
     shutdown_timeout_s: int = 5
-    metrics_rank_series_max: int = 512  # some 16 ms of event loop per scrape
+    metrics_rank_series_max: int = 512  # some 25 ms per scrape, in slices
     metrics_scope_series_max: int = 64  # of some 30 series each
     connect_schemes: tuple[str, ...] = _REACH.schemes
     connect_allow: tuple[str, ...] = _REACH.allow

@@ -412,11 +412,11 @@ class Partition:
 
         Ranks that are gone must have been unseated before.
         """
-        self.seating.take(worker)
         for rank in worker.ranks:
             slot = self.index.attach(WorkerRank(worker.worker_id, rank))
             worker.slots[rank] = slot
         self.make_room()
+        self.sit(worker)
         for slot in worker.slots.values():
             self.ledger.limit_step(slot, worker.spec.max_num_batched_tokens)
         self._note(worker)
@@ -427,6 +427,18 @@ class Partition:
                 self._rehouse(self.admission.unseat(worker.worker_id))
             self.admission.disregard(self.seating.leaving())
 
+    def sit(self, worker: Worker) -> None:
+        """Let who may be chosen follow a worker that has its slots; O(its ranks)."""
+        self._leave(worker.worker_id, self.seating.take(worker))
+        if worker.drain is None:
+            self.queues.seat(worker)
+
+    def _leave(self, worker_id: int, slots: list[int]) -> None:
+        """Forget what was known of who sat on these slots."""
+        self.queues.leave(slots)
+        self._unmatched.pop(worker_id, None)
+        self.glance = None
+
     def _new_pricer(self) -> Pricer:
         ledger = self.ledger
         columns = ledger.prefill, ledger.decode, ledger.churn, ledger.context
@@ -436,13 +448,13 @@ class Partition:
         """Let the columns follow the index, which may have got ranks of its own."""
         self.ledger.ensure(self.index.capacity)
         self.trust.ensure(self.index.capacity)
-        self.pricer = self._new_pricer()
-        self._arrange()
+        self.seating.ensure(self.index.capacity)
+        self.queues.ensure(self.index.capacity)
+        self.pricer, self.glance = self._new_pricer(), None
 
     def unseat(self, worker: Worker) -> None:
         """Let a worker go; its slots must be free of load."""
-        self.seating.let_go(worker)
-        self._arrange()
+        self._leave(worker.worker_id, self.seating.let_go(worker))
         self._note(worker)
         if self.admission is not None:
             self._rehouse(self.admission.unseat(worker.worker_id))
@@ -461,13 +473,6 @@ class Partition:
             except NoEligibleWorker:
                 continue  # it is told when somebody looks
             ticket.place = self.admission.caps.take_place(rows)
-
-    def _arrange(self) -> None:
-        """Let all that goes by slots follow who sits there."""
-        self._unmatched.clear()
-        self.glance = None
-        self.seating.arrange(self.index.capacity)
-        self.queues.follow(self.index.capacity)
 
     def open_gate(self, keeper: Gatekeeper) -> None:
         """From now on requests are judged."""

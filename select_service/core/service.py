@@ -282,6 +282,7 @@ class SelectionCore:
         self.refuse_source = registering.refuse_source
         self.worker = registering.worker
         self.workers = registering.workers
+        self.worker_ids = registering.worker_ids
         self.ready = registering.ready
         draining = Draining(
             *(self.catalog, self.partitions, registering, self.room, self.replicas, self.counters)

@@ -163,6 +163,8 @@ class Driver:
         self.drain_status = registering.drain_status
         self.scale_down_candidates = registering.scale_down_candidates
         self.workers = registering.workers
+        self.worker_ids = registering.worker_ids
+        self.worker_record = registering.worker_record
         is_kept = self.keeper is not None
         reserving = self._reserving = Reserving(turn, is_kept=is_kept)
         self.reserve = reserving.reserve

@@ -106,13 +106,15 @@ class Dumps:
         first = True
         now = self._clock()
         until, selections, alone_at = now + SLICE_S, counters.selections, now
-        for event in index.dump():
-            piece.append(_encode(event))
+        for event in index.dump_in_steps():
+            if event is not None:
+                piece.append(_encode(event))
             now = self._clock()
             if now < until:
                 continue
-            yield (b"" if first else b",") + b",".join(piece)
-            first, piece = False, []
+            if piece:
+                yield (b"" if first else b",") + b",".join(piece)
+                first, piece = False, []
             if counters.selections != selections:
                 selections, alone_at = counters.selections, now + COMPANY_S
             await asyncio.sleep(PAUSE_S if now < alone_at else 0)

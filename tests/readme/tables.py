@@ -88,7 +88,7 @@ FIXED = (
     ("select_service.edge.garbage", "LOAD", "requests, after which it may be sooner"),
     ("select_service.edge.garbage", "LOAD_S", "seconds between them then"),
     ("select_service.edge.garbage", "FULL_S", "the same in a process that is never quiet"),
-    ("select_service.edge.console.slices", "SLICE_S", "seconds of the console's look in a row"),
+    ("select_service.edge.slices", "SLICE_S", "seconds of the console's look in a row"),
     ("select_service.edge.console.stream", "INTERVAL_S", "seconds between messages to its pages"),
     ("select_service.edge.console.stream", "BEHIND_MAX", "messages a page may leave unread"),
     ("select_service.edge.console.history", "HISTORY_POINTS", "points of the last minutes kept"),

@@ -16,12 +16,13 @@ from select_service.core.columns import grown
 from select_service.errors import QueueFull
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from select_service.core.admission.drainage import Drainage
     from select_service.core.admission.queue import Ticket
     from select_service.core.books.ledger import Ledger
     from select_service.core.columns import Floats, Rows
+    from select_service.core.fleet.catalog import Worker
     from select_service.core.fleet.seating import Seating
     from select_service.core.pricing.policy import PolicyClass, RoutingPolicy
 
@@ -45,21 +46,34 @@ class ClassQueues:
         self._quantum_left = policy.classes[0].quantum
         self._busy_above: list[Floats] = [np.empty(0) for _ in policy.classes]
         self._busy_above_of: list[list[int]] = [[] for _ in policy.classes]  # again, whole tokens
-        self._can_be_busy = [False for _ in policy.classes]
+        self._bounded = [0 for _ in policy.classes]  # slots with a bound
 
-    def follow(self, slots: int) -> None:
-        """The seating has changed: so has how much load makes a rank busy."""
+    def ensure(self, slots: int) -> None:
+        """Have so many slots, at least; nobody is busy on those that are new."""
+        for number, known in enumerate(self._busy_above_of):
+            known.extend([_ENDLESS] * (slots - len(known)))
+            self._busy_above[number] = grown(self._busy_above[number], slots, _NEVER_BUSY)
+
+    def seat(self, worker: Worker) -> None:
+        """A worker may be chosen from now on: this much load makes its ranks busy."""
+        slots = worker.slots.values()
+        self.ensure(max(slots, default=-1) + 1)
         for number, one in enumerate(self._classes):
-            column = grown(np.empty(0), slots, _NEVER_BUSY)
-            for worker in self._seating.workers.values():
-                busy_above = _busy_above(one, worker.spec.max_num_batched_tokens)
-                for slot in worker.slots.values():
-                    column[slot] = busy_above
-            self._busy_above[number] = column
-            self._busy_above_of[number] = [
-                _ENDLESS if most == _NEVER_BUSY else floor(most) for most in column.tolist()
-            ]
-            self._can_be_busy[number] = bool((column != _NEVER_BUSY).any())
+            most = _busy_above(one, worker.spec.max_num_batched_tokens)
+            for slot in slots:
+                self._bound(number, slot, most)
+
+    def leave(self, slots: Iterable[int]) -> None:
+        """Nobody who may be chosen has these slots any more."""
+        for number in range(len(self._classes)):
+            for slot in slots:
+                self._bound(number, slot, _NEVER_BUSY)
+
+    def _bound(self, number: int, slot: int, most: float) -> None:
+        column = self._busy_above[number]
+        self._bounded[number] += (most != _NEVER_BUSY) - bool(column[slot] != _NEVER_BUSY)
+        column[slot] = most
+        self._busy_above_of[number][slot] = _ENDLESS if most == _NEVER_BUSY else floor(most)
 
     # -- who must wait -------------------------------------------------------------------------
 
@@ -69,7 +83,7 @@ class ClassQueues:
 
     def all_busy(self, number: int, rows: Rows) -> bool:
         """Tell whether every candidate carries more prefill than its threshold (strictly)."""
-        if not self._can_be_busy[number]:
+        if not self._bounded[number]:
             return False
         first = 0 if type(rows) is slice else rows[0]
         if self._ledger.prefill_left[first] <= self._busy_above_of[number][first]:
@@ -174,6 +188,18 @@ class ClassQueues:
 
     def check(self) -> None:
         """State every promise of the queues."""
+        workers = self._seating.workers.values()
+        open_slots = {slot: one for one in workers for slot in one.slots.values()}
+        for number, policy_class in enumerate(self._classes):
+            column, whole = self._busy_above[number], self._busy_above_of[number]
+            assert self._bounded[number] == (column != _NEVER_BUSY).sum()
+            for slot, most in enumerate(column.tolist()):
+                worker = open_slots.get(slot)
+                told = None if worker is None else worker.spec.max_num_batched_tokens
+                bound = _NEVER_BUSY if worker is None else _busy_above(policy_class, told)
+                assert most == bound, "a bound for who may be chosen"
+                if slot < len(whole):
+                    assert whole[slot] == (_ENDLESS if bound == _NEVER_BUSY else floor(bound))
         for queue in self.of_class:
             queue.check()
 

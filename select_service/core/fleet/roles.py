@@ -17,7 +17,7 @@ from select_service.core.fleet.eligibility import eligible_slots
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -53,25 +53,49 @@ class Transfer(NamedTuple):
 
 
 class Roles:
-    """The roles of all seated ranks. Made anew when workers come, go or change."""
+    """The roles of all ranks that may be chosen, at one time: records are explained by them later.
 
-    def __init__(self, workers: Iterable[Worker], capacity: int) -> None:
-        """Read records.
+    When workers come, go or change there are others, made of these by `after`.
+    """
 
-        Args:
-            workers: those seated.
-            capacity: slots of the partition.
-        """
+    def __init__(self) -> None:
         self.given = False
         """Whether anybody was given a role; without, all is as if there were none."""
-        self._codes = np.zeros(capacity, dtype=np.int8)
-        self._seated = [worker for worker in workers if worker.slots]
-        for worker in self._seated:
-            self.given |= worker.spec.role is not None
-            for slot in worker.slots.values():
-                self._codes[slot] = _CODES[role_of(worker)]
-        self._transfers: list[Transfer] | None = None
-        self._group = np.zeros(capacity, dtype=np.int64)  # by slot, of prefill ranks
+        self._given: frozenset[int] = frozenset()  # worker ids with a role
+        self._codes = np.zeros(0, dtype=np.int8)  # by slot
+        self._workers: tuple[Worker, ...] = ()
+        self._transfers: list[Transfer] | None = None  # None: to be found when somebody asks
+        self._group = _NO_SLOTS  # by slot, of prefill ranks
+
+    def after(
+        self,
+        workers: Collection[Worker],
+        slots: int,
+        changed: int,
+        left: Sequence[int],
+        come: Worker | None,
+    ) -> Roles:
+        """Return what they are when one worker has come, gone or changed. A copy of a few KB.
+
+        Args:
+            workers: all who may be chosen now.
+            slots: how many there are.
+            changed: whose id it is.
+            left: the slots on which it could be chosen before.
+            come: it, if it may be chosen now.
+        """
+        fresh = Roles()
+        fresh._workers = tuple(workers)
+        fresh._codes = codes = np.zeros(slots, dtype=np.int8)
+        codes[: len(self._codes)] = self._codes
+        codes[left] = 0
+        given = self._given - {changed} if changed in self._given else self._given
+        if come is not None and come.slots:
+            codes[list(come.slots.values())] = _CODES[role_of(come)]
+            if come.spec.role is not None:
+                given |= {changed}
+        fresh._given, fresh.given = given, bool(given)
+        return fresh
 
     def only(self, slots: Slots, role: Role) -> Slots:
         """Return those of the slots that have this role."""
@@ -177,8 +201,10 @@ class Roles:
         ]
 
     def _grouped(self) -> list[Transfer]:
-        prefill = [worker for worker in self._seated if worker.spec.role == "prefill"]
-        decode = [worker for worker in self._seated if worker.spec.role == "decode"]
+        seated = [worker for worker in self._workers if worker.slots]
+        prefill = [worker for worker in seated if worker.spec.role == "prefill"]
+        decode = [worker for worker in seated if worker.spec.role == "decode"]
+        self._group = np.zeros(len(self._codes), dtype=np.int64)
         numbers: dict[object, int] = {}
         transfers: list[Transfer] = []
         for worker in prefill:
@@ -206,6 +232,17 @@ class Roles:
         return Transfer(
             None if allowed.all() else allowed, None if (factors == 1.0).all() else factors
         )
+
+    def check(self) -> None:
+        """State every promise of the roles."""
+        codes = np.zeros(len(self._codes), dtype=np.int8)
+        for worker in self._workers:
+            for slot in worker.slots.values():
+                codes[slot] = _CODES[role_of(worker)]
+        assert (codes == self._codes).all(), "a code for each open slot"
+        named = {one.worker_id for one in self._workers if one.slots and one.spec.role}
+        assert named == self._given
+        assert self.given == bool(named)
 
 
 def role_of(worker: Worker) -> Role:

@@ -6,6 +6,8 @@ here: who may take a prompt is asked of `eligibility.py` and `roles.py` with wha
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 class Seating:
     """The workers of a scope and the slots of their ranks.
 
-    Who takes a worker in or lets one go calls `arrange` when the slots are what they will be.
+    Whoever comes, goes or changes costs by the ranks of its own, and a copy of the open slots.
     """
 
     def __init__(self) -> None:
@@ -34,9 +36,11 @@ class Seating:
         """Those who may be chosen."""
         self.present: dict[int, Worker] = {}
         """With them those who drain: they keep load and index, and take nothing more."""
-        self.roles = Roles((), 0)
+        self.roles = Roles()
         self.everyone: Rows = slice(0, 0)
         self.ranks = 0  # how many that is
+        self._open = array("q")  # slots of those who may be chosen, ascending
+        self._held: dict[int, list[int]] = {}  # slots by worker, as they were when it was taken in
         self._owner: list[Worker | None] = []  # by slot
         self._rank: list[int] = []  # by slot
         self._seats: tuple[Seats, Seats] | None = None
@@ -44,35 +48,61 @@ class Seating:
 
     # -- who comes and goes --------------------------------------------------------------------
 
-    def take(self, worker: Worker) -> None:
-        """Take a worker in, or follow a change of its record."""
-        self._seats = None
-        self.present[worker.worker_id] = worker
-        if worker.drain is None:
-            self.workers[worker.worker_id] = worker
-        else:
-            self.workers.pop(worker.worker_id, None)
+    def ensure(self, slots: int) -> None:
+        """Have so many slots, at least."""
+        more = slots - len(self._owner)
+        if more > 0:
+            self._owner += [None] * more
+            self._rank += [0] * more
 
-    def let_go(self, worker: Worker) -> None:
-        """Forget a worker."""
-        self._seats = None
+    def take(self, worker: Worker) -> list[int]:
+        """Take a worker in on the slots of its ranks, or follow a change of its record or slots.
+
+        Returns:
+            The slots it had before.
+        """
+        worker_id = worker.worker_id
+        left = self._vacate(worker_id)
+        self.present[worker_id] = worker
+        held = self._held[worker_id] = list(worker.slots.values())
+        self.ensure(max(held, default=-1) + 1)
+        for rank, slot in worker.slots.items():
+            self._owner[slot], self._rank[slot] = worker, rank
+        if worker.drain is None:
+            self.workers[worker_id] = worker
+            for slot in held:
+                insort(self._open, slot)
+        else:
+            self.workers.pop(worker_id, None)
+        self._count(worker_id, left)
+        return left
+
+    def let_go(self, worker: Worker) -> list[int]:
+        """Forget a worker; return the slots it had."""
+        left = self._vacate(worker.worker_id)
         self.workers.pop(worker.worker_id, None)
         self.present.pop(worker.worker_id, None)
+        self._count(worker.worker_id, left)
+        return left
 
-    def arrange(self, slots: int) -> None:
-        """Say anew who sits on each of so many slots. O(slots + ranks)."""
+    def _vacate(self, worker_id: int) -> list[int]:
+        """Leave the slots of a worker to others."""
+        left = self._held.pop(worker_id, [])
+        for slot in left:
+            self._owner[slot] = None
+        if worker_id in self.workers:
+            for slot in left:
+                del self._open[bisect_left(self._open, slot)]
+        return left
+
+    def _count(self, changed: int, left: list[int]) -> None:
         self._seats = None
-        self.roles = Roles(self.workers.values(), slots)
-        self._owner = [None] * slots
-        self._rank = [0] * slots
-        for worker in self.present.values():
-            for rank, slot in worker.slots.items():
-                self._owner[slot] = worker
-                self._rank[slot] = rank
-        taken = sorted(slot for one in self.workers.values() for slot in one.slots.values())
-        self.ranks = len(taken)
-        dense = taken == list(range(len(taken)))
-        self.everyone = slice(0, len(taken)) if dense else np.array(taken, dtype=np.int64)
+        workers, slots = self.workers, len(self._owner)
+        come = workers.get(changed)
+        self.roles = self.roles.after(workers.values(), slots, changed, left, come)
+        self.ranks = ranks = len(self._open)
+        dense = not ranks or self._open[-1] == ranks - 1
+        self.everyone = slice(0, ranks) if dense else np.array(self._open, dtype=np.int64)
 
     # -- who sits where ------------------------------------------------------------------------
 
@@ -127,5 +157,12 @@ class Seating:
             assert set(worker.slots) == set(worker.ranks), "a seat per rank"
             for rank, slot in worker.slots.items():
                 assert self.rank_at(slot) == (worker, rank)
+        slots = sorted(slot for one in self.workers.values() for slot in one.slots.values())
+        assert list(self._open) == slots, "open are the slots of those who may be chosen"
+        owned = {slot for one in self.present.values() for slot in one.slots.values()}
+        for slot, owner in enumerate(self._owner):
+            assert (owner is not None) == (slot in owned), "who went left its slots"
+        self.roles.check()
+        assert self.roles.given == any(one.slots and one.spec.role for one in self.workers.values())
         listed, self._seats = self._listed(), None
         assert listed == self._listed(), "lists are of who is here"

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from select_service.core.books.load_reports import Report
     from select_service.core.fleet.catalog import Worker
     from select_service.core.partition import Partition
-    from select_service.edge.console.slices import Slices
     from select_service.edge.driver import Driver
+    from select_service.edge.slices import Slices
 
 __all__ = ["RANK_FIELDS", "Fleet", "News"]
 

@@ -25,7 +25,7 @@ __all__ = ["CONSOLE_PATH", "Booth"]
 CONSOLE_PATH: Final = "/console"
 
 _ROOMS: Final = (
-    *("slices", "browser", "assets", "fleet", "prefix", "reservations"),
+    *("browser", "assets", "fleet", "prefix", "reservations"),
     *("sections", "sources", "stream", "answering"),
 )
 _READ: Final = "read"

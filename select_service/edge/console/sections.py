@@ -18,8 +18,8 @@ from select_service.edge.http.routes import ROUTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from select_service.edge.console.slices import Slices
     from select_service.edge.driver import Driver
+    from select_service.edge.slices import Slices
     from select_service.types.admission import AdmissionStatus, BusyThreshold, ScopeAdmission
 
 __all__ = ["actions", "sections"]

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from select_service.edge.codec.writing import encode
 from select_service.edge.console.browser import for_browser
-from select_service.edge.console.slices import Slices
+from select_service.edge.slices import Slices
 from select_service.edge.telling import Wanted
 from select_service.errors import DecisionsOff
 

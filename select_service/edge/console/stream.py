@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from select_service.edge.codec.writing import encode
 from select_service.edge.console.fleet import Fleet, News, joined
 from select_service.edge.console.sections import sections
-from select_service.edge.console.slices import Slices
+from select_service.edge.slices import Slices
 from select_service.errors import TooManyConsoles
 
 if TYPE_CHECKING:

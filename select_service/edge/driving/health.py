@@ -73,9 +73,9 @@ class Health:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def ready(self) -> Ready:
+    def ready(self, *, with_workers: bool = True) -> Ready:
         """GET /ready."""
-        ready = self._core.ready()
+        ready = self._core.ready(with_workers=with_workers)
         missing = self._readiness.missing()
         waiting_for = missing if ready.ready else [WORKER, *missing]
         state = UNSET if self._keeper is None else self._keeper.status()
@@ -85,11 +85,11 @@ class Health:
         """Whether GET /ready says so; costs next to nothing."""
         return self._core.reader.schedulable > 0 and not self._readiness.missing()
 
-    async def ready_verbose(self) -> Ready:
+    async def ready_verbose(self, *, with_workers: bool = True) -> Ready:
         """GET /ready?verbose=true: what is wired wrong as well."""
         report = await self.doctor().report()
         return msgspec.structs.replace(
-            self.ready(),
+            self.ready(with_workers=with_workers),
             findings=report.findings,
             findings_left_out=report.left_out or UNSET,
         )

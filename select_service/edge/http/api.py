@@ -70,7 +70,7 @@ class Api:
         service: Driver,
         validation: FieldValidation,
         *,
-        metrics: Callable[[], tuple[bytes, str]],
+        metrics: Callable[[], Awaitable[tuple[bytes, str]]],
         openapi: Callable[[], bytes],
         reloading: Reloading | None = None,
         guard: BodyGuard | None = None,

@@ -8,22 +8,25 @@ The field's names for some of them are kept as aliases, without our prefix.
 from __future__ import annotations
 
 from collections import Counter
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    Metric,
 )
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from select_service.core.admission.cache_hits import RATE_BOUNDS
 from select_service.core.admission.slo_shed import SloShed
 from select_service.core.admission.wait_times import WaitTimes
-from select_service.edge.metrics.families import SCOPE, counter, gauge, histogram
-from select_service.edge.metrics.scope_series import groups_of
+from select_service.edge.metrics.families import (
+    ROWS_PER_STEP,
+    SCOPE,
+    Collector,
+    counter,
+    gauge,
+    histogram,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +35,8 @@ if TYPE_CHECKING:
     from select_service.core.admission.gatekeeping import Gatekeeper
     from select_service.core.partition import Partition
     from select_service.edge.driver import Driver
-    from select_service.edge.metrics.scope_series import ScopeGroup
+    from select_service.edge.metrics.families import Steps
+    from select_service.edge.metrics.scope_series import ScopeGroups
 
 _OUTCOMES: Final = ("offered", "admitted", "refused", "withdrawn")
 _WORKER_TYPE: Final = "aggregated"
@@ -41,22 +45,21 @@ _WORKER_TYPE: Final = "aggregated"
 class AdmissionMetrics(Collector):
     """Every partition's gate, by scope."""
 
-    def __init__(self, service: Driver, settings: Settings) -> None:
+    def __init__(self, service: Driver, settings: Settings, groups: ScopeGroups) -> None:
         self._service = service
-        self._scopes_max = settings.metrics_scope_series_max
+        self._groups = groups
         self._ranks_max = settings.metrics_rank_series_max
 
     @override
-    def collect(self) -> Iterator[Metric]:
-        groups = groups_of(self._service.core, self._scopes_max)
-        yield from self._classes(groups)
-        yield from self._decisions(groups)
-        yield from self._tenants(groups)
-        yield from self._gauges(groups)
-        yield from self._promises(groups)
-        yield from self._cache(groups)
+    def collect(self) -> Steps:
+        yield from self._classes()
+        yield from self._decisions()
+        yield from self._tenants()
+        yield from self._gauges()
+        yield from self._promises()
+        yield from self._cache()
         yield from self._ranks()
-        yield from self._aliases(groups)
+        yield from self._aliases()
         yield counter(
             "admission_clamped",
             "Requests that claimed too high a class.",
@@ -80,7 +83,7 @@ class AdmissionMetrics(Collector):
 
     # -- what became of requests ---------------------------------------------------------------
 
-    def _classes(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+    def _classes(self) -> Steps:
         requests = counter(
             "admission_requests",
             "Requests by what became of them; offered = admitted + refused + withdrawn + waiting.",
@@ -92,7 +95,7 @@ class AdmissionMetrics(Collector):
             "How long requests waited, whatever became of them.",
             ("slo_class", *SCOPE),
         )
-        for scope, partitions, _ in groups:
+        for scope, partitions, _ in self._groups.found:
             counts: Counter[tuple[str, str]] = Counter()
             for keeper in _keepers(partitions):
                 for name, tally in keeper.gate.tallies.of.items():
@@ -106,9 +109,10 @@ class AdmissionMetrics(Collector):
             for name, times in _wait_times(partitions).items():
                 buckets = _cumulated(WaitTimes.bounds, times.counts)
                 waits.add_metric([name, *scope], buckets, times.seconds)
+            yield None
         yield from (requests, waiting, waits)
 
-    def _decisions(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+    def _decisions(self) -> Steps:
         decisions = counter(
             "admission_decisions",
             "Refusals, waits and ends of waiting, by reason.",
@@ -117,7 +121,7 @@ class AdmissionMetrics(Collector):
         rejected = counter(
             "admission_rejections", "Refusals for load, by endpoint.", ("endpoint", *SCOPE)
         )
-        for scope, partitions, _ in groups:
+        for scope, partitions, _ in self._groups.found:
             counts: Counter[tuple[str, ...]] = Counter()
             for keeper in _keepers(partitions):
                 counts.update(keeper.gate.tallies.decisions)
@@ -125,13 +129,14 @@ class AdmissionMetrics(Collector):
                 decisions.add_metric([*labels, *scope], count)
             for endpoint, count in sorted(_rejections(partitions).items()):
                 rejected.add_metric([endpoint, *scope], count)
+            yield None
         yield from (decisions, rejected)
 
-    def _tenants(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+    def _tenants(self) -> Steps:
         """Admissions and refusals by fairness id; bounded per gate, so summed over all of them."""
         counts: Counter[tuple[str, str]] = Counter()
         most = self._service.core.admitting.settings.tenant_labels_max
-        for _, partitions, _ in groups:
+        for _, partitions, _ in self._groups.found:
             for keeper in _keepers(partitions):
                 tallies = keeper.gate.tallies
                 for name, count in tallies.admitted_by_tenant.counts.items():
@@ -154,14 +159,14 @@ class AdmissionMetrics(Collector):
 
     # -- how it stands -------------------------------------------------------------------------
 
-    def _gauges(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+    def _gauges(self) -> Steps:
         saturation = gauge("admission_saturation", "1 when the pool is full.", SCOPE)
         drain = gauge(
             "admission_drain_tokens_per_second", "Prefill tokens one rank computes.", SCOPE
         )
         busy = gauge("admission_busy_ranks", "Ranks above a busy threshold.", SCOPE)
         full = gauge("admission_full_ranks", "Ranks of workers at their cap.", SCOPE)
-        for scope, partitions, _ in groups:
+        for scope, partitions, _ in self._groups.found:
             keepers = list(_keepers(partitions))
             if not keepers:
                 continue
@@ -172,9 +177,10 @@ class AdmissionMetrics(Collector):
             drain.add_metric(scope, sum(one.pool.prefill_rate for one in keepers) / count)
             busy.add_metric(scope, sum(one.busy.count for one in keepers))
             full.add_metric(scope, sum(one.caps.full_slots for one in keepers))
+            yield None
         yield from (saturation, drain, busy, full)
 
-    def _promises(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+    def _promises(self) -> Steps:
         held = gauge("admission_promises", "Returns that are promised a place.")
         ended = counter("admission_promises_ended", "Promises, by end.", ("end",))
         closed = counter(
@@ -182,14 +188,14 @@ class AdmissionMetrics(Collector):
         )
         books = {
             id(keeper.gate.returns): keeper.gate.returns
-            for _, partitions, _ in groups
+            for _, partitions, _ in self._groups.found
             for keeper in _keepers(partitions)
         }  # some share one
         held.add_metric((), sum(book.size for book in books.values()))
         ended.add_metric(["kept"], sum(book.kept for book in books.values()))
         ended.add_metric(["broken"], sum(book.broken for book in books.values()))
         flaps: Counter[int] = Counter()
-        for _, partitions, _ in groups:
+        for _, partitions, _ in self._groups.found:
             for keeper in _keepers(partitions):
                 if isinstance(keeper.gate.queue, SloShed):
                     flaps.update(dict(enumerate(keeper.gate.queue.flaps)))
@@ -197,7 +203,7 @@ class AdmissionMetrics(Collector):
             closed.add_metric([str(band)], count)
         yield from (held, ended, closed)
 
-    def _cache(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+    def _cache(self) -> Steps:
         refused = counter(
             "cache_threshold_rejections",
             "Requests that no worker held enough of.",
@@ -212,7 +218,7 @@ class AdmissionMetrics(Collector):
         guarded = counter(
             "cache_threshold_guarded", "Thresholds set aside after too many attempts.", SCOPE
         )
-        for scope, partitions, _ in groups:
+        for scope, partitions, _ in self._groups.found:
             tallies = [one.hit_tally for one in partitions]
             sources: Counter[str] = Counter()
             for tally in tallies:
@@ -224,9 +230,10 @@ class AdmissionMetrics(Collector):
             rates.add_metric(scope, _cumulated(RATE_BOUNDS, counts), total)
             fallbacks.add_metric(scope, sum(one.fallbacks for one in tallies))
             guarded.add_metric(scope, sum(one.guarded for one in tallies))
+            yield None
         yield from (refused, rates, fallbacks, guarded)
 
-    def _ranks(self) -> Iterator[Metric]:
+    def _ranks(self) -> Steps:
         """Busy bits, and load under the field's names: only where something is judged."""
         labels = ("worker_id", "dp_rank")
         busy = gauge("admission_rank_busy", "1 above a busy threshold.", (*labels, *SCOPE))
@@ -234,27 +241,32 @@ class AdmissionMetrics(Collector):
         prefix = "dynamo_frontend_worker_active_"
         blocks = GaugeMetricFamily(prefix + "decode_blocks", "Alias.", labels=names)
         tokens = GaugeMetricFamily(prefix + "prefill_tokens", "Alias.", labels=names)
-        seats = (
-            (partition, partition.admission, rank, slot)
+        seats = [
+            (partition, partition.admission, seat)
             for partition in self._service.core.partitions.values()
             if partition.admission is not None
-            for rank, slot in partition.seating.seats()
-        )
-        for partition, keeper, rank, slot in islice(seats, self._ranks_max):
+            for seat in partition.seating.seats()[: self._ranks_max]
+        ]
+        for number, (partition, keeper, (rank, slot)) in enumerate(seats[: self._ranks_max], 1):
+            if not number % ROWS_PER_STEP:
+                yield None
+            worker = partition.seating.present.get(rank.worker_id)
+            if worker is None:
+                continue  # it went in a turn of others
             of_rank = (str(rank.worker_id), str(rank.dp_rank))
             busy.add_metric([*of_rank, *partition.scope], float(slot in keeper.busy.slots))
-            role = partition.seating.present[rank.worker_id].spec.role or _WORKER_TYPE
+            role = worker.spec.role or _WORKER_TYPE
             blocks.add_metric([*of_rank, role], float(partition.ledger.decode[slot]))
             tokens.add_metric([*of_rank, role], float(partition.ledger.prefill[slot]))
         yield from (busy, blocks, tokens)
 
-    def _aliases(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+    def _aliases(self) -> Steps:
         rejected = CounterMetricFamily(
             "dynamo_frontend_model_rejection", "Alias.", labels=("model", "endpoint")
         )
         by_model: Counter[tuple[str, str]] = Counter()
         at_cap = in_engine = queued = 0
-        for scope, partitions, _ in groups:
+        for scope, partitions, _ in self._groups.found:
             for endpoint, count in _rejections(partitions).items():
                 by_model[scope.model_name, endpoint] += count
             for keeper in _keepers(partitions):

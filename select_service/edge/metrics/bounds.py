@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from select_service.edge.metrics.families import counter, counters, gauge
+from select_service.edge.metrics.families import Collector, counter, counters, gauge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

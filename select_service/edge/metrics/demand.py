@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client.metrics_core import (
-    Metric,
-)
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from select_service.core.books.demand_tally import DemandTally
-from select_service.edge.metrics.families import SCOPE, counter, histogram, summary
-from select_service.edge.metrics.scope_series import groups_of
+from select_service.edge.metrics.families import SCOPE, Collector, counter, histogram, summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from select_service.config import Settings
-    from select_service.edge.driver import Driver
-    from select_service.edge.metrics.scope_series import ScopeGroup
+    from select_service.edge.metrics.families import Steps
+    from select_service.edge.metrics.scope_series import ScopeGroups
 
 __all__ = ["DemandMetrics"]
 
@@ -54,40 +46,41 @@ _SUMMARIES: Final[tuple[tuple[str, str, Callable[[DemandTally], tuple[int, float
 class DemandMetrics(Collector):
     """Requests, lengths and times by scope."""
 
-    def __init__(self, service: Driver, settings: Settings) -> None:
-        self._service = service
-        self._scope_series_max = settings.metrics_scope_series_max
+    def __init__(self, groups: ScopeGroups) -> None:
+        self._groups = groups
 
     @override
-    def collect(self) -> Iterator[Metric]:
-        groups = groups_of(self._service.core, self._scope_series_max)
+    def collect(self) -> Steps:
         requests = counter(
             "demand_requests",
             "Requests for a worker; those refused are demand, too.",
             (*SCOPE, "outcome"),
         )
-        for scope, partitions, _ in groups:
+        for scope, partitions, _ in self._groups.found:
             tallies = [one.demand for one in partitions]
             placed = sum(sum(one.isl_counts) for one in tallies)
             requests.add_metric([*scope, "placed"], placed)
             requests.add_metric([*scope, "refused"], sum(one.refused for one in tallies))
+            yield None
         yield requests
-        yield self._lengths(groups)
+        yield from self._lengths()
         for name, text, read in _SUMMARIES:
             family = summary(f"demand_{name}", text, SCOPE)
-            for scope, partitions, _ in groups:
+            for scope, partitions, _ in self._groups.found:
                 told = [read(one.demand) for one in partitions]
                 count, total = sum(count for count, _ in told), sum(sum_ for _, sum_ in told)
                 family.add_metric(scope, count_value=count, sum_value=total)
+                yield None
             yield family
 
-    def _lengths(self, groups: list[ScopeGroup]) -> Metric:
+    def _lengths(self) -> Steps:
         family = histogram("demand_isl_tokens", "Prompt lengths of requests placed.", SCOPE)
-        for scope, partitions, _ in groups:
+        for scope, partitions, _ in self._groups.found:
             tallies = [one.demand for one in partitions]
             tokens = sum(one.isl_tokens for one in tallies)
             family.add_metric(scope, _cumulated(tallies), tokens)
-        return family
+            yield None
+        yield family
 
 
 def _cumulated(tallies: list[DemandTally]) -> list[tuple[str, float]]:

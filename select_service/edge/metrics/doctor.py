@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from select_service.core.doctor.causes import CAUSES
-from select_service.edge.metrics.families import counter, gauge
+from select_service.edge.metrics.families import Collector, counter, gauge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -12,9 +12,40 @@ from prometheus_client.metrics_core import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["PREFIX", "RANK", "SCOPE", "counter", "counters", "gauge", "histogram", "summary"]
+    from prometheus_client.metrics_core import Metric
+
+__all__ = [
+    "PREFIX",
+    "RANK",
+    "ROWS_PER_STEP",
+    "SCOPE",
+    "Collector",
+    "Steps",
+    "counter",
+    "counters",
+    "gauge",
+    "histogram",
+    "summary",
+]
+
+Steps: TypeAlias = "Iterator[Metric | None]"
+"""What a collector says: families, and None where others may have their turn before it goes on.
+
+Between two steps the state may change; what is told of one thing is read in one step.
+"""
+
+ROWS_PER_STEP: Final = 16
+"""Ranks looked at between two stops: some 5 µs each."""
+
+
+class Collector(Protocol):
+    """Reads counters when somebody scrapes."""
+
+    def collect(self) -> Steps:
+        """Say them."""
+
 
 PREFIX: Final = "select_service_"
 SCOPE: Final = ("model_name", "tenant_id")

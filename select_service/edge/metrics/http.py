@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from select_service.edge.http.traffic import LATENCY_BUCKETS_S
-from select_service.edge.metrics.families import counter, gauge, histogram
+from select_service.edge.metrics.families import Collector, counter, gauge, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from select_service.edge.http.traffic import RouteTraffic, Traffic
+    from select_service.edge.metrics.families import Steps
 
 __all__ = ["HttpMetrics"]
 
@@ -28,7 +28,7 @@ class HttpMetrics(Collector):
         self._traffic = traffic
 
     @override
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Steps:
         labels = ("method", "route")
         requests = counter("http_requests", "Requests answered.", (*labels, "status"))
         latency = histogram(
@@ -41,12 +41,13 @@ class HttpMetrics(Collector):
                 requests.add_metric([*names, str(status)], count)
             if stats.statuses:
                 latency.add_metric(names, _cumulated(stats), stats.seconds)
+            yield None
         yield requests
         yield latency
         yield from self._connections()
 
     def _routes(self) -> Iterator[tuple[tuple[str, str], RouteTraffic]]:
-        yield from self._traffic.routes.items()
+        yield from list(self._traffic.routes.items())
         yield UNMATCHED, self._traffic.unmatched
 
     def _connections(self) -> Iterator[Metric]:

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import time
-from itertools import islice
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from indexer.types import Tier
-from select_service.edge.metrics.families import RANK, SCOPE, counter, gauge
-from select_service.edge.metrics.scope_series import groups_of
+from select_service.edge.metrics.families import (
+    RANK,
+    ROWS_PER_STEP,
+    SCOPE,
+    Collector,
+    counter,
+    gauge,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from prometheus_client.metrics_core import Metric
 
+    from indexer.core.index import IndexStats
     from indexer.core.stream import EventStream
     from indexer.core.tallies import Tallies
     from select_service.config import Settings
     from select_service.edge.driver import Driver
-    from select_service.edge.metrics.scope_series import ScopeGroup
+    from select_service.edge.metrics.families import Steps
+    from select_service.edge.metrics.scope_series import ScopeGroups
 
 __all__ = ["IndexMetrics"]
 
@@ -47,19 +54,18 @@ _STREAM_COUNTERS: Final = (
 class IndexMetrics(Collector):
     """Index and event streams."""
 
-    def __init__(self, service: Driver, settings: Settings) -> None:
+    def __init__(self, service: Driver, settings: Settings, groups: ScopeGroups) -> None:
         self._service = service
+        self._groups = groups
         self._rank_series_max = settings.metrics_rank_series_max
-        self._scope_series_max = settings.metrics_scope_series_max
 
     @override
-    def collect(self) -> Iterator[Metric]:
-        groups = groups_of(self._service.core, self._scope_series_max)
-        yield from self._indexes(groups)
+    def collect(self) -> Steps:
+        yield from self._indexes()
         yield from self._streams()
-        yield from self._events(groups)
+        yield from self._events()
 
-    def _indexes(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+    def _indexes(self) -> Steps:
         nodes = gauge("index_nodes", "Nodes of the radix tree.", SCOPE)
         blocks = gauge("index_blocks", "Distinct blocks in the index.", SCOPE)
         holdings = gauge("index_holdings", "(rank, block) pairs held.", (*SCOPE, "tier"))
@@ -68,8 +74,11 @@ class IndexMetrics(Collector):
         orphans = gauge("index_orphan_blocks", "Blocks that wait for their parent.", SCOPE)
         dropped = counter("index_orphan_blocks_dropped", "Orphans that gave way.", SCOPE)
         refused = counter("index_events_refused", "Stores that contradict themselves.", SCOPE)
-        for scope, partitions, _ in groups:
-            stats = [one.index.stats for one in partitions]
+        for scope, partitions, _ in self._groups.found:
+            stats: list[IndexStats] = []
+            for one in partitions:
+                counted = yield from one.index.count_in_steps()
+                stats.append(counted)
             nodes.add_metric(scope, sum(one.nodes for one in stats))
             blocks.add_metric(scope, sum(one.blocks for one in stats))
             size.add_metric(scope, sum(one.bytes for one in stats))
@@ -80,31 +89,34 @@ class IndexMetrics(Collector):
             for tier in Tier:
                 held = sum(one.holdings[tier] for one in stats)
                 holdings.add_metric([*scope, tier.wire_name], held)
+            yield None
         yield from (nodes, blocks, holdings, size, unswept, orphans, dropped, refused)
 
-    def _streams(self) -> Iterator[Metric]:
+    def _streams(self) -> Steps:
         by_state = gauge("kv_listeners", "KV-event listeners.", ("state",))
-        streams = self._service.core.registry.streams()
-        states = [_state(stream) for stream in streams]
-        for state in _STREAM_STATES:
-            by_state.add_metric([state], states.count(state))
-        yield by_state
         listener = gauge("kv_listener_state", "1 for the state it is in.", (*RANK, "state"))
         lag = gauge(
             "kv_listener_lag_seconds", "Age of the last KV event, by the engine's clock.", RANK
         )
         wall_now = time.time()  # noqa: TID251 - compared with the engines' wall clocks
-        for stream, state in islice(zip(streams, states, strict=True), self._rank_series_max):
+        states: Counter[str] = Counter()
+        for number, stream in enumerate(self._service.core.registry.streams(), 1):
+            states[state := _state(stream)] += 1
+            if not number % ROWS_PER_STEP:
+                yield None
+            if number > self._rank_series_max:
+                continue
             labels = (str(stream.rank.worker_id), str(stream.rank.dp_rank), *stream.scope)
             listener.add_metric([*labels, state], 1)
             seconds = stream.lag(wall_now)
             if seconds is not None:
                 lag.add_metric(labels, seconds)
-        yield listener
-        yield lag
+        for state in _STREAM_STATES:
+            by_state.add_metric([state], states[state])
+        yield from (by_state, listener, lag)
 
-    def _events(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
-        tallies = [(one.scope, one.tallies) for one in groups]
+    def _events(self) -> Iterator[Metric]:
+        tallies = [(one.scope, one.tallies) for one in self._groups.found]
         for name, text in _STREAM_COUNTERS:
             family = counter(f"kv_{name}", text, SCOPE)
             for scope, tally in tallies:

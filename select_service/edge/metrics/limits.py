@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from select_service.config import FLAGS
-from select_service.edge.metrics.families import counter, gauge
+from select_service.edge.metrics.families import Collector, counter, gauge
 from select_service.types import CoreLimits
 
 if TYPE_CHECKING:
@@ -54,14 +53,17 @@ class LimitMetrics(Collector):
         self._traffic = traffic
         self._settings = settings
         self._reloading = reloading
+        self._told: tuple[Settings, Metric] | None = None  # as settings last were
 
     @override
     def collect(self) -> Iterator[Metric]:
-        values = gauge("limit", "What a limit is set to.", ("name",))
         settings = self._settings if self._reloading is None else self._reloading.settings
-        for name, value in limit_values(settings).items():
-            values.add_metric([name], value)
-        yield values
+        if self._told is None or self._told[0] is not settings:
+            values = gauge("limit", "What a limit is set to.", ("name",))
+            for name, value in limit_values(settings).items():
+                values.add_metric([name], value)
+            self._told = settings, values
+        yield self._told[1]
         orphans_dropped = self._service.core.registry.orphan_blocks_dropped
         hits = counter("limit_hits", "Times a limit was reached, where counted.", ("name",))
         for name, count in limit_hits(self._service, self._traffic, orphans_dropped).items():

@@ -10,11 +10,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from indexer.edge.sockets import Link
-from select_service.edge.metrics.families import counter, counters, gauge
+from select_service.edge.metrics.families import Collector, counter, counters, gauge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

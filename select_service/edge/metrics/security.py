@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from select_service.edge.metrics.families import counter, gauge
+from select_service.edge.metrics.families import Collector, counter, gauge
 from select_service.edge.security.openness import open_doors
 
 if TYPE_CHECKING:

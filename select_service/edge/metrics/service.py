@@ -6,24 +6,33 @@ allow: see `scope_series.py`.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from indexer.compiled import kernels_in_use
-from select_service.edge.metrics.families import RANK, SCOPE, counter, counters, gauge
-from select_service.edge.metrics.scope_series import groups_of, in_use
+from select_service.edge.metrics.families import (
+    RANK,
+    ROWS_PER_STEP,
+    SCOPE,
+    Collector,
+    counter,
+    counters,
+    gauge,
+)
+from select_service.edge.metrics.scope_series import in_use
 from select_service.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from prometheus_client.metrics_core import Metric
 
     from select_service.config import Settings
     from select_service.edge.driver import Driver
-    from select_service.edge.metrics.scope_series import ScopeGroup
+    from select_service.edge.metrics.families import Steps
+    from select_service.edge.metrics.scope_series import ScopeGroups
 
 __all__ = ["ServiceMetrics"]
 
@@ -33,13 +42,14 @@ _LIFECYCLES: Final = ("incomplete", "schedulable", "draining", "unschedulable")
 class ServiceMetrics(Collector):
     """Catalog and load."""
 
-    def __init__(self, service: Driver, settings: Settings) -> None:
+    def __init__(self, service: Driver, settings: Settings, groups: ScopeGroups) -> None:
         self._service = service
+        self._groups = groups
         self._rank_series_max = settings.metrics_rank_series_max
         self._scope_series_max = settings.metrics_scope_series_max
 
     @override
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Steps:
         build = gauge("build_info", "Which build this is.", ("version",))
         build.add_metric([__version__], 1)
         yield build
@@ -54,12 +64,11 @@ class ServiceMetrics(Collector):
         )
         yield from self._dumps()
         yield from self._catalog()
-        groups = groups_of(self._service.core, self._scope_series_max)
         yield from self._scopes()
         yield from self._selections()
         yield from self._sessions()
-        yield from self._waiting(groups)
-        yield from self._reservations(groups)
+        yield from self._waiting()
+        yield from self._reservations()
         yield from self._leases()
         yield from self._ranks()
 
@@ -70,20 +79,24 @@ class ServiceMetrics(Collector):
             dumps.add_metric([outcome], count)
         yield dumps
 
-    def _catalog(self) -> Iterator[Metric]:
+    def _catalog(self) -> Steps:
         workers = gauge("workers", "Registered workers.", ("lifecycle",))
-        lifecycles = [worker.lifecycle for worker in self._service.core.catalog]
-        for lifecycle in _LIFECYCLES:
-            workers.add_metric([lifecycle], lifecycles.count(lifecycle))
-        yield workers
         core = self._service.core
+        lifecycles = Counter(worker.lifecycle for worker in core.catalog)
+        for lifecycle in _LIFECYCLES:
+            workers.add_metric([lifecycle], lifecycles[lifecycle])
+        yield workers
         drains = counter("drains", "Workers that were drained, or put back.", ("event",))
         drains.add_metric(["begun"], core.counters.drains_begun)
         drains.add_metric(["undone"], core.counters.drains_undone)
         yield drains
         left = gauge("draining_reservations", "Live reservations of workers that drain.")
-        drained = [worker.worker_id for worker in core.catalog if worker.drain is not None]
-        left.add_metric((), sum(core.drain_status(one).reservations for one in drained))
+        reservations = 0
+        for worker in [one for one in core.catalog if one.drain is not None]:
+            if core.catalog.find(worker.worker_id) is worker:  # still there, after a turn of others
+                reservations += core.drain_status(worker.worker_id).reservations
+            yield None
+        left.add_metric((), reservations)
         yield left
 
     def _scopes(self) -> Iterator[Metric]:
@@ -147,22 +160,24 @@ class ServiceMetrics(Collector):
             {outcome: getattr(counts, outcome) for outcome in outcomes},
         )
 
-    def _waiting(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+    def _waiting(self) -> Steps:
         pending = gauge("pending_requests", "Selections waiting for capacity.", SCOPE)
         tokens = gauge("pending_isl_tokens", "Prompt tokens of waiting selections.", SCOPE)
-        for scope, partitions, _ in groups:
+        for scope, partitions, _ in self._groups.found:
             pending.add_metric(scope, sum(one.pending_count for one in partitions))
             tokens.add_metric(scope, sum(one.pending_isl_tokens for one in partitions))
+            yield None
         yield from (pending, tokens)
 
-    def _reservations(self, groups: Sequence[ScopeGroup]) -> Iterator[Metric]:
+    def _reservations(self) -> Steps:
         core = self._service.core
         live = gauge("reservations", "Live reservations.", ("state", *SCOPE))
-        for scope, partitions, _ in groups:
+        for scope, partitions, _ in self._groups.found:
             prefilling = sum(one.ledger.prefilling for one in partitions)
             total = sum(one.ledger.live for one in partitions)
             live.add_metric(["prefill", *scope], prefilling)
             live.add_metric(["decode", *scope], total - prefilling)
+            yield None
         yield live
         yield gauge(
             "freed_reservation_ids",
@@ -192,21 +207,24 @@ class ServiceMetrics(Collector):
             {event: getattr(leases, event) for event in events},
         )
 
-    def _ranks(self) -> Iterator[Metric]:
+    def _ranks(self) -> Steps:
         prefill = gauge("rank_prefill_tokens", "Active prefill tokens of a rank.", RANK)
         decode = gauge("rank_decode_blocks", "Active KV blocks of a rank.", RANK)
         requests = gauge("rank_requests", "Live reservations of a rank.", RANK)
         ranks = 0
-        for scope, partition in self._service.core.partitions.items():
+        for scope, partition in list(self._service.core.partitions.items()):
+            seats = partition.seating.seats()
+            listed, ranks = seats[: max(0, self._rank_series_max - ranks)], ranks + len(seats)
             ledger = partition.ledger
-            for rank, slot in partition.seating.seats():
-                ranks += 1
-                if ranks > self._rank_series_max:
-                    continue
+            # of one moment: who sits where may change between two steps
+            loads = ledger.prefill.tolist(), ledger.decode.tolist(), list(ledger.requests)
+            for number, (rank, slot) in enumerate(listed, 1):
                 labels = (str(rank.worker_id), str(rank.dp_rank), *scope)
-                prefill.add_metric(labels, float(ledger.prefill[slot]))
-                decode.add_metric(labels, float(ledger.decode[slot]))
-                requests.add_metric(labels, float(ledger.requests[slot]))
+                for family, load in zip((prefill, decode, requests), loads, strict=True):
+                    family.add_metric(labels, load[slot])
+                if not number % ROWS_PER_STEP:
+                    yield None
+            yield None
         yield from (prefill, decode, requests)
         yield gauge("ranks", "Ranks of workers that are schedulable or drain.", value=ranks)
         yield gauge(

@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client.metrics_core import (
     Metric,
 )
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from select_service.core.shadow.tally import ShadowTally
-from select_service.edge.metrics.families import SCOPE, counter, gauge, histogram
-from select_service.edge.metrics.scope_series import groups_of
+from select_service.edge.metrics.families import SCOPE, Collector, counter, gauge, histogram
 from select_service.types.shadow import REGRET_BOUNDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from indexer.types import Scope
-    from select_service.config import Settings
     from select_service.core.shadow.tally import RegretTally
     from select_service.edge.driver import Driver
+    from select_service.edge.metrics.families import Steps
+    from select_service.edge.metrics.scope_series import ScopeGroups
 
 _BOUNDS: Final = (*map(str, REGRET_BOUNDS), "+Inf")
 _SIDES: Final = ("live", "shadow")
@@ -37,12 +36,12 @@ _CHOSEN: Final = (
 class ShadowMetrics(Collector):
     """Of scopes, as many as have series of their own; none without a shadow."""
 
-    def __init__(self, service: Driver, settings: Settings) -> None:
+    def __init__(self, service: Driver, groups: ScopeGroups) -> None:
         self._service = service
-        self._scope_series_max = settings.metrics_scope_series_max
+        self._groups = groups
 
     @override
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Steps:
         shadowing = self._service.core.shadowing
         weight = gauge("shadow_weight", "Weights that look on.", ("name",))
         if shadowing.shadow is not None:
@@ -52,19 +51,20 @@ class ShadowMetrics(Collector):
         yield counter(
             "shadow_cost_seconds", "Time that went into scoring.", value=shadowing.budget.spent_s
         )
-        tallies = [] if shadowing.shadow is None else self._tallies()
+        tallies = [] if shadowing.shadow is None else (yield from self._tallies())
         yield from self._counts(tallies)
-        yield self._regret(tallies)
+        yield from self._regret(tallies)
         yield from self._chosen(tallies)
 
-    def _tallies(self) -> list[tuple[Scope, ShadowTally]]:
+    def _tallies(self) -> Generator[None, None, list[tuple[Scope, ShadowTally]]]:
         told = []
-        for scope, partitions, _ in groups_of(self._service.core, self._scope_series_max):
+        for scope, partitions, _ in self._groups.found:
             tally = ShadowTally()
             for partition in partitions:
                 if partition.shadow_tally is not None:
                     tally.add(partition.shadow_tally)
             told.append((scope, tally))
+            yield None
         return told
 
     def _counts(self, tallies: list[tuple[Scope, ShadowTally]]) -> Iterator[Metric]:
@@ -82,7 +82,7 @@ class ShadowMetrics(Collector):
         yield scored
         yield skipped
 
-    def _regret(self, tallies: list[tuple[Scope, ShadowTally]]) -> Metric:
+    def _regret(self, tallies: list[tuple[Scope, ShadowTally]]) -> Steps:
         family = histogram(
             "shadow_regret_blocks",
             "What the other side's choice costs more, by the weights of one side.",
@@ -92,7 +92,8 @@ class ShadowMetrics(Collector):
             for side, regret in zip(_SIDES, (tally.regret_live, tally.regret_shadow), strict=True):
                 if tally.scored:
                     family.add_metric([side, *scope], _cumulated(regret), regret.total)
-        return family
+            yield None
+        yield family
 
     def _chosen(self, tallies: list[tuple[Scope, ShadowTally]]) -> Iterator[Metric]:
         for name, text in _CHOSEN:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from select_service.edge.metrics.families import counter, gauge
+from select_service.edge.metrics.families import Collector, counter, gauge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +77,7 @@ class SnapshotMetrics(Collector):
             seconds.add_metric((), warm.load_seconds)
             unproven.add_metric((), warm.unproven)
             outcomes = dict(warm.snapshots.rejected)
-            for tallies in self._service.core.registry.tallies_by_scope().values():
+            for _, tallies in self._service.core.registry.tallied():
                 for outcome, count in tallies.recalls.items():
                     outcomes[outcome] = outcomes.get(outcome, 0) + count
             for outcome, count in sorted(outcomes.items()):

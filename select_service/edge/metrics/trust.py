@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from select_service.edge.metrics.families import RANK, counters, gauge
+from select_service.edge.metrics.families import RANK, ROWS_PER_STEP, Collector, counters, gauge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from select_service.config import Settings
     from select_service.edge.driver import Driver
+    from select_service.edge.metrics.families import Steps
 
 _REASONS: Final = ("prediction", "lag", "gaps")
 
@@ -27,7 +25,7 @@ class TrustMetrics(Collector):
         self._rank_series_max = settings.metrics_rank_series_max
 
     @override
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Steps:
         yield from self._ranks()
         core = self._service.core.counters
         for name, text, counts in (
@@ -44,7 +42,7 @@ class TrustMetrics(Collector):
         ):
             yield counters(name, text, "outcome", dict(sorted(counts.items())))
 
-    def _ranks(self) -> Iterator[Metric]:
+    def _ranks(self) -> Steps:
         factor = gauge("trust_factor", "By what a rank's overlap credit is multiplied.", RANK)
         missing = gauge(
             "trust_missing_share",
@@ -64,8 +62,14 @@ class TrustMetrics(Collector):
         shrunk = gauge(
             "trust_shrunk_ranks", "Ranks whose overlap credit is shrunk, by reason.", ("reason",)
         )
-        rows = self._service.core.trust().ranks
-        for row in rows[: self._rank_series_max]:
+        shrunk_by: Counter[str] = Counter()
+        for number, seat in enumerate(self._service.trust_seats(), 1):
+            if not number % ROWS_PER_STEP:
+                yield None
+            row = self._service.trust_row(seat)
+            shrunk_by.update(row.reasons)
+            if number > self._rank_series_max:
+                continue
             labels = (str(row.worker_id), str(row.dp_rank), row.model_name, row.tenant_id)
             factor.add_metric(labels, row.trust)
             if row.prediction_error is not None:
@@ -74,5 +78,5 @@ class TrustMetrics(Collector):
             if row.index.lag_s is not None:
                 lag.add_metric(labels, row.index.lag_s)
         for reason in _REASONS:
-            shrunk.add_metric([reason], sum(reason in row.reasons for row in rows))
+            shrunk.add_metric([reason], shrunk_by[reason])
         yield from (factor, missing, error, lag, shrunk)

@@ -199,6 +199,19 @@ class TenantView:
         ]
         return sorted(found, key=lambda worker: worker.worker_id)
 
+    def worker_ids(self, model_name: str | None = None, tenant_id: str | None = None) -> list[int]:
+        """GET /workers: whom to tell of."""
+        return sorted(
+            worker_id
+            for tenant in self._asked(tenant_id)
+            for worker_id in self._service.worker_ids(model_name, tenant)
+        )
+
+    def worker_record(self, worker_id: int) -> WorkerRecord | None:
+        """GET /workers: one of them; who has become another tenant's is none of one's own."""
+        record = self._service.worker_record(worker_id)
+        return record if record is not None and record.tenant_id in self._tenants else None
+
     def _asked(self, tenant_id: str | None) -> list[str]:
         """Return the tenants a query is about."""
         if tenant_id is None:
@@ -212,10 +225,14 @@ class TenantView:
         """GET /ready for a token that may not read."""
         return self._service.is_ready()
 
-    def ready(self) -> Ready:
+    def ready(self, *, with_workers: bool = True) -> Ready:
         """GET /ready: of the process, with one's own workers."""
-        workers = self.workers()
-        schedulable = sum(worker.lifecycle == "schedulable" for worker in workers)
+        schedulable = sum(
+            worker.lifecycle == "schedulable"
+            for worker in self._service.core.catalog
+            if worker.scope.tenant_id in self._tenants
+        )
+        workers = self.workers() if with_workers else []
         return Ready(self._service.is_ready(), schedulable, workers)
 
     # -- selection -----------------------------------------------------------------------------

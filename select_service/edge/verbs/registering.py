@@ -97,3 +97,12 @@ class Registering:
     ) -> list[WorkerRecord]:
         """GET /workers."""
         return self._core.workers(model_name, tenant_id)
+
+    def worker_ids(self, model_name: str | None = None, tenant_id: str | None = None) -> list[int]:
+        """GET /workers: whom to tell of, each in its turn by `worker_record`."""
+        return self._core.worker_ids(model_name, tenant_id)
+
+    def worker_record(self, worker_id: int) -> WorkerRecord | None:
+        """GET /workers: one of them; None: it has gone since."""
+        known = self._core.catalog.find(worker_id)
+        return None if known is None else self._core.worker(worker_id)

@@ -125,7 +125,7 @@ class Stage:
                 if not 0 <= slot < capacity or slot in taken:
                     raise BadRecording(f"worker {worker.worker_id} on slot {slot} of {capacity}")
                 taken.add(slot)
-            partition.seating.take(worker)
+            partition.sit(worker)
         self._seated = taken
         partition.make_room()
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import indexer.core.dump as dump_module
 from indexer.core.dump import DumpEvent
 from indexer.core.index import KvIndex
 from indexer.types import Namespace, Tier, WorkerRank
@@ -207,6 +208,35 @@ def test_a_dump_survives_a_clear_in_the_middle(index: KvIndex) -> None:
     rest = list(dump)
     assert len([event for event in rest if event.worker_id == B.worker_id]) == 4
     assert len([event for event in rest if event.worker_id == A.worker_id]) == 0
+
+
+@pytest.mark.parametrize("tier", [GPU, CPU])
+def test_a_dump_stops_where_it_has_nothing_to_tell_for_long(
+    index: KvIndex, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tree is gone through once for each tier, most of which nobody uses."""
+    for name in range(500):
+        index.store(A, tier, None, [name], pack(name))
+    visited, visits, views = 0, dump_module._views_of, dump_module._view
+
+    def counted(*args: Any) -> Any:
+        nonlocal visited
+        visited += 1
+        return visits(*args)
+
+    def viewed(*args: Any) -> Any:
+        nonlocal visited
+        visited += 1
+        return views(*args)
+
+    monkeypatch.setattr(dump_module, "_views_of", counted)
+    monkeypatch.setattr(dump_module, "_view", viewed)
+    told, most = 0, 0
+    for event in index.dump_in_steps():
+        most, visited = max(most, visited), 0
+        told += event is not None
+    assert told == 500
+    assert most <= 2 * dump_module.NODES_PER_STEP
 
 
 def test_a_dump_ends_where_its_rank_ends(index: KvIndex) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from select_service.edge.codec.answers import ALWAYS_JSON, Response, retry_after_line
+from select_service.edge.http.worker_list import AT_ONCE_MAX, records
 from select_service.edge.routing import read_query
 from select_service.errors import InvalidQuery
 from select_service.types import BriefReady
@@ -34,11 +37,20 @@ def ready(api: Api, request: Request) -> Answer:
         return _say_ready(api, BriefReady(api.service.is_ready()))
     if is_verbose:
         return _ready_verbose(api)
+    ids = api.service.worker_ids()
+    if len(ids) > AT_ONCE_MAX:
+        return _ready_with_many(api, api.service.ready(with_workers=False), ids)
     return _say_ready(api, api.service.ready())
 
 
 async def _ready_verbose(api: Api) -> Response:
-    return _say_ready(api, await api.service.ready_verbose())
+    ready = await api.service.ready_verbose(with_workers=False)
+    return await _ready_with_many(api, ready, api.service.worker_ids())
+
+
+async def _ready_with_many(api: Api, ready: Ready, ids: list[int]) -> Response:
+    told = await records(api, ids)
+    return _say_ready(api, msgspec.structs.replace(ready, workers=told))
 
 
 def _say_ready(api: Api, ready: Ready | BriefReady) -> Response:
@@ -48,9 +60,13 @@ def _say_ready(api: Api, ready: Ready | BriefReady) -> Response:
     return response
 
 
-def metrics(api: Api, _: Request) -> Response:
+def metrics(api: Api, _: Request) -> Answer:
     """Return counters for Prometheus."""
-    body, media_type = api.render_metrics()
+    return _metrics(api)
+
+
+async def _metrics(api: Api) -> Response:
+    body, media_type = await api.render_metrics()
     return Response(200, body, ((b"content-type", media_type.encode()),))
 
 

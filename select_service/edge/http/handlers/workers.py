@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, cast, get_args
 
 from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in
+from select_service.edge.http.worker_list import AT_ONCE_MAX, records
 from select_service.edge.routing import read_count, read_query, read_u64
 from select_service.errors import InvalidQuery
 from select_service.types import Role
@@ -83,9 +84,19 @@ async def _candidates(
     return api.writer.reply(ScaleDownCandidates(candidates=found))
 
 
-def workers(api: Api, request: Request) -> Response:
+def workers(api: Api, request: Request) -> Answer:
     """List workers by ascending id."""
-    return api.writer.reply(api.service.workers(*read_scope(request.query)))
+    scope = read_scope(request.query)
+    ids = api.service.worker_ids(*scope)
+    if len(ids) > AT_ONCE_MAX:
+        return _many(api, ids, *scope)
+    return api.writer.reply(api.service.workers(*scope))
+
+
+async def _many(
+    api: Api, ids: list[int], model_name: str | None, tenant_id: str | None
+) -> Response:
+    return api.writer.reply(await records(api, ids, model_name, tenant_id))
 
 
 def report(api: Api, request: Request) -> Answer:

@@ -35,11 +35,11 @@ def queues(*classes: PolicyClass, batched: tuple[int | None, ...] = (None,)) -> 
         worker = Worker(WorkerSpec(worker_id=slot, max_num_batched_tokens=most))
         worker.slots[0] = slot
         seating.take(worker)
-    seating.arrange(len(batched))
     ledger.ensure(len(batched))
     drainage = Drainage(ledger.work, prior_tokens_per_s=100.0)
     made = ClassQueues(RoutingPolicy(classes), seating, ledger, drainage)
-    made.follow(len(batched))
+    for worker in seating.workers.values():
+        made.seat(worker)
     return made
 
 

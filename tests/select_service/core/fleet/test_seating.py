@@ -39,7 +39,7 @@ def test_it_knows_who_has_come_and_not_gone(life: list[tuple[int, int, bool] | i
             free = [slot for slot in range(SLOTS) if slot not in taken]
             here[worker_id] = seated(worker_id, step[1], free, drains=step[2])
             seating.take(here[worker_id])
-        seating.arrange(SLOTS)
+        seating.ensure(SLOTS)
         seating.check()
         owners = {slot: (one, rank) for one in here.values() for rank, slot in one.slots.items()}
         for slot in range(SLOTS):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from select_service.edge import slices
 from select_service.edge.app import create_driver
-from select_service.edge.console import slices
 from select_service.edge.console.fleet import RANK_FIELDS, Fleet, News
-from select_service.edge.console.slices import Slices
+from select_service.edge.slices import Slices
 from select_service.types import SelectAndReserveRequest, WorkerPatch
 from select_service.types.admission import RankMetrics, WorkerMetrics
 from tests.select_service.edge.serving import SETTINGS, seat

@@ -10,10 +10,10 @@ import pytest
 
 from select_service.edge.console import fleet, stream
 from select_service.edge.console.sections import sections
-from select_service.edge.console.slices import Slices
 from select_service.edge.console.stream import LiveView
 from select_service.edge.driver import Driver
 from select_service.edge.server import Server
+from select_service.edge.slices import Slices
 from select_service.types import SelectAndReserveRequest
 from tests.select_service.edge.console.watching import ranks_of, watching
 from tests.select_service.edge.serving import Wire, on_a_port, seat, until

@@ -121,7 +121,7 @@ def shown(service: Driver, shift: int = 0) -> set[int]:
 
 def recalls(service: Driver) -> dict[str, int]:
     found = dict(warm(service).snapshots.rejected)
-    for tallies in service.core.registry.tallies_by_scope().values():
+    for _, tallies in service.core.registry.tallied():
         found.update(tallies.recalls)
     return found
 

@@ -1,4 +1,4 @@
-"""How long the console may hold the loop before it lets requests through."""
+"""How long what takes long may hold the loop before it lets requests through."""
 
 from __future__ import annotations
 

@@ -1,0 +1,48 @@
+"""Records of many workers in an answer: read and written in slices, for some 10 µs each.
+
+`handlers/workers.py` and `handlers/process.py` ask it where there are more than a few. Who comes,
+goes or changes meanwhile is told as it is when its turn comes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
+
+from select_service.edge.slices import Slices
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from select_service.edge.http.api import Api
+    from select_service.types import WorkerRecord
+
+__all__ = ["AT_ONCE_MAX", "records"]
+
+AT_ONCE_MAX: Final = 16
+"""So many are told without a pause, and without a task of their own."""
+
+
+async def records(
+    api: Api, ids: Sequence[int], model_name: str | None = None, tenant_id: str | None = None
+) -> list[WorkerRecord]:
+    """Return the records as they stand in an answer, to be written as a list or in one.
+
+    Args:
+        api: reads and writes them.
+        ids: of workers, in the order of the answer.
+        model_name: of all of them, if it is given.
+        tenant_id: likewise.
+    """
+    slices, told = Slices(), list[msgspec.Raw]()
+    for worker_id in ids:
+        record = api.service.worker_record(worker_id)
+        if (
+            record is not None
+            and (model_name is None or record.model_name == model_name)
+            and (tenant_id is None or record.tenant_id == tenant_id)
+        ):
+            told.append(msgspec.Raw(api.writer.encode(record)))
+        await slices.breathe()
+    return cast("list[WorkerRecord]", told)

@@ -1,0 +1,73 @@
+"""Records of many workers are read and written in slices, and say what those of few do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import msgspec
+import pytest
+
+from select_service.edge.driver import Driver
+from select_service.edge.http.worker_list import AT_ONCE_MAX
+from tests.select_service.edge.serving import in_process, seat
+
+MANY = 3 * AT_ONCE_MAX
+MSGPACK = {"accept": "application/msgpack"}
+
+
+@pytest.fixture(autouse=True)
+def _every_record_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("select_service.edge.slices.SLICE_S", 0.0, raising=False)
+
+
+def people(service: Driver) -> None:
+    for number in reversed(range(MANY)):
+        seat(service, number, model_name=f"m{number % 2}", taints=["a"] * (number % 3))
+
+
+@pytest.mark.parametrize("path", ["/workers", "/workers?model_name=m1", "/ready"])
+def test_many_are_told_as_few_are(path: str) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        people(service)
+        model = "m1" if "m1" in path else None
+        expected = msgspec.to_builtins(service.workers(model))
+        told = (await client.get(path)).json()
+        assert (told["workers"] if path == "/ready" else told) == expected
+        packed = msgspec.msgpack.decode((await client.get(path, headers=MSGPACK)).content)
+        assert (packed["workers"] if path == "/ready" else packed) == expected
+        if path == "/ready":
+            verbose = (await client.get("/ready?verbose=true")).json()
+            assert verbose["workers"] == expected
+            assert verbose["ready"]
+            assert verbose["schedulable_workers"] == told["schedulable_workers"] == MANY
+
+    in_process(use)
+
+
+@pytest.mark.parametrize("path", ["/workers", "/ready", "/ready?verbose=true"])
+def test_others_have_their_turn_meanwhile(path: str) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        people(service)
+        asking, turns = asyncio.ensure_future(client.get(path)), 0
+        while not asking.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert (await asking).status_code == 200
+        assert turns > MANY
+
+    in_process(use)
+
+
+def test_who_goes_or_moves_meanwhile_is_told_of_no_more() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        people(service)
+        asking = asyncio.ensure_future(client.get("/workers?model_name=m1"))
+        for _ in range(AT_ONCE_MAX):
+            await asyncio.sleep(0)
+        service.delete_worker(MANY - 1)
+        seat(service, MANY - 3, model_name="m0")
+        told = [one["worker_id"] for one in (await asking).json()]
+        assert told == list(range(1, MANY - 3, 2))
+
+    in_process(use)
