@@ -8,6 +8,7 @@ what a request says. `app.py` makes one per app.
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,8 @@ class Metrics:
         ProcessCollector(registry=self._process)
         PlatformCollector(registry=self._process)
         GCCollector(registry=self._process)
+        # its own: names that are looked up and disks that hang can take all threads of the loop
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
         self._rendering = asyncio.Lock()
         self._next: _Scrape | None = None  # has not begun to read
 
@@ -110,7 +113,8 @@ class Metrics:
         async with self._rendering:
             self._next = None
             # it asks the system of every file that is open: 4 ms with those of 1,000 workers
-            process = await asyncio.to_thread(lambda: list(self._process.collect()))
+            read = asyncio.get_running_loop().run_in_executor
+            process = await read(self._thread, lambda: list(self._process.collect()))
             slices, pieces = Slices(), list[bytes]()
             for step in chain(self._steps(), process):
                 if step is not None:

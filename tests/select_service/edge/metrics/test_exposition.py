@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -117,6 +119,25 @@ def test_the_life_of_a_rank() -> None:
         assert gone == set()
         assert value(samples, "reservation_events_total", event="dropped") == 2
         assert value(samples, "freed_reservation_ids") >= 2
+
+    in_process(use)
+
+
+def test_threads_that_all_hang_leave_a_scrape_alone() -> None:
+    """Names that are looked up and disks that hang take the threads of the loop, all of them."""
+    hangs = threading.Event()
+
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        hanging = loop.run_in_executor(None, hangs.wait)
+        try:
+            async with asyncio.timeout(10.0):
+                assert value(await scrape(client), "http_requests_in_flight") == 1
+            assert not hanging.done()
+        finally:
+            hangs.set()
+        await hanging
 
     in_process(use)
 
