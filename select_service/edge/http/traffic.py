@@ -117,7 +117,8 @@ class Traffic:
     """Everything counted at the HTTP door of one app."""
 
     __slots__ = (
-        *("connections", "console", "crashes", "in_flight", "limit_hits", "routes", "unmatched"),
+        *("connections", "console", "crashes", "in_flight", "limit_hits", "routes", "scrapes"),
+        "unmatched",
     )
 
     def __init__(self) -> None:
@@ -126,6 +127,7 @@ class Traffic:
         self.connections = Connections()
         self.console = ConsoleTraffic()
         self.in_flight = 0
+        self.scrapes = 0  # of them, those that read these numbers
         self.limit_hits = dict.fromkeys(COUNTED_LIMITS, 0)
         self.crashes = 0  # answers 500, and streams cut by an error of ours
 

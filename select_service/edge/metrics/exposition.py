@@ -61,6 +61,7 @@ class Metrics:
         settings: Settings,
         reloading: Reloading | None = None,
     ) -> None:
+        self._traffic = traffic
         groups = ScopeGroups(service.core, settings.metrics_scope_series_max)
         self._collectors: tuple[Collector, ...] = (
             groups,
@@ -106,7 +107,11 @@ class Metrics:
         scrape = self._next
         if scrape is None:
             scrape = self._next = _Scrape(self)
-        return await scrape.text(), CONTENT_TYPE_LATEST
+        self._traffic.scrapes += 1
+        try:
+            return await scrape.text(), CONTENT_TYPE_LATEST
+        finally:
+            self._traffic.scrapes -= 1
 
     async def render_next(self) -> bytes:
         """Render the text of all who have asked until it is begun."""

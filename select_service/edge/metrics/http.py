@@ -54,8 +54,8 @@ class HttpMetrics(Collector):
         counts = self._traffic.connections
         yield gauge(
             "http_requests_in_flight",
-            "Requests under way or waiting.",
-            value=self._traffic.in_flight,
+            "Requests under way or waiting, but for scrapes.",
+            value=self._traffic.in_flight - self._traffic.scrapes,
         )
         yield counter(
             "http_crashes",
