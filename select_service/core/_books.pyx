@@ -22,7 +22,7 @@ from select_service.core.books.ledger import CHURN_STEP_S, Ledger
 from select_service.core.books.reservation import Lane, Reservation
 from select_service.core.books.work_done import WorkDone
 
-ABI = 5  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 6  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -49,12 +49,13 @@ cdef enum:
     LEDGER_CHANGES
     LEDGER_COMPUTING
     LEDGER_FOLLOWS_QUEUES
+    LEDGER_SEQUENCE_BLOCKS
 
 cdef Layout ledgers = Layout(
     Ledger(),
     ("_lanes", "blocks", "_weights", "_rows", "work", "_deadlines", "prefill_left", "live",
      "prefilling", "prefill_backlog", "packed", "churned", "_asked", "_computed", "_churn_faded",
-     "changes", "_computing", "follows_queues"),
+     "changes", "_computing", "follows_queues", "sequence_blocks"),
 )
 
 cdef enum:
@@ -185,6 +186,7 @@ cdef object enter(
     cdef Py_ssize_t blocks = PyBytes_GET_SIZE(chain) // HASH
     if not blocks:
         blocks = 1
+    blocks += <object>get(ledgers, ledger, LEDGER_SEQUENCE_BLOCKS)
     held = blocks
     put(reservations, reservation, PROMPT_BLOCKS, held)
     put(reservations, reservation, CONTEXT_BLOCKS, held)

@@ -25,7 +25,7 @@ from select_service.core.fleet.seating import Seating
 from select_service.core.pricing.picking import pick
 from select_service.core.pricing.placement import Placement, device_overlap, worker_overlap
 from select_service.core.pricing.projection import matched, project
-from select_service.core.pricing.scoring import costs, is_plain, prefer
+from select_service.core.pricing.scoring import SEQUENCE_TOKENS, costs, is_plain, prefer
 from select_service.core.trust.factors import Trust
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 from select_service.types import Overlap, SelectPairRequest, TrustSettings
@@ -71,7 +71,10 @@ class Partition:
     ) -> None:
         self.scope = scope
         self.index = index
-        self.ledger = Ledger(prior_tokens_per_s=prefill_tokens_per_s)
+        self.ledger = Ledger(
+            prior_tokens_per_s=prefill_tokens_per_s,
+            sequence_blocks=round(SEQUENCE_TOKENS / index.block_size),
+        )
         self.seating = Seating()
         self.trust = Trust(trust or TrustSettings())
         self.drainage = Drainage(self.ledger.work, prior_tokens_per_s=prefill_tokens_per_s)

@@ -26,7 +26,8 @@ class NaiveReservation:
 
 
 class NaiveLedger:
-    def __init__(self) -> None:
+    def __init__(self, sequence_blocks: int = 0) -> None:
+        self.sequence_blocks = sequence_blocks
         self.live: dict[str, NaiveReservation] = {}
         self.fraction: dict[tuple[int, Block], float] = {}
 
@@ -44,8 +45,9 @@ class NaiveLedger:
         return int(Decimal(fsum(weights)).to_integral_value(ROUND_HALF_UP))
 
     def context(self, slot: int) -> int:
-        """Blocks that requests attend to, whoever else does."""
-        own = [r.fraction * (max(1, len(r.hashes)) + len(r.outputs)) for r in self.on(slot)]
+        """Blocks that requests attend to, whoever else does, and what each has beside them."""
+        more = self.sequence_blocks
+        own = [r.fraction * (max(1, len(r.hashes)) + more + len(r.outputs)) for r in self.on(slot)]
         return sum(int(Decimal(one).to_integral_value(ROUND_HALF_UP)) for one in own)
 
     def output_block(self, name: str, fraction: float | None) -> None:

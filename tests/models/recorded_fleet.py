@@ -49,7 +49,6 @@ from select_service.types.waves import SelectBatchRequest, WaveItem
 
 TAINTS = ("a", "b", "c")
 SCOPES = (Scope("m", "default"), Scope("m", "other"), Scope("n", "default"))
-SIZE = 4
 FRAME_BYTES = 2000
 
 
@@ -110,8 +109,11 @@ class Cassette:
 class RecordedFleet:
     """A random service, what happens to it, and what was answered."""
 
-    def __init__(self, seed: int, *, blocks: int = 140, is_whole: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, blocks: int = 140, block_size: int = 4, is_whole: bool = False
+    ) -> None:
         self.draw = draw = random.Random(seed)
+        self.block_size = block_size
         self.config = RouterConfig(
             use_kv_events=False,
             temperature=draw.choice([0.0, 0.0, 0.0, 0.7]),
@@ -183,7 +185,7 @@ class RecordedFleet:
             model_name=scope.model_name,
             tenant_id=scope.tenant_id,
             endpoint=f"http://w{worker_id}",
-            block_size=SIZE,
+            block_size=self.block_size,
             data_parallel_size=draw.choice([1, 1, 2]),
             max_num_batched_tokens=draw.choice([None, 256]),
             taints=[taint for taint in TAINTS if draw.random() < 0.5],
@@ -240,7 +242,7 @@ class RecordedFleet:
             "tenant_id": scope.tenant_id,
             "block_hashes": hashes,
             "sequence_hashes": hashes,
-            "isl_tokens": len(hashes) * SIZE + draw.randint(0, 3),
+            "isl_tokens": len(hashes) * self.block_size + draw.randint(0, 3),
         }
         if draw.random() < 0.5:
             asked["session_id"] = draw.choice("abcde")

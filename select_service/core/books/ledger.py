@@ -96,13 +96,14 @@ class Ledger:
         "prefill_left",
         "prefilling",
         "requests",
+        "sequence_blocks",
         "step",
         "tenures",
         "work",
     )
 
     def __init__(  # noqa: PLR0915 - one line a column
-        self, *, prior_tokens_per_s: float = PRIOR_TOKENS_PER_S
+        self, *, prior_tokens_per_s: float = PRIOR_TOKENS_PER_S, sequence_blocks: int = 0
     ) -> None:
         self.prefill: Floats = np.zeros(0)
         """P: booked prefill tokens of reservations whose prefill is not complete."""
@@ -114,8 +115,10 @@ class Ledger:
         """Of them, those whose prefill is not complete."""
         self.context: Floats = np.zeros(0)
         """Blocks that live requests attend to: those several have in common count for each, as an
-        engine reads them for each, and a prompt without a whole block counts as one: a sequence is
-        decoded for it, too. Whole numbers."""
+        engine reads them for each, and a prompt without a whole block counts as one. Each request
+        has `sequence_blocks` beside them. Whole numbers."""
+        self.sequence_blocks = sequence_blocks
+        """What a request weighs in the context by being one: `SEQUENCE_TOKENS` of the pricing."""
         self.tenures: list[int] = []
         """How many ranks had the slot before."""
         self.churn: Floats = np.zeros(0)
@@ -259,7 +262,8 @@ class Ledger:
         self.live += 1
         self.prefilling += 1
         decode = self._weights.count(lane.number)
-        blocks = len(sequence_hashes) // HASH_BYTES or 1  # a prompt shorter than one is no nothing
+        # a prompt shorter than a block is no nothing
+        blocks = (len(sequence_hashes) // HASH_BYTES or 1) + self.sequence_blocks
         reservation.prompt_blocks = reservation.context_blocks = blocks
         self.packed = b""
         work = self.work

@@ -85,7 +85,7 @@ class Reservation:
         self.whole_outputs = 0  # output blocks of weight 1
         self.faded_outputs = 0  # output blocks of weight output_fraction
         self.output_fraction = 1.0
-        self.prompt_blocks = 0
+        self.prompt_blocks = 0  # of its slot's context, what it came with
         self.context_blocks = 0  # of its slot's context, what is its own
         self.created = now
         self.first_token_at = 0.0  # when this process was told of it; 0: it was not

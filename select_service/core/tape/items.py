@@ -228,6 +228,7 @@ class Wave(Struct, array_like=True, tag="W"):
     members: list[Member]
     steps: list[Step]
     planned_at: float = 0.0  # as of when queues counted; 0: nothing was told of queues
+    sequence_blocks: int = 0  # that each request has in the context beside its prompt
 
 
 class Life(Struct, array_like=True, tag="L"):

@@ -95,6 +95,7 @@ class WaveNote(Struct, frozen=True, gc=False):
     members: list[tuple[int, Prompt, SelectRequest, Weights, Rows]]
     steps: list[StepNote]
     planned_at: float  # as of when loads counted
+    sequence_blocks: int
 
 
 class BirthNote(Struct, frozen=True, gc=False):

@@ -201,7 +201,8 @@ class Packer:
             if len(steps) % WAVE_AT_ONCE == 0:
                 yield None
         limits = note.load_limit, note.keep_together
-        yield Wave(note.at, scope, *limits, prompts, members, steps, note.planned_at)
+        counted = note.planned_at, note.sequence_blocks
+        yield Wave(note.at, scope, *limits, prompts, members, steps, *counted)
 
     def _looked(
         self, scope: int, number: int, seen: Seen

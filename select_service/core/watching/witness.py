@@ -365,7 +365,8 @@ class _WavePlan(WavePlan):
         if not witness.seats(partition):
             witness.sink.leave_out()
             return
-        witness.sink.put(WaveNote(witness.now, *facts, members, taken, self._now), size)
+        counted = self._now, ledger.sequence_blocks
+        witness.sink.put(WaveNote(witness.now, *facts, members, taken, *counted), size)
 
     @override
     def _price(self, member: Member) -> tuple[Floats, Floats]:

@@ -152,7 +152,7 @@ class WavePlan:
         self._placed = np.zeros(size, dtype=np.int64)  # requests of the wave, by slot
         self._prefill = np.zeros(size)  # and the tokens to compute for them
         self._decode = np.zeros(size)  # and their distinct blocks
-        self._context = np.zeros(size)  # and all their blocks
+        self._context = np.zeros(size)  # and what they add to the context
         self._share = self._limit = 0  # requests: a rank's even share, and what it may get to
 
     def seats(self) -> Iterator[list[Seat]]:
@@ -257,7 +257,7 @@ class WavePlan:
             known = max(float(shared * size), cached_tokens)
             self._prefill[slot] += max(0.0, prompt.isl_tokens - known)
             self._decode[slot] += prompt.blocks - shared
-            self._context[slot] += prompt.blocks
+            self._context[slot] += prompt.blocks + self._partition.ledger.sequence_blocks
             seats.append(Seat(member, slot, mate, shared))
         self._placed[slot] += count
         return seats

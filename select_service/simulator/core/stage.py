@@ -332,6 +332,7 @@ class _Guide:
     ) -> WavePlan:
         """Return the plan, in front of its first step."""
         self._rng = rng
+        self._stage._ledger.sequence_blocks = wave.sequence_blocks  # noqa: SLF001 - its own
         self._plan = _Guided(
             self._stage.partition,
             members,

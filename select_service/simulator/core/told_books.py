@@ -78,6 +78,7 @@ class ToldLedger:
         self.ahead: Floats = np.zeros(capacity)
         self.pace = self.prefilling = self.turnover = 0.0
         self.follows_queues = False
+        self.sequence_blocks = 0  # of what a wave brings; what is booked has them in `context`
         self.requests = np.zeros(capacity, dtype=np.int64)
         self.blocks = _Blocks()
         self.packed = b""

@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from select_service.core.books.loads import ranks_in, unpacked
 from select_service.core.pricing.scoring import weights_in_force
 from select_service.core.tape.items import Decided, Item, Prompted, Wave
 from select_service.core.tape.reading import BadRecording, House, slots_of
 from select_service.simulator.cli import main
-from select_service.simulator.core.stage import Stage, recorded_choice
+from select_service.simulator.core.stage import Stage, changed_weights, recorded_choice
 from select_service.simulator.recordings import play, requests_of
 from select_service.simulator.replaying import RecordedRandom, replay
 from select_service.types import RouterConfig
@@ -74,11 +75,39 @@ def test_what_was_recorded_before_queues_counted_as_worked_off_is_made_again() -
     assert any(isinstance(one, Wave) for one in items)
 
 
+def test_what_was_recorded_before_sequences_counted_is_made_again() -> None:
+    """Written by the service as it was: loads and waves have blocks of prompts and answers only."""
+    path = GOLDEN / "recordings" / "first-token-before-sequences.rec"
+    told = replay([path])
+    assert told.first_difference is None
+    assert told.reproduced == told.decisions == 171
+    waves = [one.item for one in play([path]) if isinstance(one.item, Wave)]
+    assert {one.sequence_blocks for one in waves} == {0}
+
+
+def test_a_wave_is_planned_again_with_the_sequences_it_counted(tmp_path: Path) -> None:
+    """Were they left out, some of its requests would sit elsewhere."""
+    fleet, path = recorded(tmp_path, 6)
+    assert fleet.config.policy == "first-token"
+    weights, elsewhere = changed_weights(fleet.config, {}), 0
+    for tape, wave in ((one.tape, one.item) for one in play([path])):
+        if not isinstance(wave, Wave) or not wave.steps:
+            continue
+        assert wave.sequence_blocks > 0
+        ranks = ranks_in(wave.steps[0].load.whole or b"")
+        stage = Stage(tape.house(wave.scope), ranks, fleet.config)
+        for counted in (wave, replace(wave, sequence_blocks=0)):
+            made = stage.plan(counted, weights, lambda step: RecordedRandom(step.draws, 6))
+            assert made.planned == made.recorded or counted is not wave
+            elsewhere += made.planned != made.recorded
+    assert elsewhere > 0
+
+
 def test_queues_that_count_as_worked_off_decide_what_is_made_again(tmp_path: Path) -> None:
     """Were they left out, some of these decisions would be other ones."""
     worked = otherwise = 0
-    for seed in (0, 1, 22):
-        fleet, path = recorded(tmp_path, seed)
+    for seed in (0, 1, 29):
+        fleet, path = recorded(tmp_path, seed, block_size=64)
         if weights_in_force(fleet.config, None).pace == 1.0:
             told = replay([path], {"pace_scale": 0.0}).what_if
             assert told is not None

@@ -286,9 +286,9 @@ class AgainstTheTwin(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.ledger = Ledger()
+        self.ledger = Ledger(sequence_blocks=3)
         self.ledger.ensure(SLOTS)
-        self.twin = NaiveLedger()
+        self.twin = NaiveLedger(sequence_blocks=3)
         self.names: dict[str, Reservation] = {}
         self.dropped: set[Reservation] = set()  # and not swept yet
         self.slots = SLOTS

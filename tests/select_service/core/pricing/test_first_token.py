@@ -316,6 +316,23 @@ def test_a_prompt_many_share_is_read_for_each_of_them(
 
 
 @EITHER
+def test_many_short_prompts_are_more_to_decode_than_a_few_long_ones(
+    twin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step does much the same for every sequence, and each of them has a seat."""
+    monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
+    fleet = Fleet(2)
+    for number in range(30):  # 60 blocks in all
+        fleet.ask([1000 + number, 2000 + number], allowed_worker_ids=[0])
+        fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+    for number in range(3):  # 120 blocks in all
+        first = 10_000 * (number + 1)
+        fleet.ask(list(range(first, first + 40)), allowed_worker_ids=[1])
+        fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+    assert fleet.ask([999]) == 1
+
+
+@EITHER
 def test_prompts_shorter_than_a_block_are_spread(
     twin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
