@@ -196,6 +196,15 @@ def bursty(cv: float) -> Callable[[_Draw, float], Iterator[Iterable[Line]]]:
     return shape
 
 
+def system_prompts(draw: _Draw, rate: float) -> Iterator[Iterable[Line]]:
+    """Sixty applications, each with instructions of its own length, and short questions to them."""
+    systems = [draw.blocks(draw.rng.choice((512, 1_536, 3_072, 15_360))) for _ in range(60)]
+    often = _zipf(len(systems), 1.0)
+    for at in draw.poisson(rate):
+        system = draw.rng.choices(systems, often)[0]
+        yield (draw.line(at, system, draw.length(400, 0.8, 2_000), draw.length(150, 0.9, 1_500)),)
+
+
 def reasoning(draw: _Draw, rate: float) -> Iterator[Iterable[Line]]:
     """Short questions, 8,000 to 20,000 tokens of thought: decoding is all there is."""
     for at in draw.poisson(rate):
@@ -266,6 +275,7 @@ SHAPES: Final[dict[str, Callable[[_Draw, float], Iterator[Iterable[Line]]]]] = {
     "azure conversations": azure_conversations,
     "bursts, cv 4": bursty(4.0),
     "bursts, cv 8": bursty(8.0),
+    "system prompts": system_prompts,
     "reasoning": reasoning,
     "retrieval": retrieval,
     "best of n": best_of_n,

@@ -222,8 +222,9 @@ def test_an_engine_that_hangs_draws_one_prompt_more_however_long_it_does(
 def test_what_is_booked_counts_before_its_events_come(
     twin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is worth more to compute than three sequences are to decode."""
     monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
-    prompt = list(range(1, 41))
+    prompt = list(range(1, 101))
     fleet = Fleet(4)
     first = fleet.ask(prompt)
     fleet.core.prefill_complete("r1", fleet.now)
