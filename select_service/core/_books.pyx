@@ -22,7 +22,7 @@ from select_service.core.books.ledger import CHURN_STEP_S, Ledger
 from select_service.core.books.reservation import Lane, Reservation
 from select_service.core.books.work_done import WorkDone
 
-ABI = 6  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 7  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -50,12 +50,15 @@ cdef enum:
     LEDGER_COMPUTING
     LEDGER_FOLLOWS_QUEUES
     LEDGER_SEQUENCE_BLOCKS
+    LEDGER_SPOKE
+    LEDGER_UNSURE
+    LEDGER_STIRRED
 
 cdef Layout ledgers = Layout(
     Ledger(),
     ("_lanes", "blocks", "_weights", "_rows", "work", "_deadlines", "prefill_left", "live",
      "prefilling", "prefill_backlog", "packed", "churned", "_asked", "_computed", "_churn_faded",
-     "changes", "_computing", "follows_queues", "sequence_blocks"),
+     "changes", "_computing", "follows_queues", "sequence_blocks", "_spoke", "_unsure", "_stirred"),
 )
 
 cdef enum:
@@ -117,9 +120,13 @@ cdef enum:
     WORK_COMPUTING
     WORK_RANK_MARKS
     WORK_SPAN_MARKS
+    WORK_SAID_SECONDS
+    WORK_UNSAID_SECONDS
 
 cdef Layout works = Layout(
-    WorkDone(), ("at", "computed", "ended", "computing", "_rank_marks", "_span_marks")
+    WorkDone(),
+    ("at", "computed", "ended", "computing", "_rank_marks", "_span_marks", "said_seconds",
+     "unsaid_seconds"),
 )
 
 cdef enum:
@@ -203,6 +210,7 @@ cdef object enter(
     if prefill:
         if not left:
             _starts(work)
+            (<list>get(ledgers, ledger, LEDGER_SPOKE))[slot] = get(works, work, WORK_AT)
         left = left + prefill
         all_left[slot] = left
         add(ledgers, ledger, LEDGER_BACKLOG, prefill)
@@ -241,6 +249,7 @@ cdef int complete(ledger, reservation, double now) except -1:
     left = all_left[slot]
     if tokens:
         add(works, work, WORK_COMPUTED, tokens)
+        _hear(ledger, work, reservation, slot)
         left = left - tokens
         all_left[slot] = left
         add(ledgers, ledger, LEDGER_BACKLOG, -tokens)
@@ -255,6 +264,22 @@ cdef int complete(ledger, reservation, double now) except -1:
             break
     (<LoadRows>get(ledgers, ledger, LEDGER_ROWS)).complete(slot, left, head, now)
     put(ledgers, ledger, LEDGER_PACKED, b"")
+    return 0
+
+
+cdef int _hear(ledger, work, reservation, Py_ssize_t slot) except -1:
+    """Do what `Ledger._hear` does where nobody gave up."""
+    if <set>get(ledgers, ledger, LEDGER_UNSURE):
+        ledger._hear(reservation)
+        return 0
+    cdef list spoke = get(ledgers, ledger, LEDGER_SPOKE)
+    at = get(works, work, WORK_AT)
+    cdef double since = spoke[slot], booked = get(reservations, reservation, CREATED)
+    spoke[slot] = at
+    if booked > since:
+        add(works, work, WORK_UNSAID_SECONDS, booked - since)
+        since = booked
+    add(works, work, WORK_SAID_SECONDS, <double>at - since)
     return 0
 
 
@@ -321,6 +346,10 @@ cdef int take_out(ledger, reservation) except -1:
         get(ledgers, ledger, LEDGER_COMPUTING)[slot] -= 1
         add(ledgers, ledger, LEDGER_PREFILLING, -1)
         ledger._give_up(reservation, lane)
+    else:
+        (<list>get(ledgers, ledger, LEDGER_STIRRED))[slot] = get(
+            works, get(ledgers, ledger, LEDGER_WORK), WORK_AT
+        )
     return 0
 
 

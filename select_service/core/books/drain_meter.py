@@ -4,6 +4,10 @@ Only time in which there was something to compute counts, per computing rank: an
 nobody slow, and one busy rank of many tells what all of them could do. Nothing is done per
 request: what a pool has done so far is in `work_done.py`, and is looked at when somebody asks and
 at every housekeeping.
+
+Two pairs of sums are kept: by the clock (a rank with something to compute computes) and by what is
+said to be computed. The clock is up to date between two words, and is read until a rank was silent
+for so long that it is to be doubted; words are right whoever hangs, and are read from then on.
 """
 
 from __future__ import annotations
@@ -16,6 +20,11 @@ if TYPE_CHECKING:
 
 MEMORY_S: Final = 30.0
 """Work older than about so many busy seconds is forgotten."""
+SILENCE_S: Final = 30.0
+"""A rank that has something to compute and says nothing for longer may not compute at all."""
+SLOWER_MAX: Final = 32.0
+"""Nor is it thought to before it has taken so many times as long as others for what it has begun:
+an engine that is worn is slow by a factor of ten, and is measured as it is."""
 PRIOR_TOKENS_PER_S: Final = 8_000.0
 """Of one rank, until something was measured: a mid-size model on one current device."""
 PRIOR_WEIGHT_S: Final = 0.5
@@ -36,12 +45,17 @@ class DrainMeter:
         "_ended",
         "_memory_s",
         "_rank_seconds",
+        "_said_seconds",
+        "_said_tokens",
         "_seen_busy_seconds",
         "_seen_computed",
         "_seen_ended",
         "_seen_rank_seconds",
+        "_seen_said_seconds",
+        "_seen_unheard",
         "_span",
         "_tokens",
+        "_unfaded",
         "work",
     )
 
@@ -59,6 +73,9 @@ class DrainMeter:
         self._ended = 0.0
         self._span = 0.0  # seconds with something computing
         self._seen_computed, self._seen_ended = work.computed, work.ended
+        self._said_seconds, self._said_tokens = self._rank_seconds, self._tokens
+        self._unfaded = 0.0  # busy seconds in which nobody said anything
+        self._seen_said_seconds, self._seen_unheard = work.said_seconds, work.unheard
         self._seen_rank_seconds = work.rank_seconds
         self._seen_busy_seconds = work.busy_seconds
 
@@ -78,16 +95,44 @@ class DrainMeter:
             self._ended *= fade
             self._span = self._span * fade + passed
             self._rank_seconds += max(0.0, rank_seconds - self._seen_rank_seconds)
+        self._follow_words(passed)
         self._tokens += work.computed - self._seen_computed
         self._ended += work.ended - self._seen_ended
         self._seen_computed, self._seen_ended = work.computed, work.ended
         self._seen_rank_seconds, self._seen_busy_seconds = rank_seconds, busy_seconds
 
+    def _follow_words(self, passed: float) -> None:
+        """Take in what was said; no more is forgotten for it than was said.
+
+        Where nobody says anything nothing is learned, then, and nothing forgotten.
+        """
+        work = self.work
+        self._unfaded += passed
+        said = work.said_seconds - self._seen_said_seconds
+        if said > 0.0:
+            fade = math.exp(-min(self._unfaded, said) / self._memory_s)
+            self._unfaded = 0.0
+            self._said_seconds = self._said_seconds * fade + said
+            self._said_tokens *= fade
+        unheard = work.unheard - self._seen_unheard
+        self._said_tokens += work.computed - self._seen_computed - unheard
+        self._seen_said_seconds, self._seen_unheard = work.said_seconds, work.unheard
+
     @property
     def tokens_per_s(self) -> float:
         """Prefill tokens per second of one computing rank."""
         self.follow()
+        if self.work.by_word:
+            return self.said_tokens_per_s
         return max(TOKENS_PER_S_MIN, self._tokens / self._rank_seconds)
+
+    @property
+    def said_tokens_per_s(self) -> float:
+        """The same, of those who said what they computed, when last looked at.
+
+        This is no look: who asks, and how often, changes nothing that is measured.
+        """
+        return max(TOKENS_PER_S_MIN, self._said_tokens / self._said_seconds)
 
     @property
     def requests_per_s(self) -> float:

@@ -166,6 +166,11 @@ class AdmissionMetrics(Collector):
         )
         busy = gauge("admission_busy_ranks", "Ranks above a busy threshold.", SCOPE)
         full = gauge("admission_full_ranks", "Ranks of workers at their cap.", SCOPE)
+        silent = gauge(
+            "admission_silent_ranks",
+            "Ranks that seem to hang: they have prompts and say nothing of them.",
+            SCOPE,
+        )
         for scope, partitions, _ in self._groups.found:
             keepers = list(_keepers(partitions))
             if not keepers:
@@ -177,8 +182,10 @@ class AdmissionMetrics(Collector):
             drain.add_metric(scope, sum(one.pool.prefill_rate for one in keepers) / count)
             busy.add_metric(scope, sum(one.busy.count for one in keepers))
             full.add_metric(scope, sum(one.caps.full_slots for one in keepers))
+            hang = sum(one.ledger.silent(keeper.now) for one in partitions)
+            silent.add_metric(scope, hang)
             yield None
-        yield from (saturation, drain, busy, full)
+        yield from (saturation, drain, busy, full, silent)
 
     def _promises(self) -> Steps:
         held = gauge("admission_promises", "Returns that are promised a place.")

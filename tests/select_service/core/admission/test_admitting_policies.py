@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from select_service.core.admission.queue import Ticket
 from select_service.core.admission.tallies import ClassTally
 from select_service.core.pricing.policy import PolicyBook, PolicyClass, RoutingPolicy
 from select_service.errors import (
@@ -259,3 +260,29 @@ def test_a_full_queue_is_a_refusal_like_others() -> None:
         some.take("c", 3)
     assert retry_after(caught.value) is not None
     assert tally(some).refused == 1
+
+
+def test_one_prompt_that_is_never_computed_does_not_close_the_pool() -> None:
+    """Its caller is lost, or its engine hangs; the other computes 10,000 tokens a second."""
+    some = fleet(2, policy="slo-shed")
+    some.take("hung", 1, isl=4000)
+    came: list[bool] = []
+    for second in range(90):
+        name = f"r{second}"
+        try:
+            answer = some.take(name, isl=1000, slo_ttft_ms=1500)
+        except AdmissionRefused:
+            answer = None
+        came.append(isinstance(answer, Selection))
+        some.now += 0.1
+        if isinstance(answer, Ticket):
+            some.core.withdraw(answer)
+        elif answer is not None:
+            some.done(name)
+            some.free(name)
+        some.tick(0.9)
+    assert not all(came), "for half a minute it is thought to be slow"
+    assert all(came[40:])
+    keeper = keeper_of(some)
+    keeper.refresh(some.now)
+    assert keeper.pool.prefill_rate == pytest.approx(10_000, rel=0.1)
