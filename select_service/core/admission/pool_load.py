@@ -335,6 +335,7 @@ class PoolLoad:
         """State every promise: the sum is that of the ranks, nobody carries nothing."""
         assert self.instances == len(self._seated)
         loads, limits = self.loads, self.limits
+        rate, _, _, saturation = self.outlook()  # of one look: the next may take the rate anew
         assert self.prefill_backlog == loads.prefill.sum()
         assert loads.prefilling == loads.computing.sum()
         if self.instances:
@@ -342,11 +343,11 @@ class PoolLoad:
             assert self.heaviest == most.max()
         total = 0.0
         for slot in self._seated:
-            filled = float(loads.prefill[slot]) / (self.prefill_rate * limits.target_ttft_s)
+            filled = float(loads.prefill[slot]) / (rate * limits.target_ttft_s)
             used = float(loads.decode[slot]) * float(self._share[slot]) / limits.kv_utilization
             waits = self._waiting.get(slot, 0) / limits.waiting if limits.waiting else 0.0
             total += max(filled, used, waits, float(slot in self._stale))
         if self.instances:
-            assert math.isclose(self.saturation, total / self.instances, rel_tol=1e-9)
+            assert math.isclose(saturation, total / self.instances, rel_tol=1e-9)
         assert self._waiting.keys() | self._stale <= self._seated
         assert all(self._tenants.values()), "only who has requests is counted"

@@ -112,6 +112,11 @@ class Seating:
         assert owner is not None, "slot without a worker"
         return owner, self._rank[slot]
 
+    def slot_of(self, rank: WorkerRank) -> int | None:
+        """Return where a rank sits; None: it has gone, in a turn of others."""
+        worker = self.present.get(rank.worker_id)
+        return None if worker is None else worker.slots.get(rank.dp_rank)
+
     def taints_at(self, slot: int) -> frozenset[str]:
         """Return the taints of who occupies a slot; a wave may have planned with who has gone."""
         owner = self._owner[slot]

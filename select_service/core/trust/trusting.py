@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from select_service.core.trust.factors import RankTrust, Reason
     from select_service.types import TrustSettings
 
-    TrustSeat: TypeAlias = tuple[Partition, WorkerRank, int]
+    TrustSeat: TypeAlias = tuple[Partition, WorkerRank]
 
 LOOK_S: Final = 1.0
 """Between two looks at one event stream."""
@@ -99,6 +99,7 @@ class _Verdict(NamedTuple):
 
 
 _FRESH: Final = _Verdict(1.0, ())
+_NO_INDEX: Final = IndexFreshness(state="none", lag_s=None, open_gaps=0, lost_batches=0)
 
 
 class Trusting:
@@ -327,32 +328,33 @@ class Trusting:
     def seats(self, model_name: str | None = None, tenant_id: str | None = None) -> list[TrustSeat]:
         """Return who there is to tell of."""
         return [
-            (partition, rank, slot)
+            (partition, rank)
             for scope, partition in sorted(self._membership.partitions.items())
             if (model_name is None or scope.model_name == model_name)
             and (tenant_id is None or scope.tenant_id == tenant_id)
-            for rank, slot in partition.seating.seats()
+            for rank, _ in partition.seating.seats()
         ]
 
     def table(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:
         """Return how far every rank's index is believed; O(ranks), a µs for each."""
         return TrustTable([self.row(*seat) for seat in self.seats(model_name, tenant_id)])
 
-    def row(self, partition: Partition, rank: WorkerRank, slot: int) -> RankTrustRow:
-        """Return how far one rank's index is believed."""
-        known = partition.trust.find(slot)
+    def row(self, partition: Partition, rank: WorkerRank) -> RankTrustRow:
+        """Return how far one rank's index is believed; who has gone since is told without any."""
+        slot = partition.seating.slot_of(rank)
+        known = None if slot is None else partition.trust.find(slot)
         return RankTrustRow(
             model_name=partition.scope.model_name,
             tenant_id=partition.scope.tenant_id,
             worker_id=rank.worker_id,
             dp_rank=rank.dp_rank,
-            trust=partition.trust.factor(slot),
+            trust=1.0 if slot is None else partition.trust.factor(slot),
             reasons=[] if known is None else list(known.reasons),
             prediction_error=known.mean_error_tokens if known and known.reports else None,
             missing_share=0.0 if known is None else known.missing_share,
             samples=0 if known is None else known.samples,
             rereads=0 if known is None else known.rereads,
-            index=self.freshness(rank),
+            index=_NO_INDEX if slot is None else self.freshness(rank),
         )
 
     def lag_of(self, stream: EventStream) -> float | None:
@@ -364,7 +366,7 @@ class Trusting:
         """Return how the event stream of a rank stands."""
         stream = self._membership.stream_at(rank)
         if stream is None:
-            return IndexFreshness(state="none", lag_s=None, open_gaps=0, lost_batches=0)
+            return _NO_INDEX
         state = stream.kv_state
         is_silent = stream.last_event_at is None and state == "current"
         return IndexFreshness(

@@ -249,20 +249,20 @@ class AdmissionMetrics(Collector):
         blocks = GaugeMetricFamily(prefix + "decode_blocks", "Alias.", labels=names)
         tokens = GaugeMetricFamily(prefix + "prefill_tokens", "Alias.", labels=names)
         seats = [
-            (partition, partition.admission, seat)
+            (partition, partition.admission, rank)
             for partition in self._service.core.partitions.values()
             if partition.admission is not None
-            for seat in partition.seating.seats()[: self._ranks_max]
+            for rank, _ in partition.seating.seats()[: self._ranks_max]
         ]
-        for number, (partition, keeper, (rank, slot)) in enumerate(seats[: self._ranks_max], 1):
+        for number, (partition, keeper, rank) in enumerate(seats[: self._ranks_max], 1):
             if not number % ROWS_PER_STEP:
                 yield None
-            worker = partition.seating.present.get(rank.worker_id)
-            if worker is None:
+            slot = partition.seating.slot_of(rank)
+            if slot is None:
                 continue  # it went in a turn of others
             of_rank = (str(rank.worker_id), str(rank.dp_rank))
             busy.add_metric([*of_rank, *partition.scope], float(slot in keeper.busy.slots))
-            role = worker.spec.role or _WORKER_TYPE
+            role = partition.seating.rank_at(slot)[0].spec.role or _WORKER_TYPE
             blocks.add_metric([*of_rank, role], float(partition.ledger.decode[slot]))
             tokens.add_metric([*of_rank, role], float(partition.ledger.prefill[slot]))
         yield from (busy, blocks, tokens)

@@ -89,6 +89,17 @@ def test_a_faster_pool_is_less_saturated() -> None:
     assert pool.saturation == pytest.approx(1.0, rel=0.1)
 
 
+def test_promises_hold_for_a_rate_that_is_measured_while_somebody_drains() -> None:
+    pool = pool_of(2)
+    pool.note(0, RankLoad(4000, requests=2), 0.0)
+    pool.unseat(1)
+    pool.disregard([1])
+    pool.check()
+    pool.prefilled(8000, 0.04)  # sooner than the rate is taken anew where nobody drains
+    pool.meter.follow()
+    pool.check()
+
+
 def test_tenants_are_counted_while_they_have_requests() -> None:
     pool = pool_of(1)
     pool.began("a")

@@ -40,6 +40,21 @@ def test_what_was_predicted_is_compared_with_what_was_found() -> None:
     assert outcomes(fleet) == {"compared": 2}
 
 
+def test_who_sits_elsewhere_by_its_turn_is_told_of_as_it_is() -> None:
+    fleet = fleet_of()
+    fleet.hold(2, list(PROMPT))
+    first, second = fleet.core.trusting.seats()
+    for number in (1, 2):
+        fleet.delete(number)
+    fleet.worker(2)  # where the other was
+    fleet.hold(2, list(PROMPT))
+    serve(fleet, 2, 96)
+    assert fleet.core.trusting.row(*second).samples == 1
+    fleet.worker(1, tenant_id="another")
+    gone = fleet.core.trusting.row(*first)
+    assert (gone.samples, gone.trust, gone.index.state) == (0, 1.0, "none")
+
+
 def test_nothing_told_nothing_compared() -> None:
     fleet = fleet_of()
     fleet.hold(1, list(PROMPT))

@@ -26,8 +26,10 @@ from prometheus_client.registry import Collector
 from select_service.edge.app import create_driver
 from select_service.edge.driver import Driver
 from select_service.edge.http.traffic import Traffic
+from select_service.edge.metrics.admission import AdmissionMetrics
 from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.metrics.families import Steps
+from select_service.edge.metrics.scope_series import ScopeGroups
 from select_service.edge.metrics.text import LINES_PER_STEP, text_of
 from select_service.types import ReservationRequest, SelectAndReserveRequest
 from select_service.types.drains import DrainRequest
@@ -385,6 +387,24 @@ def test_a_scrape_lives_with_workers_that_go(monkeypatch: pytest.MonkeyPatch) ->
         assert len(lines) == len(set(lines))
 
     in_process(use, max_inflight_default=10)
+
+
+def test_a_rank_is_told_with_its_own_load_wherever_it_sits_by_then() -> None:
+    service = create_driver(replace(SETTINGS, max_inflight_default=10))
+    for number in range(1, 21):
+        seat(service, number)
+    told: dict[str, float] = {}
+    steps = AdmissionMetrics(service, SETTINGS, ScopeGroups(service.core, 10))._ranks()
+    assert next(steps) is None, "the last few are told in a turn to come"
+    for number in (19, 20):
+        service.delete_worker(number)
+    for number in (20, 19):  # each where the other was
+        seat(service, number)
+    service.reserve(ReservationRequest(reservation_id="r", worker_id=20, **PROMPT))
+    for family in steps:
+        if family is not None and family.name.endswith("active_decode_blocks"):
+            told = {one.labels["worker_id"]: one.value for one in family.samples}
+    assert told == {str(number): 2.0 * (number == 20) for number in range(1, 21)}
 
 
 def test_who_scrapes_meanwhile_shares_the_next_text(monkeypatch: pytest.MonkeyPatch) -> None:
