@@ -282,8 +282,10 @@ class Upkeep:
             lease.is_doubtful = True
 
     def _give_up(self, name: str, booking: Booking) -> None:
-        """It is booked nowhere and will not be: its worker is gone, or it is a pair."""
-        session = self._session
+        """It will not be booked again: its worker is gone, or it is a pair."""
+        session, lease = self._session, booking.draft.lease
+        if lease is not None:  # who does not know it need not be who booked it
+            lease.doubt(name)
         session.lost.pop(name, None)
         session.bookings.pop(name, None)
         session.outbox.drop(name)

@@ -302,6 +302,21 @@ def test_a_booking_that_is_dropped_half_way_is_freed() -> None:
     on.session.check()
 
 
+def test_a_pair_another_selector_does_not_know_of_is_freed_where_it_is() -> None:
+    """It is not booked again; where it was it stayed for as long as the lease was renewed."""
+    on = stage(2)
+    book = on.network.services[0].book
+    pair = on.do(on.session.reserve_pair(dict(PROMPT), "pair", on.now, None))
+    other = reserve(on, "other")
+    away = ["request lost"] * 3, ["ok"]  # it goes to the second, which answers
+    back = ["request lost"] * 2, ["reply slow"]  # and so does the renewal, which comes back
+    on.network.fates = itertools.chain(*away, *back, itertools.repeat("ok"))
+    on.session.prefill_complete(pair, None, on.now)
+    on.keep_up(on.now + 30)
+    assert on.session.stats.lost_bookings == 1
+    assert book.live.keys() == {other.reservation_id}
+
+
 ACTIONS = ("reserve", "pair", "book", "tell", "end", "drop", "wait", "long", "kill", "wake", "wipe")
 ELSEWHERE: dict[str, Any] = {**PROMPT, "worker_id": 2, "dp_rank": 0}
 VERBS: dict[str, Callable[[Session, str, float], Any]] = {
