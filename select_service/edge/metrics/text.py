@@ -1,62 +1,48 @@
 """Families of series as Prometheus reads them, some lines at a time.
 
-prometheus_client writes the same (`generate_latest`, which the tests hold this against), but all
-of it in one go and at three times the price. Nothing of OpenMetrics is written here: no family of
-ours, nor of the process and its garbage collector, has a timestamp, an exemplar or `_created`.
+prometheus_client writes them; here it is only kept from writing a thousand lines in one go.
 """
 
 from __future__ import annotations
 
-import functools
+from copy import copy
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client.utils import floatToGoString
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+from typing_extensions import override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from prometheus_client.metrics_core import Metric
 
 __all__ = ["LINES_PER_STEP", "text_of"]
 
-LINES_PER_STEP: Final = 32
-"""Some 3 µs each."""
+LINES_PER_STEP: Final = 16
+"""Some 10 µs each."""
 
-_number: Callable[[float], str] = floatToGoString
-_PAIRS_MAX: Final = 4096
-"""Labels with their values that are remembered as they are written: those of 1,000 ranks."""
+_HEAD_LINES: Final = 2  # HELP and TYPE
 
-_ESCAPED: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
-_HELP_ESCAPED: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
-_NAMED_OTHERWISE: Final = {"counter": "_total", "info": "_info"}
-_SHOWN_AS: Final = {"info": "gauge", "unknown": "untyped"}
+
+class _Only(Collector):
+    """Collects one family."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        return [self._family]
 
 
 def text_of(family: Metric) -> Iterator[bytes]:
     """Yield the text of a family, so many lines at a time.
 
-    Its samples must not change meanwhile.
+    Its samples must not change meanwhile, and have no `_created` among them: those stand last.
     """
-    name = family.name + _NAMED_OTHERWISE.get(family.type, "")
-    kind = _SHOWN_AS.get(family.type, family.type)
-    text = family.documentation.translate(_HELP_ESCAPED)
-    head = f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
-    samples = family.samples
-    for start in range(0, max(1, len(samples)), LINES_PER_STEP):
-        lines = [
-            f"{one.name}{_labels(one.labels)} {_number(one.value)}\n"
-            for one in samples[start : start + LINES_PER_STEP]
-        ]
-        yield (head + "".join(lines)).encode()
-        head = ""
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join([_pair(*pair) for pair in sorted(labels.items())]) + "}"
-
-
-@functools.lru_cache(maxsize=_PAIRS_MAX)
-def _pair(name: str, value: str) -> str:
-    return f'{name}="{value.translate(_ESCAPED)}"'
+    part = copy(family)
+    for start in range(0, max(1, len(family.samples)), LINES_PER_STEP):
+        part.samples = family.samples[start : start + LINES_PER_STEP]
+        text = generate_latest(_Only(part))
+        yield text if not start else text.split(b"\n", _HEAD_LINES)[_HEAD_LINES]

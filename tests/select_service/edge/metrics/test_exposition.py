@@ -299,7 +299,7 @@ def test_replica_events() -> None:
 
 
 def test_a_text_is_what_prometheus_client_writes() -> None:
-    """Its own way of writing is the twin of ours, families of odd labels and numbers included."""
+    """In pieces as in one go, families of odd labels and numbers included."""
     odd = GaugeMetricFamily("odd", 'a \\ "text"\nof lines', None, ("b", "a"))
     for number, label in enumerate(('"', "\\", "\n", "é", "", "plain", *map(str, range(100)))):
         odd.add_metric((label, "same"), number / 3)
