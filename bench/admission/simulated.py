@@ -121,7 +121,8 @@ class Simulated:
         if kind == "first_token":
             rank.prefill_tokens -= client.tokens
             rank.prefilling -= 1
-            self.pool.prefilled(client.tokens, now)
+            assert client.admitted_at is not None
+            self.pool.prefilled(slot, client.tokens, client.admitted_at, now)
         elif kind == "block":
             rank.blocks += 1
         else:

@@ -22,7 +22,7 @@ from select_service.core.books.ledger import CHURN_STEP_S, Ledger
 from select_service.core.books.reservation import Lane, Reservation
 from select_service.core.books.work_done import WorkDone
 
-ABI = 7  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 8  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -50,15 +50,12 @@ cdef enum:
     LEDGER_COMPUTING
     LEDGER_FOLLOWS_QUEUES
     LEDGER_SEQUENCE_BLOCKS
-    LEDGER_SPOKE
-    LEDGER_UNSURE
-    LEDGER_STIRRED
 
 cdef Layout ledgers = Layout(
     Ledger(),
     ("_lanes", "blocks", "_weights", "_rows", "work", "_deadlines", "prefill_left", "live",
      "prefilling", "prefill_backlog", "packed", "churned", "_asked", "_computed", "_churn_faded",
-     "changes", "_computing", "follows_queues", "sequence_blocks", "_spoke", "_unsure", "_stirred"),
+     "changes", "_computing", "follows_queues", "sequence_blocks"),
 )
 
 cdef enum:
@@ -118,15 +115,16 @@ cdef enum:
     WORK_COMPUTED
     WORK_ENDED
     WORK_COMPUTING
-    WORK_RANK_MARKS
     WORK_SPAN_MARKS
     WORK_SAID_SECONDS
-    WORK_UNSAID_SECONDS
+    WORK_SPOKE
+    WORK_UNSURE
+    WORK_STIRRED
 
 cdef Layout works = Layout(
     WorkDone(),
-    ("at", "computed", "ended", "computing", "_rank_marks", "_span_marks", "said_seconds",
-     "unsaid_seconds"),
+    ("at", "computed", "ended", "computing", "_span_marks", "said_seconds", "_spoke", "_unsure",
+     "stirred"),
 )
 
 cdef enum:
@@ -209,8 +207,7 @@ cdef object enter(
     left = all_left[slot]
     if prefill:
         if not left:
-            _starts(work)
-            (<list>get(ledgers, ledger, LEDGER_SPOKE))[slot] = get(works, work, WORK_AT)
+            _starts(work, slot)
         left = left + prefill
         all_left[slot] = left
         add(ledgers, ledger, LEDGER_BACKLOG, prefill)
@@ -248,13 +245,12 @@ cdef int complete(ledger, reservation, double now) except -1:
     cdef list all_left = get(ledgers, ledger, LEDGER_PREFILL_LEFT)
     left = all_left[slot]
     if tokens:
-        add(works, work, WORK_COMPUTED, tokens)
-        _hear(ledger, work, reservation, slot)
+        _hear(work, slot, tokens, get(reservations, reservation, CREATED))
         left = left - tokens
         all_left[slot] = left
         add(ledgers, ledger, LEDGER_BACKLOG, -tokens)
         if not left:
-            _stops(work)
+            _stops(work, slot)
     cdef double head = 0.0
     if get(ledgers, ledger, LEDGER_FOLLOWS_QUEUES):
         queue = get(lanes, get(reservations, reservation, LANE), LANE_QUEUE)
@@ -264,22 +260,6 @@ cdef int complete(ledger, reservation, double now) except -1:
             break
     (<LoadRows>get(ledgers, ledger, LEDGER_ROWS)).complete(slot, left, head, now)
     put(ledgers, ledger, LEDGER_PACKED, b"")
-    return 0
-
-
-cdef int _hear(ledger, work, reservation, Py_ssize_t slot) except -1:
-    """Do what `Ledger._hear` does where nobody gave up."""
-    if <set>get(ledgers, ledger, LEDGER_UNSURE):
-        ledger._hear(reservation)
-        return 0
-    cdef list spoke = get(ledgers, ledger, LEDGER_SPOKE)
-    at = get(works, work, WORK_AT)
-    cdef double since = spoke[slot], booked = get(reservations, reservation, CREATED)
-    spoke[slot] = at
-    if booked > since:
-        add(works, work, WORK_UNSAID_SECONDS, booked - since)
-        since = booked
-    add(works, work, WORK_SAID_SECONDS, <double>at - since)
     return 0
 
 
@@ -347,9 +327,8 @@ cdef int take_out(ledger, reservation) except -1:
         add(ledgers, ledger, LEDGER_PREFILLING, -1)
         ledger._give_up(reservation, lane)
     else:
-        (<list>get(ledgers, ledger, LEDGER_STIRRED))[slot] = get(
-            works, get(ledgers, ledger, LEDGER_WORK), WORK_AT
-        )
+        work = get(ledgers, ledger, LEDGER_WORK)
+        (<list>get(works, work, WORK_STIRRED))[slot] = get(works, work, WORK_AT)
     return 0
 
 
@@ -490,21 +469,36 @@ cdef int _cut(trie, parent, node) except -1:
     return 0
 
 
-cdef int _starts(work) except -1:
+cdef int _starts(work, Py_ssize_t slot) except -1:
     """Do what `WorkDone.starts` does."""
     at = get(works, work, WORK_AT)
     if not get(works, work, WORK_COMPUTING):
         put(works, work, WORK_SPAN_MARKS, get(works, work, WORK_SPAN_MARKS) - at)
     add(works, work, WORK_COMPUTING, ONE)
-    put(works, work, WORK_RANK_MARKS, get(works, work, WORK_RANK_MARKS) - at)
+    (<list>get(works, work, WORK_SPOKE))[slot] = at
     return 0
 
 
-cdef int _stops(work) except -1:
-    """Do what `WorkDone.stops` does."""
+cdef int _hear(work, Py_ssize_t slot, tokens, booked_at) except -1:
+    """Do what `WorkDone.hear` does, by itself where nobody gave up."""
+    if <set>get(works, work, WORK_UNSURE):
+        work.hear(slot, tokens, booked_at)
+        return 0
+    cdef list spoke = get(works, work, WORK_SPOKE)
     at = get(works, work, WORK_AT)
+    cdef double since = spoke[slot], booked = booked_at
+    spoke[slot] = at
+    add(works, work, WORK_COMPUTED, tokens)
+    add(works, work, WORK_SAID_SECONDS, <double>at - max(since, booked))
+    return 0
+
+
+cdef int _stops(work, Py_ssize_t slot) except -1:
+    """Do what `WorkDone.stops` does."""
+    if <set>get(works, work, WORK_UNSURE):
+        work.stops(slot)
+        return 0
     add(works, work, WORK_COMPUTING, -1)
-    add(works, work, WORK_RANK_MARKS, at)
     if not get(works, work, WORK_COMPUTING):
-        add(works, work, WORK_SPAN_MARKS, at)
+        add(works, work, WORK_SPAN_MARKS, get(works, work, WORK_AT))
     return 0

@@ -74,7 +74,7 @@ if all(
         usable("select_service.core._load_rows", 1),
         usable("select_service.core._pricer", 1),
         usable("select_service.core._record_ring", 1),
-        usable("select_service.core._books", 7),
+        usable("select_service.core._books", 8),
         usable("select_service.core._booking", 4),
         usable("select_service.core._fingerprints", 2),
         usable("select_service.core._shortcut", 7),
@@ -397,7 +397,6 @@ class SelectionCore:
         more |= steps > 0 or leases.next_expiry() <= now
         recheck = self._recheck_due(now)
         for partition in self.partitions.values():
-            partition.ledger.listen(now)
             partition.drainage.follow()
             partition.demand.fade(now)
             may_drop -= self.desk.sweep(partition, may_drop, now)

@@ -173,7 +173,7 @@ class ComputingPool(ToldPool):
             running.prefilled = True
             rank.prefill -= running.ask.work
             rank.prefilling -= 1
-            self.prefilled(running.ask.work, now)
+            self.prefilled(running.rank, running.ask.work, running.started, now)
             self._tell(running.rank, now)
             self._at(now + running.ask.output_tokens * self.settings.output_token_s, running)
             return now

@@ -48,6 +48,7 @@ class ToldLoads:
                 column = getattr(self, name)
                 more = np.zeros(missing, dtype=column.dtype)
                 setattr(self, name, np.concatenate([column, more]))
+            self.work.ensure(capacity)
 
     def note(self, slot: int, load: RankLoad, now: float) -> None:
         """A slot carries this from now on."""
@@ -55,9 +56,9 @@ class ToldLoads:
         before, tokens = int(self.prefill[slot]), int(load.prefill_tokens)
         self.prefill_backlog += tokens - before
         if tokens and not before:
-            self.work.starts()
+            self.work.starts(slot)
         elif before and not tokens:
-            self.work.stops()
+            self.work.stops(slot)
         self.prefilling += load.prefilling - int(self.computing[slot])
         self.prefill[slot], self.decode[slot] = tokens, load.decode_blocks
         self.requests[slot], self.computing[slot] = load.requests, load.prefilling
@@ -92,10 +93,11 @@ class ToldPool(PoolLoad):
         self.told.note(slot, load, now)
         self.tell_waiting(slot, load.waiting)
 
-    def prefilled(self, tokens: int, now: float) -> None:
-        """So many booked tokens were computed (not: given up)."""
+    def prefilled(self, slot: int, tokens: int, booked_at: float, now: float) -> None:
+        """So many tokens of a prompt booked then were computed (not: given up)."""
         self.told.work.at = max(self.told.work.at, now)
-        self.told.work.computed += tokens
+        if tokens:
+            self.told.work.hear(slot, tokens, booked_at)
 
     def ended(self, tenant_id: str) -> None:
         """A request of the tenant ended."""

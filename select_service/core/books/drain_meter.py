@@ -4,10 +4,6 @@ Only time in which there was something to compute counts, per computing rank: an
 nobody slow, and one busy rank of many tells what all of them could do. Nothing is done per
 request: what a pool has done so far is in `work_done.py`, and is looked at when somebody asks and
 at every housekeeping.
-
-Two pairs of sums are kept: by the clock (a rank with something to compute computes) and by what is
-said to be computed. The clock is up to date between two words, and is read until a rank was silent
-for so long that it is to be doubted; words are right whoever hangs, and are read from then on.
 """
 
 from __future__ import annotations
@@ -20,11 +16,6 @@ if TYPE_CHECKING:
 
 MEMORY_S: Final = 30.0
 """Work older than about so many busy seconds is forgotten."""
-SILENCE_S: Final = 30.0
-"""A rank that has something to compute and says nothing for longer may not compute at all."""
-SLOWER_MAX: Final = 32.0
-"""Nor is it thought to before it has taken so many times as long as others for what it has begun:
-an engine that is worn is slow by a factor of ten, and is measured as it is."""
 PRIOR_TOKENS_PER_S: Final = 8_000.0
 """Of one rank, until something was measured: a mid-size model on one current device."""
 PRIOR_WEIGHT_S: Final = 0.5
@@ -42,20 +33,17 @@ class DrainMeter:
     """
 
     __slots__ = (
+        "_busy_since_said",
         "_ended",
         "_memory_s",
-        "_rank_seconds",
         "_said_seconds",
-        "_said_tokens",
         "_seen_busy_seconds",
         "_seen_computed",
         "_seen_ended",
-        "_seen_rank_seconds",
         "_seen_said_seconds",
         "_seen_unheard",
         "_span",
         "_tokens",
-        "_unfaded",
         "work",
     )
 
@@ -68,16 +56,14 @@ class DrainMeter:
     ) -> None:
         self.work = work
         self._memory_s = memory_s
-        self._rank_seconds = PRIOR_WEIGHT_S
+        self._said_seconds = PRIOR_WEIGHT_S
         self._tokens = PRIOR_WEIGHT_S * prior_tokens_per_s
+        self._busy_since_said = 0.0  # seconds in which nobody said anything
         self._ended = 0.0
         self._span = 0.0  # seconds with something computing
-        self._seen_computed, self._seen_ended = work.computed, work.ended
-        self._said_seconds, self._said_tokens = self._rank_seconds, self._tokens
-        self._unfaded = 0.0  # busy seconds in which nobody said anything
-        self._seen_said_seconds, self._seen_unheard = work.said_seconds, work.unheard
-        self._seen_rank_seconds = work.rank_seconds
-        self._seen_busy_seconds = work.busy_seconds
+        self._seen_computed, self._seen_unheard = work.computed, work.unheard
+        self._seen_ended = work.ended
+        self._seen_said_seconds, self._seen_busy_seconds = work.said_seconds, work.busy_seconds
 
     def follow(self) -> None:
         """Take in what was done since somebody looked. O(1).
@@ -85,21 +71,19 @@ class DrainMeter:
         What lies between two looks fades as one: they should not lie further apart than what is
         remembered, or an old average stays.
         """
-        work = self.work
-        rank_seconds, busy_seconds = work.rank_seconds, work.busy_seconds
+        busy_seconds = self.work.busy_seconds
         passed = busy_seconds - self._seen_busy_seconds
+        self._seen_busy_seconds = busy_seconds
+        self._follow_ends(passed)
+        self._follow_words(passed)
+
+    def _follow_ends(self, passed: float) -> None:
         if passed > 0.0:
             fade = math.exp(-passed / self._memory_s)
-            self._rank_seconds *= fade
-            self._tokens *= fade
             self._ended *= fade
             self._span = self._span * fade + passed
-            self._rank_seconds += max(0.0, rank_seconds - self._seen_rank_seconds)
-        self._follow_words(passed)
-        self._tokens += work.computed - self._seen_computed
-        self._ended += work.ended - self._seen_ended
-        self._seen_computed, self._seen_ended = work.computed, work.ended
-        self._seen_rank_seconds, self._seen_busy_seconds = rank_seconds, busy_seconds
+        self._ended += self.work.ended - self._seen_ended
+        self._seen_ended = self.work.ended
 
     def _follow_words(self, passed: float) -> None:
         """Take in what was said; no more is forgotten for it than was said.
@@ -107,32 +91,23 @@ class DrainMeter:
         Where nobody says anything nothing is learned, then, and nothing forgotten.
         """
         work = self.work
-        self._unfaded += passed
+        self._busy_since_said += passed
         said = work.said_seconds - self._seen_said_seconds
         if said > 0.0:
-            fade = math.exp(-min(self._unfaded, said) / self._memory_s)
-            self._unfaded = 0.0
+            fade = math.exp(-min(self._busy_since_said, said) / self._memory_s)
+            self._busy_since_said = 0.0
             self._said_seconds = self._said_seconds * fade + said
-            self._said_tokens *= fade
+            self._tokens *= fade
         unheard = work.unheard - self._seen_unheard
-        self._said_tokens += work.computed - self._seen_computed - unheard
+        self._tokens += work.computed - self._seen_computed - unheard
         self._seen_said_seconds, self._seen_unheard = work.said_seconds, work.unheard
+        self._seen_computed = work.computed
 
     @property
     def tokens_per_s(self) -> float:
         """Prefill tokens per second of one computing rank."""
         self.follow()
-        if self.work.by_word:
-            return self.said_tokens_per_s
-        return max(TOKENS_PER_S_MIN, self._tokens / self._rank_seconds)
-
-    @property
-    def said_tokens_per_s(self) -> float:
-        """The same, of those who said what they computed, when last looked at.
-
-        This is no look: who asks, and how often, changes nothing that is measured.
-        """
-        return max(TOKENS_PER_S_MIN, self._said_tokens / self._said_seconds)
+        return max(TOKENS_PER_S_MIN, self._tokens / self._said_seconds)
 
     @property
     def requests_per_s(self) -> float:

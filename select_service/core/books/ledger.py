@@ -19,12 +19,7 @@ from indexer.types import HASH_BYTES
 from select_service.core.books.active_blocks import ActiveBlocks
 from select_service.core.books.deadlines import Deadlines
 from select_service.core.books.decode_blocks import DecodeBlocks, rounded
-from select_service.core.books.drain_meter import (
-    PRIOR_TOKENS_PER_S,
-    SILENCE_S,
-    SLOWER_MAX,
-    DrainMeter,
-)
+from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
 from select_service.core.books.lanes import Lanes
 from select_service.core.books.loads import PACE, TOTALS
 from select_service.core.books.reservation import Reservation
@@ -77,15 +72,11 @@ class Ledger:
         "_deadlines",
         "_decode",
         "_lanes",
-        "_listened",
         "_loads",
         "_meter",
         "_prefill",
         "_queues",
         "_rows",
-        "_spoke",
-        "_stirred",
-        "_unsure",
         "_weights",
         "ahead",
         "blocks",
@@ -140,15 +131,6 @@ class Ledger:
         self.prefill_backlog = 0
         """The sum of P."""
         self.work = WorkDone()
-        self._spoke: list[float] = []
-        """When a rank that has something to compute last said that a prompt is computed, or got
-        the first it has; unlike `heard` nobody prices by it, and what is no news leaves it."""
-        self._stirred: list[float] = []
-        """When a request whose prompt is computed last ended on a slot: an engine without room for
-        another prompt has time for what it has, and one that hangs ends nothing."""
-        self._listened = 0.0  # when
-        self._unsure: set[int] = set()
-        """Slots where somebody gave up since: what is said next may not be what was waited for."""
         self.heard: Floats = np.zeros(0)
         """When P was known to be what is still to be computed, in monotonic seconds: when somebody
         came to an empty queue, and whenever a prompt is said to be computed."""
@@ -193,9 +175,8 @@ class Ledger:
         self.step = np.concatenate([self.step, np.full(missing, float(STEP_TOKENS))])
         self._view()
         self.prefill_left += [0] * missing
-        self._spoke += [0.0] * missing
-        self._stirred += [0.0] * missing
         self.tenures += [0] * missing
+        self.work.ensure(capacity)
         self._all_lanes.ensure(capacity)
 
     def _view(self) -> None:
@@ -296,8 +277,7 @@ class Ledger:
         left = self.prefill_left[slot]
         if prefill_tokens:
             if not left:
-                work.starts()
-                self._spoke[slot] = work.at
+                work.starts(slot)
             left += prefill_tokens
             self.prefill_left[slot] = left
             self.prefill_backlog += prefill_tokens
@@ -341,15 +321,12 @@ class Ledger:
             left, head = self.prefill_left[slot], 0
             if tokens:
                 if is_news:
-                    work.computed += tokens
-                    self._hear(reservation)
+                    work.hear(slot, tokens, reservation.created)
                 left -= tokens
                 self.prefill_left[slot] = left
                 self.prefill_backlog -= tokens
                 if not left:
-                    work.stops()
-                    if not is_news:
-                        self._unsure.discard(slot)
+                    work.stops(slot)
             queue = reservation.lane.queue
             if queue:
                 queue.pop(reservation.reservation_id, None)
@@ -363,27 +340,6 @@ class Ledger:
                 and (slot in changes.busy or slot in changes.full)
             ):
                 changes.note(slot)
-
-    def _hear(self, reservation: Reservation) -> None:
-        """A rank says what it has computed: it took the time since it last spoke, if it was there.
-
-        What was booked later went past something else, of which nobody says anything: until then
-        the rank may have had nothing to do. After a long silence in which somebody gave up nobody
-        knows what it did.
-        """
-        work, slot, spoke = self.work, reservation.slot, self._spoke
-        since, at = spoke[slot], work.at
-        spoke[slot] = at
-        if slot in self._unsure:
-            self._unsure.discard(slot)
-            if at - since > SILENCE_S:
-                work.unheard += reservation.prefill_tokens
-                work.unsaid_seconds += at - since
-                return
-        if reservation.created > since:
-            work.unsaid_seconds += reservation.created - since
-            since = reservation.created
-        work.said_seconds += at - since
 
     def fade_prefill(self, reservation: Reservation, tokens: int) -> None:
         """Of an incomplete prefill, so many tokens are left."""
@@ -480,7 +436,7 @@ class Ledger:
             self.prefilling -= 1
             self._give_up(reservation, lane)
         else:
-            self._stirred[slot] = self.work.at
+            self.work.stirred[slot] = self.work.at
         changes = self.changes
         if changes is not None and changes.look and (slot in changes.busy or slot in changes.full):
             changes.note(slot)
@@ -505,33 +461,12 @@ class Ledger:
         self.churned = float(self.churn.sum())
         self._asked *= left
         self._computed *= left
-        self.work.unsaid_seconds *= left
         self._churn_faded = now
-        self.listen(now)
         self.pace = self._meter.tokens_per_s
 
-    def listen(self, now: float) -> None:
-        """Look for ranks that say nothing; of the others' pace they must tell nothing. O(slots).
-
-        Also while nobody books: all may be refused for a pace that a silent rank has spoilt.
-        """
-        work = self.work
-        if work.by_word or not work.computing or now - self._listened < CHURN_STEP_S:
-            return
-        self._listened = now
-        if work.unsaid_seconds > SILENCE_S or self.silent(now):
-            work.by_word = True
-            work.at = max(work.at, now)  # who has looked at it must look again
-
     def silent(self, now: float) -> int:
-        """Count ranks that have something to compute and seem to hang. O(slots).
-
-        They have computed nothing and ended nothing for `SILENCE_S`, and for `SLOWER_MAX` times as
-        long as what may have been begun takes others.
-        """
-        allowed = np.maximum(SILENCE_S, self.ahead * (SLOWER_MAX / self._meter.said_tokens_per_s))
-        quiet = now - np.maximum(self._spoke, self._stirred) > allowed
-        return int(np.count_nonzero(quiet & (self.prefill > 0.0)))
+        """Count ranks that have something to compute and seem to hang; see `WorkDone.silent`."""
+        return self.work.silent(now, self.prefill, self.ahead, self.pace)
 
     def _forget_churn(self, slot: int) -> None:
         """Whoever comes to a slot has an empty cache."""
@@ -669,14 +604,10 @@ class Ledger:
         self.prefill_left[slot] = self._prefill[slot] = left
         if tokens < 0 and self.ahead[slot] > left:  # given up, which says nothing of the rest
             self.ahead[slot] = left
-        work = self.work
         if left == tokens:
-            work.starts()
-            self._spoke[slot] = work.at
+            self.work.starts(slot)
         elif not left:
-            work.stops()
-            work.unsaid_seconds += work.at - self._spoke[slot]
-            self._unsure.discard(slot)
+            self.work.stops(slot)
 
     def _give_up(self, reservation: Reservation, lane: Lane, left: int = 0) -> None:
         """A prompt leaves P without having been computed, or all but `left` of it does.
@@ -691,7 +622,7 @@ class Ledger:
         if not left:
             queue.pop(name, None)
             if tokens:
-                self._unsure.add(slot)
+                self.work.doubt(slot)
         elif name in queue:
             queue[name] = left
         self._add_prefill(slot, left - tokens)
@@ -741,19 +672,12 @@ class Ledger:
         assert (self.ahead <= self.prefill).all(), "no more can be done than there is to do"
         assert (self.heard <= self.work.at).all()
         assert self.pace > 0.0
-        rank_seconds = self.work.rank_seconds
-        assert self.work.said_seconds <= rank_seconds + 1e-6 * max(1.0, self.work.at), (
-            "nobody computes longer than there was something to compute"
-        )
-        for slot, tokens in enumerate(self.prefill_left):
-            assert not tokens or self._spoke[slot] <= self.work.at
-            assert tokens or slot not in self._unsure
         assert (self.churn >= 0.0).all()
         assert self.turnover >= self.churned, "no more is found than is asked for"
         assert math.isclose(self.churned, self.churn.sum(), rel_tol=1e-9, abs_tol=1e-3)
         assert self.prefilling == self.computing.sum()
         assert self.prefill_backlog == sum(self.prefill_left)
-        assert self.work.computing == sum(tokens > 0 for tokens in self.prefill_left)
+        self.work.check(self.prefill_left)
         self._all_lanes.check()
         self._deadlines.check(r for r in self.all_reservations() if r.ttl_s)
 

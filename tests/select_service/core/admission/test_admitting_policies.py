@@ -281,8 +281,7 @@ def test_one_prompt_that_is_never_computed_does_not_close_the_pool() -> None:
             some.done(name)
             some.free(name)
         some.tick(0.9)
-    assert not all(came), "for half a minute it is thought to be slow"
-    assert all(came[40:])
+    assert all(came), "nobody is thought to be slow for it"
     keeper = keeper_of(some)
     keeper.refresh(some.now)
     assert keeper.pool.prefill_rate == pytest.approx(10_000, rel=0.1)

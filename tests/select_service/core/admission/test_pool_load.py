@@ -83,7 +83,7 @@ def test_a_faster_pool_is_less_saturated() -> None:
     pool.note(0, RankLoad(4000, requests=2), 0.0)
     assert pool.saturation == pytest.approx(4.0)
     for second in range(1, 200):
-        pool.prefilled(4000, float(second))
+        pool.prefilled(0, 4000, 0.0, float(second))
         pool.meter.follow()
     assert pool.prefill_rate == pytest.approx(4000, rel=0.05)
     assert pool.saturation == pytest.approx(1.0, rel=0.1)
@@ -95,7 +95,7 @@ def test_promises_hold_for_a_rate_that_is_measured_while_somebody_drains() -> No
     pool.unseat(1)
     pool.disregard([1])
     pool.check()
-    pool.prefilled(8000, 0.04)  # sooner than the rate is taken anew where nobody drains
+    pool.prefilled(0, 8000, 0.0, 0.04)  # sooner than the rate is taken anew where nobody drains
     pool.meter.follow()
     pool.check()
 

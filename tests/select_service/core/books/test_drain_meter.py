@@ -17,17 +17,19 @@ def run(
 ) -> float:
     """So many ranks compute for so long; the meter looks now and then."""
     work = meter.work
+    work.ensure(ranks)
     work.at = start
-    for _ in range(ranks):
-        work.starts()
+    for slot in range(ranks):
+        work.starts(slot)
     for second in range(1, seconds + 1):
         work.at = start + second
-        work.computed += int(rate * ranks)
+        for slot in range(ranks):
+            work.hear(slot, int(rate), start)
         work.ended += 1
         if second % every_s == 0:
             meter.follow()
-    for _ in range(ranks):
-        work.stops()
+    for slot in range(ranks):
+        work.stops(slot)
     return start + seconds
 
 
@@ -45,7 +47,7 @@ def test_an_idle_night_changes_nothing() -> None:
     end = run(meter, 0.0, 60, ranks=4, rate=900.0)
     before = meter.tokens_per_s, meter.requests_per_s
     meter.work.at = end + 40_000.0
-    meter.work.starts()
+    meter.work.starts(0)
     assert (meter.tokens_per_s, meter.requests_per_s) == before
 
 
@@ -77,11 +79,17 @@ def test_looking_often_or_seldom_measures_the_same() -> None:
 
 def test_each_rank_counts_for_as_long_as_it_computed() -> None:
     work = WorkDone()
-    for at, change in ((1.0, work.starts), (2.0, work.starts), (4.0, work.stops)):
-        work.at = at
-        change()
-    assert (work.rank_seconds, work.busy_seconds) == (3.0 + 2.0, 3.0)
+    work.ensure(2)
+    work.at = 1.0
+    work.starts(0)
+    work.at = 2.0
+    work.starts(1)
+    work.at = 4.0
+    work.hear(0, 10, 1.0)
+    work.stops(0)
+    assert (work.said_seconds, work.busy_seconds) == (3.0, 3.0)
     work.at = 7.0
-    work.stops()
+    work.hear(1, 10, 2.0)
+    work.stops(1)
     work.at = 100.0
-    assert (work.rank_seconds, work.busy_seconds) == (6.0 + 2.0, 6.0)
+    assert (work.said_seconds, work.busy_seconds) == (3.0 + 5.0, 6.0)

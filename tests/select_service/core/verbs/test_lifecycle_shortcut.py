@@ -75,7 +75,7 @@ def _ledger_of(ledger: Any) -> object:
         [ledger.prefill_left, ledger.prefill_backlog, ledger.live, ledger.prefilling],
         [ledger.churned, ledger.turnover, ledger._asked, ledger._computed, ledger._churn_faded],
         [(name, getattr(ledger.work, name)) for name in WorkDone.__slots__],
-        [list(ledger._spoke), list(ledger._stirred), sorted(ledger._unsure)],
+        [list(ledger.work._spoke), list(ledger.work.stirred), sorted(ledger.work._unsure)],
         [ledger.blocks.nodes, ledger.blocks.blocks, ledger.blocks.indexed],
         [(one.reservation_id, one.deadline) for one in ledger._deadlines],
         bool(ledger.packed),
