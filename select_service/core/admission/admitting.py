@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from msgspec import UNSET
 
 from select_service.core.admission.asks import Ask
-from select_service.core.admission.classes import STANDARD
 from select_service.core.admission.gatekeeping import Gatekeeper
 from select_service.core.admission.policies import build, read_config
 from select_service.core.admission.returns import ReturnBook
@@ -212,7 +211,7 @@ class Admitting:
             self.check_fairness_id(tenant)
         return Ask(
             ticket.prompt.isl_tokens,
-            self.classes.known(name) if name else STANDARD,  # it is counted as that for good
+            self.classes.known(name) if name else self.classes.usual,  # counted as that for good
             ticket.partition.scope.tenant_id if tenant is None else tenant,
             -1,
             request.expected_output_tokens or 0,

@@ -23,6 +23,9 @@ class AlwaysAdmit:
     def charge(self, ask: Ask, now: float) -> None:
         """Nothing costs anything."""
 
+    def hold(self, ask: Ask, now: float) -> None:
+        """Likewise."""
+
     def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
         """Nothing that passes would change the answer."""
         return "", 0.0

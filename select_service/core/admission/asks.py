@@ -121,6 +121,14 @@ class Pool(Protocol):
         ...
 
 
+class Held(Protocol):
+    """What is kept of an allowance for one that waits."""
+
+    def release(self) -> None:
+        """Keep it no longer: it goes, and is charged, or it has left."""
+        ...
+
+
 class Policy(Protocol):
     """Decides on arrival. `judge` charges nothing; `charge` follows iff the request goes on."""
 
@@ -140,6 +148,10 @@ class Policy(Protocol):
 
     def charge(self, ask: Ask, now: float) -> None:
         """Take what an admitted request costs."""
+        ...
+
+    def hold(self, ask: Ask, now: float) -> Held | None:
+        """Keep for an admitted request that waits for a worker what it will be charged."""
         ...
 
     def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:

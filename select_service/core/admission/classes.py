@@ -23,13 +23,18 @@ NAME_CHARS_MAX: Final = 64
 
 
 STANDARD: Final = "standard"
+UNNAMED: Final = "unnamed"
+UNNAMED_PRIORITY: Final = 3
+"""Of who names no class, or one that nobody knows: it does not follow the standard class."""
 DEFAULT_PRIORITIES: Final[Mapping[str, int]] = MappingProxyType(
-    {"critical": 4, STANDARD: 3, "batch": -1, "sheddable": -2, "background": -3}
+    {"critical": 4, STANDARD: UNNAMED_PRIORITY, "batch": -1, "sheddable": -2, "background": -3}
 )
 
 
 class SloClasses:
     """The configured classes; an empty or unknown name is the standard one.
+
+    Where the standard class has another priority than 3, there is one more, `unnamed`, for them.
 
     Args:
         overrides: name → priority, on top of the five defaults; may add names.
@@ -53,33 +58,36 @@ class SloClasses:
             priorities[name] = priority
         if len(priorities) > CLASSES_MAX:
             raise ValueError(f"at most {CLASSES_MAX} SLO classes")
+        self.usual = STANDARD if priorities[STANDARD] == UNNAMED_PRIORITY else UNNAMED
+        """The class of who names none."""
+        priorities.setdefault(self.usual, UNNAMED_PRIORITY)
         self.priorities: Mapping[str, int] = MappingProxyType(priorities)
         self.bands: tuple[int, ...] = tuple(sorted(set(priorities.values()), reverse=True))
         """The priority of each band, descending."""
         self._band_of = {priority: band for band, priority in enumerate(self.bands)}
-        self._standard = priorities[STANDARD]
+        self._usual_priority = priorities[self.usual]
         self._places = {name: (name, self._band_of[at]) for name, at in priorities.items()}
-        self._standard_place = self._places[STANDARD]
+        self._usual_place = self._places[self.usual]
         self.names: tuple[str, ...] = tuple(
             sorted(priorities, key=lambda name: (-priorities[name], name))
         )
         """By descending priority."""
 
     def known(self, name: str) -> str:
-        """Return the name it is counted under: itself, or the standard class."""
-        return self._places.get(name, self._standard_place)[0]
+        """Return the name it is counted under: itself, or the usual class."""
+        return self._places.get(name, self._usual_place)[0]
 
     def priority(self, name: str) -> int:
         """Return the priority of a class name as sent."""
-        return self.priorities.get(name, self._standard)
+        return self.priorities.get(name, self._usual_priority)
 
     def band(self, name: str) -> int:
         """Return the band of a class name as sent."""
-        return self._places.get(name, self._standard_place)[1]
+        return self._places.get(name, self._usual_place)[1]
 
     def place(self, name: str) -> tuple[str, int]:
         """Return `known` and `band` in one look."""
-        return self._places.get(name, self._standard_place)
+        return self._places.get(name, self._usual_place)
 
     def is_sheddable(self, band: int) -> bool:
         """Tell whether requests of a band may be refused for load alone."""

@@ -18,7 +18,6 @@ import math
 from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
 
 from select_service.core.admission.asks import ADMIT, Outcome, Verdict
-from select_service.core.admission.classes import STANDARD
 from select_service.core.admission.returns import NO_ROOM, ReturnBook, Room
 from select_service.core.admission.tallies import Tallies
 from select_service.core.admission.traffic import LEFT_SHARE_MIN, Traffic
@@ -117,7 +116,7 @@ class Gate(Generic[T]):
         """By class: where it is counted, its band, and the name it is counted under."""
         classes, of = self.classes, self._tallies.of
         self._lines = {name: (of[name], classes.band(name), name) for name in classes.names}
-        self._standard_line = self._lines[STANDARD]
+        self._usual_line = self._lines[classes.usual]
 
     @property
     def tallies(self) -> Tallies:
@@ -246,7 +245,7 @@ class Gate(Generic[T]):
         """Count who was let in since."""
         tenants, sums = self._tallies.admitted_by_tenant, self._traffic.sums
         for ask in self._let_in:
-            tally, band, _ = self._lines.get(ask.slo_class, self._standard_line)
+            tally, band, _ = self._lines.get(ask.slo_class, self._usual_line)
             tally.offered += 1
             tally.admitted += 1
             sums[band] += ask.tokens if ask.prefill_tokens < 0 else ask.prefill_tokens
@@ -262,7 +261,7 @@ class Gate(Generic[T]):
         if decision.outcome == "admit":
             self.admit(ask, now)
             return
-        tally, _, name = self._lines.get(ask.slo_class, self._standard_line)
+        tally, _, name = self._lines.get(ask.slo_class, self._usual_line)
         tally.offered += 1
         self.tallies.note(decision.policy, decision.gate, decision.outcome, decision.code, name)
         if decision.outcome == "wait":

@@ -331,13 +331,19 @@ class Gatekeeper:
 
     def wait(self, ticket: Ticket, ask: Ask, rows: Rows, now: float) -> None:
         """Let a ticket wait as a decision said that is settled."""
-        ticket.ask = ask
+        self.keep_for(ticket, ask, now)
         if self.gate.queue is not None:
             ticket.waiting = self.gate.enqueue(ask, ticket, now)
         if self.caps.all_full(rows):  # whatever else it waits for, it is one of Q
             ticket.place = self.caps.take_place(rows)
         self.waiting[ticket] = None
         self.waiting_isl_tokens += ticket.prompt.isl_tokens
+
+    def keep_for(self, ticket: Ticket, ask: Ask, now: float) -> None:
+        """The policy has let it in, and it begins to wait all the same, here or in the file's."""
+        ticket.ask = ask
+        if self.gate.policy.charges:
+            ticket.held = self.gate.policy.hold(ask, now)
 
     def in_order(self) -> Iterator[Ticket]:
         """Yield who waits at the gate and may go as far as the policy is concerned."""
@@ -411,6 +417,9 @@ class Gatekeeper:
 
     def _forget(self, ticket: Ticket) -> None:
         ticket.waiting = None
+        if ticket.held is not None:
+            ticket.held.release()
+            ticket.held = None
         if ticket.place is not None:
             self.caps.leave_place(ticket.place)
             ticket.place = None

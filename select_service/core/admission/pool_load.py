@@ -145,6 +145,9 @@ class PoolLoad:
         self._stale: set[int] = set()
         self._share: Floats = np.zeros(0)
         """1 / total blocks; 0: not known."""
+        self._blocks: Floats = np.zeros(0)
+        """Total blocks; infinity: not known. 28 times 1/35 is less than 28/35: who compares with a
+        limit divides."""
         self._floor: Floats = np.zeros(0)
         """The saturation a rank has whatever it carries: by what it tells, or tells no more."""
         self._rate = 0.0
@@ -166,6 +169,7 @@ class PoolLoad:
             return
         more = np.zeros(missing)
         self._share = np.concatenate([self._share, more])
+        self._blocks = np.concatenate([self._blocks, np.full(missing, math.inf)])
         self._floor = np.concatenate([self._floor, more])
         self._block_tokens = np.zeros(capacity)
         self._prefill = self._share  # `_fill` reads columns that are no more
@@ -177,6 +181,7 @@ class PoolLoad:
         self._seated.add(slot)
         self.instances = len(self._seated)
         self._share[slot] = 1.0 / total_kv_blocks if total_kv_blocks else 0.0
+        self._blocks[slot] = total_kv_blocks or math.inf
         self._rate_until = -math.inf
 
     def unseat(self, slot: int) -> None:
@@ -185,7 +190,7 @@ class PoolLoad:
             return
         self._seated.discard(slot)
         self.instances = len(self._seated)
-        self._share[slot] = 0.0
+        self._share[slot], self._blocks[slot] = 0.0, math.inf
         self._waiting.pop(slot, None)
         self._stale.discard(slot)
         self._write_floor(slot)
@@ -287,7 +292,7 @@ class PoolLoad:
         """Share of the blocks in use."""
         decode = self.loads.decode
         self._ensure(len(decode))
-        return decode * self._share
+        return decode / self._blocks[: len(decode)]
 
     @property
     def heaviest(self) -> int:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from sortedcontainers import SortedKeyList
 
 if TYPE_CHECKING:
-    from select_service.core.admission.asks import Ask
+    from select_service.core.admission.asks import Ask, Held
     from select_service.core.admission.fair_queue import Waiting
     from select_service.core.admission.gate import Decision
     from select_service.core.partition import Partition
@@ -48,6 +48,7 @@ class Ticket(Struct, eq=False):
     said: Decision | None = None  # and what it said
     waiting: Waiting[Ticket] | None = None  # its place in a policy's own queue
     place: int | None = None  # the full worker whose waiting place it holds
+    held: Held | None = None  # what is kept for it of the allowance by which it was let in
     in_wave: bool = False  # it goes where others of its wave are; see `waves/steps.py`
     in_session: bool = False  # it goes where its session is; see `booking/sessions.py`
 

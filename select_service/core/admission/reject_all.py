@@ -25,6 +25,9 @@ class RejectAll:
     def charge(self, ask: Ask, now: float) -> None:
         """Only what was promised earlier is ever charged; there is nothing to take."""
 
+    def hold(self, ask: Ask, now: float) -> None:
+        """Likewise."""
+
     def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
         """Nothing that passes would change the answer."""
         return "", 0.0

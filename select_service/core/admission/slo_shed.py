@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from msgspec import Struct
 
 from select_service.core.admission.asks import ADMIT, Verdict
-from select_service.core.admission.classes import STANDARD
 from select_service.core.admission.fair_queue import TENANTS_MAX, FairQueue, Waiting
 from select_service.core.admission.token_bucket import TenantBuckets
 from select_service.core.admission.traffic import LEFT_SHARE_MIN, Traffic
@@ -133,7 +132,7 @@ class SloShed(Generic[T]):
             name: self.settings.targets_s.get(name, self.settings.default_target_s)
             for name in classes.names
         }
-        self._standard_target_s = self._targets_s[STANDARD]
+        self._usual_target_s = self._targets_s[classes.usual]
         self._slack = self.settings.feasibility_slack
         is_held = bool(self._slack)
         self._is_refused_early = [is_held and self.settings.feasibility_critical]
@@ -141,7 +140,7 @@ class SloShed(Generic[T]):
         self._is_refused_early += [is_held] * (len(limits) - 1)
         self._lines = {name: self._terms_of(name) for name in classes.names}
         """By class: its line, and how late its requests may be; infinity: nobody asks."""
-        self._standard = self._lines[STANDARD]
+        self._usual = self._lines[classes.usual]
         self._judged: Ask | None = None  # last, and
         self._judged_line = 0
         capacity, rate = self.settings.budget_tokens, self.settings.budget_tokens_per_s
@@ -186,7 +185,7 @@ class SloShed(Generic[T]):
 
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:  # noqa: C901 - all pay for it
         """Let it in, let it wait, or refuse it; nothing is charged."""
-        line, limit_s = self._lines.get(ask.slo_class, self._standard)
+        line, limit_s = self._lines.get(ask.slo_class, self._usual)
         if self._budgets is not None:
             line = self.line_of(self._band(ask, now))
             limit_s = self._limit_s(ask, line)
@@ -243,7 +242,7 @@ class SloShed(Generic[T]):
         own = ask.target_s
         if own != math.inf:
             return own
-        return self._targets_s.get(ask.slo_class, self._standard_target_s)
+        return self._targets_s.get(ask.slo_class, self._usual_target_s)
 
     def _limit_s(self, ask: Ask, line: int) -> float:
         """Return how late a request may be in a line before it is refused; infinity: for ever."""
@@ -288,7 +287,7 @@ class SloShed(Generic[T]):
         """
         serve, sums = self._queue.serve_directly, self._traffic.sums
         for ask in self._let_in:
-            line, _ = self._lines.get(ask.slo_class, self._standard)
+            line, _ = self._lines.get(ask.slo_class, self._usual)
             work = ask.tokens if ask.prefill_tokens < 0 else ask.prefill_tokens
             serve(line, ask.tenant_id, self.cost(ask) if ask.output_tokens else work)
             sums[line] += work
@@ -322,6 +321,9 @@ class SloShed(Generic[T]):
         if self._budgets is not None:
             bucket = self._budgets.of(self._budget_key(ask), round(now * 1e6))
             bucket.tokens = min(bucket.capacity, bucket.tokens + ask.work)
+
+    def hold(self, ask: Ask, now: float) -> None:
+        """Who waits does so in the queue here, and has paid; see `enqueue`."""
 
     def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
         """What the pool computes is room again."""

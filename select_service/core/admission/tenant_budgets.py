@@ -13,7 +13,7 @@ from select_service.core.admission.asks import Verdict, is_finite_number
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from select_service.core.admission.asks import Ask, Policy, Pool
+    from select_service.core.admission.asks import Ask, Held, Policy, Pool
     from select_service.core.admission.classes import SloClasses
 
 _OVER: Final = Verdict("refuse", "tenant-budget-shed", "tenant-budget-shed")
@@ -78,6 +78,10 @@ class TenantBudgets:
     def charge(self, ask: Ask, now: float) -> None:
         """Let the inner policy take what it takes."""
         self.inner.charge(ask, now)
+
+    def hold(self, ask: Ask, now: float) -> Held | None:
+        """Let it keep what it will take."""
+        return self.inner.hold(ask, now)
 
     def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
         """As the inner policy says; where it refuses nobody, the tenant's share of what drains."""

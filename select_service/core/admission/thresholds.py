@@ -36,13 +36,13 @@ class Thresholds(NamedTuple):
         """Return the prefill tokens above which a rank is busy; infinity: never."""
         limit = math.inf
         if self.active_prefill_tokens_threshold is not None:
-            limit = float(self.active_prefill_tokens_threshold)
+            limit = self.active_prefill_tokens_threshold  # whole: beyond 2^53 a float may be less
         frac = self.active_prefill_tokens_threshold_frac
         if frac is not None:
             batch = (
                 UNKNOWN_BATCH_TOKENS if max_num_batched_tokens is None else max_num_batched_tokens
             )
-            limit = min(limit, float(math.floor(min(frac * batch, 1e300))))
+            limit = min(limit, math.floor(min(frac * batch, 1e300)))
         return limit
 
     def decode_limit(self, kv_total_blocks: int | None) -> float:

@@ -55,6 +55,9 @@ class TierShed:
     def charge(self, ask: Ask, now: float) -> None:
         """Nothing costs anything."""
 
+    def hold(self, ask: Ask, now: float) -> None:
+        """Likewise."""
+
     def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
         """What the pool computes is room again."""
         return "pool", pool.prefill_rate * pool.instances

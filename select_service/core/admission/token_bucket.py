@@ -40,7 +40,7 @@ class TokenBucket:
         ValueError: either is not a finite number above 0; the genuine text.
     """
 
-    __slots__ = ("capacity", "last_us", "refill_rate", "tokens")
+    __slots__ = ("capacity", "held", "last_us", "refill_rate", "tokens")
 
     def __init__(
         self, capacity: float = DEFAULT_CAPACITY, refill_rate: float = DEFAULT_REFILL_RATE
@@ -53,6 +53,8 @@ class TokenBucket:
         self.capacity = float(capacity)
         self.refill_rate = float(refill_rate)
         self.tokens = self.capacity
+        self.held = 0
+        """Of them, kept for requests that were let in and wait for a worker."""
         self.last_us = 0
 
     def holds(self, tokens: int, t_us: int) -> bool:
@@ -65,7 +67,7 @@ class TokenBucket:
             full = self.capacity
             self.tokens = grown if grown < full else full  # noqa: FURB136 - min() is slow
             self.last_us = t_us
-        return self.tokens >= tokens
+        return self.tokens - self.held >= tokens
 
     def refill(self, t_us: int) -> None:
         """Credit the time since the last decision."""
@@ -79,7 +81,22 @@ class TokenBucket:
         """Return in how many seconds so many will be there; infinity if they never fit."""
         if tokens > self.capacity:
             return math.inf
-        return max(0.0, (tokens - self.tokens) / self.refill_rate)
+        return max(0.0, (tokens + self.held - self.tokens) / self.refill_rate)
+
+
+class HeldTokens:
+    """Tokens of one bucket, kept for one request; they are nobody else's until released."""
+
+    __slots__ = ("_bucket", "_tokens")
+
+    def __init__(self, bucket: TokenBucket, tokens: int) -> None:
+        self._bucket, self._tokens = bucket, tokens
+        bucket.held += tokens
+
+    def release(self) -> None:
+        """Keep them no longer; may be said again."""
+        self._bucket.held -= self._tokens
+        self._tokens = 0
 
 
 class TenantBuckets:
@@ -109,7 +126,7 @@ class TenantBuckets:
         if len(self._buckets) >= self._tenants_max:
             oldest, one = next(iter(self._buckets.items()))
             one.refill(t_us)
-            if one.tokens < one.capacity:
+            if one.tokens < one.capacity or one.held:
                 return self.shared
             del self._buckets[oldest]
         bucket = self._buckets[tenant_id] = TokenBucket(self._capacity, self._refill_rate)
@@ -153,7 +170,7 @@ class TokenBucketPolicy:
         bucket = self._only if self._tenants is None else self._tenants.of(ask.tenant_id, t_us)
         if bucket.holds(ask.tokens, t_us):
             return ADMIT
-        facts: Facts = {"tokens": ask.tokens, "limit": math.floor(bucket.tokens)}
+        facts: Facts = {"tokens": ask.tokens, "limit": math.floor(bucket.tokens - bucket.held)}
         return self._refusal._replace(retry_in_s=bucket.filled_in_s(ask.tokens), facts=facts)
 
     def charge(self, ask: Ask, now: float) -> None:
@@ -166,6 +183,10 @@ class TokenBucketPolicy:
     def charge_at(self, ask: Ask, t_us: int) -> None:
         """Take them at an exact time in microseconds."""
         self.bucket_of(ask.tenant_id, t_us).take(ask.tokens)
+
+    def hold(self, ask: Ask, now: float) -> HeldTokens:
+        """Keep a request's input tokens: else all that wait would be let in by the same ones."""
+        return HeldTokens(self.bucket_of(ask.tenant_id, round(now * 1e6)), ask.tokens)
 
     def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
         """The bucket's own rate."""

@@ -242,7 +242,7 @@ class Selecting:
                 ask, "waiting", str(full), full.code, now
             ).retry_after_s
             raise
-        ticket.ask = ask
+        keeper.keep_for(ticket, ask, now)
         waits = Decision("wait", "", WAITS_FOR_PREFILL, keeper.gate.policy.name, "waiting")
         keeper.settle(waits, ask, now)
 

@@ -308,6 +308,7 @@ class WaitingRoom:
             keeper.wait(ticket, ask, rows, now)
             return effects
         if keeper.gate.queue is None and self._in_file_again(ticket, keeper.usable(rows), now):
+            keeper.keep_for(ticket, ask, now)
             return effects
         return self._finish(ticket, now, effects)
 

@@ -13,7 +13,7 @@ from select_service.core.admission.tallies import ClassTally
 from select_service.errors import AdmissionRefused, NoEligibleWorker, retry_after
 from select_service.types import PinnedWorker, RouterConfig, Selection
 from select_service.types.admission import AdmissionSettings
-from tests.select_service.core.admission.gated import fleet, keeper_of, refused, tally
+from tests.select_service.core.admission.gated import change, fleet, keeper_of, refused, tally
 from tests.select_service.core.admission.golden import CASES
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of, ticket_of
 
@@ -162,3 +162,36 @@ def test_the_policy_files_queue_waits_behind_the_gate() -> None:
     some.free("a")
     assert isinstance(second.answer, Selection)
     assert tally(some) == ClassTally(3, 3, 0, 0, 0, 2)
+
+
+ALLOWANCE = {"capacity": 40, "refill_rate": 1e-9}
+
+
+def test_those_who_wait_for_a_worker_do_not_share_one_allowance() -> None:
+    """What one needs is held for it, and charged when it goes: else 24 tokens would let in all."""
+    some = fleet(record={"max_inflight": 1}, policy="token-bucket", policy_config=ALLOWANCE)
+    some.take("a", 1)
+    waits = ticket_of(some.take("b", 2))
+    assert refused(some, 3).code == "insufficient-tokens"
+    bucket = keeper_of(some).gate.policy.bucket_of("", 0)  # type: ignore[attr-defined]
+    assert (bucket.tokens, bucket.held) == (24, 16)
+    some.free("a")
+    selection_of(waits.answer)
+    assert (bucket.tokens, bucket.held) == (8, 0)
+
+
+def test_what_is_held_for_one_who_waits_in_vain_is_there_again() -> None:
+    allowance = ALLOWANCE | {"capacity": 32}
+    some = fleet(record={"max_inflight": 1}, policy="token-bucket", policy_config=allowance)
+    some.take("a", 1)
+    assert some.core.withdraw(ticket_of(some.take("b", 2)))
+    late = ticket_of(some.take("c", 3))
+    some.now += DEADLINE_S
+    some._did(some.core.refuse_late(some.now))
+    assert isinstance(late.answer, AdmissionRefused)
+    ticket_of(some.take("d", 4))
+    change(some, "token-bucket", capacity=16, refill_rate=1e-9)
+    assert refused(some, 5).code == "insufficient-tokens", "the new one holds it for who waits"
+    some.delete(1)
+    some.worker(1)
+    selection_of(some.take("e", 5))

@@ -206,7 +206,7 @@ def test_a_worker_or_threshold_that_changes_refuses_nobody_who_waits() -> None:
         admission=AdmissionSettings(
             mode="token-capacity",
             policy="token-bucket",
-            policy_config={"capacity": 40, "refill_rate": 1},
+            policy_config={"capacity": 48, "refill_rate": 1},
         ),
     )
     some.worker(1, max_num_batched_tokens=8)
@@ -219,6 +219,21 @@ def test_a_worker_or_threshold_that_changes_refuses_nobody_who_waits() -> None:
     assert isinstance(tickets[0].answer, Selection)
     some.done("b")
     assert isinstance(tickets[1].answer, Selection), "it was let in when it came"
+
+
+def test_those_who_wait_for_prefill_do_not_share_one_allowance() -> None:
+    allowance: dict[str, Any] = {"capacity": 40, "refill_rate": 1e-9}
+    settings = AdmissionSettings(policy="token-bucket", policy_config=allowance)
+    some = Fleet(RouterConfig(queue_threshold=1.0), admission=settings)
+    some.worker(1, max_num_batched_tokens=8)
+    some.take("a", 1)
+    waits = ticket_of(some.take("b", 2))
+    assert refused(some, 3).code == "insufficient-tokens"
+    change(some, "token-bucket", capacity=31, refill_rate=1e-9)
+    assert refused(some, 3).code == "insufficient-tokens", "it is kept for who is judged again"
+    some.done("a")
+    assert isinstance(waits.answer, Selection)
+    assert refused(some, 3).code == "insufficient-tokens"
 
 
 def test_who_is_to_be_judged_again_keeps_its_place() -> None:

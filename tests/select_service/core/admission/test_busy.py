@@ -212,3 +212,15 @@ def test_a_book_has_an_end() -> None:
         book.merge("o", None, read({FIELD_TOKENS: 1}), entries_max=2)
     assert book.forget("m", None)
     book.merge("o", None, read({FIELD_TOKENS: 1}), entries_max=2)
+
+
+def test_a_whole_threshold_beyond_2_to_53_is_not_rounded() -> None:
+    """As a double it is one less: who has just as much would be busy."""
+    most = 2**53 + 1
+    busy = BusyRanks()
+    busy.set_thresholds(Thresholds(active_prefill_tokens_threshold=most))
+    busy.seat(0, None, None)
+    busy.note(0, most, 0.0)
+    assert not busy.slots
+    busy.note(0, most + 1, 0.0)
+    assert busy.exceeded(0) == ("active_prefill_tokens_threshold", most + 1, most)

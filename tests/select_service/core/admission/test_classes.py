@@ -39,3 +39,15 @@ def test_bands_descend_and_follow_overrides() -> None:
 def test_bad_overrides_are_refused(overrides: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         SloClasses(overrides)
+
+
+def test_who_names_no_class_keeps_its_priority_when_the_standard_one_is_moved() -> None:
+    """An empty or unknown name is 3, whatever the class of that priority is now."""
+    classes = SloClasses({"standard": -1})
+    assert [classes.priority(name) for name in ("standard", "", "wat")] == [-1, 3, 3]
+    assert classes.bands == (4, 3, -1, -2, -3)
+    assert (classes.band("wat"), classes.band("standard")) == (1, 2)
+    assert classes.known("wat") == classes.known("") == "unnamed", "counted by itself"
+    assert not classes.is_sheddable(classes.band("")), "it is not refused for load alone"
+    assert SloClasses({"standard": 3}).known("wat") == "standard"
+    assert SloClasses({"standard": 0, "unnamed": -5}).priority("wat") == -5, "if somebody says so"

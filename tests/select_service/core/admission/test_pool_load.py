@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.admission.gaie_legacy import utilization
+from select_service.core.admission.asks import Ask
+from select_service.core.admission.classes import SloClasses
+from select_service.core.admission.gaie_legacy import GaieLegacy, utilization
 from select_service.core.admission.pool_load import PoolLoad
 from select_service.core.books.ledger import Ledger
 from select_service.simulator.told_loads import RankLoad, ToldPool
@@ -142,3 +144,16 @@ def test_a_longer_ledger_needs_no_new_seat() -> None:
     ledger.ensure(3)
     assert (pool.saturation, pool.kv_utilization.tolist()) == (before[0], [*before[1], 0.0, 0.0])
     pool.check()
+
+
+@pytest.mark.parametrize("total", [35, 55, 70, 95, 100, 605])
+def test_a_share_of_blocks_at_the_limit_is_at_the_limit(total: int) -> None:
+    """28 times 1/35 is a little less than 28/35, and 0.8 refuses."""
+    pool = ToldPool(prior_tokens_per_s=1000.0)
+    pool.seat(0, total)
+    pool.note(0, RankLoad(decode_blocks=total * 4 / 5), 0.0)
+    assert utilization(pool, 5, 0.8) == 1.0
+    policy = GaieLegacy(SloClasses())
+    assert not policy.judge(Ask(1, "batch"), pool, 0.0).admitted
+    pool.seat(0, None)
+    assert pool.kv_utilization[0] == 0.0
