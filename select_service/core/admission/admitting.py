@@ -155,6 +155,7 @@ class Admitting:
         Returns:
             Its partition, if that has a gate.
         """
+        self.reports.declared(worker)
         partition = self._partitions.get(worker.scope)
         if partition is None:
             return None

@@ -70,6 +70,12 @@ class LoadReports:
         self.dropped += len(dropped)
         return WorkerMetricsAnswer(accepted, dropped), partition if keeper is not None else None
 
+    def declared(self, worker: Worker) -> None:
+        """Its ranks may be fewer: a rank of the same number that comes later has told nothing."""
+        told = self.by_worker.get(worker.worker_id, {})
+        for rank in [one for one in told if one not in worker.ranks]:
+            del told[rank]
+
     def forget(self, worker_id: int) -> None:
         """It is gone, and what it told with it."""
         self.by_worker.pop(worker_id, None)

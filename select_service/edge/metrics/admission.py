@@ -136,13 +136,12 @@ class AdmissionMetrics(Collector):
         """Admissions and refusals by fairness id; bounded per gate, so summed over all of them."""
         counts: Counter[tuple[str, str]] = Counter()
         most = self._service.core.admitting.settings.tenant_labels_max
-        for _, partitions, _ in self._groups.found:
-            for keeper in _keepers(partitions):
-                tallies = keeper.gate.tallies
-                for name, count in tallies.admitted_by_tenant.counts.items():
-                    counts[name, "admitted"] += count
-                for name, count in tallies.refused_by_tenant.counts.items():
-                    counts[name, "refused"] += count
+        for keeper in self._every_keeper():
+            tallies = keeper.gate.tallies
+            for name, count in tallies.admitted_by_tenant.counts.items():
+                counts[name, "admitted"] += count
+            for name, count in tallies.refused_by_tenant.counts.items():
+                counts[name, "refused"] += count
         family = counter(
             "admission_tenant_requests", "Requests by who asked.", ("fairness_id", "outcome")
         )
@@ -194,18 +193,15 @@ class AdmissionMetrics(Collector):
             "admission_band_closed", "Times slo-shed closed a band to arrivals.", ("band",)
         )
         books = {
-            id(keeper.gate.returns): keeper.gate.returns
-            for _, partitions, _ in self._groups.found
-            for keeper in _keepers(partitions)
+            id(keeper.gate.returns): keeper.gate.returns for keeper in self._every_keeper()
         }  # some share one
         held.add_metric((), sum(book.size for book in books.values()))
         ended.add_metric(["kept"], sum(book.kept for book in books.values()))
         ended.add_metric(["broken"], sum(book.broken for book in books.values()))
         flaps: Counter[int] = Counter()
-        for _, partitions, _ in self._groups.found:
-            for keeper in _keepers(partitions):
-                if isinstance(keeper.gate.queue, SloShed):
-                    flaps.update(dict(enumerate(keeper.gate.queue.flaps)))
+        for keeper in self._every_keeper():
+            if isinstance(keeper.gate.queue, SloShed):
+                flaps.update(dict(enumerate(keeper.gate.queue.flaps)))
         for band, count in sorted(flaps.items()):
             closed.add_metric([str(band)], count)
         yield from (held, ended, closed)
@@ -267,20 +263,32 @@ class AdmissionMetrics(Collector):
             tokens.add_metric([*of_rank, role], float(partition.ledger.prefill[slot]))
         yield from (busy, blocks, tokens)
 
+    def _every_keeper(self) -> Iterator[Gatekeeper]:
+        """Return those of scopes without a worker, too: what is summed over all must not fall."""
+        return _keepers(self._service.core.partitions.values())
+
     def _aliases(self) -> Steps:
         rejected = CounterMetricFamily(
             "dynamo_frontend_model_rejection", "Alias.", labels=("model", "endpoint")
         )
         by_model: Counter[tuple[str, str]] = Counter()
         at_cap = in_engine = queued = 0
+        model_of: dict[Partition, str] = {}
         for scope, partitions, _ in self._groups.found:
-            for endpoint, count in _rejections(partitions).items():
-                by_model[scope.model_name, endpoint] += count
-            for keeper in _keepers(partitions):
-                for (_, gate, outcome, _, _), count in keeper.gate.tallies.decisions.items():
-                    at_cap += count if (gate, outcome) == ("capacity", "refuse") else 0
-                queued += keeper.caps.waiting
+            model_of |= dict.fromkeys(partitions, scope.model_name)
+            queued += sum(keeper.caps.waiting for keeper in _keepers(partitions))
             in_engine += sum(one.ledger.live for one in partitions if one.admission is not None)
+        shown = set(model_of.values())
+        for partition in self._service.core.partitions.values():  # as above
+            keeper, model = partition.admission, partition.scope.model_name
+            if keeper is None:
+                continue
+            for (_, gate, outcome, _, _), count in keeper.gate.tallies.decisions.items():
+                at_cap += count if (gate, outcome) == ("capacity", "refuse") else 0
+            model = model_of.get(partition, model)
+            if model in shown:  # another tenant of it may have workers still
+                for endpoint, count in keeper.rejections.items():
+                    by_model[model, endpoint] += count
         for (model, endpoint), count in sorted(by_model.items()):
             rejected.add_metric([model, endpoint], count)
         yield rejected

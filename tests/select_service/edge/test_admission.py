@@ -395,6 +395,27 @@ def test_metrics_of_admission_and_their_aliases() -> None:
     in_process(use, **BUSY)
 
 
+def test_counters_of_all_scopes_do_not_fall_when_one_is_empty() -> None:
+    """To Prometheus one that falls began anew: what is there again later would count twice."""
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        assert (await client.post("/select_and_reserve", json=BOOK)).status_code == 200
+        assert (await client.post("/select", json=PROMPT)).status_code == 503
+        other = {"worker_id": 2, "endpoint": "e", "block_size": 16, "tenant_id": "t"}
+        other["kv_events_endpoint"] = "tcp://127.0.0.1:9"
+        assert (await client.post("/workers", json=other)).status_code == 201
+        service.delete_worker(1)
+        text = (await client.get("/metrics")).text
+        assert "dynamo_rejection_request_total 1.0" in text
+        assert 'dynamo_frontend_model_rejection_total{endpoint="select",model="default"} 1' in text
+        tenants = "select_service_admission_tenant_requests_total"
+        for outcome in ("admitted", "refused"):
+            assert f'{tenants}{{fairness_id="default",outcome="{outcome}"}} 1.0' in text
+
+    in_process(use, max_inflight_default=1, max_queued_default=0)
+
+
 def test_tenants_have_few_labels() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         seat(service)

@@ -14,6 +14,7 @@ from select_service.errors import (
     ServiceError,
     retry_after,
 )
+from select_service.types import PinnedWorker
 from select_service.types.admission import AdmissionSettings, RankMetrics, WorkerMetrics
 from tests.select_service.core.admission.gated import fleet, keeper_of, refused, threshold
 from tests.select_service.core.admission.golden import BUSY
@@ -189,3 +190,20 @@ def test_a_rank_nobody_declared_is_dropped_and_a_silent_one_is_not_believed_for_
     some.worker(1, endpoint="http://other", total_kv_blocks=100)
     some.delete(1)
     assert some.core.admitting.reports.by_worker == {}
+
+
+def test_a_rank_that_comes_again_has_told_nothing() -> None:
+    """Growing adds idle ranks: what one of that number told before it went is not of it."""
+    record: dict[str, Any] = {"total_kv_blocks": 100, "kv_events_endpoint": None}
+    record["kv_events_endpoints"] = {"0": "tcp://127.0.0.1:1", "1": "tcp://127.0.0.1:2"}
+    some = fleet(
+        record=record | {"data_parallel_size": 2},
+        mode="token-capacity",
+        active_decode_blocks_threshold=0.85,
+    )
+    report(some, dp_rank=1, kv_used_blocks=99)
+    assert refused(some, 1, pinned_worker=PinnedWorker(1, 1)).gate == "busy"
+    some.worker(1, **record, data_parallel_size=1)
+    some.worker(1, **record, data_parallel_size=2)
+    selection_of(some.take("a", 1, pinned_worker=PinnedWorker(1, 1)))
+    assert not some.core.admitting.reports.by_worker[1]
