@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from select_service.core.admission.pool_load import PoolLoad
 
-__all__ = ["Arrival", "BadArrival", "Outcome", "Trial", "read_arrivals"]
+__all__ = ["Arrival", "BadArrival", "Outcome", "Snapshot", "Trial", "read_arrivals"]
 
 _US_MAX: Final = 1 << 51  # beyond, microseconds in doubles are not exact any more
 _STEPS: Final = 1 << 30
@@ -32,7 +32,9 @@ class BadArrival(ValueError):
     """A line that cannot be read; the text names it."""
 
 
-class _Snapshot(msgspec.Struct):
+class Snapshot(msgspec.Struct):
+    """One instance, as told."""
+
     queue_depth: float = 0
     batch_size: float = 0
     in_flight: float = 0
@@ -51,7 +53,7 @@ class Arrival(msgspec.Struct, kw_only=True):
     tenant: str | None = None
     output_tokens: int | float = 0
     slo_ttft_ms: float | None = None
-    snapshots: list[_Snapshot] | None = None
+    snapshots: list[Snapshot] | None = None
     """What every instance carries from now on, for a pool that does not compute."""
     tenant_in_flight: int | None = None
     """What this tenant has in flight from now on, likewise."""

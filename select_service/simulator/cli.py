@@ -19,11 +19,12 @@ from select_service.core.tape.reading import BadRecording
 from select_service.simulator import replay_command, run_command
 from select_service.simulator import sweep as sweep_command
 from select_service.simulator.admit import BadArrival, Trial, read_arrivals
+from select_service.simulator.gateway_queue import BadOperation, QueueSettings, carry_out
 from select_service.simulator.results import NotWritten
 from select_service.simulator.traces import BadTrace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["main"]
 
@@ -49,6 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     admit.add_argument(
         "--json", action="store_true", help="JSON lines; the only format there is, and the default"
+    )
+    queue = commands.add_parser(
+        "queue",
+        help="the gateway queue of the field's simulator",
+        description="Reads operations as JSON lines (op: enqueue with id, class, tenant; or "
+        "dequeue_gated with saturation, or snapshots for the detector to judge) from standard "
+        "input and writes each with what became of it: outcome and victim, or the id that goes.",
+        allow_abbrev=False,
+    )
+    queue.add_argument(
+        "--config", default="{}", metavar="JSON", help="its settings (default: %(default)s)"
     )
     run = commands.add_parser(
         "run",
@@ -78,6 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     replay_command.configure(replay)
     args = parser.parse_args(argv)
+    if args.command == "queue":
+        try:
+            settings = msgspec.json.decode(args.config.encode(), type=QueueSettings)
+            lines = carry_out(settings, sys.stdin.buffer)
+        except (msgspec.DecodeError, ValueError) as error:
+            queue.error(f"--config: {error}")
+        return _line_by_line("queue", lines)
     if args.command != "admit":
         return _carry_out(args, {"run": run, "sweep": sweep, "replay": replay}[args.command])
     try:
@@ -85,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         trial = Trial(args.policy, config)
     except (msgspec.DecodeError, ValueError) as error:
         admit.error(f"--config: {error}")
-    return _admit(trial)
+    return _line_by_line("admit", trial.decide(read_arrivals(sys.stdin.buffer)))
 
 
 def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -106,16 +125,17 @@ def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     return code
 
 
-def _admit(trial: Trial) -> int:
+def _line_by_line(command: str, outcomes: Iterable[object]) -> int:
+    """Write each outcome as soon as it is known."""
     encode = msgspec.json.Encoder().encode
     out = sys.stdout.buffer
     try:
-        for outcome in trial.decide(read_arrivals(sys.stdin.buffer)):
+        for outcome in outcomes:
             out.write(encode(outcome) + b"\n")
             out.flush()
-    except BadArrival as error:
+    except (BadArrival, BadOperation) as error:
         out.flush()
-        print(f"select-sim admit: {error}", file=sys.stderr)
+        print(f"select-sim {command}: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # who reads us has seen enough; let nothing be flushed at the exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -24,9 +24,16 @@ REASON: Final = "insufficient tokens"
 CODE: Final = "insufficient-tokens"
 
 
+_EXPONENT_FROM: Final = 1e21
+
+
 def _as_printed(value: float) -> str:
-    """Return a number as the genuine messages print it: 0, -1, 0.5."""
-    return str(int(value)) if math.isfinite(value) and value == int(value) else str(value)
+    """Return a number as the genuine messages print it: 0, -1, 0.5, 1e+21, NaN, +Inf."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value == int(value) and abs(value) < _EXPONENT_FROM else str(value)
 
 
 class TokenBucket:

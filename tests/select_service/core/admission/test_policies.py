@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +65,15 @@ def test_recorded_token_bucket_refuses_numbers(case: dict[str, Any]) -> None:
     with pytest.raises(ValueError) as error:
         TokenBucket(case["capacity"], case["refill"])
     assert str(error.value) == case["error"]
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [(math.nan, "NaN"), (math.inf, "+Inf"), (-math.inf, "-Inf"), (-1e21, "-1e+21"), (-2.5, "-2.5")],
+)
+def test_numbers_are_printed_as_genuine_messages_print_them(value: float, printed: str) -> None:
+    with pytest.raises(ValueError, match=rf"a finite value > 0, got {re.escape(printed)}$"):
+        TokenBucket(value, 1)
 
 
 def test_worked_example_of_a_steady_stream() -> None:

@@ -1,0 +1,227 @@
+"""The field's gateway queue, line by line: bands by priority, one flow per tenant, a gate by load.
+
+Here to be compared with: `slo-shed` gives each band room of its own, is fair by what tenants got,
+and its requests have deadlines. `cli.py` reads operations and writes what became of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from itertools import count
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from select_service.core.admission.asks import InstanceSnapshot
+from select_service.core.admission.classes import SloClasses
+from select_service.core.admission.gaie_legacy import (
+    DEFAULT_KV_UTILIZATION,
+    DEFAULT_QUEUE_DEPTH,
+    utilization,
+)
+from select_service.core.admission.slo_shed import ceilings
+from select_service.simulator.admit import Snapshot
+from select_service.simulator.pool import SnapshotPool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ["BadOperation", "GatewayQueue", "QueueSettings", "carry_out", "saturation_of"]
+
+Outcome = Literal["Enqueued", "ShedVictim", "Rejected"]
+Detector = Literal["never", "utilization", "concurrency"]
+DEFAULT_CONCURRENCY: Final = 64
+"""Requests in flight at which an instance counts as full."""
+
+
+class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the queue is told; the names of the field's records.
+
+    Raises:
+        ValueError: a number that makes no sense.
+    """
+
+    dispatch_order: Literal["priority"] = "priority"
+    fairness: Literal["global-strict", "round-robin"] = "global-strict"
+    max_depth: int = 0  # of all bands together; 0: no limit
+    per_band_capacity: int = 0  # likewise, of each
+    queue_shedding: bool = False  # whether an arrival may take the place of a sheddable one
+    usage_limit_threshold: float = 1.0  # the lowest band's ceiling
+    slo_priorities: dict[str, int] = {}
+    detector: Detector = "never"
+    queue_depth: float = DEFAULT_QUEUE_DEPTH
+    kv_utilization: float = DEFAULT_KV_UTILIZATION
+    max_concurrency: float = DEFAULT_CONCURRENCY
+
+    def __post_init__(self) -> None:
+        """Check every number."""
+        for name in ("max_depth", "per_band_capacity"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0")
+        if not 0.0 < self.usage_limit_threshold <= 1.0:
+            raise ValueError("usage_limit_threshold must be above 0 and at most 1")
+        for name in ("queue_depth", "kv_utilization", "max_concurrency"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0")
+
+
+class _Entry(NamedTuple):
+    number: int  # of its arrival
+    name: str
+
+
+class _Band:
+    """Requests of one priority: a flow per tenant, of those that have any; first come first."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.flows: dict[str, deque[_Entry]] = {}
+        self._last = ""  # whose turn it was, in rounds
+
+    def add(self, tenant: str, entry: _Entry) -> None:
+        self.flows.setdefault(tenant, deque()).append(entry)
+        self.size += 1
+
+    def newest(self) -> str:
+        """Return whose request came last."""
+        return max(self.flows, key=lambda one: self.flows[one][-1].number)
+
+    def first(self, fairness: str) -> str:
+        """Return whose request is next: the oldest's, or the next tenant's by name."""
+        if fairness == "global-strict":
+            return min(self.flows, key=lambda one: self.flows[one][0].number)
+        names = sorted(self.flows)
+        # Of who has nothing left nobody knows where its turn was: rounds begin anew, as genuine.
+        at = names.index(self._last) + 1 if self._last in self.flows else 0
+        self._last = names[at % len(names)]
+        return self._last
+
+    def take(self, tenant: str, *, last: bool = False) -> str:
+        flow = self.flows[tenant]
+        entry = flow.pop() if last else flow.popleft()
+        self.size -= 1
+        if not flow:
+            del self.flows[tenant]
+        return entry.name
+
+
+class GatewayQueue:
+    """Who waits in front of a saturated pool; names are the caller's."""
+
+    def __init__(self, settings: QueueSettings | None = None) -> None:
+        self.settings = settings or QueueSettings()
+        self._classes = SloClasses(self.settings.slo_priorities)
+        self._bands: dict[int, _Band] = {}  # by priority; once there, a band stays
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return sum(band.size for band in self._bands.values())
+
+    def enqueue(self, name: str, slo_class: str = "", tenant: str = "") -> tuple[Outcome, str]:
+        """Let one wait, or not.
+
+        Returns:
+            What became of it, and who lost its place to it: the newest of the least important
+            sheddable ones, if the arrival is more important; "": nobody.
+        """
+        limits, priority = self.settings, self._classes.priority(slo_class)
+        band = self._bands.setdefault(priority, _Band())
+        if limits.per_band_capacity and band.size >= limits.per_band_capacity:
+            return "Rejected", ""
+        outcome: Outcome = "Enqueued"
+        victim = ""
+        if limits.max_depth and len(self) >= limits.max_depth:
+            lowest = min((one for one, some in self._bands.items() if some.size), default=priority)
+            if not limits.queue_shedding or lowest >= min(priority, 0):
+                return "Rejected", ""
+            losing = self._bands[lowest]
+            outcome, victim = "ShedVictim", losing.take(losing.newest(), last=True)
+        band.add(tenant or "default", _Entry(next(self._numbers), name))
+        return outcome, victim
+
+    def dequeue_gated(self, saturation: float) -> str:
+        """Let the first of the most important band go; "" when nobody may, or nobody waits.
+
+        Ceilings go by the places of all bands there have been; one that is closed holds whoever
+        is below, also while nobody waits in it.
+        """
+        priorities = sorted(self._bands, reverse=True)
+        limits = ceilings(len(priorities), self.settings.usage_limit_threshold)
+        for priority, limit in zip(priorities, limits, strict=True):
+            if saturation >= limit:
+                return ""
+            band = self._bands[priority]
+            if band.size:
+                return band.take(band.first(self.settings.fairness))
+        return ""
+
+    def check(self) -> None:
+        """State the promises: limits hold, and no flow is empty."""
+        limits = self.settings
+        assert not limits.max_depth or len(self) <= limits.max_depth
+        for band in self._bands.values():
+            assert band.size == sum(map(len, band.flows.values()))
+            assert all(band.flows.values())
+            assert not limits.per_band_capacity or band.size <= limits.per_band_capacity
+
+
+def saturation_of(settings: QueueSettings, snapshots: Sequence[Snapshot]) -> float:
+    """Return how full a pool is by the detector chosen; an empty one is full.
+
+    never: 0. utilization: the mean over instances of max(queue / limit, KV use / limit).
+    concurrency: requests in flight / (instances · `max_concurrency`).
+    """
+    if settings.detector == "never":
+        return 0.0
+    pool = SnapshotPool()
+    pool.tell([InstanceSnapshot(*msgspec.structs.astuple(one)) for one in snapshots])
+    if settings.detector == "utilization":
+        return utilization(pool, settings.queue_depth, settings.kv_utilization)
+    if not pool.instances:
+        return 1.0
+    return float(np.sum(pool.in_flight)) / (pool.instances * settings.max_concurrency)
+
+
+class BadOperation(ValueError):
+    """A line that cannot be read; the text names it."""
+
+
+class Operation(msgspec.Struct, kw_only=True):
+    """One line, in and out: what is asked, and what became of it. Other fields are skipped."""
+
+    op: Literal["enqueue", "dequeue_gated"]
+    id: str = ""
+    slo_class: str = msgspec.field(name="class", default="")
+    tenant: str = ""
+    saturation: float | None = None
+    snapshots: list[Snapshot] = []
+    """What the detector makes of a pool, where no saturation is told."""
+
+
+def carry_out(settings: QueueSettings, lines: Iterable[bytes]) -> Iterator[dict[str, object]]:
+    """Yield each operation with its outcome, in order; empty lines are skipped.
+
+    Raises:
+        BadOperation: naming the line, from 1.
+    """
+    queue, decoder = GatewayQueue(settings), msgspec.json.Decoder(Operation)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield _carry_out(queue, decoder.decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+            raise BadOperation(f"line {number}: {error}") from None
+
+
+def _carry_out(queue: GatewayQueue, one: Operation) -> dict[str, object]:
+    if one.op == "enqueue":
+        outcome, victim = queue.enqueue(one.id, one.slo_class, one.tenant)
+        asked = {"op": one.op, "id": one.id, "class": one.slo_class, "tenant": one.tenant}
+        return {**asked, "outcome": outcome, "victim": victim}
+    saturation = one.saturation
+    if saturation is None:
+        saturation = saturation_of(queue.settings, one.snapshots)
+    return {"op": one.op, "saturation": saturation, "id": queue.dequeue_gated(saturation)}
