@@ -1,7 +1,8 @@
-"""Memory comes back when load has gone: reservations by the hundred thousand, partitions."""
+"""What a hundred thousand reservations, a thousand partitions and a large dump take of memory."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 from collections.abc import Callable
@@ -10,12 +11,14 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 
 from bench.load.http import Answer, drive, request_bytes
 from tests.faults.patient import HEALTH_P99_LOADED_MS, Patient, service
 from tests.faults.probe import Probe
 from tests.faults.table import Line
-from tests.faults.vitals import Vitals, vitals
+from tests.faults.vitals import Vitals, forget_peak, vitals
+from tests.indexer.encoding import message
 from tests.live.ports import HOST
 from tests.live.replicas import Replica, eventually
 from tests.live.window import BIN, Garbage
@@ -42,6 +45,11 @@ FIRST_FDS = 16  # of libzmq itself, opened with its first socket
 LEFT_OF_PARTITION = 20
 """Objects, however often it is made: its name, and the block size that it keeps for good (4,096 of
 them at most), and tables that were made longer for all of them."""
+DUMPED = 1 << 20
+DUMPED_AT_ONCE = 1 << 11
+"""Blocks of one event, each a child of the one before."""
+DUMP_GROWTH_MB = 200.0
+"""What a dump of a million blocks may take; the peer took 1,100."""
 PARTITIONS_LEFT_MB = 16.0
 """Beyond what two thousand before them have left to be used again; they take 60 and more."""
 
@@ -195,3 +203,49 @@ def settled(patient: Patient, fds_max: int) -> Vitals:
     eventually(lambda: patient.server.metric("scopes"), 0.0, deadline_s=30.0)
     eventually(lambda: vitals(patient.pid).fds <= fds_max, True, deadline_s=30.0)
     return vitals(patient.pid)
+
+
+def test_a_dump_of_a_million_blocks_is_not_held(tmp_path: Path, record_property: Record) -> None:
+    """It is made as it is read: whoever stops reading in the middle costs no more than others."""
+    with service(tmp_path, "--decision-ring", "0") as server, zmq.Context() as context:
+        engine = context.socket(zmq.XPUB)
+        engine.linger, engine.sndhwm = 0, 0
+        port = engine.bind_to_random_port(f"tcp://{HOST}")
+        record: dict[str, Any] = {"worker_id": 1, "endpoint": "http://w", "block_size": 16}
+        server.ask(
+            "POST", "/workers", record | {"kv_events_endpoint": f"tcp://{HOST}:{port}"}, ok=(201,)
+        )
+        engine.recv()  # it listens
+        for number in range(DUMPED // DUMPED_AT_ONCE):
+            first = number * DUMPED_AT_ONCE
+            hashes = list(range(first, first + DUMPED_AT_ONCE))
+            tokens = list(range(16 * first, 16 * (first + DUMPED_AT_ONCE)))
+            stored = ["BlockStored", hashes, None, tokens, 16]
+            engine.send_multipart(message(number, msgspec.msgpack.encode([0.0, [stored]])))
+        eventually(lambda: server.metric("kv_blocks_stored_total"), float(DUMPED), deadline_s=60.0)
+        patient = Patient(server)
+        before = vitals(patient.pid)
+        forget_peak(patient.pid)
+        line = Line("a dump of a million blocks")
+        began = time.monotonic()
+        with Probe(server.port) as probe:
+            reader = http.client.HTTPConnection(HOST, server.port, timeout=60.0)
+            reader.request("GET", "/dump")
+            answer = reader.getresponse()
+            told, size = answer.read(1 << 20), 1 << 20
+            for _ in range(100):
+                server.ask("POST", "/select", {"token_ids": list(range(64))})
+            blocks = told.count(b'"block_hash"')
+            while piece := answer.read(1 << 20):
+                size += len(piece)
+                blocks += (told[-11:] + piece).count(b'"block_hash"')
+                told = piece
+        line.lasted_s = time.monotonic() - began
+        line.note = f"{size / 1e6:.0f} MB"
+        line.health, line.before, line.after = probe.health, before, vitals(patient.pid)
+        line.write(record_property)
+        reader.close()
+        assert blocks == DUMPED
+        assert not probe.health.failed
+        assert line.after.peak_mb - before.rss_mb < DUMP_GROWTH_MB
+        engine.close()
