@@ -213,7 +213,7 @@ class SloShed(Generic[T]):
         if queue.has_room(line):
             return _WAIT
         quota = queue.quota(line)
-        if not quota:
+        if not quota and line >= self._promised:
             facts = {"saturation": saturation, "limit": self._closes_at[line]}
             return Verdict("refuse", SATURATED, SATURATED, facts=dict(facts))
         return Verdict(

@@ -97,6 +97,15 @@ def test_a_band_without_room_to_wait_is_shed() -> None:
     assert verdict.facts == {"saturation": 0.85, "limit": policy.ceilings[2]}
 
 
+def test_critical_requests_without_room_to_wait_are_not_refused_for_saturation() -> None:
+    """They never are; that they have no room is what somebody has set."""
+    policy = policy_of(quotas={"critical": 0})
+    assert policy.judge(Ask(100, "critical"), FixedPool(0.99), 0.0).admitted
+    verdict = policy.judge(Ask(100, "critical"), FixedPool(1.0), 0.0)
+    assert (verdict.outcome, verdict.code) == ("refuse", "band-full")
+    assert verdict.facts == {"waiting": 0, "limit": 0, "saturation": 1.0}
+
+
 def test_nobody_passes_who_waits_above_or_in_the_same_band() -> None:
     policy = policy_of()
     policy.enqueue(Ask(100, "standard"), "s", 0.0)
