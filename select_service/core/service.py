@@ -72,12 +72,12 @@ if all(
     [
         usable("select_service._layout", 1),
         usable("select_service.core._load_rows", 1),
-        usable("select_service.core._pricer", 1),
+        usable("select_service.core._pricer", 2),
         usable("select_service.core._record_ring", 1),
         usable("select_service.core._books", 8),
         usable("select_service.core._booking", 4),
         usable("select_service.core._fingerprints", 2),
-        usable("select_service.core._shortcut", 7),
+        usable("select_service.core._shortcut", 8),
     ]
 ):
     from select_service.core._booking import Clerk as _Clerk
