@@ -4,7 +4,7 @@
 `pinned`, `allowed`, `priority` are W4 with a worker pinned, eight allowed, a place further ahead.
 `potential`, `scores` and `loads` look at the load, `media` is W1 with its tokens in
 `mm_routing_info` and an image among them, `fresh` W1 on a connection made for it, `pipelined` four
-of it in one read, `chunked` without a length, and `expect` with a question first.
+of it in one read, `chunked` without a length, `apart` with its body behind its head.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WISHES: Final[dict[str, dict[str, Any]]] = {
     "allowed": {"allowed_worker_ids": [*range(1, 9)]},
     "priority": {"priority_jump": 1.0},
 }
-_FRAMED: Final = ("chunked", "expect")
+_FRAMED: Final = ("chunked", "apart")
 _LOOKING: Final = {"potential": "/potential_loads", "scores": "/overlap_scores"}
 VARIATIONS: Final = (
     *("reserve", "outputs", *_WISHES, *_LOOKING, "loads", "media", FRESH, "pipelined"),
@@ -75,8 +75,8 @@ def _lifecycle(row: str, number: int, prompt: Prompt) -> Operation:
 def _framed(row: str, request: bytes) -> Operation:
     """Return a request as some clients say it."""
     head, _, text = request.partition(b"\r\n\r\n")
-    if row == "expect":
-        return head + b"\r\nExpect: 100-continue\r\n\r\n", text
+    if row == "apart":
+        return head + b"\r\n\r\n", text
     head = head[: head.index(b"\r\nContent-Length")] + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
     return (head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(text), text),)
 
