@@ -20,7 +20,8 @@ from statistics import median, quantiles
 
 from indexer.core.hashing import pack_u64
 from indexer.core.registry import Registry
-from select_service.core.service import SelectionCore, Watch
+from select_service.core.service import SelectionCore
+from select_service.core.watching.kinds import Watch
 from select_service.core.watching.witness import Witness
 from select_service.edge.state.recording import SWITCH_S, Recording, RecordSettings
 from select_service.simulator.recordings import files_of

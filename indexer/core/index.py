@@ -12,10 +12,9 @@ from contextlib import closing
 from heapq import heappop, heappush
 from itertools import islice
 from struct import Struct
-from sys import getsizeof
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from indexer.core import holdings, orphans, removal, storing
+from indexer.core import holdings, orphans, removal, storing, weighing
 from indexer.core.audit import audit
 from indexer.core.budget import Budget
 from indexer.core.dump import TIER_OF, DumpEvent, dump_tier
@@ -24,6 +23,7 @@ from indexer.core.holder import UNDECIDED_GROUP, Holder
 from indexer.core.loss import HeldTogether, held_together
 from indexer.core.radix_tree import RadixTree
 from indexer.core.tiers import Matches, SlotTable, continue_below
+from indexer.core.weighing import IndexStats
 from indexer.types import (
     BASE_NAMESPACE,
     HASH_BYTES,
@@ -41,28 +41,6 @@ if TYPE_CHECKING:
 
 _NAMES_PER_VISIT: Final = 64
 """Names a sweep forgets for the price of one node: about as long as one node visit takes."""
-
-_NAMED_PER_STEP: Final = 8
-"""Ranks whose names are counted in one step of weighing, for as much time as one is weighed."""
-
-_COUNTED_PER_STEP: Final = 32
-"""Ranks counted in a row: some 2 µs each."""
-
-_NODE_BYTES: Final = 420  # node, child dict and key, head of the edge; measured
-_RUN_BYTES: Final = 40  # head of a run of names
-
-
-class IndexStats(NamedTuple):
-    """Counters of one index, read at scrape time."""
-
-    nodes: int
-    blocks: int  # distinct contents with their place in a prompt
-    holdings: tuple[int, int, int, int]  # (rank, block) pairs per tier
-    orphan_blocks: int  # waiting for their parent, part of `blocks`
-    orphan_blocks_dropped: int  # gave way because too many waited
-    events_refused: int  # a hash twice in one store, or equal to its parent
-    unswept: int  # what `sweep` has left to do
-    bytes: int  # estimate
 
 
 class KvIndex:
@@ -126,20 +104,8 @@ class KvIndex:
         return 0 if holder is None else self.budget.room(len(holder.where))
 
     def weights(self) -> Iterator[tuple[WorkerRank, int, int] | None]:
-        """Yield every rank with its blocks and an estimate of the bytes they take.
-
-        Before that None for every few whose names are counted: what all share is theirs by these.
-        """
-        tree, names = self.tree, 0
-        for number, holder in enumerate(list(self._ranks.values()), 1):
-            names += len(holder.where)
-            if not number % _NAMED_PER_STEP:
-                yield None
-        shared = tree.nodes * _NODE_BYTES + tree.blocks * HASH_BYTES
-        for holder in list(self._ranks.values()):
-            held = len(holder.where)
-            size = _bytes_of(holder) + (shared * held // names if names else 0)
-            yield holder.rank, held, size
+        """Yield every rank, its blocks and about how many bytes they take; see `weighing.py`."""
+        return weighing.weights(self.tree, self._ranks)
 
     # ---- ranks
 
@@ -521,27 +487,17 @@ class KvIndex:
 
     def count_in_steps(self) -> Generator[None, None, IndexStats]:
         """Return the counters, stopping after so many ranks; they may change between two stops."""
-        tree, size = self.tree, 0
-        device = host = disk = external = 0
-        attached = list(self._ranks.values())
-        for number, holder in enumerate(attached, 1):
-            blocks = holder.blocks
-            device, host = device + blocks[0], host + blocks[1]
-            disk, external = disk + blocks[2], external + blocks[3]
-            size += _bytes_of(holder)
-            if not number % _COUNTED_PER_STEP:
-                yield None
-        size += sum(map(_bytes_of, self._retired))
-        size += tree.nodes * _NODE_BYTES + tree.blocks * HASH_BYTES
+        tree = self.tree
+        held = yield from weighing.count(tree, self._ranks, self._retired)
         return IndexStats(
             nodes=tree.nodes,
             blocks=tree.blocks,
-            holdings=(device, host, disk, external),
+            holdings=held.holdings,
             orphan_blocks=tree.orphan_blocks,
             orphan_blocks_dropped=self._orphan_blocks_dropped,
             events_refused=self._events_refused,
             unswept=self._unswept(),
-            bytes=size,
+            bytes=held.bytes,
         )
 
     def check(self) -> None:
@@ -559,9 +515,3 @@ class KvIndex:
             assert not any(holder.blocks[1:]) or below, (
                 "whoever holds something below the device is asked there"
             )
-
-
-def _bytes_of(holder: Holder) -> int:
-    """Estimate what a rank takes beside its part of the tree."""
-    size = holder.where.nbytes + len(holder.where) * HASH_BYTES
-    return size + getsizeof(holder.runs) + len(holder.runs) * _RUN_BYTES

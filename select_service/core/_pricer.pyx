@@ -14,7 +14,7 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     LANES = 8  # of a sum
@@ -143,8 +143,8 @@ cdef class Pricer:
     ) except -1:
         """Do what `cheapest` says, of `rows` of the first, or of those `among` has.
 
-        `preference` has a factor for the price of each candidate, NULL: 1.0; at a `temperature`
-        one is drawn by `rng`, as `picking.pick` does.
+        `preference` has a factor for the price of each row, NULL: 1.0; at a `temperature` one is drawn
+        by `rng`, as `picking.pick` does.
         """
         if not 0 < rows <= self._rows:
             raise ValueError("rows beyond the columns")
@@ -192,7 +192,7 @@ cdef class Pricer:
                 price[at] += decode_scale * bare
                 price[at] += context_scale * (self._context[row] + blocks)
                 if preference != NULL:
-                    price[at] *= preference[at]
+                    price[at] *= preference[row]
                 if ties == 0 or price[at] < low:
                     low, best, ties = price[at], at, 1
                 elif price[at] == low:
@@ -214,7 +214,7 @@ cdef class Pricer:
                     adjusted = 0.0
             price[at] = scale * adjusted + bare
             if preference != NULL:
-                price[at] *= preference[at]
+                price[at] *= preference[row]
             if ties == 0 or price[at] < low:
                 low, best, ties = price[at], at, 1
             elif price[at] == low:

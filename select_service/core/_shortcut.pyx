@@ -4,18 +4,19 @@
 Optional: `Selecting.select` and `select_and_reserve` with all behind them (`reading.py`,
 `placing.py`, `partition.py`) are its plain twin, and do whatever is not taken here. Taken is a
 request that says nothing but whom it is for, what its prompt is, in hashes or in tokens, what it
-is called, and maybe by which weights or for which taints' sake it chooses, of a partition where
-nobody judges, waits or is doubted. It decides nothing of its own: the index finds, the pricer
+is called, and maybe by which weights, for which taints' sake and among whom is to be chosen, and
+how soon if it had to wait, of a partition where nobody judges, waits or is doubted. It decides nothing of its own: the index finds, the pricer
 (`_pricer.pyx`) prices and picks, a clerk (`_booking.pyx`) books, the ring (`_record_ring.pyx`)
 keeps. What it saves is looking: members are read from where they lie in objects of known types, and
 answers copied from one that has been made for that rank before.
 """
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Contains
 from cpython.object cimport PyObject
 from libc.math cimport INFINITY
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from select_service._layout cimport Layout, add, get, place, put
 from select_service.core._booking cimport Clerk
@@ -41,6 +42,7 @@ from select_service.core.pricing.scoring import preferences
 from select_service.core.verbs.placing import sketch
 from select_service.errors import ServiceError
 from select_service.types import (
+    PinnedWorker,
     ReservationAnswer,
     ReservationRequest,
     RouterConfigOverride,
@@ -53,7 +55,7 @@ cdef extern from "Python.h":
     bint PyBytes_CheckExact(PyObject *one)
     bint PyLong_CheckExact(PyObject *one)
 
-ABI = 7  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 8  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -73,16 +75,21 @@ cdef enum:  # members of a request; those behind say what is not plain
     SELECTION_ID
     TOKEN_IDS
     EXPECTED  # to be put out; only noted
+    WISHES  # what is from here on few requests have
+    JUMP = WISHES  # the two places in line: nobody who takes this way waits
+    STRICT
     OVERRIDE
     CONSTRAINTS
+    PINNED
+    ALLOWED
     UNUSUAL
     RESERVATION_ID = UNUSUAL  # of one that books
     UNUSUAL_OF_BOOKING
 
 cdef tuple _REQUEST = (
     "model_name", "tenant_id", "routing_group", "block_hashes", "sequence_hashes", "isl_tokens",
-    "selection_id", "token_ids", "expected_output_tokens", "router_config_override",
-    "routing_constraints",
+    "selection_id", "token_ids", "expected_output_tokens", "priority_jump", "strict_priority",
+    "router_config_override", "routing_constraints", "pinned_worker", "allowed_worker_ids",
 )
 cdef Layout requests = layout_of(SelectRequest(), _REQUEST)
 cdef Layout booking_requests = layout_of(
@@ -122,7 +129,8 @@ cdef struct Asked:  # what a plain request says; borrowed from it, or from who h
     PyObject *chain  # sequence hashes; NULL: those of the block hashes
     PyObject *override  # of weights; None: those in force
     PyObject *preferred  # taints and their weights; NULL: none
-    bint is_noted_apart  # it has constraints, so that its record is one of the unusual
+    bint has_wishes  # of whatever kind
+    bint is_choosy  # not everybody may do, or not everybody is the same to it: see `_candidates`
     uint64_t isl_tokens
 
 cdef enum:
@@ -266,6 +274,11 @@ cdef class Glance:
         return self.layout.copy_of(answer)
 
 
+cdef inline bint is_a(kind, value):
+    """Whether a member is of its kind, or not there."""
+    return value is None or type(value) is kind
+
+
 cdef inline bint has(table, bytes key) except -1:
     if type(table) is dict:
         return PyDict_Contains(table, key)
@@ -329,8 +342,11 @@ cdef class Shortcut:
         local = self._read(&asked, requests, UNUSUAL, request)
         if local is None:
             return None
+        rows = self._candidates(&asked, request)
+        if rows is None:
+            return None
         name = get(requests, request, SELECTION_ID)
-        return self._place(&asked, request, local, name, None, None, now)
+        return self._place(&asked, request, local, rows, name, None, None, now)
 
     def select_and_reserve(self, request, double now):
         """Return (answer, effects) as `Selecting.select_and_reserve` does; None: that is to do it.
@@ -342,6 +358,9 @@ cdef class Shortcut:
         local = self._read(&asked, booking_requests, UNUSUAL_OF_BOOKING, request)
         if local is None:
             return None
+        rows = self._candidates(&asked, request)
+        if rows is None:
+            return None
         name = get(booking_requests, request, RESERVATION_ID)
         second = get(booking_requests, request, SELECTION_ID)
         if not self._clerk.may_book((<Glance><object>asked.glance).ledger, name, second):
@@ -349,11 +368,11 @@ cdef class Shortcut:
         if name is None:
             name = self._new_id()
         else:
-            if asked.override == <PyObject *>None and not asked.is_noted_apart:
-                fingerprint = booking_form.fingerprint(request)
-            else:
+            if asked.has_wishes:
                 fingerprint = fingerprint_of(request, b"")
-        return self._place(&asked, request, local, second, name, fingerprint, now)
+            else:
+                fingerprint = booking_form.fingerprint(request)
+        return self._place(&asked, request, local, rows, second, name, fingerprint, now)
 
     def reserve(self, request, double now):
         """Return (answer, effects) as `Reserving.reserve` does; None: that is to do it."""
@@ -443,20 +462,13 @@ cdef class Shortcut:
         expected = get(kind, request, EXPECTED)
         if expected is not None and not PyLong_CheckExact(<PyObject *>expected):
             return None
-        asked.override = place(kind, request, OVERRIDE)[0]
-        if asked.override != <PyObject *>None and type(<object>asked.override) is not RouterConfigOverride:
-            return None
-        asked.preferred, asked.is_noted_apart = NULL, False
-        if place(kind, request, CONSTRAINTS)[0] != <PyObject *>UNSET:
-            constraints = get(kind, request, CONSTRAINTS)
-            if type(constraints) is not RoutingConstraints or constraints.required_taints:
-                return None
-            asked.is_noted_apart = True
-            preferred = constraints.preferred_taints
-            if type(preferred) is not dict:
-                return None
-            if preferred:
-                asked.preferred = <PyObject *>preferred  # which the request keeps
+        asked.override, asked.preferred = <PyObject *>None, NULL
+        asked.has_wishes = asked.is_choosy = False
+        for at in range(WISHES, UNUSUAL):
+            if place(kind, request, at)[0] != place(kind, kind.first, at)[0]:
+                if not self._read_wishes(asked, kind, request):
+                    return None
+                break
         partition = self._partition_of(
             get(kind, request, MODEL_NAME), get(kind, request, TENANT_ID),
             get(kind, request, ROUTING_GROUP),
@@ -491,6 +503,45 @@ cdef class Shortcut:
         ):
             return None
         return <bytes><object>local
+
+    cdef bint _read_wishes(self, Asked *asked, Layout kind, request) except -1:
+        """Read what few requests have; False: it is not plain."""
+        asked.has_wishes = True
+        asked.override = place(kind, request, OVERRIDE)[0]
+        override, constraints = <object>asked.override, get(kind, request, CONSTRAINTS)
+        pinned, allowed = get(kind, request, PINNED), get(kind, request, ALLOWED)
+        if (
+            not is_a(float, get(kind, request, JUMP))
+            or not is_a(int, get(kind, request, STRICT))
+            or not is_a(RouterConfigOverride, override)
+            or not is_a(PinnedWorker, pinned)
+            or not is_a(list, allowed)
+        ):
+            return False
+        asked.is_choosy = constraints is not UNSET or pinned is not None or allowed is not None
+        if pinned is not None and allowed is not None:
+            return False  # they may contradict each other
+        if constraints is UNSET:
+            return True
+        if type(constraints) is not RoutingConstraints:
+            return False
+        preferred = constraints.preferred_taints
+        if type(preferred) is not dict:
+            return False
+        if preferred:
+            asked.preferred = <PyObject *>preferred  # which the request keeps
+        return not preferred or pinned is None
+
+    cdef object _candidates(self, Asked *asked, request):
+        """Return the rows that may take a prompt; None: there are none, or all of them are busy."""
+        cdef Glance glance = <Glance><object>asked.glance
+        if not asked.is_choosy:
+            return glance.rows
+        try:
+            rows = (<object>asked.partition).candidates(request)
+        except ServiceError:
+            return None  # which it is told the other way
+        return None if glance.queues.all_busy(0, rows) else rows
 
     cdef bytes _hashed(self, Asked *asked, Glance glance, Layout kind, request):
         """Return the block hashes of a prompt that is told in tokens, and in nothing else."""
@@ -529,10 +580,10 @@ cdef class Shortcut:
         return glance.queues.all_busy(0, glance.rows)
 
     cdef object _place(
-        self, Asked *asked, request, bytes local, str selection_id, str reservation_id,
+        self, Asked *asked, request, bytes local, rows, str selection_id, str reservation_id,
         bytes fingerprint, double now,
     ):
-        """Choose, and book if there is an id to book under."""
+        """Choose one of the rows, and book if there is an id to book under."""
         cdef Glance glance = <Glance><object>asked.glance
         cdef bytes chain = <bytes><object>asked.chain if asked.chain != NULL else None
         cdef uint64_t isl_tokens = asked.isl_tokens
@@ -560,7 +611,7 @@ cdef class Shortcut:
                     ticket = self._ticket(
                         asked, request, local, reservation_id, fingerprint, weights
                     )
-                    return self._place_below(ticket, glance, matches, now)
+                    return self._place_below(ticket, rows, matches, now)
                 if matches.groups:
                     matched = [(number, matches.slots(mask)) for number, mask in matches.groups]
             if chain is not None:  # else they begin alike
@@ -583,11 +634,21 @@ cdef class Shortcut:
             factors = glance.preference(partition, <dict><object>asked.preferred)
             preference = <const double *>PyBytes_AS_STRING(factors)
         cdef Choice chosen
-        glance.pricer.choose(
-            &chosen, NULL, glance.count, <double>isl_tokens, glance.size, blocks,
-            scale, credit, track, matched, shared, self._draw, NULL, self._is_ours, decode_scale,
-            delay, eviction, expects, context_scale, pace, now, preference, temperature, self._rng,
-        )
+        cdef Py_buffer view
+        cdef const int64_t *among = NULL
+        cdef Py_ssize_t count = glance.count
+        if rows is not glance.rows:
+            PyObject_GetBuffer(rows, &view, PyBUF_SIMPLE)
+            among, count = <const int64_t *>view.buf, view.len // <Py_ssize_t>sizeof(int64_t)
+        try:
+            glance.pricer.choose(
+                &chosen, among, count, <double>isl_tokens, glance.size, blocks, scale, credit,
+                track, matched, shared, self._draw, NULL, self._is_ours, decode_scale, delay,
+                eviction, expects, context_scale, pace, now, preference, temperature, self._rng,
+            )
+        finally:
+            if among != NULL:
+                PyBuffer_Release(&view)
         cdef Py_ssize_t slot = chosen.row
         answer = glance.answer(partition, slot)
         cdef Layout layout = glance.layout
@@ -622,7 +683,7 @@ cdef class Shortcut:
             put(layout, answer, ANSWERS_HASHES, self._desk.show_hashes(chain))
         if packed is not None:
             self._note(
-                asked, request, local, slot, selection_id, reservation_id, fingerprint, packed,
+                asked, request, local, rows, slot, selection_id, reservation_id, fingerprint, packed,
                 matched, shared, weights, present, now,
             )
         return answer, effects
@@ -646,10 +707,10 @@ cdef class Shortcut:
         put(ledgers, ledger, LEDGER_PACKED, packed)
         return packed
 
-    cdef object _place_below(self, ticket, Glance glance, matches, double now):
+    cdef object _place_below(self, ticket, rows, matches, double now):
         """Lower tiers take part: let the twin go on from here."""
         try:
-            return self._placing.place(ticket, glance.rows, now, NOTHING, matches)
+            return self._placing.place(ticket, rows, now, NOTHING, matches)
         except ServiceError as refusal:
             self._placing.refuse(ticket, refusal, now)
             raise
@@ -674,7 +735,7 @@ cdef class Shortcut:
         return ticket
 
     cdef int _note(
-        self, Asked *asked, request, bytes local, Py_ssize_t slot, str selection_id,
+        self, Asked *asked, request, bytes local, rows, Py_ssize_t slot, str selection_id,
         str reservation_id, bytes fingerprint, bytes packed, list matched, list shared, weights,
         present, double now,
     ) except -1:
@@ -683,7 +744,7 @@ cdef class Shortcut:
         lookout = (<object>asked.partition).lookout
         if (
             lookout is not None
-            and not asked.is_noted_apart
+            and not asked.is_choosy
             and self._ring is not None
             and now < <double>get(lookouts, lookout, LOOKOUT_UNTIL)
             and get(lookouts, lookout, LOOKOUT_EVERYONE) is glance.rows
@@ -695,7 +756,7 @@ cdef class Shortcut:
             )
         ticket = self._ticket(asked, request, local, reservation_id, fingerprint, weights)
         seen = packed, matched, shared, None
-        self._keep(ticket, seen, glance.rows, slot, now, None, None, present)
+        self._keep(ticket, seen, rows, slot, now, None, None, present)
         return 0
 
     cdef int _count(self, Glance glance, answer, isl, uint64_t isl_tokens, left) except -1:

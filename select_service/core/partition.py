@@ -30,7 +30,7 @@ from select_service.core.trust.factors import Trust
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 from select_service.types import Overlap, SelectPairRequest, TrustSettings
 
-if not TYPE_CHECKING and usable("select_service.core._pricer", 1):
+if not TYPE_CHECKING and usable("select_service.core._pricer", 2):
     from select_service.core._pricer import Pricer
 else:
     from select_service.core.pricing.plain_pricer import Pricer

@@ -7,7 +7,7 @@ before it. What is left for this file is time, which touches every room, and wha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -28,7 +28,6 @@ from select_service.core.changes import (
     Changes,
 )
 from select_service.core.counters import Counters
-from select_service.core.decisions.keeping import Decisions
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import Catalog
 from select_service.core.fleet.recovered import RecoveredRanks
@@ -54,15 +53,13 @@ from select_service.core.verbs.draining import Draining
 from select_service.core.verbs.inspecting import Inspecting
 from select_service.core.verbs.matchmaking import Matchmaker
 from select_service.core.verbs.operating import Operating
-from select_service.core.verbs.placing import Placing
 from select_service.core.verbs.plain_shortcut import Shortcut as PlainShortcut
 from select_service.core.verbs.reading import Reader
 from select_service.core.verbs.registering import Registering
 from select_service.core.verbs.replicating import Replicating
 from select_service.core.verbs.reserving import Reserving
-from select_service.core.verbs.selecting import Selecting
 from select_service.core.verbs.waiting_room import WaitingRoom
-from select_service.core.waves.plan import WavePlan
+from select_service.core.watching.kinds import Watch, kinds_for
 from select_service.core.waves.steps import Waves
 from select_service.core.waves.ushering import Usher
 from select_service.types import CoreLimits, TrustSettings
@@ -72,12 +69,12 @@ if all(
     [
         usable("select_service._layout", 1),
         usable("select_service.core._load_rows", 1),
-        usable("select_service.core._pricer", 1),
+        usable("select_service.core._pricer", 2),
         usable("select_service.core._record_ring", 1),
         usable("select_service.core._books", 8),
         usable("select_service.core._booking", 4),
         usable("select_service.core._fingerprints", 2),
-        usable("select_service.core._shortcut", 7),
+        usable("select_service.core._shortcut", 8),
     ]
 ):
     from select_service.core._booking import Clerk as _Clerk
@@ -90,14 +87,13 @@ else:
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from indexer.core.registry import Registry
     from indexer.types import Scope, WorkerRank
     from select_service.core.partition import Partition
     from select_service.core.pricing.policy import PolicyBook, PolicyError
-    from select_service.core.watching.marks import Recorder
-    from select_service.core.watching.witness import Witness
+    from select_service.core.watching.kinds import Kinds
     from select_service.types import RouterConfig
     from select_service.types.shadow import ShadowSettings
 
@@ -115,19 +111,6 @@ class Life(Struct, frozen=True):
     """Which life of that id this is, from 1."""
     first_decision: int = 1
     """Number of the first record of a decision; none of an earlier life's."""
-
-
-class Watch(Struct, frozen=True):
-    """Who looks on while the core works."""
-
-    recorder: Recorder | None = None
-    """Takes the marks of requests that are traced; None: none is."""
-    witness: Witness | None = None
-    """Notes what happens, for a recording; None: nobody does."""
-    stopwatch: Callable[[], float] | None = None
-    """Seconds, to measure what a shadow policy costs; None: it is not bounded."""
-    trace_decisions: bool = False
-    """Whether every placement is reported in `Effects.decided`."""
 
 
 class SelectionCore:
@@ -169,7 +152,7 @@ class SelectionCore:
         self.counters = Counters()
         self.catalog = Catalog(self.limits)
         self._rng = rng
-        kinds = _kinds(watch.recorder, watch.witness)
+        kinds = kinds_for(watch)
         if watch.witness is not None:
             watch.witness.settings = settings
         self.membership = Membership(
@@ -194,7 +177,7 @@ class SelectionCore:
         self._open_rooms(kinds)
         self._open_state()
 
-    def _open_books(self, kinds: _Kinds, trust: TrustSettings, life: Life) -> None:
+    def _open_books(self, kinds: Kinds, trust: TrustSettings, life: Life) -> None:
         """Open what is kept: bookings, decisions, what is believed, what replicas have told."""
         limits = self.limits
         self.desk = kinds.desk(limits, self.counters, life.router_id, life.epoch)
@@ -218,7 +201,7 @@ class SelectionCore:
         self._rechecked_at: float | None = None
         self._scopes_looked_at = float("-inf")
 
-    def _open_line(self, kinds: _Kinds, config: RouterConfig, *, trace_decisions: bool) -> None:
+    def _open_line(self, kinds: Kinds, config: RouterConfig, *, trace_decisions: bool) -> None:
         """Set up the line of a request: who selects, places, and lets wait."""
         rng = self._rng
         self.pairs = Pairs(self.desk, self.counters)
@@ -264,7 +247,7 @@ class SelectionCore:
             )
         self._usher = Usher(*(self.reader, self.desk, self.admitting, placing, self.room, rng))
 
-    def _open_rooms(self, kinds: _Kinds) -> None:  # noqa: PLR0915 - one line a verb
+    def _open_rooms(self, kinds: Kinds) -> None:  # noqa: PLR0915 - one line a verb
         """Hang every verb where the driver looks for it."""
         selecting = self.selecting
         self.select = selecting.select
@@ -473,34 +456,3 @@ class SelectionCore:
         assert self.reader.schedulable == sum(
             len(p.seating.workers) for p in self.partitions.values()
         )
-
-
-class _Kinds(NamedTuple):
-    """Which rooms to build: plain ones, or those that tell somebody what they do."""
-
-    desk: type[Desk] = Desk
-    placing: type[Placing] = Placing
-    selecting: type[Selecting] = Selecting
-    decisions: type[Decisions] = Decisions
-    plan: type[WavePlan] = WavePlan
-    draws: list[float | int] | None = None
-    """What was drawn for a decision, where that is noted."""
-    has_shortcut: bool = True
-    """Whether a request need not pass through every room."""
-
-
-def _kinds(recorder: Recorder | None, witness: Witness | None) -> _Kinds:
-    kinds = _Kinds()
-    if recorder is not None:
-        from select_service.core.watching import recording  # for who traces
-
-        kinds = _Kinds(*recording.rooms_for(recorder), has_shortcut=False)
-    if witness is not None:
-        from select_service.core.watching.witness import rooms_for  # for who records
-
-        rooms = rooms_for(witness, kinds.desk, kinds.placing)
-        kinds = _Kinds(
-            *(rooms.desk, rooms.placing, kinds.selecting, rooms.decisions, rooms.plan),
-            *(witness.sink.draws, kinds.has_shortcut),
-        )
-    return kinds

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from indexer.core.registry import Registry
 from indexer.edge.addresses import Addresses
 from indexer.types import EventLossPolicy
-from select_service.core.service import Life, SelectionCore, Watch
+from select_service.core.service import Life, SelectionCore
+from select_service.core.watching.kinds import Watch
 from select_service.edge.clocks import forwards_only
 from select_service.edge.driving.carrying import Carrier
 from select_service.edge.driving.health import Health

@@ -19,10 +19,11 @@ from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
-from select_service.core.service import SelectionCore, Watch
+from select_service.core.service import SelectionCore
 from select_service.core.tape.items import FRAME, LENGTH, OPENING, End, Header, Item
 from select_service.core.tape.notes import Note
 from select_service.core.tape.packing import Packer, message
+from select_service.core.watching.kinds import Watch
 from select_service.core.watching.witness import Witness
 from select_service.edge.state.recording import WitnessRandom
 from select_service.errors import ServiceError

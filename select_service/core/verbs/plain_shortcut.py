@@ -10,7 +10,7 @@ picks, the ledger books, the ring keeps. What it saves is frames that carry argu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.booking.desk import Desk
     from select_service.core.books.demand_tally import DemandTally
+    from select_service.core.books.reservation import Reservation
+    from select_service.core.columns import Rows
     from select_service.core.counters import Counters
     from select_service.core.decisions.keeping import Decisions
-    from select_service.core.decisions.record import Groups
+    from select_service.core.decisions.record import Groups, Seen
     from select_service.core.partition import Partition
     from select_service.core.pricing.scoring import Weights
     from select_service.core.verbs.placing import Placing
@@ -45,6 +47,10 @@ if TYPE_CHECKING:
         Selection,
     )
     from select_service.types.admission import AdmissionSettings
+
+    _Plain: TypeAlias = tuple[Partition, "Glance", bytes, bytes, int, Groups | None]
+    """What a plain request comes down to: its partition, block hashes, sequence hashes and tokens,
+    and who has what of it."""
 
 __all__ = ["Shortcut"]
 
@@ -191,10 +197,8 @@ class Shortcut:
             fingerprint = xxh3_128_digest(_BOOKING + in_order(request))
         return self._place(*found, request, name, fingerprint, now)
 
-    def _look(  # noqa: PLR0911 - as above
-        self, request: SelectRequest
-    ) -> tuple[Partition, Groups | None] | None:
-        """Return the partition of a request, and who has what of it; None: it is not plain."""
+    def _look(self, request: SelectRequest) -> _Plain | None:  # noqa: PLR0911 - as above
+        """Return what a request comes down to; None: it is not plain."""
         if _says_more(request):
             return None
         tenant = request.tenant_id
@@ -222,27 +226,31 @@ class Shortcut:
             )
         ):
             return None
-        local, chain = request.block_hashes, request.sequence_hashes
+        local, chain, isl_tokens = request.block_hashes, request.sequence_hashes, request.isl_tokens
         if (
             type(local) is not bytes
             or type(chain) is not bytes
-            or not request.isl_tokens
+            or not isl_tokens
             or (size := len(local)) != len(chain)
             or size % HASH_BYTES
             or size > self._limits.blocks_per_request_max * HASH_BYTES
         ):
             return None
         if local[:HASH_BYTES] not in glance.root.children:
-            return partition, None
+            return partition, glance, local, chain, isl_tokens, None
         matches = partition.index.find_matches(local)
         if matches.host or matches.disk:
             return None
         groups = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
-        return partition, groups or None
+        return partition, glance, local, chain, isl_tokens, groups or None
 
-    def _place(  # noqa: PLR0915 - straight on: all pay for it
+    def _place(  # noqa: PLR0917 - one by one: all pay for what puts them together
         self,
         partition: Partition,
+        glance: Glance,
+        local: bytes,
+        chain: bytes,
+        isl_tokens: int,
         matched: Groups | None,
         request: SelectRequest,
         name: str | None,
@@ -250,20 +258,12 @@ class Shortcut:
         now: float,
     ) -> tuple[Answer, Effects]:
         """Choose, and book if there is a name to book under."""
-        glance, ledger, pricer = partition.glance, partition.ledger, partition.pricer
-        local, chain, isl_tokens = request.block_hashes, request.sequence_hashes, request.isl_tokens
-        assert type(glance) is Glance
-        assert type(local) is bytes
-        assert type(chain) is bytes
-        assert isl_tokens is not None
-        shared = None
+        ledger, weights, shared = partition.ledger, self._weights, None
         if chain[:HASH_BYTES] in glance.chains.children:
             shared = ledger.shared_groups(chain)
-        weights, size = self._weights, partition.index.block_size
         present = weights if self._is_kv_cost else partition.at_present(weights)
-        track, rows = weights.track_prefill_tokens, glance.rows
-        # arguments by place and one by one: every selection pays for what puts them together
-        slot, _, decode = pricer.cheapest(
+        size, track = partition.index.block_size, weights.track_prefill_tokens
+        slot, _, decode = partition.pricer.cheapest(
             glance.count,
             isl_tokens,
             size,
@@ -278,39 +278,24 @@ class Shortcut:
             None if self._is_kv_cost else present.of_ours,
             now,
         )
-        answer, left = glance.answers[slot] or glance.answer(partition, slot), isl_tokens
-        overlap = answer.overlap
+        sketched, left = glance.answers[slot] or glance.answer(partition, slot), isl_tokens
+        overlap, second = sketched.overlap, request.selection_id
         if matched is not None:
-            blocks = pricer.matched_at(slot)
-            overlap = device_overlap(partition.seating.rank_at(slot)[0], pricer, size, blocks)
-            left = isl_tokens - blocks * size if blocks * size < isl_tokens else 0
-        self._count(partition.demand, answer.worker_id, isl_tokens, left)
-        packed = b""
-        if partition.is_watched:  # before anything is booked
-            packed = ledger.packed
-            if not packed:
-                pace = ledger.pace if ledger.follows_queues else None
-                packed = pricer.packed(ledger.prefilling, ledger.turnover, pace)
-                ledger.packed = packed
-        second, effects = request.selection_id, NOTHING
-        if name is None:
-            answer = replace(
-                answer,
-                selection_id=UNSET if second is None else second,
-                overlap=overlap,
-                effective_prefill_tokens=left,
-            )
-        else:
-            kept = replace(
-                answer,
-                selection_id=UNSET if second is None else second,
-                reservation_id=name,
-                overlap=overlap,
-                effective_prefill_tokens=left,
-                isl_tokens=isl_tokens,
-                track_prefill_tokens=track,
-                potential_decode_blocks=decode,
-            )
+            blocks, worker = partition.pricer.matched_at(slot), partition.seating.rank_at(slot)[0]
+            overlap = device_overlap(worker, partition.pricer, size, blocks)
+            left = max(isl_tokens - blocks * size, 0)
+        self._count(partition.demand, sketched.worker_id, isl_tokens, left)
+        packed = self._packed(partition) if partition.is_watched else b""  # before it is booked
+        answer = replace(
+            sketched,
+            selection_id=UNSET if second is None else second,
+            overlap=overlap,
+            effective_prefill_tokens=left,
+        )
+        effects = NOTHING
+        if name is not None:
+            answer.reservation_id, answer.isl_tokens = name, isl_tokens
+            answer.track_prefill_tokens, answer.potential_decode_blocks = track, decode
             reservation = ledger.book(
                 name,
                 slot,
@@ -322,25 +307,12 @@ class Shortcut:
                 fairness_id=answer.tenant_id,
             )
             reservation.fingerprint = fingerprint
-            reservation.track_prefill_tokens = track
-            reservation.selection_id = second
-            reservation.expected_output_tokens = request.expected_output_tokens
-            self._bookings.add(Booking(partition, reservation, kept))
-            self._counters.reservations_booked += 1
-            if self._speaks:
-                effects = Effects()
-                effects.published.append(self._desk.announcer.booked(partition, reservation))
-            answer = replace(kept, sequence_hashes=self._desk.show_hashes(chain))
+            effects = self._confirm(partition, reservation, request, answer)
+            answer = replace(answer, sequence_hashes=self._desk.show_hashes(chain))
         if packed:
-            prompt = Prompt(local, chain, isl_tokens)
+            prompt, seen = Prompt(local, chain, isl_tokens), (packed, matched, shared, None)
             ticket = Ticket(partition, request, prompt, weights, name, fingerprint)
-            seen, lookout = (packed, matched, shared, None), partition.lookout
-            if lookout is None or now >= lookout.until or rows is not lookout.everyone:
-                self._keep(ticket, seen, rows, slot, now, None, None, present)
-            else:
-                self._keep_usual(
-                    *(ticket, seen, rows, slot, now, None, None, present, lookout.told, 0)
-                )
+            self._note(ticket, seen, glance.rows, slot, now, present)
         return answer, effects
 
     def _count(self, demand: DemandTally, worker_id: int, isl_tokens: int, left: int) -> None:
@@ -355,3 +327,43 @@ class Shortcut:
         if left < isl_tokens:
             reused = demand.reused
             reused[worker_id] = reused.get(worker_id, 0.0) + (isl_tokens - left)
+
+    @staticmethod
+    def _packed(partition: Partition) -> bytes:
+        """Return the columns of loads as they are; see `Ledger.columns`."""
+        ledger = partition.ledger
+        packed = ledger.packed
+        if not packed:
+            pace = ledger.pace if ledger.follows_queues else None
+            packed = partition.pricer.packed(ledger.prefilling, ledger.turnover, pace)
+            ledger.packed = packed
+        return packed
+
+    def _confirm(
+        self,
+        partition: Partition,
+        reservation: Reservation,
+        request: SelectRequest,
+        kept: Selection,
+    ) -> Effects:
+        """Note whose a reservation is and what is answered, and tell the replicas."""
+        reservation.track_prefill_tokens = self._weights.track_prefill_tokens
+        reservation.selection_id = request.selection_id
+        reservation.expected_output_tokens = request.expected_output_tokens
+        self._bookings.add(Booking(partition, reservation, kept))
+        self._counters.reservations_booked += 1
+        if not self._speaks:
+            return NOTHING
+        effects = Effects()
+        effects.published.append(self._desk.announcer.booked(partition, reservation))
+        return effects
+
+    def _note(
+        self, ticket: Ticket, seen: Seen, rows: Rows, slot: int, now: float, present: Weights
+    ) -> None:
+        """Have a record kept of a decision: by the ring at once if somebody has looked lately."""
+        lookout = ticket.partition.lookout
+        if lookout is None or now >= lookout.until or rows is not lookout.everyone:
+            self._keep(ticket, seen, rows, slot, now, None, None, present)
+        else:
+            self._keep_usual(ticket, seen, rows, slot, now, None, None, present, lookout.told, 0)

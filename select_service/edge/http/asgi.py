@@ -1,8 +1,9 @@
 """ASGI in front of the API: reads bodies within their limits, waits with an eye on the client.
 
-Everything about one exchange that is not the route's own business: who asks, in which form, clients
-that leave, refusals, crashes and their counters; bodies are read by `receiving.py`, answers sent by
-`sending.py`. Uvicorn (through `protocol.py`) stands before it, `api.py` and its handlers behind it.
+Everything about one exchange that is not the route's own business: clients that leave, refusals,
+crashes and their counters; heads are understood by `speaking.py`, bodies read by `receiving.py`,
+answers sent by `sending.py`. Uvicorn (through `protocol.py`) stands before it, `api.py` and its
+handlers behind it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final, cast
 
 from indexer.errors import IndexerError
-from select_service.edge.codec.answers import (
-    JSON_WRITER,
-    Feed,
-    Response,
-    Settling,
-    msgpack_writer,
-)
-from select_service.edge.codec.forms import Form, answer_type, form_of
+from select_service.edge.codec.answers import Feed, Response, Settling
 from select_service.edge.http.access_log import log_access, short
 from select_service.edge.http.api import Api, Handler, Request
 from select_service.edge.http.calls import Call, Head, OpenLines, plain_lines
@@ -36,6 +30,7 @@ from select_service.edge.http.receiving import (
 )
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.http.sending import Sending
+from select_service.edge.http.speaking import Speaking
 from select_service.edge.http.traffic import CLIENT_GONE, RouteTraffic, Traffic
 from select_service.edge.routing import Route, Router
 from select_service.errors import (
@@ -55,20 +50,15 @@ if TYPE_CHECKING:
 
     from select_service.config import Settings
     from select_service.edge.console.routes import Booth
-    from select_service.edge.driver import Driver
     from select_service.edge.reloading import Reloading
-    from select_service.edge.security.authority import Authority, Grant
-    from select_service.edge.tenancy.views import TenantView
+    from select_service.edge.security.authority import Authority
 
-__all__ = ["CERTIFICATE", "HANDED_OVER", "Door"]
+__all__ = ["HANDED_OVER", "Door"]
 
 _log = logging.getLogger("select_service.http")
 
 HANDED_OVER: Final = "select_service.answer"
 """Key of the scope: a response the carrier got from `Door.answer_now` and cannot write itself."""
-
-CERTIFICATE: Final = "select_service.certificate"
-"""Key of the scope: names in the certificate the client has shown, which only the carrier knows."""
 
 _BAD_REQUEST: Final = 400
 _MISSED: Final = frozenset(("GET", "POST", "PUT", "PATCH", "DELETE"))
@@ -98,15 +88,11 @@ class Door:
             authority: who may do what; None: everybody everything.
             booth: of the console, if there is one.
         """
-        self._api = api
         self._booth = booth
-        # by forms, and for whom; others are made when somebody speaks so
-        self._apis: dict[tuple[Form, bytes | None, Grant | None], Api] = {
-            (Form.JSON, None, None): api
-        }
+        speaking = Speaking(api, authority)
+        self.head_of, self._head_in = speaking.head_of, speaking.head_in
+        """What header lines mean, to a lane and to ASGI."""
         self.authority = authority
-        if authority is not None:
-            authority.on_change(self._apis.clear)
         routes = ROUTES if booth is None else (*ROUTES, *booth.routes)
         self._traffic = traffic
         self._stats = {id(route): _stats_of(traffic, route) for route in routes}
@@ -169,51 +155,6 @@ class Door:
         return self._leaving.is_set()
 
     # -- at once -------------------------------------------------------------------------------
-
-    def head_of(
-        self,
-        content_type: bytes | None,
-        accept: bytes | None,
-        credentials: bytes | None = None,
-        certificate: tuple[str, ...] = (),
-    ) -> Head:
-        """Return what header lines mean.
-
-        Args:
-            content_type: the Content-Type header.
-            accept: the Accept headers, joined by commas.
-            credentials: the Authorization headers, joined by commas.
-            certificate: names in the certificate the client has shown.
-        """
-        form = form_of(content_type)
-        grant = None
-        if self.authority is not None:
-            grant = self.authority.grant(credentials, certificate)
-        view = None if grant is None or grant.sees_all else grant
-        key = (form or Form.JSON, None if accept is None else answer_type(accept), view)
-        api = self._apis.get(key)
-        if api is None:
-            api = self._apis[key] = self._api_for(*key)
-        return Head(api, form is not None, content_type is not None, grant)
-
-    def _api_for(self, reads: Form, name: bytes | None, grant: Grant | None) -> Api:
-        """Return the handlers for one pair of forms, and for one who may not see all."""
-        writer = JSON_WRITER if name is None else msgpack_writer(name)
-        if grant is None or self.authority is None:
-            return self._api.speaking(reads, writer)
-        from select_service.edge.tenancy.views import Outside, TenantView  # see `late`
-
-        note, tenants = self.authority.note_foreign, grant.tenants
-        seen: Callable[[Driver], object] | None = None
-        if grant.name is None:
-            seen = Outside
-        elif tenants is not None:
-
-            def seen(service: Driver) -> TenantView:
-                return TenantView(service, tenants, note)
-
-        brief = None if grant.may_read else grant.refusal
-        return self._api.speaking(reads, writer, seen, brief)
 
     def call_for(self, method: bytes, url: bytes, head: Head, length: int) -> Call | None:
         """Return the call a plain request makes; None when only `__call__` can do it justice.
@@ -340,17 +281,6 @@ class Door:
             stats.observe(status, seconds)
             if self._access_log:
                 log_access(scope, status, seconds, response)
-
-    def _head_in(self, scope: Scope) -> Head:
-        content_type, accept, credentials = None, None, None
-        for name, value in scope["headers"]:
-            if name == b"content-type":
-                content_type = value
-            elif name == b"accept":
-                accept = value if accept is None else accept + b"," + value
-            elif name == b"authorization":
-                credentials = value if credentials is None else credentials + b"," + value
-        return self.head_of(content_type, accept, credentials, scope.get(CERTIFICATE, ()))
 
     async def _handle(self, call: Call, head: Head, scope: Scope, receive: Receive) -> Response:
         answer = scope.get(HANDED_OVER)

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from indexer.compiled import usable
 from select_service.edge.codec.answers import ONLY_JSON, Response, Settling
-from select_service.edge.http.asgi import CERTIFICATE, HANDED_OVER
+from select_service.edge.http.asgi import HANDED_OVER
 from select_service.edge.http.head_memory import Heads, Peers
 from select_service.edge.http.outbox import ANSWERS_MAX, Outbox
 from select_service.edge.http.plain_fields import plain_fields
@@ -34,6 +34,7 @@ from select_service.edge.http.preamble import (
     status_line,
 )
 from select_service.edge.http.protocol import GuardedProtocol, Phase, TurnedAway
+from select_service.edge.http.speaking import CERTIFICATE
 from select_service.edge.http.steady import GUARDED, KEPT, Steady
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ goes or changes meanwhile is told as it is when its turn comes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from select_service.edge.http.api import Api
-    from select_service.types import WorkerRecord
 
 __all__ = ["AT_ONCE_MAX", "records"]
 
@@ -26,8 +25,8 @@ AT_ONCE_MAX: Final = 16
 
 async def records(
     api: Api, ids: Sequence[int], model_name: str | None = None, tenant_id: str | None = None
-) -> list[WorkerRecord]:
-    """Return the records as they stand in an answer, to be written as a list or in one.
+) -> list[msgspec.Raw]:
+    """Return the records as they stand in an answer, written; to be put as a list, or into one.
 
     Args:
         api: reads and writes them.
@@ -45,4 +44,4 @@ async def records(
         ):
             told.append(msgspec.Raw(api.writer.encode(record)))
         await slices.breathe()
-    return cast("list[WorkerRecord]", told)
+    return told

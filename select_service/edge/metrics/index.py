@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from indexer.core.index import IndexStats
     from indexer.core.stream import EventStream
     from indexer.core.tallies import Tallies
+    from indexer.core.weighing import IndexStats
     from select_service.config import Settings
     from select_service.edge.driver import Driver
     from select_service.edge.metrics.families import Steps

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import msgspec
+from msgspec import UNSET
+from msgspec.structs import asdict
 
 from select_service.edge.codec.answers import ALWAYS_JSON, Response, retry_after_line
 from select_service.edge.http.worker_list import AT_ONCE_MAX, records
@@ -34,13 +35,15 @@ def ready(api: Api, request: Request) -> Answer:
     if api.brief is not None:
         if is_verbose:
             raise api.brief()
-        return _say_ready(api, BriefReady(api.service.is_ready()))
+        brief = BriefReady(api.service.is_ready())
+        return _say_ready(api, brief, is_ready=brief.ready)
     if is_verbose:
         return _ready_verbose(api)
     ids = api.service.worker_ids()
     if len(ids) > AT_ONCE_MAX:
         return _ready_with_many(api, api.service.ready(with_workers=False), ids)
-    return _say_ready(api, api.service.ready())
+    ready = api.service.ready()
+    return _say_ready(api, ready, is_ready=ready.ready)
 
 
 async def _ready_verbose(api: Api) -> Response:
@@ -49,13 +52,15 @@ async def _ready_verbose(api: Api) -> Response:
 
 
 async def _ready_with_many(api: Api, ready: Ready, ids: list[int]) -> Response:
-    told = await records(api, ids)
-    return _say_ready(api, msgspec.structs.replace(ready, workers=told))
+    """Say so with records that are written already: a `Ready` cannot have those."""
+    members = asdict(ready) | {"workers": await records(api, ids)}
+    answer = {name: value for name, value in members.items() if value is not UNSET}
+    return _say_ready(api, answer, is_ready=ready.ready)
 
 
-def _say_ready(api: Api, ready: Ready | BriefReady) -> Response:
-    response = api.writer.reply(ready, 200 if ready.ready else 503)
-    if not ready.ready:
+def _say_ready(api: Api, answer: object, *, is_ready: bool) -> Response:
+    response = api.writer.reply(answer, 200 if is_ready else 503)
+    if not is_ready:
         response.headers += (retry_after_line(0.0),)
     return response
 

@@ -147,12 +147,10 @@ wishes = st.one_of(
             {"expected_output_tokens": 7},
             {"tenant_id": "nobody"},
             {"explain": True},
-            {"pinned_worker": PinnedWorker(worker_id=1, dp_rank=0)},
-            {"allowed_worker_ids": [1, 2]},
+            {"pinned_worker": PinnedWorker(worker_id=1, dp_rank=0), "allowed_worker_ids": [2]},
             {"cache_hit_threshold": 0.5},
             {"routing_constraints": RoutingConstraints(required_taints=["t"])},
             {"session_id": "one"},
-            {"priority_jump": 2.0},
             {"reservation_id": "not heard"},
         ]
     ),
@@ -172,9 +170,17 @@ constraints = st.builds(
         st.sampled_from(["a", "b", "c"]), st.sampled_from([0.5, 1.0, -2.0, 1000.0]), max_size=3
     ),
 )
+pinned = st.builds(PinnedWorker, worker_id=ids, dp_rank=st.sampled_from([0, 0, 0, 1]))
 preferring = st.fixed_dictionaries(
-    {}, optional={"router_config_override": overrides, "routing_constraints": constraints}
-)
+    {},
+    optional={
+        "router_config_override": overrides,
+        "routing_constraints": constraints,
+        "allowed_worker_ids": st.lists(st.integers(1, 5), max_size=4),
+        "priority_jump": st.sampled_from([0.0, 2.0, -1.0]),
+        "strict_priority": st.sampled_from([0, 3]),
+    },
+) | st.fixed_dictionaries({"pinned_worker": pinned}, optional={"router_config_override": overrides})
 """What a request may say of how it is to be chosen for."""
 
 
@@ -358,10 +364,15 @@ def test_so_does_who_has_wishes_that_the_formula_knows(
         {"router_config_override": RouterConfigOverride(router_temperature=0.5)},
         {"routing_constraints": RoutingConstraints(preferred_taints={"a": 1.0})},
         {"routing_constraints": RoutingConstraints()},
+        {"pinned_worker": PinnedWorker(worker_id=3, dp_rank=0)},
+        {"allowed_worker_ids": [3, 1, 7]},
+        {"priority_jump": 1.0, "strict_priority": 2},
     ):
         assert is_taken(told, request_for((1, 2), 40, **wishes)), wishes
     needed = RoutingConstraints(required_taints=["a"])
-    assert not is_taken(told, request_for((1, 2), 40, routing_constraints=needed))
+    assert not is_taken(told, request_for((1, 2), 40, routing_constraints=needed)), "nobody has it"
+    told.fleet.worker(4, taints=["a"])
+    assert is_taken(told, request_for((1, 2), 40, routing_constraints=needed))
     drawn = direct(config=RouterConfig(policy=policy, temperature=0.5))
     assert is_taken(drawn, request_for((1, 2), 40))
 

@@ -488,7 +488,7 @@ def test_a_crash_costs_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         seat(service)
         monkeypatch.setattr(service, "select_now", crash)
         wire = await Wire.to(port)
-        wire.ask("POST", "/select", PROMPT)
+        wire.ask("POST", "/select", {**PROMPT, "explain": False})  # which no kernel takes
         status, _, body = await wire.answer()
         assert (status, json.loads(body)["code"]) == (500, "internal_error")
         wire.ask("GET", "/health")

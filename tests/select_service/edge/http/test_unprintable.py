@@ -89,6 +89,8 @@ class Stage:
         self.records = 0
 
     def __enter__(self) -> Self:
+        root = logging.getLogger()
+        self._before = root.level, root.handlers[:]  # others must not log for us from then on
         logs.configure("text", "debug", access_log=True, stream=self.text)
         logging.getLogger("asyncio").setLevel(logging.WARNING)
         other = logging.StreamHandler(self.json)
@@ -101,6 +103,9 @@ class Stage:
     def __exit__(self, *_: object) -> None:
         self._runner.run(self._close())
         self._runner.close()
+        level, handlers = self._before
+        logs.configure("text", logging.getLevelName(level).lower(), access_log=True)
+        logging.getLogger().handlers[:] = handlers
 
     def _count(self, record: logging.LogRecord) -> bool:
         self.records += 1

@@ -37,6 +37,8 @@ def test_many_are_told_as_few_are(path: str) -> None:
         packed = msgspec.msgpack.decode((await client.get(path, headers=MSGPACK)).content)
         assert (packed["workers"] if path == "/ready" else packed) == expected
         if path == "/ready":
+            whole = msgspec.json.encode(service.ready())
+            assert (await client.get(path)).content == whole, "also in this order"
             verbose = (await client.get("/ready?verbose=true")).json()
             assert verbose["workers"] == expected
             assert verbose["ready"]
