@@ -9,7 +9,8 @@ import { Poll } from "./poll.js";
 import { LiveTable } from "./table.js";
 
 const LIFECYCLE_TONES = { schedulable: "good", incomplete: "warn", draining: "warn", unschedulable: "bad" };
-const EVENT_TONES = { current: "good", silent: "plain", replaying: "warn", uncertain: "bad", none: "plain" };
+const EVENT_TONES = { current: "good", silent: "plain", replaying: "warn", uncertain: "bad", unreachable: "bad", none: "plain" };
+const TROUBLED = ["uncertain", "replaying", "unreachable"];
 
 // Blocks in use of a rank: the worker's own word where it is larger, as admission has it.
 function kvUse({ worker, rank }) {
@@ -43,7 +44,7 @@ export function lag(rank) {
   return rank.lag_s === null ? "unknown" : duration(rank.lag_s);
 }
 
-const hasProblem = ({ worker, rank }) => !["schedulable", "draining"].includes(worker.lifecycle) || (rank !== null && (rank.busy || rank.trust < 1 || rank.lost_batches > 0 || rank.kv_state === "uncertain" || rank.kv_state === "replaying"));
+const hasProblem = ({ worker, rank }) => !["schedulable", "draining"].includes(worker.lifecycle) || (rank !== null && (rank.busy || rank.trust < 1 || rank.lost_batches > 0 || TROUBLED.includes(rank.kv_state)));
 
 export class Fleet {
   constructor(store, { changed }) {
@@ -89,7 +90,8 @@ export class Fleet {
   events(rank) {
     if (!rank) return NONE;
     if (rank.trust < 1) return { pill: `${rank.kv_state}, trusted ${percent(rank.trust)}`, tone: "warn", title: "What its index says counts for less: it was wrong, is late or has gaps" };
-    return { pill: rank.kv_state, tone: EVENT_TONES[rank.kv_state] };
+    const title = rank.kv_state === "unreachable" ? "Nobody answers at its KV-event endpoint; cause and remedy: see Doctor" : undefined;
+    return { pill: rank.kv_state, tone: EVENT_TONES[rank.kv_state], title };
   }
 
   kv(row) {
@@ -137,7 +139,7 @@ export class Fleet {
     const total = uses.reduce((sum, use) => sum + use.total, 0);
     const schedulable = workers.filter((one) => one.lifecycle === "schedulable").length;
     const silent = seated.filter(({ rank }) => rank.kv_state === "silent").length;
-    const troubled = seated.filter(({ rank }) => rank.kv_state === "uncertain" || rank.kv_state === "replaying").length;
+    const troubled = seated.filter(({ rank }) => TROUBLED.includes(rank.kv_state)).length;
     const sum = (name) => seated.reduce((all, { rank }) => all + rank[name], 0);
     const card = (name, title, value, note, tone) => h("div", { class: "card", "data-card": name, "data-tone": tone }, h("span", { class: "card-title" }, title), h("b", {}, value), h("span", { class: "muted" }, note));
     this.cards.replaceChildren(
