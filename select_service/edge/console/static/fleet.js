@@ -30,8 +30,10 @@ function ageOf(rank, atMs) {
   return Math.abs(age) < OLDEST_S ? age : null;
 }
 
+const isUnheard = (rank) => ["none", "silent"].includes(rank.kv_state) || (rank.kv_state === "unreachable" && rank.event_at_ms === null);
+
 function age(rank, atMs) {
-  if (!rank || ["none", "silent"].includes(rank.kv_state)) return NONE;
+  if (!rank || isUnheard(rank)) return NONE;
   const seconds = ageOf(rank, atMs);
   return seconds === null ? "unknown" : duration(seconds);
 }
@@ -40,7 +42,7 @@ export const scopeOf = (one) => (one.tenant_id === "default" ? one.model_name : 
 
 // How late its events come; of some engines nobody knows.
 export function lag(rank) {
-  if (!rank || rank.kv_state === "none") return NONE;
+  if (!rank || isUnheard(rank)) return NONE;
   return rank.lag_s === null ? "unknown" : duration(rank.lag_s);
 }
 
