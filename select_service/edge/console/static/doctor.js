@@ -18,7 +18,7 @@ function about(one) {
 
 export class Doctor {
   constructor() {
-    this.list = h("div", { class: "findings", role: "list", "aria-label": "Findings" });
+    this.list = h("div", { class: "findings", role: "list", "aria-label": "Findings" }, emptiness("The doctor is asked", "An empty page would look like a healthy fleet.", "asking"));
     this.trouble = h("p", { class: "problem", role: "status", hidden: true });
     this.unfolded = new Set();
     this.node = h("div", {}, this.trouble, this.list);
