@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     profile = commands.add_parser("profile", help="profiling results", allow_abbrev=False)
     what = profile.add_subparsers(dest="what", required=True, metavar="WHAT")
     inspect = what.add_parser("inspect", help="check and plot them", allow_abbrev=False)
-    inspect.add_argument("directory", metavar="DIR", type=Path)
+    inspect.add_argument("directory", metavar="DIR", type=Path, help="profiling results")
     inspect.add_argument("--out", metavar="HTML", type=Path, help="where the charts go")
     return parser
 
