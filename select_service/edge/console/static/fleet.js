@@ -53,7 +53,7 @@ export class Fleet {
     this.store = store;
     this.changed = changed;
     this.most = 1;
-    this.cards = h("div", { class: "cards" });
+    this.cards = h("div", { class: "cards", role: "list", "aria-label": "In numbers" });
     this.search = h("input", { type: "search", id: "fleet-filter", placeholder: "id, endpoint, model, tenant, state …", autocomplete: "off", spellcheck: "false", oninput: () => this.show() });
     this.only = h("select", { id: "fleet-only", onchange: () => this.show() }, [["all", "All ranks"], ["problems", "With a problem"], ["schedulable", "Schedulable"], ["incomplete", "Not schedulable"], ["draining", "Draining"], ["loaded", "With load"]].map(([value, text]) => h("option", { value }, text)));
     this.shown = h("span", { class: "muted", id: "fleet-shown", role: "status" });
@@ -143,7 +143,7 @@ export class Fleet {
     const silent = seated.filter(({ rank }) => rank.kv_state === "silent").length;
     const troubled = seated.filter(({ rank }) => TROUBLED.includes(rank.kv_state)).length;
     const sum = (name) => seated.reduce((all, { rank }) => all + rank[name], 0);
-    const card = (name, title, value, note, tone) => h("div", { class: "card", "data-card": name, "data-tone": tone }, h("span", { class: "card-title" }, title), h("b", {}, value), h("span", { class: "muted" }, note));
+    const card = (name, title, value, note, tone) => h("div", { class: "card", role: "listitem", "data-card": name, "data-tone": tone }, h("span", { class: "card-title" }, title), h("b", {}, value), h("span", { class: "muted" }, note));
     this.cards.replaceChildren(
       card("workers", "Schedulable workers", `${count(schedulable)} of ${count(workers.length)}`, plural(seated.length, "rank"), schedulable < workers.length ? "warn" : null),
       card("requests", "Live requests", count(sum("requests")), `${count(this.store.state?.waiting)} waiting`),
@@ -160,7 +160,7 @@ export class Fleet {
     const mine = this.store.rows().filter((row) => row.worker.worker_id === id && row.rank);
     const can = this.store.about.actions;
     const lines = mine.map((row) => h("tr", {}, h("th", { scope: "row" }, String(row.rank.dp_rank)), h("td", { class: "num" }, count(row.rank.prefill_tokens)), h("td", { class: "num" }, count(kvUse(row).used)), h("td", { class: "num" }, count(row.rank.requests)), h("td", {}, row.rank.kv_state), h("td", { class: "num" }, percent(row.rank.trust)), h("td", { class: "num" }, age(row.rank, this.store.atMs)), h("td", { class: "num" }, lag(row.rank))));
-    const ranks = mine.length ? h("table", {}, h("thead", {}, h("tr", {}, [["Rank"], ["Prefill", "num"], ["Blocks", "num"], ["Requests", "num"], ["KV events"], ["Trust", "num"], ["Last event", "num"], ["Lag", "num"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), h("tbody", {}, lines)) : emptiness("No rank takes part", "A worker that is not schedulable has no load and no index.", "no-ranks");
+    const ranks = mine.length ? h("table", { "aria-label": "Its ranks" }, h("thead", {}, h("tr", {}, [["Rank"], ["Prefill", "num"], ["Blocks", "num"], ["Requests", "num"], ["KV events"], ["Trust", "num"], ["Last event", "num"], ["Lag", "num"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), h("tbody", {}, lines)) : emptiness("No rank takes part", "A worker that is not schedulable has no load and no index.", "no-ranks");
     const button = (there, text, why, onclick, tone) => h("button", { type: "button", class: tone, disabled: !there, title: there ? null : why, onclick }, text);
     const lifecycle = h("span", {}, pill(worker.lifecycle, LIFECYCLE_TONES[worker.lifecycle]));
     const progress = h("p", { class: "note", role: "status", id: "drain-progress", hidden: true });
