@@ -17,6 +17,7 @@ PURE_VARIABLE: Final = "SELECT_SERVICE_PURE"
 """Environment variable that forces the plain twins, unless it is empty or 0."""
 
 _NOT_BUILT: Final = "not built"
+_STALE: Final = "stale: built from other source; install again"
 _PURE: Final = f"{PURE_VARIABLE} is set"
 _OBJECTIONS: Final[dict[str, str]] = {}
 
@@ -60,6 +61,8 @@ def _objection(kernel: str, abi: int) -> str:
         return _NOT_BUILT
     except ImportError as error:
         return f"cannot be loaded: {error}"
+    except Exception as error:  # noqa: BLE001 - it looks at our classes, and may find others
+        return f"{_STALE}: {error}"
     if getattr(built, "ABI", None) != abi:
-        return "stale: built from other source; install again"
+        return _STALE
     return ""

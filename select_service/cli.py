@@ -22,6 +22,7 @@ from select_service.config import (
     Settings,
     read_environment,
 )
+from select_service.config.flags import ROOMS
 from select_service.config.layers import read_file
 from select_service.version import __version__
 
@@ -31,6 +32,20 @@ if TYPE_CHECKING:
 __all__ = ["main", "parse"]
 
 
+_DESCRIPTION = """\
+Decides which LLM inference worker serves a request. Without a command: serves. Weights and switches
+come from DYN_* environment variables; the flags as a page: deploy/reference/flags.md.
+
+commands:
+  demo                   see it at work: simulated engines, and traffic of their own
+  doctor                 what is wired wrong with a running service, and what to do about it
+  workers, loads, drain, explain, call
+                         questions to a running service, and orders
+  leave                  tell a running service that it will go
+  token new, keys new    make credentials
+
+select-service COMMAND --help tells more of each. Below are the flags of the service, by subject.
+"""
 _CLIENT_COMMANDS = ("call", "workers", "loads", "drain", "explain")
 _NEEDS = {
     "tls_key": "tls_cert",
@@ -187,21 +202,19 @@ def _parser() -> argparse.ArgumentParser:
         prog="select-service",
         # with two hundred flags the generated one would bury the error that follows it
         usage="%(prog)s [--FLAG VALUE ...], %(prog)s COMMAND ... (--help: all of them)",
-        description="Decides which LLM inference worker serves a request. "
-        "Weights and switches come from DYN_* environment variables (deploy/reference/flags.md).",
-        epilog="subcommands: demo (simulated engines and traffic), doctor (what is wired wrong "
-        "with a running service), leave (say that it will go), token new, keys new (credentials), "
-        "call, workers, loads, drain, explain (questions to a running service); see "
-        "select-service demo --help and so on",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"select-service {__version__}")
-    for flag in FLAGS:
-        _add(parser, flag)
+    for name, room in ROOMS.items():
+        group = parser.add_argument_group(name)
+        for flag in room:
+            _add(group, flag)
     return parser
 
 
-def _add(parser: argparse.ArgumentParser, flag: Flag) -> None:
+def _add(parser: argparse._ArgumentGroup, flag: Flag) -> None:
     if flag.parse is None:
         parser.add_argument(
             flag.name, action="store_true", default=argparse.SUPPRESS, help=_help(flag.help)

@@ -204,9 +204,15 @@ def _parser() -> argparse.ArgumentParser:
     workers = _verb(verbs, "workers", _workers, "the catalog")
     loads = _verb(verbs, "loads", _loads, "the load of every rank")
     loads.add_argument("--watch", action="store_true", help="again and again, in place (rich)")
-    loads.add_argument("--every-s", type=_seconds, default=1.0, metavar="S", help="with --watch")
+    loads.add_argument(
+        "--every-s",
+        type=_seconds,
+        default=1.0,
+        metavar="S",
+        help="with --watch (default: %(default)s)",
+    )
     drain = _verb(verbs, "drain", _drain, "send a worker nothing new")
-    drain.add_argument("worker_id", type=int)
+    drain.add_argument("worker_id", type=int, help="whom to empty")
     drain.add_argument("--reason", help="for people")
     how = drain.add_mutually_exclusive_group()
     how.add_argument("--undo", action="store_true", help="let it take requests again")
@@ -215,8 +221,8 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("id", nargs="?", help="a selection, reservation or decision id")
     explain.add_argument("--limit", type=int, default=20, help="of the last ones (default: 20)")
     for one in (call, workers, loads):
-        one.add_argument("--model-name")
-        one.add_argument("--tenant-id")
+        one.add_argument("--model-name", metavar="NAME", help="the model it is about")
+        one.add_argument("--tenant-id", metavar="NAME", help="the tenant it is about")
     for one in (workers, loads, explain):
         one.add_argument("--json", action="store_true", help="one line of JSON")
     return parser
@@ -232,14 +238,20 @@ def _verb(
         name, help=text, description=text, allow_abbrev=False
     )
     parser.set_defaults(verb=verb)
-    parser.add_argument("--url", default=DEFAULT_SELECTOR, help="of the service (%(default)s)")
+    parser.add_argument(
+        "--url", default=DEFAULT_SELECTOR, help="of the service (default: %(default)s)"
+    )
     parser.add_argument("--uds", metavar="PATH", help="its Unix domain socket, instead of TCP")
     parser.add_argument("--token-file", metavar="FILE", help="has a token to show")
     parser.add_argument("--ca", metavar="FILE", help="certificates to trust with https")
     parser.add_argument("--cert", metavar="FILE", help="a client certificate")
     parser.add_argument("--key", metavar="FILE", help="its key, unless it is in the same file")
     parser.add_argument(
-        "--timeout-s", type=_seconds, default=_TIMEOUT_S, metavar="S", help="(%(default)s)"
+        "--timeout-s",
+        type=_seconds,
+        default=_TIMEOUT_S,
+        metavar="S",
+        help="longest wait for an answer (default: %(default)s)",
     )
     return parser
 

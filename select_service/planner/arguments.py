@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 MODES = ("compatible", "slo")
+PROFILE = "measured TTFT and ITL of an engine, as the profiler writes them"
 NO_LIKENESS = "what came in the past after times like this one decides nothing"
 N = TypeVar("N", int, float)
 
@@ -49,22 +50,41 @@ def add_goals(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of requests for which both hold, 0.99 for example (default: on average)",
     )
-    add("--adjustment-interval", type=_positive, default=180.0, metavar="S", help=told)
+    add(
+        "--adjustment-interval",
+        type=_positive,
+        default=180.0,
+        metavar="S",
+        help=f"between plans {told}",
+    )
     add("--max-gpu-budget", type=int, default=8, metavar="GPUS", help=f"never more {told}")
     add("--min-endpoint", type=_count, default=1, metavar="N", help=f"replicas of a role {told}")
-    add("--prefill-engine-num-gpu", type=_natural, default=1, metavar="GPUS", help=told)
-    add("--decode-engine-num-gpu", type=_natural, default=1, metavar="GPUS", help=told)
+    add(
+        "--prefill-engine-num-gpu",
+        type=_natural,
+        default=1,
+        metavar="GPUS",
+        help=f"of one engine {told}",
+    )
+    add(
+        "--decode-engine-num-gpu",
+        type=_natural,
+        default=1,
+        metavar="GPUS",
+        help=f"of one engine {told}",
+    )
 
 
 def add_question(parser: argparse.ArgumentParser) -> None:
     """What `plan` is asked."""
+    told = "(default: %(default)s)"
     add = parser.add_argument
-    add("--profile-results-dir", type=Path, required=True, metavar="DIR")
+    add("--profile-results-dir", type=Path, required=True, metavar="DIR", help=PROFILE)
     add("--num-req", type=float, required=True, metavar="N", help="requests in one interval")
     add("--isl", type=float, required=True, metavar="TOKENS", help="mean prompt length")
     add("--osl", type=float, required=True, metavar="TOKENS", help="mean answer length")
-    add("--p-correction", type=float, default=1.0, help="measured TTFT over profiled")
-    add("--d-correction", type=float, default=1.0, help="measured ITL over profiled")
+    add("--p-correction", type=float, default=1.0, help=f"measured TTFT over profiled {told}")
+    add("--d-correction", type=float, default=1.0, help=f"measured ITL over profiled {told}")
     add_goals(parser)
     add(
         "--mode",
@@ -77,7 +97,7 @@ def add_question(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="slo: no prompt waits while an engine is free (default: a queue per engine)",
     )
-    add("--json", action="store_true")
+    add("--json", action="store_true", help="the answer as JSON")
 
 
 def question_of(arguments: argparse.Namespace) -> Question:
@@ -103,22 +123,35 @@ def question_of(arguments: argparse.Namespace) -> Question:
 def add_tuning(parser: argparse.ArgumentParser) -> None:
     """Which predictor `predict` runs."""
     add = parser.add_argument
-    add("--predictor", choices=PREDICTORS, required=True)
+    add("--predictor", choices=PREDICTORS, required=True, help="who forecasts")
     add_kalman(parser)
-    add("--adjustment-interval", type=_positive, default=180.0, metavar="S")
+    told = "between two numbers of the series (default: %(default)s)"
+    add(
+        "--adjustment-interval",
+        type=_positive,
+        default=180.0,
+        metavar="S",
+        help=f"between plans {told}",
+    )
     add("--mode", choices=MODES, default="compatible", help="(default: %(default)s)")
     add("--json", action="store_true", help="the only format there is, and the default")
 
 
 def add_kalman(parser: argparse.ArgumentParser) -> None:
     """How predictors are tuned."""
+    told = "(default: %(default)s)"
     add = parser.add_argument
-    add("--log1p", "--load-predictor-log1p", dest="log1p", action="store_true")
-    add("--kalman-q-level", type=_at_least_0, default=1.0)
-    add("--kalman-q-trend", type=_at_least_0, default=0.1)
-    add("--kalman-r", type=_positive, default=10.0)
-    add("--kalman-min-points", type=_natural, default=5)
-    add("--prophet-window-size", type=_natural, default=50)
+    log = "forecast logarithms of counts: peaks count for less"
+    add("--log1p", "--load-predictor-log1p", dest="log1p", action="store_true", help=log)
+    level, trend = (f"kalman: variance {of} gains per step" for of in ("the level", "the trend"))
+    add("--kalman-q-level", type=_at_least_0, default=1.0, metavar="X", help=f"{level} {told}")
+    add("--kalman-q-trend", type=_at_least_0, default=0.1, metavar="X", help=f"{trend} {told}")
+    noise = f"kalman: variance of a measurement; more smooths more {told}"
+    add("--kalman-r", type=_positive, default=10.0, metavar="X", help=noise)
+    fewest = f"kalman: intervals before it forecasts {told}"
+    add("--kalman-min-points", type=_natural, default=5, metavar="N", help=fewest)
+    window = f"prophet: intervals it is fitted to {told}"
+    add("--prophet-window-size", type=_natural, default=50, metavar="N", help=window)
     add(
         *("--load-predictor-fit-deadline", "--fit-deadline"),
         dest="fit_deadline",
@@ -160,7 +193,7 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
     told = "(default: %(default)s)"
     add = parser.add_argument
     add("--trace", type=Path, required=True, metavar="FILE", help="requests, as JSON lines")
-    add("--profile-results-dir", type=Path, required=True, metavar="DIR")
+    add("--profile-results-dir", type=Path, required=True, metavar="DIR", help=PROFILE)
     add(
         "--policy",
         action="append",
@@ -174,8 +207,8 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
         help="once per predictor that slo and compatible are run with (default: auto)",
     )
     add_kalman(parser)
-    add("--ttft", type=float, default=500.0, metavar="MS", help=told)
-    add("--itl", type=float, default=50.0, metavar="MS", help=told)
+    add("--ttft", type=float, default=500.0, metavar="MS", help=f"time to first token {told}")
+    add("--itl", type=float, default=50.0, metavar="MS", help=f"time between tokens {told}")
     add(
         *("--attainment", "--slo-attainment"),
         type=_share,
@@ -189,18 +222,36 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="what came before: slo and compatible have learnt it",
     )
-    add("--adjustment-interval", type=_positive, default=60.0, metavar="S", help=told)
-    add("--load-interval", type=_positive, default=5.0, metavar="S", help=told)
+    add(
+        "--adjustment-interval",
+        type=_positive,
+        default=60.0,
+        metavar="S",
+        help=f"between plans {told}",
+    )
+    add("--load-interval", type=_positive, default=5.0, metavar="S", help=f"fast loop {told}")
     add("--no-likeness", action="store_true", help=f"slo: {NO_LIKENESS}")
     add("--startup", type=_positive, default=60.0, metavar="S", help=f"of an engine {told}")
-    add("--max-gpu-budget", type=int, default=64, metavar="GPUS", help=told)
-    add("--prefill-engine-num-gpu", type=_natural, default=1, metavar="GPUS", help=told)
-    add("--decode-engine-num-gpu", type=_natural, default=1, metavar="GPUS", help=told)
+    add("--max-gpu-budget", type=int, default=64, metavar="GPUS", help=f"never more {told}")
+    add(
+        "--prefill-engine-num-gpu",
+        type=_natural,
+        default=1,
+        metavar="GPUS",
+        help=f"of one engine {told}",
+    )
+    add(
+        "--decode-engine-num-gpu",
+        type=_natural,
+        default=1,
+        metavar="GPUS",
+        help=f"of one engine {told}",
+    )
     add("--start-prefill", type=_natural, default=1, metavar="N", help=f"replicas {told}")
     add("--start-decode", type=_natural, default=1, metavar="N", help=f"replicas {told}")
-    add("--seed", type=int, default=1, help=told)
+    add("--seed", type=int, default=1, metavar="N", help=f"of what is drawn {told}")
     add("--out", type=Path, metavar="HTML", help="where the charts go")
-    add("--json", action="store_true")
+    add("--json", action="store_true", help="the answer as JSON")
 
 
 def replay_of(arguments: argparse.Namespace) -> ReplayQuestion:
@@ -244,27 +295,32 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     told = "(default: %(default)s)"
     add = parser.add_argument
     add("--targets", type=Path, metavar="FILE", help="several models, instead of the next flags")
-    add("--model-name", metavar="NAME")
-    add("--tenant-id", default="default", metavar="NAME", help=told)
-    add("--profile-results-dir", type=Path, metavar="DIR")
+    add("--model-name", metavar="NAME", help="whose engines are planned")
+    add("--tenant-id", default="default", metavar="NAME", help=f"and for whom {told}")
+    add("--profile-results-dir", type=Path, metavar="DIR", help=PROFILE)
     add("--prefill-resource", default="", metavar="R", help="what the connector scales")
     add("--decode-resource", default="", metavar="R", help="the same")
     add_goals(parser)
     add("--no-correction", action="store_true", help="profiles are taken as they are")
-    add("--load-predictor", choices=PREDICTORS, default="auto", help=told)
+    add("--load-predictor", choices=PREDICTORS, default="auto", help=f"who forecasts {told}")
     add_kalman(parser)
-    add("--load-predictor-warmup-trace", type=Path, metavar="FILE")
+    add("--load-predictor-warmup-trace", type=Path, metavar="FILE", help="it has learnt this")
     add(
         "--metrics-source",
         choices=("prometheus", "selector", "trace"),
         default="prometheus",
-        help=told,
+        help=f"where demand is read {told}",
     )
-    add("--prometheus-url", default="http://127.0.0.1:9090", metavar="URL", help=told)
-    add("--prometheus-names", choices=("dynamo", "selector"), default="dynamo", help=told)
+    add("--prometheus-url", default="http://127.0.0.1:9090", metavar="URL", help=f"asked {told}")
+    add(
+        "--prometheus-names",
+        choices=("dynamo", "selector"),
+        default="dynamo",
+        help=f"whose metrics {told}",
+    )
     add("--selector", action="append", default=[], metavar="URL", help="once per selector")
     add("--token-file", type=Path, metavar="FILE", help="bearer token for selectors")
-    add("--trace", type=Path, metavar="FILE")
+    add("--trace", type=Path, metavar="FILE", help="requests, for --metrics-source trace")
     add("--load-interval", type=_positive, default=5.0, metavar="S", help=f"fast loop {told}")
     add(
         "--start-time",
@@ -276,9 +332,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add("--no-load-loop", action="store_true", help="forecasts alone decide")
     add("--no-likeness", action="store_true", help=NO_LIKENESS)
     connectors = ("dry-run", "kubernetes", "virtual", "ray")
-    add("--connector", choices=connectors, default="dry-run", help=told)
-    add("--kubernetes-api", metavar="URL", help="(default: that of the pod)")
-    add("--namespace", metavar="NAME", help="(default: that of the pod)")
+    add("--connector", choices=connectors, default="dry-run", help=f"who scales {told}")
+    add("--kubernetes-api", metavar="URL", help="API server (default: that of the pod)")
+    add("--namespace", metavar="NAME", help="of the resources (default: that of the pod)")
     add(
         "--lease",
         choices=("cluster", "machine"),
@@ -286,8 +342,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help="where it is kept who acts: in Kubernetes or Ray, or by locks on this machine, as for "
         f"the virtual connector {told}",
     )
-    add("--lease-name", default="select-planner", metavar="NAME", help=told)
-    add("--ray-dashboard", default="http://127.0.0.1:8265", metavar="URL", help=told)
+    add("--lease-name", default="select-planner", metavar="NAME", help=f"of that {told}")
+    add("--ray-dashboard", default="http://127.0.0.1:8265", metavar="URL", help=f"of Ray {told}")
     add(
         "--ray-token-file",
         type=Path,
@@ -303,8 +359,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         f"came, nor is a report of what became of a decision {told}",
     )
     add("--state-dir", type=Path, metavar="DIR", help="history that survives, and the lock")
-    add("--host", default="127.0.0.1", help=told)
-    add("--port", type=_count, default=9085, help=told)
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help=f"listened on {told}")
+    add("--port", type=_count, default=9085, metavar="N", help=f"the same {told}")
 
 
 def settings_of(arguments: argparse.Namespace) -> RunSettings:

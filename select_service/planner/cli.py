@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     profile = commands.add_parser("profile", help="profiling results", allow_abbrev=False)
     what = profile.add_subparsers(dest="what", required=True, metavar="WHAT")
     inspect = what.add_parser("inspect", help="check and plot them", allow_abbrev=False)
-    inspect.add_argument("directory", metavar="DIR", type=Path)
+    inspect.add_argument("directory", metavar="DIR", type=Path, help="profiling results")
     inspect.add_argument("--out", metavar="HTML", type=Path, help="where the charts go")
     return parser
 
@@ -122,11 +122,12 @@ def _predict(arguments: argparse.Namespace) -> int:
 def _replay(arguments: argparse.Namespace) -> int:
     from select_service.planner.edge import replayed  # the simulator
 
-    results = replayed.replay(_flags().replay_of(arguments), print_line=_tell)
+    question = _flags().replay_of(arguments)
+    results = replayed.replay(question, print_line=_tell)
     if arguments.json:
         _print({"results": [replayed.brief(one) for one in results]})
     if arguments.out is not None:
-        _write(arguments.out, replayed.html(results, str(arguments.trace)))
+        _write(arguments.out, replayed.html(results, question))
     return 0
 
 
@@ -139,16 +140,8 @@ def _profile(arguments: argparse.Namespace) -> int:
     from select_service.planner.edge.profile_files import read_profile
 
     profile = read_profile(arguments.directory)
-    prefill, decode = profile.prefill, profile.decode
-    print(
-        f"prefill: {len(prefill.isl)} lengths, {prefill.isl[0]:g} to {prefill.isl[-1]:g} tokens, "
-        f"TTFT {prefill.ttft_ms.min():g} to {prefill.ttft_ms.max():g} ms"
-    )
-    print(
-        f"decode: {len(decode.kv_usage)} samples, contexts of {decode.context_length.min():g} to "
-        f"{decode.context_length.max():g} tokens, {decode.max_kv_tokens:g} KV tokens, "
-        f"ITL {decode.itl_ms.min():g} to {decode.itl_ms.max():g} ms"
-    )
+    for text in inspecting.measured(profile):
+        print(text)
     for text in inspecting.findings(profile):
         print(f"repaired: {text}")
     if arguments.out is not None:

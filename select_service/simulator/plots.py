@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from html import escape
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -18,18 +19,29 @@ _WIDTH, _HEIGHT = 460, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 28, 40
 
 
+_DASHES: Final = ("", "7 4", "2 3", "7 3 2 3")
+
+
 class Series(NamedTuple):
-    """One line."""
+    """One line; steps hold their value until the next point, dots are not joined."""
 
     name: str
     points: Sequence[tuple[float, float]]
+    kind: str = "line"  # or "step", "dots"
 
 
 class _Axis:
     """From values to places on the paper."""
 
-    def __init__(self, low: float, high: float, begin: float, end: float, *, log: bool) -> None:
+    def __init__(
+        self,
+        *ends: float,
+        log: bool = False,
+        is_count: bool = False,
+    ) -> None:
+        low, high, begin, end = ends
         self.log = log
+        self._step_min = 1.0 if is_count else 0.0
         if log:
             low, high = math.log10(max(low, 1e-6)), math.log10(max(high, 1e-6))
         if high <= low:
@@ -47,7 +59,7 @@ class _Axis:
         """Return values to write beside the axis."""
         if self.log:
             return self._log_ticks()
-        step = _round_step((self._high - self._low) / 5)
+        step = max(_round_step((self._high - self._low) / 5), self._step_min)
         first = math.ceil(self._low / step - 1e-9)
         return [step * at for at in range(first, int(self._high / step + 1e-9) + 1)]
 
@@ -82,6 +94,7 @@ def lines(
     log_x: bool = False,
     log_y: bool = False,
     most: float = 0.0,
+    is_count: bool = False,
 ) -> str:
     """Draw lines; the y axis goes from 0, or the least if it is logarithmic, to `most` or beyond.
 
@@ -93,29 +106,42 @@ def lines(
         log_x: whether the x axis is logarithmic.
         log_y: likewise.
         most: where the y axis ends; 0: where it must.
+        is_count: there is nothing between two whole numbers of the y axis.
     """
     points = [point for one in series for point in one.points]
     xs = [at for at, _ in points if not log_x or at > 0.0] or [0.0, 1.0]
     top = most or max((value for _, value in points), default=1.0) or 1.0
     across = _Axis(min(xs), max(xs), _LEFT, _WIDTH - _RIGHT, log=log_x)
     least = min((value for _, value in points if value > 0.0), default=0.1) if log_y else 0.0
-    up = _Axis(least, top, _HEIGHT - _BOTTOM, _TOP, log=log_y)
+    up = _Axis(least, top, _HEIGHT - _BOTTOM, _TOP, log=log_y, is_count=is_count)
     parts = [_frame(title, across, up, x, y)]
     for number, one in enumerate(series):
-        path = " ".join(f"{across.at(at):.1f},{up.at(value):.1f}" for at, value in one.points)
-        colour = COLOURS[number % len(COLOURS)]
-        parts.append(
-            f'<polyline fill="none" stroke="{colour}" stroke-width="1.6" points="{path}">'
-            f"<title>{escape(one.name)}</title></polyline>"
-        )
-    return _sheet(parts)
+        places = [(across.at(at), up.at(value)) for at, value in one.points]
+        parts.append(_drawn(one, places, number))
+    return _sheet(title, parts)
+
+
+def _drawn(one: Series, places: Sequence[tuple[float, float]], number: int) -> str:
+    colour, name = COLOURS[number % len(COLOURS)], f"<title>{escape(one.name)}</title>"
+    if one.kind == "dots":
+        dots = (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
+        return f'<g fill="{colour}">{name}{"".join(dots)}</g>'
+    stroke = f'fill="none" stroke="{colour}" stroke-width="1.6"'
+    if one.kind == "step":
+        # steps often lie on each other: through the gaps of one the others are seen
+        stroke += f' stroke-dasharray="{_DASHES[number % len(_DASHES)]}"' * (number > 0)
+        turns = [(x, y, then) for (_, y), (x, then) in pairwise(places) if y != then]
+        corners = [corner for x, y, then in turns for corner in ((x, y), (x, then))]
+        places = [*places[:1], *corners, *places[-1:]]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    return f'<polyline {stroke} points="{path}">{name}</polyline>'
 
 
 def bars(title: str, names: Sequence[str], values: Sequence[float], *, y: str) -> str:
     """Draw one bar for each name, in the colour its line has elsewhere."""
     top = 1.1 * max(values, default=1.0) or 1.0
-    across = _Axis(0.0, max(1, len(names)), _LEFT, _WIDTH - _RIGHT, log=False)
-    up = _Axis(0.0, top, _HEIGHT - _BOTTOM, _TOP, log=False)
+    across = _Axis(0.0, max(1, len(names)), _LEFT, _WIDTH - _RIGHT)
+    up = _Axis(0.0, top, _HEIGHT - _BOTTOM, _TOP)
     parts = [_frame(title, None, up, "", y)]
     floor = up.at(0.0)
     for number, (name, value) in enumerate(zip(names, values, strict=True)):
@@ -128,7 +154,7 @@ def bars(title: str, names: Sequence[str], values: Sequence[float], *, y: str) -
             f'<text x="{(begin + end) / 2:.1f}" y="{floor - height - 3:.1f}" class="v">'
             f"{value:.3g}</text>"
         )
-    return _sheet(parts)
+    return _sheet(title, parts)
 
 
 def _frame(title: str, across: _Axis | None, up: _Axis, x: str, y: str) -> str:
@@ -143,14 +169,14 @@ def _frame(title: str, across: _Axis | None, up: _Axis, x: str, y: str) -> str:
         parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{floor}" class="g"/>')
         parts.append(f'<text x="{at:.1f}" y="{floor + 14}" class="v">{_number(value)}</text>')
     parts.append(f'<text x="{(_LEFT + right) / 2}" y="{_HEIGHT - 8}" class="v">{escape(x)}</text>')
-    parts.append(f'<text x="4" y="{_TOP - 6}" class="n">{escape(y)}</text>')
+    parts.append(f'<text x="4" y="16" class="n">{escape(y)}</text>')
     return "".join(parts)
 
 
-def _sheet(parts: Sequence[str]) -> str:
+def _sheet(title: str, parts: Sequence[str]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-        f'width="{_WIDTH}" height="{_HEIGHT}" role="img">'
+        f'width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{escape(title)}">'
         "<style>text{font:11px sans-serif;fill:#333}.t{font-weight:600;text-anchor:middle;"
         "font-size:13px}.v{text-anchor:middle}.y{text-anchor:end}.g{stroke:#e4e4e4}</style>"
         f"{''.join(parts)}</svg>"

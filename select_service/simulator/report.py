@@ -8,56 +8,60 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from select_service.simulator.comparison import Comparison, by_policy, table
-from select_service.simulator.plots import COLOURS, Series, bars, lines
+from select_service.simulator.comparison import Comparison, by_policy
+from select_service.simulator.comparison import table as told
+from select_service.simulator.page import figure, key, page, table
+from select_service.simulator.plots import Series, bars, lines
 from select_service.simulator.statistics import estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from select_service.simulator.core.measures import Distribution, Measures
 
 __all__ = ["html_of"]
 
-_STYLE = (
-    "body{font:14px sans-serif;margin:2em;color:#222}table{border-collapse:collapse;margin:1em 0}"
-    "th,td{padding:.25em .7em;text-align:right;border-bottom:1px solid #ddd}"
-    "th:first-child,td:first-child{text-align:left}pre{background:#f6f6f6;padding:1em;"
-    "white-space:pre-wrap}figure{display:inline-block;margin:0 1em 1em 0}"
-    ".key span{margin-right:1.2em;white-space:nowrap}.key i{display:inline-block;width:1em;"
-    "height:.7em;margin-right:.35em}"
-)
-
 
 def html_of(result: Comparison) -> str:
     """Return the whole page."""
     groups = by_policy(result.runs)
-    head, rows = table(result.runs)
-    settings = msgspec.json.format(msgspec.json.encode(result.settings), indent=2).decode()
+    settings = result.settings
+    text = msgspec.json.format(msgspec.json.encode(settings), indent=2).decode()
+    what = settings.trace.path if settings.trace else _named(one.kind for one in settings.workloads)
     body = [
-        "<h1>select-sim</h1>",
         f"<p>{escape(_summary(result, groups))}</p>",
-        _table(head, rows),
+        table(*told(result.runs)),
         "<p>Means over seeds ± 95 % of Student's t; one seed has no interval. The ceiling is the "
-        "hit rate of one infinite cache for all.</p>",
-        _key([*groups, "ceiling"]),
-        *(f"<figure>{plot}</figure>" for plot in _plots(groups)),
+        "hit rate of one infinite cache for all. CoV: standard deviation over mean, of requests "
+        "per worker; 0 is even. Goodput: requests answered in time, or at all where no times were "
+        "asked for.</p>",
+        key([*groups, "ceiling"]),
+        *map(figure, _plots(groups)),
+        "<p>Distributions and what is drawn over time are of the first run of each policy.</p>",
         "<h2>Decisions by reason</h2>",
         _reasons(groups),
         "<h2>Ends</h2>",
-        _table(["policy", "end", "requests"], _ends(groups)),
-        f"<h2>Settings</h2><pre>{escape(settings)}</pre>",
+        table(["policy", "end", "requests"], _ends(groups)),
+        "<h2>Settings</h2><p>Of the first run; others differ in policy and seed.</p>"
+        f"<pre>{escape(text)}</pre>",
     ]
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>select-sim</title>'
-        f"<style>{_STYLE}</style><body>{''.join(body)}</body></html>\n"
-    )
+    return page(f"select-sim: {_named(groups)} on {what}", body)
+
+
+def _named(names: Iterable[str]) -> str:
+    """Return a few names, so that one page is told from another."""
+    first, *others = names
+    return f"{first} and {len(others)} more" if len(others) > 1 else ", ".join([first, *others])
 
 
 def _summary(result: Comparison, groups: Mapping[str, Sequence[Measures]]) -> str:
     one = result.runs[0]
     seeds = max(len(group) for group in groups.values())
-    text = f"{one.requests} requests, {one.workers} workers, {seeds} seed(s), {result.version}"
+    runs = "one run" if seeds == 1 else f"{seeds} runs"
+    text = (
+        f"{one.requests:,} requests, {one.workers} workers, {runs} of each policy; "
+        f"select-service {result.version}"
+    )
     if result.capacity is not None and result.load is not None:
         text += f"; {result.load:g} of the measured capacity of {result.capacity:.2f} requests/s"
     return text
@@ -102,32 +106,21 @@ def _cdf(
     return lines(title, series, x="ms", y="share", log_x=True, most=1.0)
 
 
-def _key(names: Sequence[str]) -> str:
-    spans = (
-        f'<span><i style="background:{COLOURS[at % len(COLOURS)]}"></i>{escape(name)}</span>'
-        for at, name in enumerate(names)
-    )
-    return f'<p class="key">{"".join(spans)}</p>'
-
-
 def _reasons(groups: Mapping[str, Sequence[Measures]]) -> str:
     counts: dict[str, Counter[str]] = {}
     for name, group in groups.items():
         counts[name] = sum((Counter(one.reasons) for one in group), Counter[str]())
     named = sorted({reason for one in counts.values() for reason in one if reason})
-    rows = [[name, *(str(counter[reason]) for reason in named)] for name, counter in counts.items()]
-    return _table(["policy", *named], rows)
+    rows = [
+        [name, *(f"{counter[reason]:,}" if any(counter) else "-" for reason in named)]
+        for name, counter in counts.items()
+    ]
+    return table(["policy", *named], rows)
 
 
 def _ends(groups: Mapping[str, Sequence[Measures]]) -> list[list[str]]:
     rows = []
     for name, group in groups.items():
         ends = sum((Counter(one.ends) for one in group), Counter[str]())
-        rows += [[name, end, str(number)] for end, number in sorted(ends.items())]
+        rows += [[name, end, f"{number:,}"] for end, number in sorted(ends.items())]
     return rows
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines_of = [f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr>"]
-    lines_of += [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
-    return f"<table>{''.join(lines_of)}</table>"

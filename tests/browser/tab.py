@@ -46,7 +46,8 @@ SLIPS = """() => document.body.innerText.split("\\n")
 
 NAMELESS = """() => [
   ...document.querySelectorAll("button, a, input, select, textarea, [role=img], table, dialog")]
-  .filter((node) => node.checkVisibility() && !node.textContent.trim())
+  .filter((node) => node.checkVisibility())
+  .filter((node) => !node.textContent.trim() || node.matches("table, dialog, [role=list]"))
   .filter((node) => !(node.ariaLabel || node.labels?.length || node.caption))
   .map((node) => node.outerHTML.slice(0, 120))"""
 

@@ -52,6 +52,20 @@ def test_a_kernel_of_other_source_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
     assert "stale" in complaints()[0]
 
 
+@pytest.mark.parametrize("fault", ["TypeError", "ValueError", "AttributeError", "KeyError"])
+def test_a_kernel_that_finds_other_classes_than_it_was_built_for_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """It looks at our classes while it is loaded, before anybody can read its ABI."""
+    (tmp_path / "left_over.py").write_text(f"raise {fault}('_spoke is no member of Ledger')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not usable("left_over", 7)
+    (told,) = complaints()
+    assert "stale" in told
+    assert "_spoke is no member of Ledger" in told
+    assert "install again" in told
+
+
 def test_a_kernel_may_be_missing() -> None:
     assert not usable("there_is_no_such_kernel", 1)
     assert objections() == {"there_is_no_such_kernel": "not built"}

@@ -12,6 +12,7 @@ import pytest
 
 from select_service import cli
 from select_service.config import FLAGS, FieldValidation, Layers, Settings
+from select_service.config.flags import ROOMS
 from select_service.demo import cli as demo
 from select_service.edge import app
 from select_service.types import TrustSettings
@@ -107,6 +108,14 @@ def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         assert flag.name in text
         assert "".join(flag.default_text.split()) in squeezed
     assert "no effect" in text  # --threads says so
+    head = text.splitlines()[:24]
+    for command in ("demo", "doctor", "leave", "token new", "keys new", "workers", "explain"):
+        assert any(command in line for line in head), "who looks for a command reads no 570 lines"
+    titles = [line[:-1] for line in text.splitlines() if line.endswith(":") and line[:1].isalpha()]
+    assert titles == ["commands", "options", *ROOMS], "in the order of the reference, by subject"
+    for name, room in ROOMS.items():
+        begin = text.index(f"\n{name}:")
+        assert all(text.index(f"  {flag.name}", begin) for flag in room)
 
 
 @pytest.mark.usefixtures("_as_in_a_process_of_its_own")

@@ -41,7 +41,7 @@ TELLING: Final = (
         "--doctor-findings-max",
         values.whole(1, values.COUNT_MAX),
         "N",
-        "findings told by /ready?verbose=true, the gravest; the metric counts all",
+        "findings told by /ready?verbose=true, of each kind some; the metric counts all",
         watch='limit_hits_total{name="doctor_findings_max"}',
     ),
     Flag(

@@ -81,12 +81,25 @@ class Suspicions:
         return sum(map(len, self._told.values()))
 
     def report(self, now: float) -> Report:
-        """What the last round has found, the gravest first."""
-        told = (one for code in _ORDER for one in self._told.get(code, {}).values())
-        return Report(
-            [_finding(one, now) for one in islice(told, self._findings_max)],
-            max(0, len(self) - self._findings_max),
-        )
+        """What the last round has found, the gravest first; of each kind some. O(findings_max)."""
+        findings = [
+            _finding(one, now)
+            for code, places in self._places().items()
+            for one in islice(self._told[code].values(), places)
+        ]
+        return Report(findings, len(self) - len(findings))
+
+    def _places(self) -> dict[str, int]:
+        """How many of each code are told: as evenly as may be, or the commonest hid all others."""
+        waiting = [code for code in _ORDER if self._told.get(code)]
+        places = dict.fromkeys(waiting, 0)
+        left = self._findings_max
+        while waiting and left > 0:
+            for code in waiting[:left]:
+                places[code] += 1
+            left -= len(waiting)
+            waiting = [code for code in waiting if places[code] < len(self._told[code])]
+        return places
 
     def counts(self) -> dict[str, int]:
         """How many findings of each code there are, also those left out."""

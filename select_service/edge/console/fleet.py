@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.types import WorkerRank
+from select_service.core.doctor.causes import EVENTS_UNREACHABLE
 from select_service.edge.codec.writing import encode
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ RANK_FIELDS: Final = (
     *("kv_used_blocks", "kv_total_blocks", "requests_waiting", "busy", "trust"),
 )
 """What a rank's row is made of; `kv_used_blocks` to `requests_waiting` are the worker's word."""
+
+UNREACHABLE_AFTER_S: Final = EVENTS_UNREACHABLE.after_s
+"""Without a connection for so long a publisher is out of reach: what the doctor says by then."""
 
 _Row = tuple[object, ...]
 
@@ -117,13 +121,21 @@ class Fleet:
         partition = core.partitions[worker.scope]
         reports = core.admitting.reports.by_worker.get(worker.worker_id, _NO_REPORTS)
         for seat in seen.seats:
-            dp_rank = seat.rank.dp_rank
-            lag_s = None if seat.stream is None else core.trusting.lag_of(seat.stream)
-            numbers = _numbers(seat, partition, reports.get(dp_rank), lag_s)
+            dp_rank, stream = seat.rank.dp_rank, seat.stream
+            lag_s = None if stream is None else core.trusting.lag_of(stream)
+            kv_state = "none" if stream is None else self._state_of(stream)
+            numbers = _numbers(seat, partition, reports.get(dp_rank), kv_state, lag_s)
             if seen.ranks.get(dp_rank) != numbers:
                 seen.ranks[dp_rank] = numbers
                 row = seen.rows[dp_rank] = encode((str(worker.worker_id), dp_rank, *numbers))
                 news.ranks.append(row)
+
+    def _state_of(self, stream: EventStream) -> str:
+        link = self._service.sources.link(stream)
+        if link is None or link.is_connected:
+            return state_of(stream)
+        out_of_reach_s = self._service.now() - link.since
+        return "unreachable" if out_of_reach_s >= UNREACHABLE_AFTER_S else state_of(stream)
 
     def _seats_of(self, worker: Worker) -> list[_Seat]:
         streams = self._service.core.membership.streams_of(worker) if worker.slots else []
@@ -137,12 +149,17 @@ class Fleet:
 _NO_REPORTS: Final[Mapping[int, Report]] = {}
 
 
-def _numbers(seat: _Seat, partition: Partition, report: Report | None, lag_s: float | None) -> _Row:
+def _numbers(
+    seat: _Seat,
+    partition: Partition,
+    report: Report | None,
+    kv_state: str,
+    lag_s: float | None,
+) -> _Row:
     slot, stream = seat.slot, seat.stream
     ledger, keeper = partition.ledger, partition.admission
-    kv_state, event_at_ms, gaps, lost = "none", None, 0, 0
+    event_at_ms, gaps, lost = None, 0, 0
     if stream is not None:
-        kv_state = state_of(stream)
         event_at_ms = _milliseconds(stream.last_batch_ts)
         gaps, lost = stream.tallies.gaps, stream.lost_batches
     told = None if report is None or report.stale else report.told

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from select_service.planner.core.surface import Surface
-from select_service.planner.edge.charts import Chart, Line, page
+from select_service.simulator.page import figure, page, table
+from select_service.simulator.plots import Series, lines
 
 if TYPE_CHECKING:
     from select_service.planner.core.profile import Profile
 
-__all__ = ["findings", "html"]
+__all__ = ["findings", "html", "measured"]
 
 _POINTS = 80
+
+
+def measured(profile: Profile) -> list[str]:
+    """Return how much was measured and how far it reaches, in words."""
+    prefill, decode = profile.prefill, profile.decode
+    return [
+        f"prefill: {len(prefill.isl)} lengths, {prefill.isl[0]:g} to {prefill.isl[-1]:g} tokens, "
+        f"TTFT {prefill.ttft_ms.min():g} to {prefill.ttft_ms.max():g} ms",
+        f"decode: {len(decode.kv_usage)} samples, contexts of {decode.context_length.min():g} to "
+        f"{decode.context_length.max():g} tokens, {decode.max_kv_tokens:g} KV tokens, "
+        f"ITL {decode.itl_ms.min():g} to {decode.itl_ms.max():g} ms",
+    ]
 
 
 def findings(profile: Profile) -> list[str]:
@@ -36,50 +50,45 @@ def findings(profile: Profile) -> list[str]:
 
 
 def html(profile: Profile, name: str) -> str:
-    """Return one HTML document with a chart per curve."""
+    """Return one HTML document with a plot per curve."""
     surface = Surface(profile)
     prefill, decode = profile.prefill, profile.decode
     lengths = np.linspace(float(prefill.isl[0]), float(prefill.isl[-1]), _POINTS).tolist()
     contexts = sorted(set(decode.context_length.tolist()))
     shown = contexts[:: max(1, len(contexts) // 6)][:7]
-    measured = list(zip(prefill.isl.tolist(), prefill.ttft_ms.tolist(), strict=True))
-    charts = [
-        Chart(
-            "Prefill: time of one prompt",
-            "ISL in tokens",
-            "TTFT in ms",
-            [
-                Line("repaired", [(isl, surface.prefill.ttft_ms(isl)) for isl in lengths]),
-                Line("measured", measured, "dots"),
-            ],
-        ),
-        Chart(
-            "Decode: ITL by live requests",
-            "requests on one engine",
-            "ITL in ms",
-            [_itl(surface, decode.max_kv_tokens, context) for context in shown],
-        ),
-        Chart(
-            "Decode: the most one engine gives within an ITL",
-            "ITL target in ms",
-            "tokens/s/GPU",
-            [_best(surface, float(decode.itl_ms.max()), context) for context in shown],
-        ),
+    points = list(zip(prefill.isl.tolist(), prefill.ttft_ms.tolist(), strict=True))
+    ttft = [
+        Series("as planned with", [(isl, surface.prefill.ttft_ms(isl)) for isl in lengths]),
+        Series("as measured", points, "dots"),
     ]
-    rows = [["repaired"], *([one] for one in findings(profile) or ["nothing: it is monotone"])]
-    return page(f"Profile {name}", [rows, *charts])
+    itl = [_itl(surface, decode.max_kv_tokens, context) for context in shown]
+    best = [_best(surface, float(decode.itl_ms.max()), context) for context in shown]
+    plots = [
+        (lines("TTFT of one prompt", ttft, x="prompt, tokens", y="ms"), ttft),
+        (lines("ITL by live requests", itl, x="requests on one engine", y="ms"), itl),
+        (lines("Most output within an ITL", best, x="ITL, ms", y="tokens/s/GPU"), best),
+    ]
+    rows = [[one] for one in findings(profile) or ["nothing: it is monotone"]]
+    return page(
+        f"Profile {name}",
+        [
+            *(f"<p>{escape(text)}</p>" for text in measured(profile)),
+            table(["repaired"], rows),
+            *(figure(plot, [one.name for one in series]) for plot, series in plots),
+        ],
+    )
 
 
-def _itl(surface: Surface, max_kv_tokens: float, context: float) -> Line:
+def _itl(surface: Surface, max_kv_tokens: float, context: float) -> Series:
     most = max_kv_tokens / context
     counts = np.linspace(0.0, min(most, 256.0), _POINTS).tolist()
     points = [(count, surface.decode.itl_ms(count, context)) for count in counts]
-    return Line(f"{context:g} tokens", points)
+    return Series(f"context of {context:g} tokens", points)
 
 
-def _best(surface: Surface, itl_most: float, context: float) -> Line:
+def _best(surface: Surface, itl_most: float, context: float) -> Series:
     points = []
     for target in np.linspace(1.0, 1.1 * itl_most, _POINTS).tolist():
         best = surface.decode.best(target, context)
         points.append((target, best.thpt_per_gpu if best else 0.0))
-    return Line(f"{context:g} tokens", points)
+    return Series(f"context of {context:g} tokens", points)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from select_service.planner.core.warming import TracedRequest
-from select_service.planner.edge.charts import Chart, Line, page
 from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.edge.replaying import Replay
 from select_service.planner.edge.rivals import make_policy
 from select_service.planner.edge.sources.trace import read_trace
 from select_service.planner.errors import TraceError
+from select_service.simulator.page import figure, page, table
+from select_service.simulator.plots import Series, lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from select_service.planner.edge.predictors import PredictorSettings
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["ReplayQuestion", "brief", "html", "replay"]
 
 _PREDICTING = ("slo", "compatible")
+_UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
 class ReplayQuestion(NamedTuple):
@@ -78,30 +81,46 @@ def brief(result: Result) -> dict[str, object]:
     }
 
 
-def html(results: list[Result], name: str) -> str:
+def html(results: list[Result], question: ReplayQuestion) -> str:
     """Return one HTML document: a table, then replicas over time against load."""
-    rows = [["policy", "in time", "GPU-hours", "changes", "turns back"]]
-    rows += [
+    rows = [
         [
             *(one.name, f"{100 * one.attainment:.2f} %", f"{one.gpu_hours:.2f}"),
             *(str(one.changes), str(one.turns)),
         ]
         for one in results
     ]
-    load = Chart("Load", "seconds", "requests/s", [Line("arrivals", results[0].load, "step")])
-    charts = [
-        Chart(
-            f"{pool} replicas",
-            "seconds",
-            "replicas",
-            [Line(one.name, one.replicas[pool], "step") for one in results],
-        )
-        for pool in results[0].replicas
-    ]
-    attained = Chart(
-        "Requests in time",
-        "seconds",
-        "share per interval",
-        [Line(one.name, one.attained) for one in results],
+    names = [one.name for one in results]
+    end = max((at for one in results for at, _ in (*one.load, *one.attained)), default=0.0)
+    unit, length_s = next(one for one in _UNITS if end >= 5 * one[1] or one[1] == 1.0)
+
+    def over_time(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+        return [(at / length_s, value) for at, value in points]
+
+    arrivals = [Series("arrivals", over_time(results[0].load), "step")]
+    plots = [figure(lines("Load", arrivals, x=unit, y="requests/s"), ["arrivals"])]
+    for pool in results[0].replicas:
+        series = [Series(one.name, over_time(one.replicas[pool]), "step") for one in results]
+        title = f"{pool.capitalize()} replicas"
+        plots.append(figure(lines(title, series, x=unit, y="replicas", is_count=True), names))
+    attained = [Series(one.name, over_time(one.attained), "step") for one in results]
+    plots.append(figure(lines("Requests in time", attained, x=unit, y="share", most=1.0), names))
+    return page(
+        f"Replay of {question.trace}",
+        [
+            f"<p>{escape(_summary(results[0], question))}</p>",
+            table(["policy", "in time", "GPU-hours", "changes", "turns back"], rows),
+            "<p>In time: of all requests, those that met both targets. Changes: of replicas; "
+            "turns back: those against the one before, within ten minutes.</p>",
+            *plots,
+        ],
     )
-    return page(f"Replay of {name}", [rows, load, *charts, attained])
+
+
+def _summary(result: Result, question: ReplayQuestion) -> str:
+    settings = question.settings
+    return (
+        f"{result.requests:,} requests on engines of {question.profile}. Targets: TTFT "
+        f"{settings.ttft_ms:g} ms, ITL {settings.itl_ms:g} ms; an engine takes "
+        f"{settings.startup_s:g} s to start, and there are {question.gpus_max} GPUs at most."
+    )

@@ -104,7 +104,9 @@ class Result:
     """How often a pool was changed against the direction of its last change within ten minutes."""
     replicas: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     load: list[tuple[float, float]] = field(default_factory=list)
+    """Requests a second of an interval, by when it began."""
     attained: list[tuple[float, float]] = field(default_factory=list)
+    """Share in time of those that came in an interval, by when it began."""
 
     @property
     def attainment(self) -> float:
@@ -247,7 +249,7 @@ class _Turn:
             rate = (
                 window.requests.value / window.seconds if isinstance(window.requests, Value) else 0
             )
-            self.result.load.append((cluster.now, rate))
+            self.result.load.append((cluster.now - window.seconds, rate))
         else:
             self._act(self._policy.fast(_load(seen), states, cluster.now), states)
 
@@ -349,7 +351,7 @@ def _judged(result: Result, outcomes: Sequence[Outcome], settings: ReplaySetting
         by_interval[index] += is_good
     result.requests, result.in_time = all_of.total(), by_interval.total()
     result.attained = [
-        ((index + 1) * settings.interval_s, by_interval[index] / count)
+        (index * settings.interval_s, by_interval[index] / count)
         for index, count in sorted(all_of.items())
     ]
     return result

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,10 +169,27 @@ def test_a_profile_is_inspected(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert code == 0
     assert "decode: 30 samples" in text
     assert page.read_text().count("<svg") == 3
-    assert "http" not in page.read_text()
+    told = page.read_text()
+    assert not re.search(r"<(script|link|img|iframe)|url\(|@import", told)
+    assert set(re.findall(r"https?://[^\"<> ]+", told)) == {"http://www.w3.org/2000/svg"}
     code, _, error = asked(capsys, "profile", "inspect", tmp_path)
     assert code == 1
     assert "no prefill profile" in error
+
+
+def test_help_says_what_each_flag_is_and_what_it_is_otherwise() -> None:
+    def silent(parser: argparse.ArgumentParser) -> Iterator[str]:
+        for one in parser._actions:
+            if isinstance(one, argparse._SubParsersAction):
+                for command in one.choices.values():
+                    yield from silent(command)
+                continue
+            words = re.sub(r"\(default: .*?\)", "", one.help or "")
+            is_said = one.nargs == 0 or one.default in (None, "", []) or "default" in str(one.help)
+            if not (words.strip() and is_said):
+                yield f"{parser.prog} {one.option_strings or one.dest}"
+
+    assert list(silent(_parser())) == []
 
 
 @pytest.mark.parametrize("flag", [["--adjustment-interval", "0"], ["--attainment", "1"]])

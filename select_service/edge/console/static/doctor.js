@@ -8,15 +8,17 @@ const ORDER = { error: 0, warning: 1, info: 2 };
 const SHOWN_AT_ONCE = 5; // of one kind; the others unfold
 const TONES = { error: "bad", warning: "warn", info: "plain" };
 
+const SUBJECT = ["worker_id", "dp_rank", "peer", "endpoint", "model_name", "tenant_id"]; // who it is comes first
+
 function about(one) {
-  const subject = Object.entries(one.subject ?? {}).filter(([, value]) => value !== null && value !== undefined);
+  const subject = SUBJECT.map((name) => [name, one.subject?.[name]]).filter(([, value]) => value !== null && value !== undefined);
   const since = one.since_s !== undefined && one.since_s !== null && ` · for ${duration(one.since_s)}`;
   return [subject.map(([name, value]) => [" · ", `${name.replaceAll("_", " ")} `, h("span", { class: "mono" }, String(value))]), since];
 }
 
 export class Doctor {
   constructor() {
-    this.list = h("div", { class: "findings", role: "list", "aria-label": "Findings" });
+    this.list = h("div", { class: "findings", role: "list", "aria-label": "Findings" }, emptiness("The doctor is asked", "An empty page would look like a healthy fleet.", "asking"));
     this.trouble = h("p", { class: "problem", role: "status", hidden: true });
     this.unfolded = new Set();
     this.node = h("div", {}, this.trouble, this.list);

@@ -9,7 +9,8 @@ import { Poll } from "./poll.js";
 import { LiveTable } from "./table.js";
 
 const LIFECYCLE_TONES = { schedulable: "good", incomplete: "warn", draining: "warn", unschedulable: "bad" };
-const EVENT_TONES = { current: "good", silent: "plain", replaying: "warn", uncertain: "bad", none: "plain" };
+const EVENT_TONES = { current: "good", silent: "plain", replaying: "warn", uncertain: "bad", unreachable: "bad", none: "plain" };
+const TROUBLED = ["uncertain", "replaying", "unreachable"];
 
 // Blocks in use of a rank: the worker's own word where it is larger, as admission has it.
 function kvUse({ worker, rank }) {
@@ -29,8 +30,10 @@ function ageOf(rank, atMs) {
   return Math.abs(age) < OLDEST_S ? age : null;
 }
 
+const isUnheard = (rank) => ["none", "silent"].includes(rank.kv_state) || (rank.kv_state === "unreachable" && rank.event_at_ms === null);
+
 function age(rank, atMs) {
-  if (!rank || ["none", "silent"].includes(rank.kv_state)) return NONE;
+  if (!rank || isUnheard(rank)) return NONE;
   const seconds = ageOf(rank, atMs);
   return seconds === null ? "unknown" : duration(seconds);
 }
@@ -39,18 +42,18 @@ export const scopeOf = (one) => (one.tenant_id === "default" ? one.model_name : 
 
 // How late its events come; of some engines nobody knows.
 export function lag(rank) {
-  if (!rank || rank.kv_state === "none") return NONE;
+  if (!rank || isUnheard(rank)) return NONE;
   return rank.lag_s === null ? "unknown" : duration(rank.lag_s);
 }
 
-const hasProblem = ({ worker, rank }) => !["schedulable", "draining"].includes(worker.lifecycle) || (rank !== null && (rank.busy || rank.trust < 1 || rank.lost_batches > 0 || rank.kv_state === "uncertain" || rank.kv_state === "replaying"));
+const hasProblem = ({ worker, rank }) => !["schedulable", "draining"].includes(worker.lifecycle) || (rank !== null && (rank.busy || rank.trust < 1 || rank.lost_batches > 0 || TROUBLED.includes(rank.kv_state)));
 
 export class Fleet {
   constructor(store, { changed }) {
     this.store = store;
     this.changed = changed;
     this.most = 1;
-    this.cards = h("div", { class: "cards" });
+    this.cards = h("div", { class: "cards", role: "list", "aria-label": "In numbers" });
     this.search = h("input", { type: "search", id: "fleet-filter", placeholder: "id, endpoint, model, tenant, state …", autocomplete: "off", spellcheck: "false", oninput: () => this.show() });
     this.only = h("select", { id: "fleet-only", onchange: () => this.show() }, [["all", "All ranks"], ["problems", "With a problem"], ["schedulable", "Schedulable"], ["incomplete", "Not schedulable"], ["draining", "Draining"], ["loaded", "With load"]].map(([value, text]) => h("option", { value }, text)));
     this.shown = h("span", { class: "muted", id: "fleet-shown", role: "status" });
@@ -89,7 +92,8 @@ export class Fleet {
   events(rank) {
     if (!rank) return NONE;
     if (rank.trust < 1) return { pill: `${rank.kv_state}, trusted ${percent(rank.trust)}`, tone: "warn", title: "What its index says counts for less: it was wrong, is late or has gaps" };
-    return { pill: rank.kv_state, tone: EVENT_TONES[rank.kv_state] };
+    const title = rank.kv_state === "unreachable" ? "Nobody answers at its KV-event endpoint; cause and remedy: see Doctor" : undefined;
+    return { pill: rank.kv_state, tone: EVENT_TONES[rank.kv_state], title };
   }
 
   kv(row) {
@@ -137,9 +141,9 @@ export class Fleet {
     const total = uses.reduce((sum, use) => sum + use.total, 0);
     const schedulable = workers.filter((one) => one.lifecycle === "schedulable").length;
     const silent = seated.filter(({ rank }) => rank.kv_state === "silent").length;
-    const troubled = seated.filter(({ rank }) => rank.kv_state === "uncertain" || rank.kv_state === "replaying").length;
+    const troubled = seated.filter(({ rank }) => TROUBLED.includes(rank.kv_state)).length;
     const sum = (name) => seated.reduce((all, { rank }) => all + rank[name], 0);
-    const card = (name, title, value, note, tone) => h("div", { class: "card", "data-card": name, "data-tone": tone }, h("span", { class: "card-title" }, title), h("b", {}, value), h("span", { class: "muted" }, note));
+    const card = (name, title, value, note, tone) => h("div", { class: "card", role: "listitem", "data-card": name, "data-tone": tone }, h("span", { class: "card-title" }, title), h("b", {}, value), h("span", { class: "muted" }, note));
     this.cards.replaceChildren(
       card("workers", "Schedulable workers", `${count(schedulable)} of ${count(workers.length)}`, plural(seated.length, "rank"), schedulable < workers.length ? "warn" : null),
       card("requests", "Live requests", count(sum("requests")), `${count(this.store.state?.waiting)} waiting`),
@@ -156,7 +160,7 @@ export class Fleet {
     const mine = this.store.rows().filter((row) => row.worker.worker_id === id && row.rank);
     const can = this.store.about.actions;
     const lines = mine.map((row) => h("tr", {}, h("th", { scope: "row" }, String(row.rank.dp_rank)), h("td", { class: "num" }, count(row.rank.prefill_tokens)), h("td", { class: "num" }, count(kvUse(row).used)), h("td", { class: "num" }, count(row.rank.requests)), h("td", {}, row.rank.kv_state), h("td", { class: "num" }, percent(row.rank.trust)), h("td", { class: "num" }, age(row.rank, this.store.atMs)), h("td", { class: "num" }, lag(row.rank))));
-    const ranks = mine.length ? h("table", {}, h("thead", {}, h("tr", {}, [["Rank"], ["Prefill", "num"], ["Blocks", "num"], ["Requests", "num"], ["KV events"], ["Trust", "num"], ["Last event", "num"], ["Lag", "num"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), h("tbody", {}, lines)) : emptiness("No rank takes part", "A worker that is not schedulable has no load and no index.", "no-ranks");
+    const ranks = mine.length ? h("table", { "aria-label": "Its ranks" }, h("thead", {}, h("tr", {}, [["Rank"], ["Prefill", "num"], ["Blocks", "num"], ["Requests", "num"], ["KV events"], ["Trust", "num"], ["Last event", "num"], ["Lag", "num"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), h("tbody", {}, lines)) : emptiness("No rank takes part", "A worker that is not schedulable has no load and no index.", "no-ranks");
     const button = (there, text, why, onclick, tone) => h("button", { type: "button", class: tone, disabled: !there, title: there ? null : why, onclick }, text);
     const lifecycle = h("span", {}, pill(worker.lifecycle, LIFECYCLE_TONES[worker.lifecycle]));
     const progress = h("p", { class: "note", role: "status", id: "drain-progress", hidden: true });

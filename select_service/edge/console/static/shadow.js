@@ -26,7 +26,7 @@ const words = (name) => name.replaceAll("_", " ");
 
 function table(name, heads, rows) {
   const cells = (row) => row.map((value, at) => (at ? h("td", { class: "num" }, value) : h("th", { scope: "row" }, value)));
-  return h("table", { "data-table": name }, h("thead", {}, h("tr", {}, heads.map((head, at) => h("th", { scope: "col", class: at ? "num" : null }, head)))), h("tbody", {}, rows.map((row) => h("tr", {}, cells(row)))));
+  return h("table", { "data-table": name, "aria-label": name.replaceAll("-", " ") }, h("thead", {}, h("tr", {}, heads.map((head, at) => h("th", { scope: "col", class: at ? "num" : null }, head)))), h("tbody", {}, rows.map((row) => h("tr", {}, cells(row)))));
 }
 
 // The classes of regret as words: [text, by live weights, by the shadow's].
@@ -45,7 +45,7 @@ export class Shadow {
       new LineChart({ name: "agreement", title: "Agreement", spanMs, top: 1, format: (value) => percent(value), note: "Share of the decisions scored in which both chose the same rank, over ten seconds.", lines: [{ id: "agreement", label: "agreement", tone: "a", of: (one) => one.agreement }] }),
       new LineChart({ name: "shadow-prefill", title: "Prompt tokens to prefill per request", spanMs, format: count, note: "As predicted for the rank chosen, over ten seconds; less is better.", lines: [{ id: "live", label: "live", tone: "a", of: (one) => one.livePrefill }, { id: "shadow", label: "shadow", tone: "b", of: (one) => one.shadowPrefill }] }),
     ];
-    this.cards = h("div", { class: "cards" });
+    this.cards = h("div", { class: "cards", role: "list", "aria-label": "In numbers" });
     this.told = h("div");
     this.trouble = h("p", { class: "problem", role: "status", hidden: true });
     this.plots = h("div", { class: "charts", hidden: true }, this.charts.map((chart) => chart.node));
@@ -76,7 +76,7 @@ export class Shadow {
 
   show(told) {
     const { total } = told;
-    const card = (name, title, value, note) => h("div", { class: "card", "data-card": name }, h("span", { class: "card-title" }, title), h("b", {}, value), h("span", { class: "muted" }, note));
+    const card = (name, title, value, note) => h("div", { class: "card", role: "listitem", "data-card": name }, h("span", { class: "card-title" }, title), h("b", {}, value), h("span", { class: "muted" }, note));
     const saved = total.choices?.gain.prefill_tokens;
     this.cards.replaceChildren(
       card("agreement", "Agreement", percent(total.agreement, 1), `${count(total.agreed)} of ${count(total.scored)}`),

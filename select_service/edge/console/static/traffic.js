@@ -34,7 +34,7 @@ export class Traffic {
     this.sign = sign;
     this.failed.replaceChildren(
       failed.length
-        ? h("table", { "data-table": "failed" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Code"), h("th", { scope: "col", class: "num" }, "Requests"))), h("tbody", {}, failed.map(([code, number]) => h("tr", {}, h("th", { scope: "row", class: "mono" }, code), h("td", { class: "num" }, count(number))))))
+        ? h("table", { "data-table": "failed", "aria-label": "Selections refused, by code" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Code"), h("th", { scope: "col", class: "num" }, "Requests"))), h("tbody", {}, failed.map(([code, number]) => h("tr", {}, h("th", { scope: "row", class: "mono" }, code), h("td", { class: "num" }, count(number))))))
         : emptiness("None refused", "Every selection so far was answered with a worker.", "none-refused"),
     );
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from indexer.core.index import KvIndex
@@ -103,6 +104,28 @@ def test_the_gravest_are_told_and_the_rest_counted() -> None:
     assert [one.severity for one in report.findings] == ["error", "warning", "warning"]
     assert report.left_out == suspicions.left_out == 2
     assert suspicions.counts()[warning.code] == 4
+
+
+def test_a_thousand_of_a_kind_leave_room_for_the_others() -> None:
+    """A fleet whose events nobody reaches must not hide that a replica speaks another version."""
+    many, few, mild = _one_of_each("error")[0], _one_of_each("error")[1], _one_of_each("warning")[0]
+    suspicions = Suspicions(10)
+    suspicions.begin()
+    for number in range(1000):
+        suspicions.suspect(many, Subject(worker_id=number), "many", 0.0)
+    for number in range(2):
+        suspicions.suspect(few, Subject(worker_id=number), "few", 0.0)
+    for number in range(20):
+        suspicions.suspect(mild, Subject(worker_id=number), "mild", 0.0)
+    concluded(suspicions, 0.0)
+    report = suspicions.report(0.0)
+    assert Counter(one.what for one in report.findings) == {"many": 4, "few": 2, "mild": 4}
+    assert [one.severity for one in report.findings] == ["error"] * 6 + ["warning"] * 4
+    assert report.left_out == 1012
+
+
+def _one_of_each(severity: str) -> list[Cause]:
+    return [one for one in CAUSES if one.severity == severity and not one.after_s]
 
 
 def sample(number: int, at: float, rank: int = 0) -> Sample:

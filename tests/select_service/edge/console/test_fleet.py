@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from indexer.types import LinkState
+from select_service.core.doctor import causes
 from select_service.edge import slices
 from select_service.edge.app import create_driver
 from select_service.edge.console.fleet import RANK_FIELDS, Fleet, News
@@ -87,6 +89,22 @@ def test_what_a_worker_says_of_itself() -> None:
     found = row(look(Fleet(service)))
     assert (found["kv_used_blocks"], found["kv_total_blocks"]) == (12, 2**64 - 1)
     assert found["requests_waiting"] == 3
+
+
+def test_a_publisher_out_of_reach_is_not_called_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doctor calls it an error at the same time; who is only quiet may have nothing to say."""
+    service = create_driver(SETTINGS)
+    seat(service, 1)
+    view = Fleet(service)
+    assert row(look(view))["kv_state"] == "silent", "nobody has listened yet"
+    since = service.now()
+    link = LinkState(False, since, 0, 0)
+    monkeypatch.setattr(service.sources, "link", lambda _: link)
+    assert look(view).ranks == [], "it has just begun to connect"
+    monkeypatch.setattr(service, "_clock", lambda: since + causes.EVENTS_UNREACHABLE.after_s)
+    assert row(look(view))["kv_state"] == "unreachable"
+    link = LinkState(True, since, 1, 0)
+    assert row(look(view))["kv_state"] == "silent"
 
 
 @pytest.mark.parametrize("stamp", [float("nan"), float("inf"), -1e300, 1e300])

@@ -66,6 +66,16 @@ def test_two_minutes_of_traffic_are_counted_and_scaled_for() -> None:
     assert oracle.slow(None, {}, 1e6) == {PREFILL: 1, DECODE: 1}  # type: ignore[arg-type]
 
 
+def test_what_came_in_an_interval_is_drawn_from_its_beginning() -> None:
+    """Whether replicas came before the load or after it is what people look for."""
+    requests = traffic(lambda now: 1.0 if now < 60.0 else 6.0, 120.0)
+    result = replayed("reactive", requests, SETTINGS)
+    every = SETTINGS.interval_s
+    assert [at for at, _ in result.load[:3]] == [0.0, every, 2 * every]
+    assert min(at for at, rate in result.load if rate > 4.0) == 60.0
+    assert [at for at, _ in result.attained] == [0.0, every]
+
+
 def test_engines_that_drain_are_paid_until_they_are_empty() -> None:
     """One of two prefill and of two decode engines goes while requests are on it."""
 

@@ -1,0 +1,90 @@
+"""Reports as people open them: a file, nothing beside it, read on a desk and on a telephone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from select_service.planner.cli import main as select_planner
+from select_service.simulator.cli import main as select_sim
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "planner"
+PROFILE = str(GOLDEN / "profile_a")
+
+MUDDLED = """() => [...document.querySelectorAll("svg")].flatMap((svg) => {
+  const sheet = svg.getBoundingClientRect();
+  const texts = [...svg.querySelectorAll("text")].filter((one) => one.textContent.trim())
+    .map((one) => [one.textContent, one.getBoundingClientRect()]);
+  const isOut = (box) => box.left < sheet.left - 1 || box.right > sheet.right + 1
+    || box.top < sheet.top - 1 || box.bottom > sheet.bottom + 1;
+  const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1
+    && a.top < b.bottom - 2 && b.top < a.bottom - 2;
+  return [
+    ...texts.filter(([, box]) => isOut(box)).map(([text]) => `cut: ${text}`),
+    ...texts.flatMap(([text, box], at) => texts.slice(at + 1)
+      .filter(([, other]) => meet(box, other)).map(([other]) => `${text} on ${other}`)),
+    ...texts.filter(([text]) => /\\de[+-]?\\d/.test(text)).map(([text]) => `no number: ${text}`),
+  ];
+})"""
+"""Words of a plot that are cut, stand on each other, or are numbers nobody writes."""
+
+WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+def simulated(folder: Path) -> tuple[str, list[str]]:
+    page = folder / "simulated.html"
+    workload = "chat,rate=4,requests=120"
+    flags = ("--workload", workload, "--block-size", "64", "--workers", "3", "--seeds", "2")
+    assert select_sim(["run", *flags, "--policy", "all", "--quiet", "--report", str(page)]) == 0
+    return page.as_uri(), ["ours", "round-robin", "chat", "first run"]
+
+
+def profiled(folder: Path) -> tuple[str, list[str]]:
+    page = folder / "profile.html"
+    assert select_planner(["profile", "inspect", PROFILE, "--out", str(page)]) == 0
+    return page.as_uri(), ["512 tokens", "16384 tokens", "30 samples", "as measured"]
+
+
+def replayed(folder: Path) -> tuple[str, list[str]]:
+    page, trace = folder / "replay.html", folder / "trace.jsonl"
+    rows = (
+        {"timestamp": 150 * at, "input_length": 2000, "output_length": 100} for at in range(6000)
+    )
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ("--trace", str(trace), "--profile-results-dir", PROFILE, "--ttft", "450")
+    assert select_planner(["replay", *flags, "--out", str(page)]) == 0
+    return page.as_uri(), ["oracle", "450 ms", "6,000 requests", "minutes"]
+
+
+@pytest.mark.parametrize("made", [simulated, profiled, replayed])
+def test_a_report_can_be_read(
+    browser: Browser, tmp_path: Path, made: Callable[[Path], tuple[str, list[str]]]
+) -> None:
+    address, words = made(tmp_path)
+    for width in (1280, 420):
+        context = browser.new_context(viewport={"width": width, "height": 900})
+        tab = context.new_page()
+        asked: list[str] = []
+        complaints: list[str] = []
+        tab.on("request", lambda request, asked=asked: asked.append(request.url))
+        tab.on("console", lambda said, complaints=complaints: complaints.append(said.text))
+        tab.goto(address)
+        assert len(tab.title()) > 15, "among ten tabs it is found again"
+        text = tab.inner_text("body")
+        assert [word for word in words if word not in text] == []
+        assert tab.locator("svg").count() >= 3
+        nameless = "all => all.filter((one) => !one.getAttribute('aria-label')).length"
+        assert tab.locator("svg").evaluate_all(nameless) == 0
+        assert tab.evaluate(MUDDLED) == []
+        assert tab.evaluate(WIDER) == 0
+        assert (asked, complaints) == ([address], [])
+        context.close()
