@@ -68,6 +68,7 @@ class Server(uvicorn.Server):
             head_bytes_max=settings.head_bytes_max,
             header_lines_max=settings.header_lines_max,
             connections_per_address_max=settings.connections_per_address_max,
+            descriptors_kept=settings.descriptors_kept,
             tls_handshakes_max=settings.tls_handshakes_max,
             unread_bytes_max=settings.unread_bytes_max,
         )
