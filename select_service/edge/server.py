@@ -117,7 +117,9 @@ class Server(uvicorn.Server):
             await self._start_with_tls(security.certificates.context)
         self._entrances.appear()
         self._door.enter(asyncio.get_running_loop())
-        self._loading = asyncio.get_running_loop().create_task(load_in_turns())
+        self._loading = asyncio.get_running_loop().create_task(
+            load_in_turns(self._door.document.steps())
+        )
 
     async def _start_side(self) -> None:
         side = self._entrances.side
