@@ -41,6 +41,13 @@ class EndpointRefused(IndexerError):
         self.reason = reason
 
 
+class NoDescriptorLeft(EndpointRefused):
+    """There are as many open files as there may be: the endpoint may be a good one."""
+
+    status = 503
+    code = "no_descriptor_left"
+
+
 class SchemeRefused(EndpointRefused):
     """A well-written endpoint of a scheme that is switched off."""
 

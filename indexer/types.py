@@ -137,6 +137,10 @@ class StreamLimits(Struct, kw_only=True):
     """Live messages libzmq holds for us; its own default of 1,000 loses bursts. A message of
     one block takes 0.3 KB, so a full queue is some 60 MB, and only of a worker that floods."""
 
+    descriptors_kept: int = 64
+    """File descriptors that new sources leave half of to others, and connections all of them: to
+    engines that come back, files that begin, replays, and whoever looks whether we are alive."""
+
     message_bytes_max: int = 8 << 20
     """Longest message; a million tokens make 5 MB, and a step of an engine has some ten thousand.
     It is read in one go, 2 ms a megabyte. libzmq drops the connection of a longer one."""

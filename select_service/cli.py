@@ -24,6 +24,7 @@ from select_service.config import (
 )
 from select_service.config.flags import ROOMS
 from select_service.config.layers import read_file
+from select_service.standard_output import printing
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _chosen(arguments: list[str]) -> Callable[[], int]:
     if arguments[:1] in (["token"], ["keys"]):
         from select_service.edge.security import credentials_cli
 
-        return partial(credentials_cli.main, arguments)
+        return _printing(partial(credentials_cli.main, arguments), arguments)
     if arguments[:1] == ["leave"]:
         from select_service.edge import departure
 
@@ -87,11 +88,11 @@ def _chosen(arguments: list[str]) -> Callable[[], int]:
     if arguments[:1] == ["doctor"]:
         from select_service.doctor import cli as doctor
 
-        return partial(_tell, partial(doctor.main, arguments[1:]))
+        return _printing(partial(doctor.main, arguments[1:]), arguments)
     if arguments[:1] and arguments[0] in _CLIENT_COMMANDS:
         from select_service.client import cli as client
 
-        return partial(_tell, partial(client.main, arguments))
+        return _printing(partial(client.main, arguments), arguments)
     gc.disable()  # modules are no garbage; `edge/garbage.py` decides when the service is up
     # numpy brings OpenBLAS, which at once starts a thread per core that spins for work: 100 ms of
     # processor time beside our start, for products of matrices that nobody here asks for
@@ -102,15 +103,8 @@ def _chosen(arguments: list[str]) -> Callable[[], int]:
     return partial(serve, settings, layers)
 
 
-def _tell(run: Callable[[], int]) -> int:
-    """Run what prints an answer; whoever reads it may stop, as `| head` does."""
-    try:
-        code = run()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed at the exit
-        return 2
-    return code
+def _printing(run: Callable[[], int], arguments: list[str]) -> Callable[[], int]:
+    return partial(printing, run, f"select-service {arguments[0]}", unread=2)
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:

@@ -149,7 +149,7 @@ async def rig_of(row: str) -> Rig:
         spec.kv_events_endpoint = "tcp://127.0.0.1:9"
         driver.upsert_worker(spec)
     door, traffic = create_door(driver, settings)
-    limits = ConnectionLimits(60.0, 60.0, 1000, 65536, 128, 1000, 1000, 1 << 30)
+    limits = ConnectionLimits(60.0, 60.0, 1000, 65536, 128, 1000, 1000, 1 << 30, 0)
     made = fast_lane(door, limits, traffic.connections)
     config = Config(door, ws="none", lifespan="off", log_config=None, access_log=False)
     state = ServerState()

@@ -62,8 +62,12 @@ def new_key_file(path: str) -> KeyPair:
     )
     try:
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(number, "w", encoding="ascii") as file:
-            file.write(text)
+        try:
+            with open(number, "w", encoding="ascii") as file:
+                file.write(text)
+        except OSError:
+            os.unlink(path)  # half a pair is none, and would be in the way of a whole one
+            raise
     except OSError as error:
         raise KeyFileUnusable(f"cannot write {path}: {error.strerror}") from None
     return keys

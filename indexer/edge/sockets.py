@@ -8,6 +8,8 @@ whoever waits on one must read until nothing comes before waiting again.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import sys
 from collections import Counter
 from enum import Enum
@@ -17,7 +19,8 @@ import zmq
 
 from indexer.compiled import usable
 from indexer.edge.curve import KeyPair
-from indexer.errors import EndpointRefused
+from indexer.edge.descriptors import descriptors_end
+from indexer.errors import EndpointRefused, NoDescriptorLeft
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -338,8 +341,13 @@ class Sockets:
 
         Raises:
             EndpointRefused: libzmq will not connect there.
+            NoDescriptorLeft: or cannot now.
         """
         socket = self._open(zmq.SUB, endpoint, self._limits.receive_messages_max, server_key)
+        number: int = socket.getsockopt(zmq.FD)  # type: ignore[assignment]
+        if number >= descriptors_end(self._limits.descriptors_kept // 2):
+            socket.close(linger=0)
+            raise NoDescriptorLeft(endpoint or "", os.strerror(errno.EMFILE))
         for topic in topics:
             socket.setsockopt(zmq.SUBSCRIBE, topic)
         try:
@@ -347,14 +355,14 @@ class Sockets:
             subscriber = Subscriber(socket, endpoint, self.handshakes_failed)
         except zmq.ZMQError as error:
             socket.close(linger=0)
-            raise EndpointRefused(endpoint or "", str(error)) from error
+            raise _refused(endpoint or "", error) from error
         if endpoint is None:
             return subscriber
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
             subscriber.close()
-            raise EndpointRefused(endpoint, str(error)) from error
+            raise _refused(endpoint, error) from error
         return subscriber
 
     def ask_replay(self, endpoint: str, start: int, server_key: str | None = None) -> Receiver:
@@ -375,7 +383,7 @@ class Sockets:
             socket.send_multipart([_DELIMITER, start.to_bytes(8, "big")], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             socket.close(linger=0)
-            raise EndpointRefused(endpoint, str(error)) from error
+            raise _refused(endpoint, error) from error
         return Receiver(socket)
 
     def try_connect(self, endpoint: str) -> None:
@@ -388,7 +396,7 @@ class Sockets:
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
-            raise EndpointRefused(endpoint, str(error)) from error
+            raise _refused(endpoint, error) from error
         finally:
             socket.close(linger=0)
 
@@ -403,7 +411,7 @@ class Sockets:
         try:
             socket = self._context.socket(kind)
         except zmq.ZMQError as error:  # out of sockets or file descriptors
-            raise EndpointRefused(endpoint, str(error)) from error
+            raise _refused(endpoint, error) from error
         options = {
             zmq.LINGER: 0,
             zmq.RCVHWM: messages_max,
@@ -423,6 +431,11 @@ class Sockets:
             socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
             _introduce(socket, keys)
         return socket
+
+
+def _refused(endpoint: str, error: zmq.ZMQError) -> EndpointRefused:
+    kind = NoDescriptorLeft if error.errno in {errno.EMFILE, errno.ENFILE} else EndpointRefused
+    return kind(endpoint, str(error))
 
 
 def _introduce(socket: zmq.Socket[bytes], keys: KeyPair) -> None:

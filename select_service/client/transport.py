@@ -130,8 +130,7 @@ class Doors:
         if send.body or send.method != "GET":
             headers.append((b"content-length", b"%d" % len(send.body)))
         if self._token is not None:
-            token = self._token if isinstance(self._token, str) else self._token()
-            headers.append((b"authorization", f"Bearer {token}".encode()))
+            headers.append((b"authorization", f"Bearer {self._shown_token()}".encode()))
         wait = send.timeout_s
         timeout = {"connect": min(self._connect_s, wait), "read": wait, "write": wait}
         scheme, host, port = address.origin.scheme, address.origin.host, address.origin.port
@@ -140,6 +139,21 @@ class Doors:
         return httpcore.Request(
             *(send.method, url), headers=headers, content=send.body, extensions={"timeout": timeout}
         )
+
+    def _shown_token(self) -> str:
+        """Return the token; where nobody has one now there is no connection, as far as we go.
+
+        Raises:
+            httpcore.ConnectError: whoever is asked for it has raised, whatever that was: what is
+                told behind the caller's back must go on when the token is there again.
+        """
+        assert self._token is not None
+        if isinstance(self._token, str):
+            return self._token
+        try:
+            return self._token()
+        except Exception as error:
+            raise httpcore.ConnectError(f"no token: {error}") from error
 
 
 def _target(path: str) -> bytes:
@@ -179,8 +193,8 @@ class Gathering:
         return Outcome(now, self._status, body, self._content_type, self._retry_after_s)
 
 
-ERRORS: Final = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError)
-"""What an attempt may end with."""
+ERRORS: Final = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, OSError)
+"""What an attempt may end with; the last is no descriptor left for what it loads or opens first."""
 
 
 def failed(error: Exception, now: float) -> Outcome:

@@ -256,6 +256,7 @@ class Defaults(Struct, frozen=True, kw_only=True):
     keep_alive_timeout_s: int = 75
     connections_max: int = 8192
     connections_per_address_max: int = 4096  # half: a gateway is one address
+    descriptors_kept: int = _STREAMS.descriptors_kept
     unread_bytes_max: int = 256 << 20  # a /metrics of 512 ranks and 64 scopes has half a megabyte
     tls_handshakes_max: int = 8192  # 60 KB each
     json_depth_max: int = _BODIES.depth_max

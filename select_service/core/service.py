@@ -263,6 +263,7 @@ class SelectionCore:
         self.patch_worker = registering.patch_worker
         self.delete_worker = registering.delete_worker
         self.refuse_source = registering.refuse_source
+        self.retry_source = registering.retry_source
         self.worker = registering.worker
         self.workers = registering.workers
         self.worker_ids = registering.worker_ids

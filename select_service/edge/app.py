@@ -28,6 +28,7 @@ from select_service.edge.driver import Driver
 from select_service.edge.garbage import GarbageCollection
 from select_service.edge.http.api import Api
 from select_service.edge.http.asgi import Door
+from select_service.edge.http.document import Document
 from select_service.edge.http.listening import (
     CannotListenError,
     Entrances,
@@ -116,13 +117,14 @@ def create_door(
 
         return Metrics(service, traffic, settings, reloading)
 
+    document = Document(settings.overload_status_code)
     guard = BodyGuard(settings.body_limits)
     reloading.followers.append(lambda settings: guard.follow(settings.body_limits))
     api = Api(
         service,
         settings.field_validation,
         metrics=lambda: metrics().render(),
-        openapi=lambda: _describe(settings.overload_status_code),
+        openapi=document.text,
         reloading=reloading,
         guard=guard,
         refused=traffic.refused,
@@ -151,7 +153,7 @@ def create_door(
             authority=authority,
             booth=booth,
         )
-    door.reloading = reloading
+    door.reloading, door.document = reloading, document
     reloading.followers.append(door.follow)
     return door, traffic
 
@@ -168,13 +170,6 @@ def _twins_for(service: Driver) -> Callable[[Form, Writer], Mapping[Handler, Han
         return make(shortcut, clerk, *hands, is_json, writer.encode, writer.done()).twins()
 
     return twins
-
-
-@functools.cache
-def _describe(overload_status: int) -> bytes:
-    from select_service.edge.http.openapi import describe  # see `late`
-
-    return describe(overload_status)
 
 
 def serve(settings: Settings, layers: Layers | None = None) -> int:

@@ -11,7 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from importlib import import_module
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["LATE", "PAUSE_S", "load", "load_in_turns"]
 
@@ -39,6 +42,9 @@ LATE: Final = (
 PAUSE_S: Final = 0.05
 """Before each of them: the first requests after the port has opened come first."""
 
+STEP_PAUSE_S: Final = 0.005
+"""Before each step of what is made of it."""
+
 
 def load() -> None:
     """Load it all at once: 20 ms."""
@@ -46,11 +52,20 @@ def load() -> None:
         import_module(name)
 
 
-async def load_in_turns() -> None:
-    """Load it with pauses for requests; what cannot be read now is left to who asks for it."""
+async def load_in_turns(steps: Iterable[None] = ()) -> None:
+    """Load it with pauses for requests; what cannot be read now is left to who asks for it.
+
+    Args:
+        steps: taken one by one when all is loaded, of milliseconds at most.
+    """
     for name in LATE:
         await asyncio.sleep(PAUSE_S)
         try:
             import_module(name)
         except OSError as error:  # no file descriptors left, for one
             _log.warning("loaded when it is asked for: %s: %s", name, error)
+    try:
+        for _ in steps:
+            await asyncio.sleep(STEP_PAUSE_S)
+    except OSError as error:
+        _log.warning("made when it is asked for: %s", error)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from select_service.edge.codec.writing import encode
+from select_service.edge.log_outlet import LogOutlet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -56,7 +57,7 @@ def configure(
         stream: where to.
         ids: tells which request a record is about, in a service that traces some.
     """
-    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler = LogOutlet(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
     if ids is not None:
         handler.addFilter(_Identified(ids))

@@ -68,6 +68,7 @@ class Server(uvicorn.Server):
             head_bytes_max=settings.head_bytes_max,
             header_lines_max=settings.header_lines_max,
             connections_per_address_max=settings.connections_per_address_max,
+            descriptors_kept=settings.descriptors_kept,
             tls_handshakes_max=settings.tls_handshakes_max,
             unread_bytes_max=settings.unread_bytes_max,
         )
@@ -116,7 +117,9 @@ class Server(uvicorn.Server):
             await self._start_with_tls(security.certificates.context)
         self._entrances.appear()
         self._door.enter(asyncio.get_running_loop())
-        self._loading = asyncio.get_running_loop().create_task(load_in_turns())
+        self._loading = asyncio.get_running_loop().create_task(
+            load_in_turns(self._door.document.steps())
+        )
 
     async def _start_side(self) -> None:
         side = self._entrances.side

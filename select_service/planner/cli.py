@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from select_service.planner.errors import PlannerError
+from select_service.standard_output import printing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = _parser().parse_args(argv)
         command = f"{command} {arguments.command}"
-        return _COMMANDS[arguments.command](arguments)
+        run = partial(_COMMANDS[arguments.command], arguments)
+        return printing(run, command, unread=_FAILED)
     except PlannerError as error:
         print(f"{command}: {error}", file=sys.stderr)
     except KeyboardInterrupt:

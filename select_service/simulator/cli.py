@@ -8,8 +8,8 @@ was recorded, 130 Ctrl-C.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -22,6 +22,7 @@ from select_service.simulator.admit import BadArrival, Trial, read_arrivals
 from select_service.simulator.gateway_queue import BadOperation, QueueSettings, carry_out
 from select_service.simulator.results import NotWritten
 from select_service.simulator.traces import BadTrace
+from select_service.standard_output import printing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,6 +35,10 @@ INTERRUPTED: Final = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
+    return printing(partial(_run, argv), "select-sim", unread=1)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="select-sim", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     admit = commands.add_parser(
@@ -114,13 +119,12 @@ def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     except (BadRecording, BadTrace, NotWritten) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # who reads us has seen enough; let nothing be flushed at the exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted, nothing was written", file=sys.stderr)
         return INTERRUPTED
     except (msgspec.DecodeError, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            raise  # of no file that was named: of standard output
         parser.error(str(error))
     return code
 
@@ -136,8 +140,5 @@ def _line_by_line(command: str, outcomes: Iterable[object]) -> int:
     except (BadArrival, BadOperation) as error:
         out.flush()
         print(f"select-sim {command}: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # who reads us has seen enough; let nothing be flushed at the exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0

@@ -111,7 +111,7 @@ class Replica(Server):
         """Prefill tokens, decode blocks and requests of a worker's rank 0 in the default scope."""
         return self.loads()["default", "default", worker_id, 0]
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, /, **labels: str) -> float:
         """The sum of all series of this name that have these labels; 0 where there is none."""
         head = f"select_service_{name}"
         wanted = [f'{key}="{value}"' for key, value in labels.items()]

@@ -117,6 +117,15 @@ ENTRANCE: Final = (
         reloads=True,
     ),
     Flag(
+        "--descriptors-kept",
+        values.whole(0, values.COUNT_MAX),
+        "N",
+        "open files that connections leave to others, 503 beyond, but for the 16 of"
+        " --connections-max; event sources of workers leave half of them",
+        watch='limit_hits_total{name="descriptors_kept"}',
+        reloads=True,
+    ),
+    Flag(
         "--unread-bytes-max",
         values.whole(1, values.BYTES_MAX),
         "N",

@@ -212,17 +212,19 @@ class Decisions:
     # -- who sits where -------------------------------------------------------------------------
 
     def _look_at(self, partition: Partition, now: float) -> Lookout:
-        lookout = partition.lookout
-        if lookout is None:
-            lookout = partition.lookout = Lookout(partition, self._catalog, self._stream_of)
+        lookout = partition.lookout or self._lookout_for(partition)
         lookout.look(now)
+        return lookout
+
+    def _lookout_for(self, partition: Partition) -> Lookout:
+        lookout = partition.lookout = Lookout(partition, self._catalog, self._stream_of)
         return lookout
 
     def _note(self, scope: Scope, worker_id: int) -> None:
         """Some record is another; of a worker that is seated its partition tells, too."""
         partition = self._partitions.get(scope)
-        if partition is not None and partition.lookout is not None:
-            partition.lookout.note(worker_id)
+        if partition is not None and self.is_on:
+            (partition.lookout or self._lookout_for(partition)).note(worker_id)
 
     # -- who asks -------------------------------------------------------------------------------
 

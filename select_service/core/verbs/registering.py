@@ -182,6 +182,16 @@ class Registering:
         self._recount()
         return effects
 
+    def retry_source(self, worker_id: int, now: float) -> Effects:
+        """Judge a worker anew whose event source was refused for a reason that may have gone."""
+        effects = Effects()
+        old = self._catalog.find(worker_id)
+        if old is not None and old.lifecycle == "incomplete":
+            worker = self._catalog.admit(old.spec, old.source)
+            worker.drain = old.drain
+            self._put(worker, now, effects)
+        return effects
+
     def worker(self, worker_id: int) -> WorkerRecord:
         """Return one record.
 

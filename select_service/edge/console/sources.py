@@ -16,6 +16,8 @@ from select_service.edge.telling import Wanted
 from select_service.errors import DecisionsOff
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from select_service.edge.driver import Driver
     from select_service.types.decisions import Decision
 
@@ -58,16 +60,23 @@ async def decision(service: Driver, name: str) -> bytes:
     told = await service.teller.tell(service.teller.find(name))
     candidates = [] if told.candidates is UNSET else told.candidates
     told.candidates = UNSET
-    slices, rows = Slices(), []
-    for candidate in candidates:
-        rows.append(encode(for_browser(candidate)))
-        await slices.breathe()
+    rows = await _rows(candidates)
     head = encode(for_browser(told))
-    return head[:-1] + b',"candidates":[' + b",".join(rows) + b"]}"
+    return head[:-1] + b',"candidates":' + rows + b"}"
 
 
 async def findings(service: Driver) -> bytes:
     """Return what the doctor finds."""
     report = await service.doctor().report()
-    told = {"available": True, "why": None, "findings": report.findings}
-    return encode(for_browser(told | {"left_out": report.left_out}))
+    told = {"available": True, "why": None, "left_out": report.left_out}
+    rows = await _rows(report.findings)
+    return encode(told)[:-1] + b',"findings":' + rows + b"}"
+
+
+async def _rows(values: Iterable[object]) -> bytes:
+    """Write an array that may be long."""
+    slices, rows = Slices(), []
+    for value in values:
+        rows.append(encode(for_browser(value)))
+        await slices.breathe()
+    return b"[" + b",".join(rows) + b"]"

@@ -6,11 +6,12 @@ knew of a stream comes first: until it is in place, the stream is not listened t
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from indexer.edge.listener import Listeners
-from indexer.errors import EndpointRefused
+from indexer.errors import EndpointRefused, NoDescriptorLeft
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,12 +30,16 @@ __all__ = ["EventSources"]
 
 _log = logging.getLogger("select_service")
 
+RETRY_S: Final = 1.0
+"""How long a worker waits that found no descriptor; one is tried, and the others if it has come."""
+
 
 class EventSources:
     """The listeners of one driver, while it runs.
 
     Attributes:
         listeners: who has the sockets; None before `open` and after `close`.
+        without_descriptor: times a source was refused for want of one.
     """
 
     def __init__(
@@ -67,7 +72,10 @@ class EventSources:
         self._credentials = credentials
         self._recording = recording
         self._held: list[Listen] = []  # until recovery is over
+        self._poor: dict[int, None] = {}  # workers that wait for a descriptor, the first first
+        self._again: asyncio.Handle | None = None
         self.listeners: Listeners | None = None
+        self.without_descriptor = 0
 
     def open(self) -> Listeners:
         """Be ready to listen."""
@@ -89,6 +97,10 @@ class EventSources:
 
     async def close(self) -> None:
         """Close every socket. Idempotent."""
+        self._poor.clear()
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
         if self.listeners is not None:
             await self.listeners.close()
             self.listeners = None
@@ -147,9 +159,30 @@ class EventSources:
             warm.give_back(listen)
 
     def _refuse(self, stream: EventStream, error: EndpointRefused) -> None:
-        """Take a worker out of service whose events come from where nobody may connect to."""
-        _log.warning("event source refused: %s (worker %d)", error, stream.rank.worker_id)
+        """Take a worker out of service whose events come from where nobody can connect to."""
+        worker_id = stream.rank.worker_id
+        if isinstance(error, NoDescriptorLeft):
+            self.without_descriptor += 1
+            if worker_id not in self._poor:
+                self._poor[worker_id] = None
+                _log.warning("event source refused for now: %s (worker %d)", error, worker_id)
+            if self._again is None:
+                self._again = asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
+        else:
+            _log.warning("event source refused: %s (worker %d)", error, worker_id)
         self._carry_out(self._core.refuse_source(stream.rank, str(error), self._clock()))
+
+    def _try_again(self) -> None:
+        """Try the first who waits for a descriptor; if it has found one, the next at once."""
+        self._again = None
+        worker_id = next(iter(self._poor), None)
+        if worker_id is None:
+            return
+        before = self.without_descriptor
+        self._carry_out(self._core.retry_source(worker_id, self._clock()))
+        if self.without_descriptor == before:
+            del self._poor[worker_id]
+            self._again = asyncio.get_running_loop().call_soon(self._try_again)
 
     def _record(
         self,

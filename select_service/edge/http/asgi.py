@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from select_service.config import Settings
     from select_service.edge.console.routes import Booth
+    from select_service.edge.http.document import Document
     from select_service.edge.reloading import Reloading
     from select_service.edge.security.authority import Authority
 
@@ -102,6 +103,7 @@ class Door:
         self._leaving = asyncio.Event()
         self._sending = Sending(traffic, self._leaving)
         self.reloading: Reloading
+        self.document: Document
         """Set by who makes the door."""
 
     def narrowed(self, paths: Sequence[str], missing: str) -> Door:

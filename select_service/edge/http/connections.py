@@ -31,6 +31,7 @@ class ConnectionLimits(Struct):
     connections_per_address_max: int
     tls_handshakes_max: int
     unread_bytes_max: int
+    descriptors_kept: int
 
 
 def cut_unread(connections: Iterable[GuardedProtocol], most: int) -> int:

@@ -14,6 +14,8 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
+from indexer.edge.descriptors import descriptors_end
+
 if TYPE_CHECKING:
     import socket
     import ssl
@@ -114,6 +116,9 @@ class Handshakes:
             self._give_up(next(iter(others)))
         elif len(self._shaking) >= self._limits.tls_handshakes_max:
             self._counts.refused_handshakes += 1
+            self._give_up(next(iter(self._shaking)))
+        elif self._shaking and client.fileno() >= descriptors_end(self._limits.descriptors_kept):
+            self._counts.refused_for_descriptors += 1
             self._give_up(next(iter(self._shaking)))
         client.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
         task = asyncio.get_running_loop().create_task(self._shake(client, make))

@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from indexer.edge.descriptors import descriptors_end
 from select_service.edge.codec.writing import encode
 from select_service.edge.http.framing import UNTIL_CLOSED, as_plain, judge_framing
 from select_service.edge.http.pieces import Flow, pieces_of
@@ -54,7 +55,7 @@ LINGER_S: Final = 5.0
 sending: a socket closed with unread bytes takes the answer back before the client has read it."""
 
 RESERVED_MAX: Final = 16
-"""Connections beyond `--connections-max` and `--connections-per-address-max`, one request each, for
+"""Connections beyond `--connections-max` and the like, one request each, for
 what must work when these are reached, or were set too low: `RESERVED_PATHS` and nothing else. Who
 comes when all are taken has the place of the first whose request has not arrived yet."""
 
@@ -106,7 +107,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _discarded: int | None = None  # bytes; None: not about to close
     _upgrading = False
     _is_reserved = False  # let in beyond the limit, for one request of RESERVED_PATHS
-    _is_over_address = False
+    _beyond = "refused"  # what counts that it was turned away, if it is
     _at_work: RequestResponseCycle | None = None  # the request whose answer is next
     _pieces: Iterator[bytes] | None = None  # of the last read, not parsed yet
 
@@ -180,10 +181,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self.counts.accepted += 1
         self._stamp()
         if len(self.connections) - self.counts.reserved > self.limits.connections_max:
-            self._reserve_or(TooManyConnections("too many open connections"))
-            if not self._is_reserved:
-                self.counts.refused += 1
-                return
+            self._reserve_or("refused", TooManyConnections("too many open connections"))
+        elif _number(transport) >= descriptors_end(self.limits.descriptors_kept):
+            self._reserve_or("refused_for_descriptors", TooManyConnections("too many open files"))
+        if self._refused:
+            return
         peer = transport.get_extra_info("peername")
         if not isinstance(peer, tuple):  # it comes by a Unix socket
             return
@@ -191,12 +193,17 @@ class GuardedProtocol(HttpToolsProtocol):
         by_address = self.counts.by_address
         by_address[address] = among = by_address.get(address, 0) + 1
         if among > self.limits.connections_per_address_max and not self._is_reserved:
-            self._is_over_address = True
-            self._reserve_or(TooManyConnections("too many open connections from this address"))
-            self.counts.refused_by_address += not self._is_reserved
+            why = TooManyConnections("too many open connections from this address")
+            self._reserve_or("refused_by_address", why)
 
-    def _reserve_or(self, refusal: TooManyConnections) -> None:
-        """Take one of the reserve; where none is left, that of who has not asked anything yet."""
+    def _reserve_or(self, count: str, refusal: TooManyConnections) -> None:
+        """Take one of the reserve; where none is left, that of who has not asked anything yet.
+
+        Args:
+            count: of those turned away for what this one is beyond.
+            refusal: if there is no such place either.
+        """
+        self._beyond = count
         reserve = self.counts.reserve
         if len(reserve) >= RESERVED_MAX:
             for one in reserve:
@@ -205,6 +212,7 @@ class GuardedProtocol(HttpToolsProtocol):
                     one.give_up_reserve()
                     break
             else:
+                self._count_refusal()
                 self._turn_away(refusal, linger=False)
                 return
         reserve[self] = None
@@ -218,9 +226,11 @@ class GuardedProtocol(HttpToolsProtocol):
     def give_up_reserve(self) -> None:
         """Leave to somebody else; strangers who sit and say nothing must not keep others out."""
         del self.counts.reserve[self]
-        self.counts.refused += not self._is_over_address
-        self.counts.refused_by_address += self._is_over_address
+        self._count_refusal()
         self._turn_away(TooManyConnections("too many open connections"), linger=False)
+
+    def _count_refusal(self) -> None:
+        setattr(self.counts, self._beyond, getattr(self.counts, self._beyond) + 1)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -360,8 +370,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._upgrading:
             return
         if self._is_reserved and self.url.partition(b"?")[0] not in RESERVED_PATHS:
-            self.counts.refused += not self._is_over_address
-            self.counts.refused_by_address += self._is_over_address
+            self._count_refusal()
             self._turn_away(TooManyConnections("too many open connections"))
             raise TurnedAway
         if self._is_reserved:
@@ -546,6 +555,12 @@ class GuardedProtocol(HttpToolsProtocol):
             super().shutdown()
         else:
             self.transport.close()
+
+
+def _number(transport: asyncio.BaseTransport) -> int:
+    """Return the descriptor of a connection; -1: it has none."""
+    socket = transport.get_extra_info("socket")
+    return -1 if socket is None else int(socket.fileno())
 
 
 class _Answering(asyncio.Transport):

@@ -69,6 +69,7 @@ class Connections:
         "open",
         "refused",
         "refused_by_address",
+        "refused_for_descriptors",
         "refused_handshakes",
         "reserve",
         "unread",
@@ -81,6 +82,7 @@ class Connections:
         self.accepted = 0
         self.refused = 0  # over --connections-max
         self.refused_by_address = 0  # over --connections-per-address-max
+        self.refused_for_descriptors = 0  # they would have left less than --descriptors-kept
         self.reserve: dict[object, None] = {}
         """Of those open, the ones beyond the limits, oldest first; see `protocol.RESERVED_MAX`."""
         self.handshakes = 0  # TLS, under way

@@ -106,6 +106,7 @@ def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[
         "body_timeout_s": cut.body_timeouts + cut.write_timeouts,
         "connections_max": cut.refused,
         "connections_per_address_max": cut.refused_by_address,
+        "descriptors_kept": cut.refused_for_descriptors + service.sources.without_descriptor,
         "unread_bytes_max": cut.unread,
         "dumps_max": service.dumps.outcomes["refused"],
         "dump_timeout_s": service.dumps.outcomes["timeout"],

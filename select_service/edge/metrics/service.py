@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from indexer.compiled import kernels_in_use
+from select_service.edge.log_outlet import LOST
 from select_service.edge.metrics.families import (
     RANK,
     ROWS_PER_STEP,
@@ -62,6 +63,10 @@ class ServiceMetrics(Collector):
             "Turns of housekeeping that failed by our error.",
             value=self._service.housekeeping_faults,
         )
+        lost = counter("log_lines_lost", "Lines of the log that nobody took.", ("reason",))
+        for reason, count in LOST.items():
+            lost.add_metric([reason], count)
+        yield lost
         yield from self._dumps()
         yield from self._catalog()
         yield from self._scopes()

@@ -5,6 +5,7 @@ A file that cannot be read is put aside and told, not trusted and not lost.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -72,7 +73,7 @@ class StateFile:
         """Give a fleet its past; returns what else was kept.
 
         Raises:
-            PlannerError: the file is there and cannot be opened.
+            PlannerError: the file is there and cannot be opened, or is damaged and stays there.
         """
         try:
             memory: Memory | None = msgspec.json.decode(self._path.read_bytes(), type=Memory)
@@ -84,7 +85,11 @@ class StateFile:
             memory = None
         if memory is None or not _makes_sense(memory):
             self.damaged = True
-            os.replace(self._path, self._path.with_suffix(".damaged"))
+            try:
+                os.replace(self._path, self._path.with_suffix(".damaged"))
+            except OSError as error:
+                why = f"damaged, and cannot be put aside: {error.strerror}"
+                raise PlannerError(f"{self._path}: {why}") from error
             return Memory()
         known = {one.model: one for one in memory.models}
         for model in fleet.models:
@@ -124,6 +129,8 @@ class StateFile:
                 os.fsync(file.fileno())
             os.replace(aside, self._path)
         except OSError as error:
+            with contextlib.suppress(OSError):  # it takes room that is missed
+                aside.unlink(missing_ok=True)
             raise PlannerError(f"{self._path}: {error.strerror}") from error
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 
 import pytest
 
 from select_service.edge import late
+from select_service.edge.http.document import Document
+from select_service.edge.http.openapi import describe
 from tests.live.http import exchange
 from tests.select_service.edge.serving import listening, until
 
@@ -66,3 +69,45 @@ def test_a_server_loads_it_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
             assert answer.status == 200
 
     asyncio.run(run())
+
+
+def test_the_document_is_made_before_anybody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asked first held the loop for 30 ms."""
+    monkeypatch.setattr(Document, "_made", {})
+    monkeypatch.setattr(late, "PAUSE_S", 0.0)
+    monkeypatch.setattr(late, "STEP_PAUSE_S", 0.0)
+
+    async def run() -> None:
+        async with listening() as (port, _, _):
+            await until(lambda: bool(Document._made))
+            answer = await asyncio.to_thread(exchange, port, "GET", "/openapi.json")
+            assert answer.raw == Document._made[503] == describe(503)
+
+    asyncio.run(run())
+
+
+def test_who_asks_before_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Document, "_made", {})
+    document = Document(529)
+    steps = document.steps()
+    for _ in range(10):
+        next(steps)
+    assert not Document._made
+    assert document.text() == describe(529)
+    assert list(steps) == []
+
+
+def test_a_document_that_could_not_be_made_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def describing(_: int) -> Iterator[None]:
+        raise OSError(24, "Too many open files")
+        yield
+
+    monkeypatch.setattr(Document, "_made", {})
+    document = Document(503)
+    with monkeypatch.context() as without:
+        without.setattr("select_service.edge.http.openapi.describing", describing)
+        for _ in range(2):
+            with pytest.raises(OSError, match="Too many open files"):
+                document.text()
+        asyncio.run(late.load_in_turns(document.steps()))
+    assert document.text() == describe(503)

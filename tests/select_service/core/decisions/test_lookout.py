@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
+from typing_extensions import override
 
 from indexer.types import Scope
 from select_service.core.decisions import lookout
@@ -89,6 +90,45 @@ TestChurn = Churn.TestCase
 TestChurn.settings = hypothesis_settings(
     max_examples=examples(40), stateful_step_count=25, deadline=None
 )
+
+
+class ChurnNobodyWaitsFor(Churn):
+    """As above, and one worker is left to the next selection."""
+
+    def __init__(self) -> None:
+        self._noted_max = lookout.NOTED_MAX
+        lookout.NOTED_MAX = 1  # type: ignore[misc]
+        super().__init__()
+
+    @override
+    def teardown(self) -> None:
+        lookout.NOTED_MAX = self._noted_max  # type: ignore[misc]
+
+
+TestChurnNobodyWaitsFor = ChurnNobodyWaitsFor.TestCase
+TestChurnNobodyWaitsFor.settings = TestChurn.settings
+
+
+def test_many_that_come_while_nobody_asks_are_looked_at_one_by_one(monkeypatch: Any) -> None:
+    """The first selection paid for all of them, 10 ms for a thousand."""
+    fleet = Fleet(RouterConfig(use_kv_events=False))
+    looked_at: list[int] = []
+    seated = Lookout._seated
+
+    def counted(self: Lookout, worker: Any) -> Any:
+        looked_at.append(worker.worker_id)
+        return seated(self, worker)
+
+    monkeypatch.setattr(lookout.Lookout, "_seated", counted)
+    for worker_id in range(500):
+        before = len(looked_at)
+        fleet.worker(worker_id)
+        assert len(looked_at) <= before + 2, "it is noted twice: by its partition and its record"
+    before = len(looked_at)
+    fleet.select(1)
+    assert len(looked_at) <= before + lookout.NOTED_MAX
+    record = next(fleet.core.decisions.newest_first())
+    assert [seat.worker_id for seat in record.seating.seats] == list(range(500))
 
 
 def test_one_changed_worker_is_looked_at_alone(monkeypatch: Any) -> None:

@@ -99,7 +99,7 @@ def _found_by_the_kernel(door: Door, line: bytes) -> tuple[Any, tuple[str, ...]]
 
 def test_connections_of_one_server_share_what_is_alike_and_nothing_else() -> None:
     traffic = Traffic()
-    limits = ConnectionLimits(1.0, 1.0, 9, 65536, 128, 9, 9, 1 << 20)
+    limits = ConnectionLimits(1.0, 1.0, 9, 65536, 128, 9, 9, 1 << 20, 0)
     made = fast_lane.fast_lane(_door(), limits, traffic.connections)
     config = Config(_door(), ws="none", lifespan="off", log_config=None)
     state, other = ServerState(), ServerState()

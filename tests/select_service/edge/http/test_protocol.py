@@ -363,6 +363,7 @@ def _alone(transport: _Transport) -> GuardedProtocol:
         connections_per_address_max=1,
         tls_handshakes_max=1,
         unread_bytes_max=1 << 20,
+        descriptors_kept=0,
     )
 
     class Alone(GuardedProtocol):

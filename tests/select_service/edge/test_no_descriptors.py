@@ -1,0 +1,120 @@
+"""A process without descriptors to spare: who comes is told so, and it gets well by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.vitals import vitals
+from tests.live.http import JSON_TYPE
+from tests.live.ports import HOST
+from tests.live.replicas import Replica, eventually
+from tests.live.server import OURS
+from tests.select_service.edge.serving import PROMPT
+
+pytestmark = pytest.mark.e2e
+
+DESCRIPTORS = 160
+KEPT = 64
+NONE = 5  # numbers below that are taken from the beginning
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Replica]:
+    few = ("sh", "-c", f'ulimit -S -n {DESCRIPTORS}; ulimit -H -n {DESCRIPTORS}; exec "$@"', "few")
+    with Replica(tmp_path / "log", command=(*few, *OURS)) as running:
+        yield running
+
+
+class Kept:
+    """A client with one connection, that it has already."""
+
+    def __init__(self, port: int) -> None:
+        self._wire = http.client.HTTPConnection(HOST, port, timeout=10)
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        """Status and body."""
+        content = None if body is None else json.dumps(body)
+        self._wire.request(method, path, content, {"Content-Type": JSON_TYPE})
+        response = self._wire.getresponse()
+        return response.status, json.loads(response.read())
+
+    def register(self, worker_id: int) -> list[str]:
+        """Register a worker whose engine nobody has started; why it cannot be scheduled."""
+        record = {
+            "worker_id": worker_id,
+            "endpoint": "http://w",
+            "block_size": 16,
+            "max_num_batched_tokens": 1 << 20,
+            "kv_events_endpoint": f"tcp://{HOST}:9",
+        }
+        _, told = self.ask("POST", "/workers", record)
+        reasons: list[str] = told.get("not_schedulable_reasons", [])
+        return reasons
+
+
+@pytest.fixture
+def client(server: Replica) -> Iterator[Kept]:
+    kept = Kept(server.port)
+    assert kept.ask("GET", "/health")[0] == 200
+    yield kept
+    kept._wire.close()
+
+
+@contextlib.contextmanager
+def crowd(server: Replica, count: int) -> Iterator[None]:
+    """So many who connect, and say nothing."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex((HOST, server.port))
+        yield
+
+
+def test_connections_leave_descriptors_to_others(server: Replica) -> None:
+    """Those beyond are refused and counted; probes, engines and the files have what they need."""
+    assert server.process is not None
+    pid = server.process.pid
+    server.seat(1)
+    with crowd(server, 2 * DESCRIPTORS):
+        eventually(lambda: server.metric("limit_hits_total", name="descriptors_kept") > 0, True)
+        assert server.request("GET", "/health").status == 200
+        answer = server.request("POST", "/select", PROMPT)
+        assert (answer.status, answer.json["code"]) == (503, "too_many_connections")
+        assert vitals(pid).fds <= DESCRIPTORS - KEPT // 2
+    eventually(lambda: server.request("POST", "/select", PROMPT).status, 200)
+
+
+def test_engines_leave_descriptors_to_others(server: Replica, client: Kept) -> None:
+    """The worker too many says why it is none, and becomes one when others have gone."""
+    taken = 1
+    while not (reasons := client.register(taken)):
+        taken += 1
+        assert taken < DESCRIPTORS
+    assert "Too many open files" in reasons[0]
+    assert server.request("GET", "/health").status == 200, "who comes anew is let in"
+    assert server.metric("limit_hits_total", name="descriptors_kept") > 0
+    for worker_id in range(1, taken):
+        assert client.ask("DELETE", f"/workers/{worker_id}")[0] == 200
+    eventually(lambda: client.ask("GET", "/ready")[0], 200)
+
+
+def test_a_source_that_found_no_descriptor_is_tried_again(server: Replica, client: Kept) -> None:
+    """Somebody else had them all; nobody has to register the worker again."""
+    assert server.process is not None
+    pid = server.process.pid
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (NONE, DESCRIPTORS))
+    for worker_id in (1, 2, 3):
+        assert "Too many open files" in client.register(worker_id)[0]
+    assert client.ask("GET", "/ready")[0] == 503
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+    eventually(lambda: client.ask("GET", "/ready")[1]["schedulable_workers"], 3)
