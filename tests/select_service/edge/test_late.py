@@ -99,8 +99,8 @@ def test_who_asks_before_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_document_that_could_not_be_made_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
     def describing(_: int) -> Iterator[None]:
-        raise OSError(24, "Too many open files")
         yield
+        raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(Document, "_made", {})
     document = Document(503)
