@@ -22,7 +22,7 @@ from select_service.core.books.ledger import CHURN_STEP_S, Ledger
 from select_service.core.books.reservation import Lane, Reservation
 from select_service.core.books.work_done import WorkDone
 
-ABI = 8  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 9  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes

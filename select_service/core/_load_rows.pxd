@@ -10,6 +10,8 @@ cdef class LoadRows:
     cdef double[::1] _heard
     cdef double[::1] _ahead
     cdef double[::1] _step
+    cdef int64_t[::1] _seats
+    cdef double[::1] _wait
 
     cpdef book(
         self,

@@ -14,6 +14,8 @@ class LoadRows:
         heard: Floats,
         ahead: Floats,
         step: Floats,
+        seats: Slots,
+        wait: Floats,
     ) -> None: ...
     def book(
         self,

@@ -9,7 +9,7 @@ cimport cython
 from libc.math cimport ceil
 from libc.stdint cimport int64_t
 
-ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 
 @cython.final
@@ -27,6 +27,8 @@ cdef class LoadRows:
         double[::1] heard not None,
         double[::1] ahead not None,
         double[::1] step not None,
+        int64_t[::1] seats not None,
+        double[::1] wait not None,
     ):
         cdef Py_ssize_t rows = prefill.shape[0]
         if (
@@ -38,11 +40,14 @@ cdef class LoadRows:
             or heard.shape[0] != rows
             or ahead.shape[0] != rows
             or step.shape[0] != rows
+            or seats.shape[0] != rows
+            or wait.shape[0] != rows
         ):
             raise ValueError("columns of one length")
         self._prefill, self._decode, self._churn, self._context = prefill, decode, churn, context
         self._requests, self._computing = requests, computing
         self._heard, self._ahead, self._step = heard, ahead, step
+        self._seats, self._wait = seats, wait
 
     cpdef book(
         self,
@@ -65,6 +70,8 @@ cdef class LoadRows:
         self._computing[slot] += 1
         self._decode[slot] = decode
         self._context[slot] += blocks
+        if requests >= self._seats[slot]:
+            self._context[slot] += self._wait[slot]
 
     cpdef complete(self, Py_ssize_t slot, double left, double head, double now):
         """A prompt is computed; the twin says what is what."""
@@ -93,3 +100,5 @@ cdef class LoadRows:
         self._requests[slot] = requests
         self._decode[slot] = decode
         self._context[slot] -= blocks
+        if requests >= self._seats[slot] - 1:
+            self._context[slot] -= self._wait[slot]

@@ -25,7 +25,13 @@ from select_service.core.fleet.seating import Seating
 from select_service.core.pricing.picking import pick
 from select_service.core.pricing.placement import Placement, device_overlap, worker_overlap
 from select_service.core.pricing.projection import matched, project
-from select_service.core.pricing.scoring import SEQUENCE_TOKENS, costs, is_plain, prefer
+from select_service.core.pricing.scoring import (
+    SEQUENCE_TOKENS,
+    costs,
+    is_plain,
+    prefer,
+    wait_blocks,
+)
 from select_service.core.trust.factors import Trust
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 from select_service.types import Overlap, SelectPairRequest, TrustSettings
@@ -420,8 +426,11 @@ class Partition:
             worker.slots[rank] = slot
         self.make_room()
         self.sit(worker)
+        seats = worker.spec.max_num_seqs
+        wait = 0 if seats is None else wait_blocks(seats, self.index.block_size)
         for slot in worker.slots.values():
             self.ledger.limit_step(slot, worker.spec.max_num_batched_tokens)
+            self.ledger.limit_seats(slot, seats, wait)
         self._note(worker)
         if self.admission is not None:
             if worker.drain is None:

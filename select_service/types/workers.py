@@ -10,6 +10,7 @@ from select_service.types.ranges import U32, U64, check_scope_names, check_u64
 
 Role = Literal["prefill", "decode", "aggregated"]
 Inflight = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
+Seats = Annotated[int, Meta(ge=1)]  # upper bound: `__post_init__`, as of U64
 
 
 def _check_curve_key(key: str | None) -> None:
@@ -43,6 +44,7 @@ class WorkerSpec(Struct, kw_only=True):
     # additions of this product
     max_inflight: Inflight | None = None  # N: requests it is given at a time
     max_queued: U32 | None = None  # Q: requests that may wait for it
+    max_num_seqs: Seats | None = None  # requests that each of its ranks runs at once
     role: Role | None = None
     curve_public_key: str | None = None  # of its event and replay sockets, where they encrypt
 
@@ -51,6 +53,7 @@ class WorkerSpec(Struct, kw_only=True):
         _check_curve_key(self.curve_public_key)
         check_u64("max_num_batched_tokens", self.max_num_batched_tokens)
         check_u64("total_kv_blocks", self.total_kv_blocks)
+        check_u64("max_num_seqs", self.max_num_seqs)
         check_scope_names(self.tenant_id, self.routing_group)
 
 
@@ -75,6 +78,7 @@ class WorkerPatch(Struct, kw_only=True):
     kv_transfer_preferred_weight: float | None = None
     max_inflight: Inflight | None = None
     max_queued: U32 | None = None
+    max_num_seqs: Seats | None = None
     role: Role | None = None
     curve_public_key: str | None = None
 
@@ -88,6 +92,7 @@ class WorkerPatch(Struct, kw_only=True):
         _check_curve_key(self.curve_public_key)
         check_u64("max_num_batched_tokens", self.max_num_batched_tokens)
         check_u64("total_kv_blocks", self.total_kv_blocks)
+        check_u64("max_num_seqs", self.max_num_seqs)
 
 
 class KvRankState(Struct, frozen=True):
@@ -128,6 +133,7 @@ class WorkerRecord(Struct, kw_only=True, frozen=True):
     source: str = "api"  # or "file", "kubernetes": who registered it, and may change it
     max_inflight: int | UnsetType = UNSET
     max_queued: int | UnsetType = UNSET
+    max_num_seqs: int | UnsetType = UNSET
     role: Role | UnsetType = UNSET
     curve_public_key: str | UnsetType = UNSET
 

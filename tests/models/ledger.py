@@ -28,6 +28,7 @@ class NaiveReservation:
 class NaiveLedger:
     def __init__(self, sequence_blocks: int = 0) -> None:
         self.sequence_blocks = sequence_blocks
+        self.seats: dict[int, tuple[int, int]] = {}  # and what a wait is worth, where it is told
         self.live: dict[str, NaiveReservation] = {}
         self.fraction: dict[tuple[int, Block], float] = {}
 
@@ -45,10 +46,15 @@ class NaiveLedger:
         return int(Decimal(fsum(weights)).to_integral_value(ROUND_HALF_UP))
 
     def context(self, slot: int) -> int:
-        """Blocks that requests attend to, whoever else does, and what each has beside them."""
+        """Blocks that requests attend to, whoever else does, and what each has beside them.
+
+        And what the next one waits for: an answer that ends, or as many as seats are wanting.
+        """
         more = self.sequence_blocks
         own = [r.fraction * (max(1, len(r.hashes)) + more + len(r.outputs)) for r in self.on(slot)]
-        return sum(int(Decimal(one).to_integral_value(ROUND_HALF_UP)) for one in own)
+        attended = sum(int(Decimal(one).to_integral_value(ROUND_HALF_UP)) for one in own)
+        seats, wait = self.seats.get(slot, (len(own) + 1, 0))
+        return attended + max(0, len(own) + 1 - seats) * wait
 
     def output_block(self, name: str, fraction: float | None) -> None:
         mine = self.live[name]

@@ -25,7 +25,7 @@ from select_service.core.books.loads import PACE, TOTALS
 from select_service.core.books.reservation import Reservation
 from select_service.core.books.work_done import WorkDone
 
-if not TYPE_CHECKING and usable("select_service.core._load_rows", 1):
+if not TYPE_CHECKING and usable("select_service.core._load_rows", 2):
     from select_service.core._load_rows import LoadRows
 else:
     from select_service.core.books.plain_load_rows import LoadRows
@@ -49,6 +49,9 @@ CHURN_STEP_S: Final = 1.0
 
 STEP_TOKENS: Final = 8_192
 """What a rank computes in one step where its record says nothing (`max_num_batched_tokens`)."""
+
+SEATS_MAX: Final = 2**62
+"""Requests that a rank runs at once where its record says nothing (`max_num_seqs`), or more."""
 
 BLOCKS_PER_STEP: Final = 64
 """Blocks nobody else has booked that cost about as much to forget as one short reservation."""
@@ -96,9 +99,11 @@ class Ledger:
         "prefill_left",
         "prefilling",
         "requests",
+        "seats",
         "sequence_blocks",
         "step",
         "tenures",
+        "wait",
         "work",
     )
 
@@ -116,9 +121,14 @@ class Ledger:
         self.context: Floats = np.zeros(0)
         """Blocks that live requests attend to: those several have in common count for each, as an
         engine reads them for each, and a prompt without a whole block counts as one. Each request
-        has `sequence_blocks` beside them. Whole numbers."""
+        has `sequence_blocks` beside them, and from the one in the last seat on `wait`. Whole
+        numbers."""
         self.sequence_blocks = sequence_blocks
         """What a request weighs in the context by being one: `SEQUENCE_TOKENS` of the pricing."""
+        self.seats: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        """Requests that each rank runs at once; who comes when they are taken waits there."""
+        self.wait: Floats = np.zeros(0)
+        """What it weighs in the context to wait until one more of them has ended."""
         self.tenures: list[int] = []
         """How many ranks had the slot before."""
         self.churn: Floats = np.zeros(0)
@@ -173,6 +183,8 @@ class Ledger:
         self.heard = np.concatenate([self.heard, np.zeros(missing)])
         self.ahead = np.concatenate([self.ahead, np.zeros(missing)])
         self.step = np.concatenate([self.step, np.full(missing, float(STEP_TOKENS))])
+        self.seats = np.concatenate([self.seats, np.full(missing, SEATS_MAX)])
+        self.wait = np.concatenate([self.wait, np.zeros(missing)])
         self._view()
         self.prefill_left += [0] * missing
         self.tenures += [0] * missing
@@ -189,7 +201,7 @@ class Ledger:
         self._loads = self._prefill, self._decode, self._churn, self._context
         self._queues = self.heard.data, self.ahead.data
         columns = self.prefill, self.decode, self.churn, self.context, self.requests, self.computing
-        self._rows = LoadRows(*columns, self.heard, self.ahead, self.step)
+        self._rows = LoadRows(*columns, self.heard, self.ahead, self.step, self.seats, self.wait)
         self.packed = b""
         """What `columns` returns, b"" when it has to be made anew: any load has changed."""
 
@@ -231,6 +243,22 @@ class Ledger:
             return
         self.step[slot] = step
         self.ahead[slot] = min(self.ahead[slot], step)
+        self.packed = b""
+
+    def limit_seats(self, slot: int, seats: int | None, wait: int) -> None:
+        """Who sits on a slot runs so many requests at once.
+
+        Args:
+            slot: whose.
+            seats: 1 or more; None: nobody says.
+            wait: blocks that the context has more for each that the next one must wait for.
+        """
+        seats = SEATS_MAX if seats is None else min(seats, SEATS_MAX)
+        if seats == self.seats[slot] and wait == self.wait[slot]:  # as above
+            return
+        self.context[slot] -= self._waits(slot)
+        self.seats[slot], self.wait[slot] = seats, wait
+        self.context[slot] += self._waits(slot)
         self.packed = b""
 
     # -- lifecycle -----------------------------------------------------------------------------
@@ -635,6 +663,11 @@ class Ledger:
         self._context[reservation.slot] += blocks - reservation.context_blocks
         reservation.context_blocks = blocks
 
+    def _waits(self, slot: int) -> float:
+        """What the next one on a slot waits for weighs so much."""
+        before = max(0, int(self.requests[slot]) + 1 - int(self.seats[slot]))
+        return before * float(self.wait[slot])
+
     def _drop_outputs(self, reservation: Reservation) -> None:
         number = reservation.lane.number
         self._weights.whole[number] -= reservation.whole_outputs
@@ -659,7 +692,8 @@ class Ledger:
             assert self.follows_queues or not lane.queue
             assert lane.queue.items() <= waits.items(), "whose turn may come"
             assert list(lane.queue) == [one for one in waits if one in lane.queue], "as they came"
-            assert self.context[slot] == sum(r.context_blocks for r in of_slot)
+            attended = sum(r.context_blocks for r in of_slot)
+            assert self.context[slot] == attended + self._waits(slot)
             if not of_slot:
                 assert self.decode[slot] == 0, "an idle slot carries nothing, exactly"
         columns = self.prefill, self.decode, self.churn, self.context

@@ -26,7 +26,9 @@ class LoadRows:
         "_heard",
         "_prefill",
         "_requests",
+        "_seats",
         "_step",
+        "_wait",
     )
 
     def __init__(
@@ -40,13 +42,16 @@ class LoadRows:
         heard: Floats,
         ahead: Floats,
         step: Floats,
+        seats: Slots,
+        wait: Floats,
     ) -> None:
         # one element at a time: numpy takes half as long again
         self._prefill, self._decode = prefill.data, decode.data
-        self._churn, self._context = churn.data, context.data
+        self._churn, self._context = churn.data, _floats(context)
         self._requests, self._computing = requests.data, computing.data
         self._heard, self._ahead = _floats(heard), _floats(ahead)
         self._step = _floats(step)
+        self._seats, self._wait = seats.data, _floats(wait)
 
     def book(
         self,
@@ -77,6 +82,8 @@ class LoadRows:
         self._computing[slot] += 1
         self._decode[slot] = decode
         self._context[slot] += blocks
+        if requests >= self._seats[slot]:  # the next one waits, for this one too
+            self._context[slot] += self._wait[slot]
 
     def complete(self, slot: int, left: int, head: int, now: float) -> None:
         """A prompt is computed.
@@ -99,6 +106,8 @@ class LoadRows:
         self._requests[slot] = requests
         self._decode[slot] = decode
         self._context[slot] -= blocks
+        if requests >= self._seats[slot] - 1:
+            self._context[slot] -= self._wait[slot]
 
 
 def _floats(column: Floats) -> memoryview[float]:

@@ -109,6 +109,7 @@ class Worker:
             source=self.source,
             max_inflight=UNSET if spec.max_inflight is None else spec.max_inflight,
             max_queued=UNSET if spec.max_queued is None else spec.max_queued,
+            max_num_seqs=UNSET if spec.max_num_seqs is None else spec.max_num_seqs,
             role=UNSET if spec.role is None else spec.role,
             curve_public_key=UNSET if spec.curve_public_key is None else spec.curve_public_key,
         )

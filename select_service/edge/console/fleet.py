@@ -207,6 +207,7 @@ def _describe(worker: Worker) -> bytes:
             "block_size": spec.block_size,
             "total_kv_blocks": spec.total_kv_blocks,
             "max_num_batched_tokens": spec.max_num_batched_tokens,
+            "max_num_seqs": spec.max_num_seqs,
             "max_inflight": spec.max_inflight,
             "taints": sorted(worker.taints),
             "ranks": [worker.ranks.start, len(worker.ranks)],

@@ -190,6 +190,7 @@ def _worker(meta: Meta, name: str, address: str, ports: Mapping[str, int]) -> Wo
         "kv_events_endpoints": _event_sources(events, start or 0, size, address),
         "replay_endpoint": None if replay is None else endpoint_of(address, replay),
         "max_num_batched_tokens": _whole(said, "max-num-batched-tokens"),
+        "max_num_seqs": _whole(said, "max-num-seqs"),
         "total_kv_blocks": _whole(said, "total-kv-blocks"),
         "stable_routing_id": said.get("stable-routing-id"),
         "is_eagle": _switch(said, "is-eagle"),

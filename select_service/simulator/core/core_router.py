@@ -162,6 +162,7 @@ class CoreRouter:
             kv_events_endpoint=f"tcp://127.0.0.1:{1 + member.worker_id}" if uses_events else None,
             max_num_batched_tokens=member.step_tokens_max,
             total_kv_blocks=member.kv_blocks,
+            max_num_seqs=member.sequences_max,
             role=None if member.role == "aggregated" else member.role,
         )
         self._has_pairs |= member.role != "aggregated"

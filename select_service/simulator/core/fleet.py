@@ -42,6 +42,7 @@ class Seat:
             worker.block_size,
             worker.settings.step_tokens_max,
             worker.pool.capacity,
+            worker.settings.sequences_max,
         )
 
 

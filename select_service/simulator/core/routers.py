@@ -58,6 +58,7 @@ class Member(NamedTuple):
     block_size: int
     step_tokens_max: int
     kv_blocks: int
+    sequences_max: int
 
 
 class Router(Protocol):

@@ -347,13 +347,10 @@ def test_the_policy_is_read_and_changed() -> None:
 
 def test_a_worker_tells_its_load_and_shows_its_caps() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, max_inflight=3, max_queued=2, role="aggregated", total_kv_blocks=100)
+        told = {"max_inflight": 3, "max_queued": 2, "max_num_seqs": 256, "role": "aggregated"}
+        seat(service, total_kv_blocks=100, **told)
         record = (await client.get("/workers")).json()[0]
-        assert (record["max_inflight"], record["max_queued"], record["role"]) == (
-            3,
-            2,
-            "aggregated",
-        )
+        assert {name: record[name] for name in told} == told
         told = {"ranks": [{"kv_used_blocks": 90}, {"dp_rank": 4, "kv_used_blocks": 1}]}
         answer = await client.post("/workers/1/metrics", json=told)
         assert (answer.status_code, answer.json()) == (200, {"accepted": [0], "dropped": [4]})

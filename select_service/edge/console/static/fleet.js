@@ -183,7 +183,7 @@ export class Fleet {
         worker.lifecycle === "incomplete" && h("p", { class: "problem" }, `Not schedulable: ${worker.reasons.join("; ")}`),
         progress,
         trouble,
-        facts([["Lifecycle", lifecycle], ["Endpoint", worker.endpoint], ["Model", worker.model_name], ["Tenant", worker.tenant_id], ["Role", worker.role], ["Registered by", worker.source], ["Block size", worker.block_size && `${worker.block_size} tokens`], ["KV blocks of a rank", worker.total_kv_blocks && count(worker.total_kv_blocks)], ["Batched tokens", worker.max_num_batched_tokens && count(worker.max_num_batched_tokens)], ["Requests at a time", worker.max_inflight && count(worker.max_inflight)], ["Taints", worker.taints.join(", ") || null], ["Events", worker.kv_events ? (worker.replay ? "with replay" : "without replay") : "none"]]),
+        facts([["Lifecycle", lifecycle], ["Endpoint", worker.endpoint], ["Model", worker.model_name], ["Tenant", worker.tenant_id], ["Role", worker.role], ["Registered by", worker.source], ["Block size", worker.block_size && `${worker.block_size} tokens`], ["KV blocks of a rank", worker.total_kv_blocks && count(worker.total_kv_blocks)], ["Batched tokens", worker.max_num_batched_tokens && count(worker.max_num_batched_tokens)], ["Sequences of a rank", worker.max_num_seqs && count(worker.max_num_seqs)], ["Requests at a time", worker.max_inflight && count(worker.max_inflight)], ["Taints", worker.taints.join(", ") || null], ["Events", worker.kv_events ? (worker.replay ? "with replay" : "without replay") : "none"]]),
         ranks,
       ],
       [

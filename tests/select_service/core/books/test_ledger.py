@@ -356,6 +356,17 @@ class AgainstTheTwin(RuleBasedStateMachine):
         self.dropped -= swept
         assert self.ledger.is_swept is not bool(self.dropped)
 
+    @rule(
+        slot=st.integers(0, SLOTS - 1),
+        seats=st.sampled_from([None, 1, 2, 3, 2**64 - 1]),
+        wait=st.sampled_from([0, 5, 100]),
+    )
+    def limit_seats(self, slot: int, seats: int | None, wait: int) -> None:
+        self.ledger.limit_seats(slot, seats, wait)
+        self.twin.seats.pop(slot, None)
+        if seats is not None:
+            self.twin.seats[slot] = seats, wait
+
     @rule(more=st.integers(0, 1))
     def grow(self, more: int) -> None:
         self.slots = min(SLOTS + 2, self.slots + more)

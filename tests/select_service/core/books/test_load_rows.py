@@ -15,16 +15,18 @@ from select_service.core.books import plain_load_rows
 
 ROWS = 3
 KINDS: list[Any] = [plain_load_rows.LoadRows]
-if usable("select_service.core._load_rows", 1):
+if usable("select_service.core._load_rows", 2):
     from select_service.core._load_rows import LoadRows
 
     KINDS.append(LoadRows)
 
 TOKENS = st.integers(0, 2**66)  # sums of two prompts of 2^64-1 tokens are written here, too
-COUNT = st.integers(0, 2**40)
+COUNT = st.integers(0, 2**40) | st.integers(0, 3)
 SLOT = st.integers(0, ROWS - 1)
 TIME = st.floats(0.0, 1e9)
 STEP_TOKENS = [0.0, 8192.0, 1000.0]  # of each row
+SEATS = [2**62, 2, 1]
+WAIT = [7.0, 3.0, 1000.0]
 STEPS = st.lists(
     st.tuples(st.just("book"), SLOT, TOKENS, TOKENS, COUNT, COUNT, COUNT, TIME)
     | st.tuples(st.just("complete"), SLOT, TOKENS, TOKENS | st.integers(0, 20_000), TIME)
@@ -35,7 +37,8 @@ STEPS = st.lists(
 
 def columns() -> list[Any]:
     kinds = [np.float64] * 4 + [np.int64] * 2 + [np.float64] * 2
-    return [*(np.zeros(ROWS, dtype=kind) for kind in kinds), np.array(STEP_TOKENS)]
+    zeros = [np.zeros(ROWS, dtype=kind) for kind in kinds]
+    return [*zeros, np.array(STEP_TOKENS), np.array(SEATS), np.array(WAIT)]
 
 
 def ahead_of(left: int, head: int, step: float) -> float:
@@ -50,7 +53,7 @@ def test_every_step_writes_its_row_and_no_other(kind: Any, steps: list[Any]) -> 
     made = columns()
     rows = kind(*made)
     expected = [column.tolist() for column in made]
-    prefill, decode, churn, context, requests, computing, heard, ahead, _ = expected
+    prefill, decode, churn, context, requests, computing, heard, ahead, *_ = expected
     for name, slot, *numbers in steps:
         getattr(rows, name)(slot, *numbers)
         if name == "book":
@@ -61,6 +64,7 @@ def test_every_step_writes_its_row_and_no_other(kind: Any, steps: list[Any]) -> 
             churn[slot] += float(tokens)
             computing[slot] += 1
             context[slot] += float(blocks)
+            context[slot] += WAIT[slot] if requests[slot] >= SEATS[slot] else 0.0
         elif name == "complete":
             prefill[slot], head, heard[slot] = numbers
             ahead[slot] = ahead_of(numbers[0], head, STEP_TOKENS[slot])
@@ -68,6 +72,7 @@ def test_every_step_writes_its_row_and_no_other(kind: Any, steps: list[Any]) -> 
         else:
             requests[slot], decode[slot], blocks = numbers
             context[slot] -= float(blocks)
+            context[slot] -= WAIT[slot] if requests[slot] + 1 >= SEATS[slot] else 0.0
     prefill[:] = map(float, prefill)
     assert [column.tolist() for column in made] == expected
 
@@ -84,9 +89,9 @@ def test_there_is_nothing_beyond_the_last_row(kind: Any) -> None:
 
 
 def test_columns_of_several_lengths_are_no_columns() -> None:
-    for longer in (3, 6, 7, 8):
+    for longer in (3, 6, 7, 8, 9, 10):
         short = columns()
-        short[longer] = np.zeros(ROWS + 1)
+        short[longer] = np.zeros(ROWS + 1, dtype=short[longer].dtype)
         for kind in KINDS[1:]:
             with pytest.raises(ValueError, match="one length"):
                 kind(*short)

@@ -169,9 +169,11 @@ def test_a_worker_that_registers_again_as_it_was_changes_nothing() -> None:
     ledger = Ledger()
     ledger.ensure(1)
     ledger.limit_step(0, 2000)
+    ledger.limit_seats(0, 4, 7)
     ledger.book("one", 0, b"", 100_000, 1.0)
     told = ledger.columns()
     ledger.limit_step(0, 2000)
+    ledger.limit_seats(0, 4, 7)
     assert ledger.ahead.tolist() == [100_000.0]
     assert ledger.columns() is told
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from select_service.types import (
     RouterConfigOverride,
     SelectAndReserveRequest,
     Selection,
+    WorkerPatch,
     WorkerSpec,
 )
 from select_service.types.policy import Policy
@@ -122,11 +124,14 @@ def test_requests_still_set_weights_of_their_own() -> None:
 class Fleet:
     """Workers whose caches are told, and requests that are booked."""
 
-    def __init__(self, workers: int, config: RouterConfig = OURS) -> None:
+    def __init__(
+        self, workers: int, config: RouterConfig = OURS, seats: Sequence[int | None] = ()
+    ) -> None:
         config = msgspec.structs.replace(config, use_kv_events=False)
         self.core = SelectionCore(Registry(), config, random.Random(1))
         for worker_id in range(workers):
             spec = WorkerSpec(worker_id=worker_id, endpoint="x", block_size=SIZE)
+            spec.max_num_seqs = seats[worker_id] if seats else None
             self.core.upsert_worker(spec, 0.0)
         self.made = 0
         self.now = 1.0
@@ -331,6 +336,43 @@ def test_many_short_prompts_are_more_to_decode_than_a_few_long_ones(
         fleet.ask(list(range(first, first + 40)), allowed_worker_ids=[1])
         fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
     assert fleet.ask([999]) == 1
+
+
+@EITHER
+@pytest.mark.parametrize("kernels", [True, False])
+def test_who_has_no_seat_left_is_full_however_little_it_carries(
+    twin: Any, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four seats and four answers, or five answers and room for more: nobody else would tell."""
+    monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
+    chosen = {}
+    for seats in ((None, None), (4, None), (4, 64), (5, 6), (8, 8)):
+        fleet = Fleet(2, seats=seats)
+        if not kernels:
+            fleet.core.selecting.shortcut = None
+        for number in range(9):
+            fleet.ask([1000 + number], allowed_worker_ids=[number % 2 ^ 1])
+            fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+        chosen[seats] = fleet.ask([1])
+    assert chosen == {(None, None): 0, (4, None): 1, (4, 64): 1, (5, 6): 0, (8, 8): 0}
+
+
+def test_seats_follow_the_record() -> None:
+    """They may be told later, become fewer, and be those of whoever comes to the slot next."""
+    fleet = Fleet(2)
+    for number in range(4):
+        fleet.ask([1000 + number], allowed_worker_ids=[number % 2])
+        fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+    assert fleet.core.patch_worker(0, WorkerPatch(max_num_seqs=2), fleet.now)[0].max_num_seqs == 2
+    fleet.core.check()
+    assert fleet.ask([1]) == 1
+    fleet.core.patch_worker(1, WorkerPatch(max_num_seqs=1), fleet.now)
+    fleet.core.check()
+    assert fleet.ask([2]) == 0
+    fleet.core.delete_worker(0, fleet.now)
+    fleet.core.upsert_worker(WorkerSpec(worker_id=0, endpoint="x", block_size=SIZE), fleet.now)
+    fleet.core.check()
+    assert [fleet.ask([3 + number]) for number in range(3)] == [0, 0, 0]
 
 
 @EITHER

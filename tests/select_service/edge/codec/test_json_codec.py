@@ -310,6 +310,12 @@ def test_workers() -> None:
     with pytest.raises(InvalidField) as refused:
         WORKER.decode(b'{"worker_id":1,"curve_public_key":"short"}')
     assert refused.value.field == "curve_public_key"
+    for seats in (b"0", b"18446744073709551616", b"1.5"):
+        for decode, head in ((WORKER.decode, b'"worker_id":1,'), (PATCH.decode, b"")):
+            with pytest.raises(InvalidField) as refused:
+                decode(b'{%s"max_num_seqs":%s}' % (head, seats))
+            assert refused.value.field == "max_num_seqs"
+    assert PATCH.decode(b'{"max_num_seqs":18446744073709551615}').request.max_num_seqs == 2**64 - 1
     with pytest.raises(InvalidField) as refused:
         WORKER.decode(b'{"worker_id":1,"kv_events_endpoints":{"0":"a","0":"b"}}')
     assert refused.value.field == "kv_events_endpoints.0"
