@@ -223,8 +223,13 @@ class Decisions:
     def _note(self, scope: Scope, worker_id: int) -> None:
         """Some record is another; of a worker that is seated its partition tells, too."""
         partition = self._partitions.get(scope)
-        if partition is not None and self.is_on:
-            (partition.lookout or self._lookout_for(partition)).note(worker_id)
+        if partition is None:
+            return
+        lookout = partition.lookout
+        if lookout is None and self.is_on:  # else whoever asks first makes it
+            lookout = self._lookout_for(partition)
+        if lookout is not None:
+            lookout.note(worker_id)
 
     # -- who asks -------------------------------------------------------------------------------
 

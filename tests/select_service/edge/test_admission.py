@@ -347,7 +347,8 @@ def test_the_policy_is_read_and_changed() -> None:
 
 def test_a_worker_tells_its_load_and_shows_its_caps() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        told = {"max_inflight": 3, "max_queued": 2, "max_num_seqs": 256, "role": "aggregated"}
+        told: dict[str, Any] = {"max_inflight": 3, "max_queued": 2, "max_num_seqs": 256}
+        told["role"] = "aggregated"
         seat(service, total_kv_blocks=100, **told)
         record = (await client.get("/workers")).json()[0]
         assert {name: record[name] for name in told} == told

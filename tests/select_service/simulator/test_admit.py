@@ -18,6 +18,9 @@ class _Standard:
     def __init__(self, data: bytes = b"") -> None:
         self.buffer = io.BytesIO(data)
 
+    def flush(self) -> None:
+        """Nothing is held here."""
+
 
 def admit(
     monkeypatch: pytest.MonkeyPatch, policy: str, config: object, arrivals: list[dict[str, Any]]

@@ -103,7 +103,8 @@ def test_failures_are_counted_and_said_once(caplog: pytest.LogCaptureFixture) ->
     queue.start()
     queue.close(10.0)
     assert (queue.exported, queue.failed) == (6, 9)
-    assert [record.message for record in caplog.records] == [
+    ours = [one for one in caplog.records if ".otlp." not in one.name]
+    assert [record.message for record in ours] == [  # an exporter of another test may yet give up
         "why",
         "spans cannot be exported",
         "spans are exported again",
