@@ -14,7 +14,7 @@ __all__ = ["BRIEF", "examples", "share_of"]
 
 _EFFORT: Final = os.environ.get("TEST_EFFORT")
 BRIEF: Final = 0.2 if _EFFORT == "brief" else 1.0
-SHARE: Final = 1.0 if _EFFORT == "long" else 0.05
+SHARE: Final = 1.0 if _EFFORT == "long" else 0.03
 
 
 def examples(count: int) -> int:
