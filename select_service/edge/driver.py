@@ -204,6 +204,8 @@ class Driver:
         self.trust_seats = inspecting.trust_seats
         self.trust_row = inspecting.trust_row
         self.shadow = inspecting.shadow
+        self.consistency = inspecting.consistency
+        self.consistency_checks = inspecting.checks
         self.dump = self.dumps.begin
         replicating = self._replicating = Replicating(
             *(turn, self._carrier, replica_port, self._limits.replicas)

@@ -9,7 +9,9 @@ are taken from their file.
 
 from indexer.types import Scope, WorkerRank
 from select_service.types.inspection import (
+    Consistency,
     IndexFreshness,
+    LoadDifference,
     LoadRow,
     OverlapRow,
     OverlapScores,
@@ -123,6 +125,7 @@ __all__ = [
     "CacheHit",
     "CacheScope",
     "CacheThreshold",
+    "Consistency",
     "CoreLimits",
     "DumpLimits",
     "Fraction",
@@ -135,6 +138,7 @@ __all__ = [
     "LeaseRenewal",
     "LeaseRequest",
     "LeaseState",
+    "LoadDifference",
     "LoadRow",
     "Milliseconds",
     "MmObject",

@@ -88,6 +88,30 @@ class TrustTable(Struct, frozen=True):
     ranks: list[RankTrustRow]
 
 
+class LoadDifference(Struct, frozen=True, kw_only=True):
+    """Something that a ledger carries and that its reservations do not add up to."""
+
+    model_name: str
+    tenant_id: str
+    worker_id: int | None  # null: of nobody, or of the whole scope
+    dp_rank: int | None
+    what: Literal["requests", "computing", "prefill", "decode", "context"]
+    carried: int
+    recomputed: int
+
+
+class Consistency(Struct, frozen=True, kw_only=True):
+    """GET /debug/consistency."""
+
+    consistent: bool
+    scopes: int
+    ranks: int
+    reservations: int  # when their scope's turn came
+    seconds: float  # how long it took, others served meanwhile
+    differences_total: int
+    differences: list[LoadDifference]  # the first hundred
+
+
 class ReplicaStatus(Struct, frozen=True):
     """What is known of one publisher of the replica plane."""
 

@@ -602,6 +602,10 @@ class Ledger:
         """P as an exact integer, for answers."""
         return self.prefill_left[slot]
 
+    def lane_of(self, slot: int) -> int:
+        """The number under which chains know who is on a slot now."""
+        return self._lanes[slot].number
+
     def all_reservations(self) -> Iterator[Reservation]:
         """Yield every reservation in the book, also those whose rank has gone."""
         for lane in self._all_lanes:

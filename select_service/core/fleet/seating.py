@@ -112,6 +112,11 @@ class Seating:
         assert owner is not None, "slot without a worker"
         return owner, self._rank[slot]
 
+    def occupant(self, slot: int) -> WorkerRank | None:
+        """Return the rank on a slot; None: nobody sits there."""
+        owner = self._owner[slot] if slot < len(self._owner) else None
+        return None if owner is None else WorkerRank(owner.worker_id, self._rank[slot])
+
     def slot_of(self, rank: WorkerRank) -> int | None:
         """Return where a rank sits; None: it has gone, in a turn of others."""
         worker = self.present.get(rank.worker_id)

@@ -33,6 +33,7 @@ from select_service.types import (
     BatchAnswer,
     BatchRequest,
     BriefReady,
+    Consistency,
     LeaseList,
     LeaseRecord,
     LeaseRenewal,
@@ -258,6 +259,9 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
     _get("/decisions/{id}", inspection.decision, Decision, 404, scope=_READ),
     _get("/trust", inspection.trust, TrustTable, scope=_READ, query=SCOPE_QUERY),
     _get("/shadow", inspection.shadow, ShadowStatus, scope=_READ, query=SHADOW_QUERY),
+    _get(
+        *("/debug/consistency", inspection.consistency, Consistency), scope=_READ, of_process=True
+    ),
     _get("/dump", inspection.dump, dict[str, dict[str, Any]], 503, scope=_READ),
     # replicas
     _get("/replica_sync/peers", replicas.peers, list[str], scope=_READ, of_process=True),

@@ -63,6 +63,14 @@ class ServiceMetrics(Collector):
             "Turns of housekeeping that failed by our error.",
             value=self._service.housekeeping_faults,
         )
+        checks = counter(
+            "consistency_checks",
+            "Times GET /debug/consistency looked at all loads, by what it found.",
+            ("outcome",),
+        )
+        for outcome, count in self._service.consistency_checks.items():
+            checks.add_metric([outcome], count)
+        yield checks
         lost = counter("log_lines_lost", "Lines of the log that nobody took.", ("reason",))
         for reason, count in LOST.items():
             lost.add_metric([reason], count)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from select_service.core.books.audit import audit
 from select_service.core.shadow.telling import ShadowTelling
+from select_service.edge.slices import Slices
+from select_service.types import Consistency, LoadDifference
 
 if TYPE_CHECKING:
+    from select_service.core.books.audit import Difference
+    from select_service.core.partition import Partition
     from select_service.core.trust.trusting import TrustSeat
     from select_service.edge.driving.turn import Turn
     from select_service.types import (
@@ -21,7 +28,12 @@ if TYPE_CHECKING:
     )
     from select_service.types.shadow import ShadowStatus
 
-__all__ = ["SHADOW_SCOPES_LISTED", "Inspecting"]
+__all__ = ["DIFFERENCES_LISTED", "SHADOW_SCOPES_LISTED", "Inspecting"]
+
+_log = logging.getLogger("select_service")
+
+DIFFERENCES_LISTED = 100
+"""Told of singly by GET /debug/consistency; all are counted."""
 
 SHADOW_SCOPES_LISTED = 100
 SHADOW_SLICE = 32
@@ -33,6 +45,8 @@ class Inspecting:
 
     def __init__(self, turn: Turn) -> None:
         self._core, self._clock, _ = turn
+        self.checks = Counter(consistent=0, different=0)
+        """What GET /debug/consistency found."""
 
     def loads(
         self, model_name: str | None = None, tenant_id: str | None = None
@@ -89,3 +103,45 @@ class Inspecting:
             if not number % SHADOW_SLICE:
                 await asyncio.sleep(0)
         return telling.status(self._clock(), with_cost=tenants is None)
+
+    async def consistency(self) -> Consistency:
+        """GET /debug/consistency; others have their turn every fraction of a millisecond."""
+        began, slices = self._clock(), Slices()
+        found: list[LoadDifference] = []
+        partitions = list(self._core.partitions.values())
+        ranks = reservations = count = 0
+        for partition in partitions:
+            ranks += sum(len(one.slots) for one in partition.seating.present.values())
+            reservations += partition.ledger.live
+            for one in audit(partition.ledger):
+                if one is not None:
+                    count += 1
+                    if len(found) < DIFFERENCES_LISTED:
+                        found.append(_told(partition, one))
+                await slices.breathe()
+        self.checks["different" if count else "consistent"] += 1
+        if count:
+            _log.error("the ledger differs from its reservations in %d places: %s", count, found[0])
+        return Consistency(
+            consistent=not count,
+            scopes=len(partitions),
+            ranks=ranks,
+            reservations=reservations,
+            seconds=self._clock() - began,
+            differences_total=count,
+            differences=found,
+        )
+
+
+def _told(partition: Partition, one: Difference) -> LoadDifference:
+    scope = partition.scope
+    rank = None if one.slot is None else partition.seating.occupant(one.slot)
+    return LoadDifference(
+        model_name=scope.model_name,
+        tenant_id=scope.tenant_id,
+        worker_id=None if rank is None else rank.worker_id,
+        dp_rank=None if rank is None else rank.dp_rank,
+        what=one.what,
+        carried=one.carried,
+        recomputed=one.recomputed,
+    )

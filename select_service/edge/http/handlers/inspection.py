@@ -98,6 +98,11 @@ async def _shadow(api: Api, model_name: str | None, tenant_id: str | None, limit
     return api.writer.reply(await api.service.shadow(model_name, tenant_id, limit))
 
 
+async def consistency(api: Api, _: Request) -> Response:
+    """Compute every rank's load anew from its reservations, and tell where the ledger differs."""
+    return api.writer.reply(await api.service.consistency())
+
+
 def dump(api: Api, _: Request) -> Response:
     """Return the whole index, one key `model:tenant` per scope."""
     return Response(200, b"", ALWAYS_JSON, stream=api.service.dump())

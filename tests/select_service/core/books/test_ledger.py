@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 )
 from typing_extensions import override
 
+from select_service.core.books.audit import audit
 from select_service.core.books.ledger import Ledger
 from select_service.core.books.reservation import Reservation
 from tests.effort import examples
@@ -392,6 +393,7 @@ class AgainstTheTwin(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         self.ledger.check()
+        assert not any(audit(self.ledger)), "it adds up"
         assert self.ledger.live == len(self.twin.live)
         for slot in range(self.slots):
             assert self.ledger.prefill[slot] == self.twin.prefill(slot)

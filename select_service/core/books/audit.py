@@ -1,0 +1,133 @@
+"""Whether the book of active load adds up: what its columns carry, beside its reservations.
+
+Every booking, word and end changes the columns by a little. Here the load of each slot is computed
+anew from the reservations that are on it, as if all of them came now. Nothing is changed, and
+nothing of it is done while nobody asks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from select_service.core.books.decode_blocks import DecodeBlocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from select_service.core.books.ledger import Ledger
+    from select_service.core.books.reservation import Reservation
+
+__all__ = ["Difference", "audit"]
+
+STEPS_PER_TURN: Final = 256
+"""Reservations and runs of their blocks that are looked at in one go: some 100 µs."""
+
+
+Column = Literal["requests", "computing", "prefill", "decode", "context"]
+
+
+class Difference(NamedTuple):
+    """Something that does not add up."""
+
+    slot: int | None  # None: of all slots together
+    what: Column
+    carried: int
+    recomputed: int
+
+
+class _Sums:
+    """The load of reservations of one lane."""
+
+    def __init__(self, lane: int) -> None:
+        self.steps = 0
+        self._lane = lane
+        self._weights = DecodeBlocks()
+        self._weights.ensure(1)
+        self._seen: set[int] = set()  # nodes of chains: what several share counts once
+        self._requests = self._computing = self._prefill = self._context = 0
+
+    def add(self, reservation: Reservation) -> None:
+        self._requests += 1
+        self._context += reservation.context_blocks
+        if not reservation.prefill_done:
+            self._computing += 1
+            self._prefill += reservation.prefill_tokens
+        self._weights.add(0, reservation.whole_outputs, 1.0)
+        self._weights.add(0, reservation.faded_outputs, reservation.output_fraction)
+        node = reservation.chain
+        self.steps += 1
+        while node.parent is not None and id(node) not in self._seen:
+            self._seen.add(id(node))
+            self._weights.add(0, node.plain, node.faded.get(self._lane, 1.0))
+            for repeat in node.repeats or ():  # values that stand elsewhere, too: once each
+                if id(repeat) not in self._seen:
+                    self._seen.add(id(repeat))
+                    self._weights.add(0, 1, repeat.faded.get(self._lane, 1.0))
+                    self.steps += 1
+            node = node.parent
+            self.steps += 1
+
+    def load(self, seats: int, wait: int) -> dict[Column, int]:
+        """Return it by column; of the context what the next one waits for is a part."""
+        return {
+            "requests": self._requests,
+            "computing": self._computing,
+            "prefill": self._prefill,
+            "decode": self._weights.count(0),
+            "context": self._context + wait * max(0, self._requests + 1 - seats),
+        }
+
+
+def audit(ledger: Ledger) -> Iterator[Difference | None]:
+    """Yield what does not add up, and None whenever others may have a turn.
+
+    What changes in such a turn is no difference: a slot that seems to have one is looked at once
+    more with nobody in between, in a µs for each of its reservations and runs.
+    """
+    for slot in range(len(ledger.prefill_left)):
+        sums = _Sums(ledger.lane_of(slot))
+        for reservation in tuple(ledger.reservations_on(slot)):
+            if sums.steps >= STEPS_PER_TURN:
+                sums.steps = 0
+                yield None
+            sums.add(reservation)
+        if _load(ledger, slot, sums) != _carried(ledger, slot):
+            yield from _differences(ledger, slot)
+        yield None
+    yield from _totals(ledger)
+
+
+def _differences(ledger: Ledger, slot: int) -> list[Difference]:
+    sums = _Sums(ledger.lane_of(slot))
+    for reservation in ledger.reservations_on(slot):
+        sums.add(reservation)
+    carried, recomputed = _carried(ledger, slot), _load(ledger, slot, sums)
+    return [
+        Difference(slot, what, carried[what], recomputed[what])
+        for what in carried
+        if carried[what] != recomputed[what]
+    ]
+
+
+def _load(ledger: Ledger, slot: int, sums: _Sums) -> dict[Column, int]:
+    return sums.load(int(ledger.seats[slot]), int(ledger.wait[slot]))
+
+
+def _carried(ledger: Ledger, slot: int) -> dict[Column, int]:
+    return {
+        "requests": int(ledger.requests[slot]),
+        "computing": int(ledger.computing[slot]),
+        "prefill": ledger.prefill_tokens(slot),
+        "decode": int(ledger.decode[slot]),
+        "context": int(ledger.context[slot]),
+    }
+
+
+def _totals(ledger: Ledger) -> list[Difference]:
+    """Compare what is kept of all slots with what they carry. O(slots)."""
+    totals: tuple[tuple[Column, int, int], ...] = (
+        ("requests", ledger.live, int(ledger.requests.sum())),
+        ("computing", ledger.prefilling, int(ledger.computing.sum())),
+        ("prefill", ledger.prefill_backlog, sum(ledger.prefill_left)),
+    )
+    return [Difference(None, what, kept, slots) for what, kept, slots in totals if kept != slots]

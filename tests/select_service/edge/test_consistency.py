@@ -1,0 +1,75 @@
+"""GET /debug/consistency: what is carried, beside what is booked."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from indexer.types import Scope
+from select_service.edge.driver import Driver
+from select_service.edge.verbs.inspecting import DIFFERENCES_LISTED
+from tests.select_service.edge.metrics.test_exposition import scrape, value
+from tests.select_service.edge.serving import PROMPT, in_process, seat
+
+
+def test_a_ledger_that_adds_up_says_so() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        seat(service, worker_id=2)
+        for name in "abc":
+            answer = await client.post(
+                "/select_and_reserve", json=PROMPT | {"reservation_id": name}
+            )
+            assert answer.status_code == 200
+        await client.post("/reservations/a/prefill_complete")
+        await client.delete("/reservations/b")
+        told = (await client.get("/debug/consistency")).json()
+        assert told.pop("seconds") >= 0.0
+        assert told == {
+            "consistent": True,
+            "scopes": 1,
+            "ranks": 2,
+            "reservations": 2,
+            "differences_total": 0,
+            "differences": [],
+        }
+
+    in_process(use)
+
+
+def test_what_does_not_add_up_is_told_counted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, worker_id=7)
+        await client.post("/select_and_reserve", json=PROMPT | {"reservation_id": "a"})
+        ledger = service.core.partitions[Scope("default", "default")].ledger
+        ledger.decode[0] += 5
+        answer = await client.get("/debug/consistency")
+        assert answer.status_code == 200
+        told = answer.json()
+        assert (told["consistent"], told["differences_total"]) == (False, 1)
+        [one] = told["differences"]
+        assert (one["worker_id"], one["dp_rank"], one["what"]) == (7, 0, "decode")
+        assert one["carried"] == one["recomputed"] + 5
+        samples = await scrape(client)
+        assert value(samples, "consistency_checks_total", outcome="different") == 1
+        assert value(samples, "consistency_checks_total", outcome="consistent") == 0
+        ledger.decode[0] -= 5
+        assert (await client.get("/debug/consistency")).json()["consistent"]
+
+    in_process(use)
+    assert "differs from its reservations in 1 places" in caplog.text
+
+
+def test_of_many_the_first_are_told_and_all_are_counted() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        count = DIFFERENCES_LISTED + 20
+        for worker_id in range(count):
+            seat(service, worker_id=worker_id)
+        service.core.partitions[Scope("default", "default")].ledger.context += 1.0
+        told = (await client.get("/debug/consistency")).json()
+        assert len(told["differences"]) == DIFFERENCES_LISTED
+        assert told["differences_total"] >= count
+
+    in_process(use)
