@@ -6,9 +6,10 @@ nobody has to count, and whoever has opened something knows at once whether that
 
 from __future__ import annotations
 
+import os
 import sys
 
-__all__ = ["descriptors_end"]
+__all__ = ["descriptors_end", "descriptors_left"]
 
 
 def descriptors_end(kept: int) -> int:
@@ -22,3 +23,13 @@ def descriptors_end(kept: int) -> int:
 
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if most == resource.RLIM_INFINITY else max(most - kept, most // 2)
+
+
+def descriptors_left(kept: int) -> int:
+    """Return how many may be opened, about, by who leaves so many to others."""
+    try:
+        number = os.open(os.devnull, os.O_RDONLY)
+    except OSError:
+        return 0
+    os.close(number)
+    return max(0, descriptors_end(kept) - number)

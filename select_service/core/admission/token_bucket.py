@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from select_service.core.admission.asks import ADMIT, Verdict
@@ -19,6 +20,8 @@ DEFAULT_CAPACITY: Final = 10_000.0
 DEFAULT_REFILL_RATE: Final = 1_000.0
 TENANTS_MAX: Final = 4096
 """Buckets at once; about 300 bytes each."""
+LOOKED_AT_MAX: Final = 16
+"""Buckets passed over, for a new tenant's sake, that keep tokens for requests that wait."""
 
 REASON: Final = "insufficient tokens"
 CODE: Final = "insufficient-tokens"
@@ -130,15 +133,27 @@ class TenantBuckets:
         if bucket is not None:
             self._buckets.move_to_end(tenant_id)
             return bucket
-        if len(self._buckets) >= self._tenants_max:
-            oldest, one = next(iter(self._buckets.items()))
-            one.refill(t_us)
-            if one.tokens < one.capacity or one.held:
-                return self.shared
-            del self._buckets[oldest]
+        if len(self._buckets) >= self._tenants_max and not self._forget_one(t_us):
+            return self.shared
         bucket = self._buckets[tenant_id] = TokenBucket(self._capacity, self._refill_rate)
         bucket.last_us = max(0, t_us)
         return bucket
+
+    def _forget_one(self, t_us: int) -> bool:
+        """Forget the bucket that was used least lately of those that keep tokens for nobody.
+
+        If it is not full neither are those used later, as far as anybody can tell.
+        """
+        for tenant_id, bucket in list(islice(self._buckets.items(), LOOKED_AT_MAX)):
+            if bucket.held:
+                self._buckets.move_to_end(tenant_id)
+                continue
+            bucket.refill(t_us)
+            if bucket.tokens < bucket.capacity:
+                return False
+            del self._buckets[tenant_id]
+            return True
+        return False
 
 
 class TokenBucketPolicy:

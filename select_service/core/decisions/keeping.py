@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from indexer.compiled import usable
 from select_service.core.books.loads import ranks_in
+from select_service.core.decisions import lookout as lookouts
 from select_service.core.decisions.lookout import Lookout
 from select_service.core.decisions.record import (
     SEEN,
@@ -226,7 +227,9 @@ class Decisions:
         if partition is None:
             return
         lookout = partition.lookout
-        if lookout is None and self.is_on:  # else whoever asks first makes it
+        if (
+            lookout is None and self.is_on and len(partition.seating.present) >= lookouts.NOTED_MAX
+        ):  # of fewer the first who asks makes it, and partitions may be many
             lookout = self._lookout_for(partition)
         if lookout is not None:
             lookout.note(worker_id)

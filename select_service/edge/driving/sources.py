@@ -10,15 +10,17 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from indexer.edge.descriptors import descriptors_left
 from indexer.edge.listener import Listeners
 from indexer.errors import EndpointRefused, NoDescriptorLeft
+from indexer.types import StreamLimits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from indexer.core.stream import EventStream
     from indexer.edge.addresses import Addresses
-    from indexer.types import LinkState, StreamLimits
+    from indexer.types import LinkState
     from select_service.core.effects import Effects, Listen
     from select_service.edge.driving.recovering import Recovering
     from select_service.edge.driving.turn import Turn
@@ -31,7 +33,10 @@ __all__ = ["EventSources"]
 _log = logging.getLogger("select_service")
 
 RETRY_S: Final = 1.0
-"""How long a worker waits that found no descriptor; one is tried, and the others if it has come."""
+"""How long workers wait that found no descriptor, before it is seen whether there are some."""
+
+DESCRIPTORS_OF_SOURCE: Final = 3
+"""What libzmq opens for an event source: a connection, and two to wake who waits for it."""
 
 
 class EventSources:
@@ -68,7 +73,7 @@ class EventSources:
         self._recovering = recovering
         self._addresses = addresses
         self._load_topic = load_topic
-        self._limits = limits
+        self._limits = limits or StreamLimits()
         self._credentials = credentials
         self._recording = recording
         self._held: list[Listen] = []  # until recovery is over
@@ -166,23 +171,38 @@ class EventSources:
             if worker_id not in self._poor:
                 self._poor[worker_id] = None
                 _log.warning("event source refused for now: %s (worker %d)", error, worker_id)
-            if self._again is None:
-                self._again = asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
+            self._try_later()
         else:
             _log.warning("event source refused: %s (worker %d)", error, worker_id)
         self._carry_out(self._core.refuse_source(stream.rank, str(error), self._clock()))
 
+    def _try_later(self) -> None:
+        if self._again is None:
+            self._again = asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
+
     def _try_again(self) -> None:
-        """Try the first who waits for a descriptor; if it has found one, the next at once."""
+        """Try the first for whom there are descriptors now; if it has found them, the next at once.
+
+        Nobody is tried in vain if that can be seen before: whoever waits for a worker is sent to it
+        as soon as it is in service, before anybody listens to it. One that needs many keeps nobody
+        waiting who needs few.
+        """
         self._again = None
-        worker_id = next(iter(self._poor), None)
-        if worker_id is None:
+        catalog, left = self._core.catalog, descriptors_left(self._limits.descriptors_kept // 2)
+        for worker_id in list(self._poor):
+            worker = catalog.find(worker_id)
+            if worker is None or len(worker.ranks) * DESCRIPTORS_OF_SOURCE <= left:
+                break
+        else:
+            if self._poor:
+                self._try_later()
             return
-        before = self.without_descriptor
-        self._carry_out(self._core.retry_source(worker_id, self._clock()))
-        if self.without_descriptor == before:
-            del self._poor[worker_id]
-            self._again = asyncio.get_running_loop().call_soon(self._try_again)
+        del self._poor[worker_id]  # to the end of the line, if it is refused once more
+        try:
+            self._carry_out(self._core.retry_source(worker_id, self._clock()))
+        finally:
+            if self._poor and self._again is None:
+                self._again = asyncio.get_running_loop().call_soon(self._try_again)
 
     def _record(
         self,

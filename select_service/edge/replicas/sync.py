@@ -200,6 +200,7 @@ class Subscriptions:
             StreamLimits(
                 receive_messages_max=limits.receive_messages_max,
                 message_bytes_max=limits.message_bytes_max,
+                descriptors_kept=0,  # replicas are among those for whom others leave some
             ),
             None if keys is None else keys.own,
         )

@@ -48,14 +48,15 @@ class Kept:
         response = self._wire.getresponse()
         return response.status, json.loads(response.read())
 
-    def register(self, worker_id: int) -> list[str]:
+    def register(self, worker_id: int, ranks: int = 1) -> list[str]:
         """Register a worker whose engine nobody has started; why it cannot be scheduled."""
         record = {
             "worker_id": worker_id,
             "endpoint": "http://w",
             "block_size": 16,
             "max_num_batched_tokens": 1 << 20,
-            "kv_events_endpoint": f"tcp://{HOST}:9",
+            "kv_events_endpoints": {str(rank): f"tcp://{HOST}:9" for rank in range(ranks)},
+            "data_parallel_size": ranks,
         }
         _, told = self.ask("POST", "/workers", record)
         reasons: list[str] = told.get("not_schedulable_reasons", [])
@@ -119,3 +120,21 @@ def test_a_source_that_found_no_descriptor_is_tried_again(server: Replica, clien
     assert client.ask("GET", "/ready")[0] == 503
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
     eventually(lambda: client.ask("GET", "/ready")[1]["schedulable_workers"], 3)
+
+
+def test_who_needs_many_keeps_nobody_waiting_who_needs_few(server: Replica, client: Kept) -> None:
+    """The first in the line has sixteen ranks, and there is room for the others only."""
+    assert server.process is not None
+    pid = server.process.pid
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (NONE, DESCRIPTORS))
+    for worker_id, ranks in ((1, 16), (2, 1), (3, 1)):
+        assert "Too many open files" in client.register(worker_id, ranks)[0]
+    some = max(number + 1 for number in numbers(pid)) + KEPT // 2 + 12
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (some, DESCRIPTORS))
+    eventually(lambda: client.ask("GET", "/ready")[1]["schedulable_workers"], 2)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+    eventually(lambda: client.ask("GET", "/ready")[1]["schedulable_workers"], 3)
+
+
+def numbers(pid: int) -> list[int]:
+    return [int(one.name) for one in Path(f"/proc/{pid}/fd").iterdir()]

@@ -19,6 +19,7 @@ from select_service.core.admission.slo_shed import SloShed
 from select_service.core.admission.tenant_budgets import TenantBudgets
 from select_service.core.admission.tier_shed import TierShed
 from select_service.core.admission.token_bucket import (
+    HeldTokens,
     TenantBuckets,
     TokenBucket,
     TokenBucketPolicy,
@@ -128,6 +129,17 @@ def test_invented_tenants_gain_nothing_and_cost_no_memory() -> None:
     assert buckets.of("t99", 0) is buckets.shared
     assert not buckets.shared.holds(1, 0)
     assert buckets.of("new", 11_000_000) is not buckets.shared, "a full bucket is forgotten"
+
+
+def test_who_waits_keeps_a_bucket_and_does_not_stop_others_from_being_forgotten() -> None:
+    buckets = TenantBuckets(10, 1, tenants_max=3)
+    kept = buckets.of("waits", 0)
+    held = HeldTokens(kept, 5)
+    for number in range(5):
+        assert buckets.of(f"t{number}", 0) is not buckets.shared, "the others are full"
+    assert buckets.of("waits", 0) is kept
+    held.release()
+    assert len(buckets) == 3
 
 
 SHEDS = {

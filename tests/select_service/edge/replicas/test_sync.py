@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import zmq
 
+from indexer.edge import sockets
 from indexer.edge.addresses import Addresses
 from indexer.edge.sockets import Link
 from indexer.errors import EndpointRefused
@@ -301,3 +303,14 @@ def test_who_sends_heartbeats_and_falls_silent_is_connected_to_anew() -> None:
         subscriptions.close()
 
     asyncio.run(asyncio.wait_for(play(), 20))
+
+
+def test_replicas_have_the_descriptors_that_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever leaves any to others finds none; a replica that nobody listens to is no replica."""
+    monkeypatch.setattr(sockets, "descriptors_end", lambda kept: 0 if kept else sys.maxsize)
+
+    async def scene(subscriptions: Subscriptions, _heard: Heard) -> None:
+        async with publisher() as (_sock, endpoint):
+            subscriptions.add(endpoint)
+
+    run(scene)
