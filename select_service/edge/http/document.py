@@ -34,7 +34,7 @@ class Document:
                 self._steps = self._make()
             try:
                 next(self._steps, None)
-            except OSError:
+            except BaseException:  # what is broken off goes on no more: the next begins anew
                 self._steps = None
                 raise
             yield

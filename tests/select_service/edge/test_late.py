@@ -51,6 +51,30 @@ def test_what_cannot_be_read_now_is_left_to_who_asks(monkeypatch: pytest.MonkeyP
     assert loaded == [name for name in late.LATE if name != late.LATE[2]]
 
 
+def test_what_breaks_is_told_and_the_rest_loaded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded: list[str] = []
+
+    def load(name: str) -> None:
+        if name == late.LATE[2]:
+            raise MemoryError
+        loaded.append(name)
+
+    def steps() -> Iterator[None]:
+        yield
+        raise ValueError("odd")
+
+    monkeypatch.setattr(late, "import_module", load)
+    monkeypatch.setattr(late, "PAUSE_S", 0.0)
+    asyncio.run(late.load_in_turns(steps()))
+    assert loaded == [name for name in late.LATE if name != late.LATE[2]]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"loaded when it is asked for: {late.LATE[2]}: MemoryError()",
+        "made when it is asked for: ValueError('odd')",
+    ]
+
+
 def test_every_name_is_one() -> None:
     late.load()
     for name in late.LATE:
@@ -97,17 +121,22 @@ def test_who_asks_before_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -
     assert list(steps) == []
 
 
-def test_a_document_that_could_not_be_made_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), MemoryError("no room")])
+def test_a_document_that_could_not_be_made_is_made_later(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a MemoryError who asked next turned for ever, and the loop with them."""
+
     def describing(_: int) -> Iterator[None]:
         yield
-        raise OSError(24, "Too many open files")
+        raise error
 
     monkeypatch.setattr(Document, "_made", {})
     document = Document(503)
     with monkeypatch.context() as without:
         without.setattr("select_service.edge.http.openapi.describing", describing)
         for _ in range(2):
-            with pytest.raises(OSError, match="Too many open files"):
+            with pytest.raises(type(error)):
                 document.text()
         asyncio.run(late.load_in_turns(document.steps()))
     assert document.text() == describe(503)
