@@ -7,10 +7,10 @@ it now, and the first that finds room again says how many did not.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import select
+import stat
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LOST", "LogOutlet"]
 
-PIECE_BYTES: Final = select.PIPE_BUF
+PIECE_BYTES: Final = getattr(select, "PIPE_BUF", 512)
 """As much as a pipe takes without waiting, all of it or nothing, when it says that it has room."""
 
 RETRY_S: Final = 0.1
@@ -29,6 +29,9 @@ RETRY_S: Final = 0.1
 
 PATIENCE_MS: Final = 2
 """How long the first line waits that finds no room: a reader that is at work makes some."""
+
+HASTE_S: Final = 1.0
+"""How long no line waits after one did in vain: a reader slower than the lines stays so."""
 
 LOST: Final[dict[str, int]] = {"blocked": 0, "failed": 0}
 """Lines of this process that nobody will read: there was no room, or the disk refused."""
@@ -41,16 +44,37 @@ class LogOutlet(logging.Handler):
         """Take a stream, which stays its owner's to close."""
         super().__init__()
         self._stream = stream
-        try:
-            self._number: int | None = stream.fileno()
-        except io.UnsupportedOperation:  # text in memory
-            self._number = None
-        self._room = select.poll()
-        if self._number is not None:
-            self._room.register(self._number, select.POLLOUT)
+        self._own: int | None = None
+        self._number: int | None = None
+        if hasattr(select, "poll"):  # elsewhere nobody says whether there is room
+            try:
+                self._number = stream.fileno()
+            except (AttributeError, OSError, ValueError):  # in memory, closed, or no file at all
+                pass
+            else:
+                self._own = _reopened(self._number)
+                self._watch()
         self._lost = 0  # since the last line that found room
         self._is_torn = False  # the last line has a beginning only
         self._retry_at = 0.0
+        self._patient_at = 0.0  # when a line may wait for room again
+        self._until: float | None = None  # the line that is written, once it had to
+
+    def _watch(self) -> None:
+        number = self._number if self._own is None else self._own
+        assert number is not None
+        self._writes = number
+        self._room = select.poll()
+        self._room.register(number, select.POLLOUT)
+
+    @override
+    def close(self) -> None:
+        """Let go of what is its own; what is said later is written to the stream's descriptor."""
+        if self._own is not None:
+            os.close(self._own)
+            self._own = None
+            self._watch()
+        super().close()
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
@@ -59,13 +83,18 @@ class LogOutlet(logging.Handler):
         except Exception:  # noqa: BLE001 - as in `logging`: who logs must not fail by it
             self.handleError(record)
             return
-        if self._number is None:
-            self._stream.write(line + "\n")
-            return
-        why = self._write(f"{line}\n")
+        why = (self._print if self._number is None else self._write)(f"{line}\n")
         if why is not None:
             LOST[why] += 1
             self._lost += 1
+
+    def _print(self, text: str) -> str | None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # closed, for one
+            return "failed"
+        return None
 
     def _write(self, text: str) -> str | None:
         """Write a line, behind what has to be said first; return why it is lost, if it is."""
@@ -84,18 +113,46 @@ class LogOutlet(logging.Handler):
         if self._is_torn:
             text = f"\n{text}"
         rest = memoryview(text.encode("utf-8", "backslashreplace"))
-        is_begun = False
-        assert self._number is not None
-        while rest:
-            try:
-                if not self._room.poll(0 if self._lost else PATIENCE_MS):
-                    self._is_torn |= is_begun
-                    return "blocked"
-                rest = rest[os.write(self._number, rest[:PIECE_BYTES]) :]
-            except OSError:
-                self._is_torn |= is_begun
-                self._retry_at = time.monotonic() + RETRY_S
-                return "failed"
-            is_begun = True
-        self._lost, self._is_torn = 0, False
-        return None
+        size = len(rest)
+        self._until = None
+        try:
+            while rest:
+                self._find_room()
+                rest = rest[os.write(self._writes, rest[:PIECE_BYTES]) :]
+        except BlockingIOError:
+            why = "blocked"
+        except OSError:
+            why = "failed"
+            self._retry_at = time.monotonic() + RETRY_S
+        else:
+            self._lost, self._is_torn = 0, False
+            return None
+        self._is_torn |= len(rest) < size
+        return why
+
+    def _find_room(self) -> None:
+        """Return if there is room for a piece, or soon is; all pieces of a line share its wait."""
+        if self._room.poll(0):
+            return
+        now = time.monotonic()
+        if self._until is None:
+            is_patient = not self._lost and now >= self._patient_at
+            self._until = now + PATIENCE_MS / 1e3 if is_patient else 0.0
+        left_ms = round((self._until - now) * 1e3)
+        if left_ms <= 0 or not self._room.poll(left_ms):
+            self._patient_at = max(self._patient_at, self._until + HASTE_S)
+            raise BlockingIOError
+
+
+def _reopened(number: int) -> int | None:
+    """Open a pipe or a terminal once more, so that no write to it waits; None if that cannot be.
+
+    Its flags are shared by all who have it from the same opening, so they are left as they are.
+    """
+    try:
+        if os.isatty(number) or stat.S_ISFIFO(os.fstat(number).st_mode):
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            return os.open(f"/proc/self/fd/{number}", flags)
+    except OSError:  # no such path, another user's terminal, a pipe that nobody reads
+        pass
+    return None

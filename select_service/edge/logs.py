@@ -54,10 +54,11 @@ def configure(
         log_format: of the lines.
         level: the least important to log.
         access_log: whether requests are.
-        stream: where to.
+        stream: where to; a process without any logs to nobody.
         ids: tells which request a record is about, in a service that traces some.
     """
-    handler = LogOutlet(sys.stderr if stream is None else stream)
+    taker = sys.stderr if stream is None else stream
+    handler = logging.NullHandler() if taker is None else LogOutlet(taker)  # `2>&-`: there is none
     handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
     if ids is not None:
         handler.addFilter(_Identified(ids))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import logging
 import os
+import pty
+import select
+import signal
+import tty
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from select_service.edge import log_outlet
 from select_service.edge.log_outlet import LOST, PIECE_BYTES, LogOutlet
 from tests.live.replicas import Replica
 from tests.live.server import OURS
@@ -87,6 +94,151 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == ["3 lines of the log are lost: nobody took them", "room again"]
     os.close(number)
     os.close(room)
+
+
+@pytest.mark.parametrize("is_raw", [False, True])
+def test_a_terminal_that_nobody_reads(is_raw: bool) -> None:
+    """It says that there is room when there is some, less than a piece: a write waited for ever."""
+    master, slave = pty.openpty()
+    if is_raw:
+        tty.setraw(slave)
+    taker, before = outlet(slave), LOST["blocked"]
+
+    def wake(*_: object) -> None:
+        pytest.fail("it waits for a reader")
+
+    woken = signal.signal(signal.SIGALRM, wake)
+    signal.alarm(20)  # what fails waits for ever
+    try:
+        for number in range(LINES):
+            say(taker, f"{number} " + "x" * 100)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, woken)
+    assert os.get_blocking(slave), "others write to it as ever"
+    assert LOST["blocked"] > before
+    os.set_blocking(master, False)
+    read(master)
+    before = LOST["blocked"]
+    say(taker, "again")
+    taker.close()
+    say(taker, "and again")
+    assert read(master)[-2:] == ["again", "and again"]
+    assert LOST["blocked"] == before
+    os.close(slave)
+    os.close(master)
+
+
+def test_an_outlet_that_is_closed_holds_nothing(pipe: tuple[int, int]) -> None:
+    before = os.listdir("/proc/self/fd")
+    taker = outlet(pipe[1])
+    taker.close()
+    taker.close()
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_patience_is_in_vain_once_a_second(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader slower than the lines cost a wait with each page that it took."""
+    waits: list[int] = []
+    now = 0.0
+
+    class Room:
+        """Makes some when it is asked at once."""
+
+        def register(self, *_: int) -> None: ...
+
+        def poll(self, timeout_ms: int) -> list[tuple[int, int]]:
+            if timeout_ms:
+                waits.append(timeout_ms)
+            return [(0, 0)] if is_roomy else []
+
+    monkeypatch.setattr(select, "poll", Room)
+    monkeypatch.setattr("select_service.edge.log_outlet.time.monotonic", lambda: now)
+    taker = outlet(pipe[1])
+    for _ in range(5):
+        is_roomy = False
+        say(taker, "lost")
+        say(taker, "lost")
+        is_roomy = True
+        say(taker, "taken")
+    assert waits == [log_outlet.PATIENCE_MS]
+    now += 2 * log_outlet.HASTE_S
+    is_roomy = False
+    say(taker, "lost")
+    assert waits == [log_outlet.PATIENCE_MS] * 2
+
+
+def test_one_patience_for_a_line_of_many_pieces(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[int] = []
+
+    class Room:
+        """Makes some for those who wait for it."""
+
+        def register(self, *_: int) -> None: ...
+
+        def poll(self, timeout_ms: int) -> list[tuple[int, int]]:
+            if timeout_ms:
+                waits.append(timeout_ms)
+            return [(0, 0)] if timeout_ms else []
+
+    now = iter(range(100))
+    monkeypatch.setattr(select, "poll", Room)
+    monkeypatch.setattr(
+        "select_service.edge.log_outlet.time.monotonic", lambda: next(now) * 0.001 * 0.75
+    )
+    say(outlet(pipe[1]), "x" * 9 * PIECE_BYTES)
+    assert 0 < sum(waits) <= 2 * log_outlet.PATIENCE_MS
+
+
+def test_a_stream_without_a_descriptor() -> None:
+    closed = io.StringIO()
+    closed.close()
+    before = LOST["failed"]
+    say(LogOutlet(closed), "nobody reads this")
+    assert LOST["failed"] - before == 1
+
+    class Deaf(io.StringIO):
+        def fileno(self) -> int:
+            raise OSError(9, "Bad file descriptor")
+
+    class Missing:
+        def __init__(self) -> None:
+            self.text = io.StringIO()
+            self.write, self.flush = self.text.write, self.text.flush
+
+    for stream in (Deaf(), missing := Missing()):
+        say(LogOutlet(stream), "read")  # type: ignore[arg-type]
+        text = missing.text if stream is missing else stream
+        assert text.getvalue() == "read\n"  # type: ignore[union-attr]
+
+
+def test_a_system_that_cannot_be_asked_for_room(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows has neither of the two; the module did not even load."""
+    monkeypatch.delattr(select, "poll")
+    monkeypatch.delattr(select, "PIPE_BUF")
+    path = log_outlet.__file__
+    spec = importlib.util.spec_from_file_location("elsewhere", path)
+    assert spec is not None
+    assert spec.loader is not None
+    elsewhere = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(elsewhere)
+    say(elsewhere.LogOutlet(os.fdopen(pipe[1], "w", closefd=False)), "said")
+    assert read(pipe[0]) == ["said"]
+
+
+@pytest.mark.e2e
+def test_a_service_without_stderr(tmp_path: Path) -> None:
+    """It ended with 1 and without a word."""
+    without = ("sh", "-c", 'exec "$@" 2>&-', "without")
+    with Replica(tmp_path / "log", command=(*without, *OURS), args=("--access-log",)) as server:
+        assert server.request("GET", "/health").status == 200
+        assert server.stop() == 0
 
 
 @pytest.mark.e2e
