@@ -63,6 +63,9 @@ def configure(
     if ids is not None:
         handler.addFilter(_Identified(ids))
     root = logging.getLogger()
+    for old in root.handlers:
+        if isinstance(old, LogOutlet):
+            old.close()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     quiet = level != "debug"

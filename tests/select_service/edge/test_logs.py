@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator
 
@@ -53,6 +54,18 @@ def test_text_lines() -> None:
         "odd=[1] plain=one said='two words' worker_id=18446744073709551615"
     )
     assert second.endswith(" [info     ] a sentence of more than thirty characters [a]")
+
+
+def test_another_configuration_lets_go_of_what_the_one_before_held() -> None:
+    reads, writes = os.pipe()
+    with os.fdopen(writes, "w") as stream:
+        logs.configure("text", "info", access_log=False, stream=stream)
+        before = os.listdir("/proc/self/fd")
+        logs.configure("json", "info", access_log=False, stream=stream)
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+    logs.configure("json", "info", access_log=False, stream=io.StringIO())
+    assert os.read(reads, 1) == b"", "the end of it is told"
+    os.close(reads)
 
 
 def test_what_json_cannot_say_is_spelt_out() -> None:
