@@ -125,13 +125,12 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--predictor", choices=PREDICTORS, required=True, help="who forecasts")
     add_kalman(parser)
-    told = "between two numbers of the series (default: %(default)s)"
     add(
         "--adjustment-interval",
         type=_positive,
         default=180.0,
         metavar="S",
-        help=f"between plans {told}",
+        help="between two numbers of the series (default: %(default)s)",
     )
     add("--mode", choices=MODES, default="compatible", help="(default: %(default)s)")
     add("--json", action="store_true", help="the only format there is, and the default")
