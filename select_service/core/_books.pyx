@@ -22,7 +22,7 @@ from select_service.core.books.ledger import CHURN_STEP_S, Ledger
 from select_service.core.books.reservation import Lane, Reservation
 from select_service.core.books.work_done import WorkDone
 
-ABI = 9  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 10  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -120,11 +120,12 @@ cdef enum:
     WORK_SPOKE
     WORK_UNSURE
     WORK_STIRRED
+    WORK_RESUMED_AT
 
 cdef Layout works = Layout(
     WorkDone(),
     ("at", "computed", "ended", "computing", "_span_marks", "said_seconds", "_spoke", "_unsure",
-     "stirred"),
+     "stirred", "resumed_at"),
 )
 
 cdef enum:
@@ -480,13 +481,14 @@ cdef int _starts(work, Py_ssize_t slot) except -1:
 
 
 cdef int _hear(work, Py_ssize_t slot, tokens, booked_at) except -1:
-    """Do what `WorkDone.hear` does, by itself where nobody gave up."""
-    if <set>get(works, work, WORK_UNSURE):
+    """Do what `WorkDone.hear` does, by itself where nobody gave up, nor in another life."""
+    cdef double booked = booked_at
+    if <set>get(works, work, WORK_UNSURE) or booked <= <double>get(works, work, WORK_RESUMED_AT):
         work.hear(slot, tokens, booked_at)
         return 0
     cdef list spoke = get(works, work, WORK_SPOKE)
     at = get(works, work, WORK_AT)
-    cdef double since = spoke[slot], booked = booked_at
+    cdef double since = spoke[slot]
     spoke[slot] = at
     add(works, work, WORK_COMPUTED, tokens)
     add(works, work, WORK_SAID_SECONDS, <double>at - max(since, booked))

@@ -71,7 +71,7 @@ if all(
         usable("select_service.core._load_rows", 2),
         usable("select_service.core._pricer", 2),
         usable("select_service.core._record_ring", 1),
-        usable("select_service.core._books", 9),
+        usable("select_service.core._books", 10),
         usable("select_service.core._booking", 4),
         usable("select_service.core._fingerprints", 2),
         usable("select_service.core._shortcut", 8),

@@ -417,6 +417,7 @@ def _rebook(
     partition: Partition, slot: int, name: str, facts: ReservationRecord, now: float
 ) -> Booking:
     ledger = partition.ledger
+    ledger.work.resumed_at = now
     reservation: Reservation = ledger.book(
         name,
         slot,

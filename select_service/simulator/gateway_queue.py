@@ -40,7 +40,7 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the queue is told; the names of the field's records.
 
     Raises:
-        ValueError: a number that makes no sense.
+        ValueError: a number or a class that makes no sense.
     """
 
     dispatch_order: Literal["priority"] = "priority"
@@ -56,7 +56,8 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_concurrency: float = DEFAULT_CONCURRENCY
 
     def __post_init__(self) -> None:
-        """Check every number."""
+        """Check every number, and the classes."""
+        SloClasses(self.slo_priorities)
         for name in ("max_depth", "per_band_capacity"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0")

@@ -178,6 +178,9 @@ class DecisionLegs(Struct, frozen=True):
 class Candidate(Struct, frozen=True):
     """One rank with every term of its cost (blocks); None: it was not looked at that far.
 
+    Of `context_cost` are, for each of its requests and this one, the blocks it attends to and what
+    it weighs by being one, and what it weighs to wait for a seat where all are taken.
+
     cost = (prefill_load_scale · (prefill_cost - credit + delay_cost + eviction_cost)
             + decode_load_scale · decode_cost + context_load_scale · context_cost) · taint_factor
     """
@@ -204,7 +207,7 @@ class Candidate(Struct, frozen=True):
     churn_tokens: float | None = None  # computed lately, older ones for less
     delay_cost: float | None = None
     eviction_cost: float | None = None
-    context_cost: float | None = None  # blocks its requests attend to, with this prompt
+    context_cost: float | None = None
     unheard_s: float | None = None  # since its queue was known; None: no policy here asks
     ahead_tokens: int | None = None  # of its queue, computed since at most
     worked_off_tokens: float | None = None  # the part that counts as computed, in `prefill_cost`

@@ -37,6 +37,12 @@ def check_u64(name: str, value: int | None) -> None:
         raise ValueError(f"{name} must be {bound}")
 
 
+def check_positive(name: str, value: int | None) -> None:
+    """Raise ValueError, naming the field, for a number below 1; of its upper bound see others."""
+    if value is not None and value < 1:
+        raise ValueError(f"{name} must be at least 1")
+
+
 def check_scope_names(tenant_id: str | UnsetType, routing_group: str | UnsetType) -> None:
     """Raise ValueError for two names of one tenant that differ."""
     if tenant_id is not UNSET and routing_group is not UNSET and tenant_id != routing_group:

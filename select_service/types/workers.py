@@ -6,7 +6,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from indexer.core.curve_key import is_curve_key
 from select_service.types.doctor import Finding
-from select_service.types.ranges import U32, U64, check_scope_names, check_u64
+from select_service.types.ranges import U32, U64, check_positive, check_scope_names, check_u64
 
 Role = Literal["prefill", "decode", "aggregated"]
 Inflight = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
@@ -54,6 +54,8 @@ class WorkerSpec(Struct, kw_only=True):
         check_u64("max_num_batched_tokens", self.max_num_batched_tokens)
         check_u64("total_kv_blocks", self.total_kv_blocks)
         check_u64("max_num_seqs", self.max_num_seqs)
+        check_positive("max_num_seqs", self.max_num_seqs)
+        check_positive("max_inflight", self.max_inflight)
         check_scope_names(self.tenant_id, self.routing_group)
 
 
@@ -93,6 +95,8 @@ class WorkerPatch(Struct, kw_only=True):
         check_u64("max_num_batched_tokens", self.max_num_batched_tokens)
         check_u64("total_kv_blocks", self.total_kv_blocks)
         check_u64("max_num_seqs", self.max_num_seqs)
+        check_positive("max_num_seqs", self.max_num_seqs)
+        check_positive("max_inflight", self.max_inflight)
 
 
 class KvRankState(Struct, frozen=True):

@@ -25,7 +25,7 @@ class Ask(Struct, frozen=True, gc=False):
     """One request that asks to be let in."""
 
     tokens: int  # input tokens, what a token bucket charges
-    slo_class: str = ""  # as sent; unknown is standard
+    slo_class: str = ""  # as sent; unknown is the usual
     tenant_id: str = "default"
     prefill_tokens: int = -1  # still to compute on the best candidate; -1: all of `tokens`
     output_tokens: int = 0  # expected

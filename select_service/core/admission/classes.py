@@ -32,9 +32,9 @@ DEFAULT_PRIORITIES: Final[Mapping[str, int]] = MappingProxyType(
 
 
 class SloClasses:
-    """The configured classes; an empty or unknown name is the standard one.
+    """The configured classes; an empty or unknown name is of the `usual` class.
 
-    Where the standard class has another priority than 3, there is one more, `unnamed`, for them.
+    That is the standard one; where it has another priority than 3, there is one more, `unnamed`.
 
     Args:
         overrides: name → priority, on top of the five defaults; may add names.

@@ -103,7 +103,7 @@ class Gate(Generic[T]):
         self.busy = busy
         self.caps = caps
         self.returns = returns or ReturnBook(len(classes.bands))
-        self._tallies = Tallies(classes.names)
+        self._tallies = Tallies(classes)
         self._know_classes()
         self._traffic = Traffic(len(classes.bands))
         self._let_in: list[Ask] = []  # and not counted yet, since the traffic faded last
@@ -378,7 +378,7 @@ class Gate(Generic[T]):
             self._traffic = Traffic(len(built.classes.bands))
         self.classes, self.policy, self.queue = built.classes, built.policy, built.queue
         self._counts_at = -math.inf
-        self.tallies.know(built.classes.names)
+        self.tallies.know(built.classes)
         self._know_classes()
         self.admitted = Decision("admit", "", "", built.policy.name, "")
         return waiting

@@ -6,11 +6,12 @@ offered = admitted + refused + withdrawn + waiting.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from select_service.core.admission.classes import STANDARD
+if TYPE_CHECKING:
+    from select_service.core.admission.classes import SloClasses
 
 TENANT_LABELS_MAX: Final = 32
 """Tenants with a series of their own; the rest is counted under "other"."""
@@ -80,21 +81,23 @@ class ClassTally(Struct):
 class Tallies:
     """The counters of one gate; a class, once known, stays."""
 
-    def __init__(self, class_names: tuple[str, ...]) -> None:
-        self.of = {name: ClassTally() for name in class_names}
+    def __init__(self, classes: SloClasses) -> None:
+        self.of = {name: ClassTally() for name in classes.names}
+        self._usual = classes.usual
         self.decisions: dict[tuple[str, str, str, str, str], int] = {}
         """By (policy, gate, outcome, code, class); codes are few and fixed."""
         self.refused_by_tenant = TenantTally()
         self.admitted_by_tenant = TenantTally()
 
-    def know(self, class_names: tuple[str, ...]) -> None:
+    def know(self, classes: SloClasses) -> None:
         """Classes may come; those that were are kept, with what was counted."""
-        for name in class_names:
+        for name in classes.names:
             self.of.setdefault(name, ClassTally())
+        self._usual = classes.usual
 
     def name_of(self, slo_class: str) -> str:
-        """Return the class a request is counted under, whatever classes are in force now."""
-        return slo_class if slo_class in self.of else STANDARD
+        """Return the class a request is counted under: any there has been, or the usual one."""
+        return slo_class if slo_class in self.of else self._usual
 
     def note(self, policy: str, gate: str, outcome: str, code: str, slo_class: str) -> None:
         """Count one decision."""

@@ -147,11 +147,31 @@ class Pairs:
             done, ids = legs, []
         else:
             self._end_unheard(pair, now, prefill_id)
-        partition, told = self._end([one for one in ids if one == prefill_id], now)
+        told = self._computed([leg for leg in legs if leg.reservation.reservation_id in ids], now)
+        partition, ended = self._end([one for one in ids if one == prefill_id], now)
+        told += ended
         for leg in done:
             partition, effects = self._desk.prefill_complete(leg.reservation.reservation_id, now)
             told += effects.published
         return partition, Effects(published=told) if told else NOTHING
+
+    def _computed(self, legs: Iterable[Booking], now: float) -> list[ReplicaMessage]:
+        """Say of prefill legs that they are computed, before they end: given up they are not.
+
+        How fast ranks compute would not be learnt of them, and their ranks would seem to hang.
+        """
+        told: list[ReplicaMessage] = []
+        announcer = self._desk.announcer
+        for leg in legs:
+            partition, reservation = leg.partition, leg.reservation
+            pair = reservation.pair
+            assert pair is not None
+            if reservation.prefill_done or reservation.reservation_id != leg_ids(pair)[0]:
+                continue
+            partition.ledger.prefill_complete(reservation, now)
+            if announcer.speaks:
+                told.append(announcer.completed(partition, reservation))
+        return told
 
     def output_block(self, name: str, decay_fraction: float | None, now: float, count: int) -> bool:
         """So many more blocks are filled on the decode leg; False: there is no such pair.

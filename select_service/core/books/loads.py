@@ -36,7 +36,7 @@ class Loads(NamedTuple):
     prefill: Floats  # tokens by slot
     decode: Floats  # blocks
     churn: Floats  # tokens computed lately
-    context: Floats  # blocks that requests attend to, once for each
+    context: Floats  # blocks, what requests weigh, and waits for seats; `Ledger.context`
     prefilling: float  # requests of all slots whose prefill is not complete
     turnover: float  # tokens, of all slots; `Ledger.turnover`
     heard: Floats | None = None  # monotonic seconds; None: nothing was told of queues

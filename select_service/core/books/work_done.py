@@ -11,6 +11,7 @@ on paper, and make all others look slow.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -37,6 +38,7 @@ class WorkDone:
         "computed",
         "computing",
         "ended",
+        "resumed_at",
         "said_seconds",
         "stirred",
         "unheard",
@@ -55,6 +57,9 @@ class WorkDone:
         """Rank-seconds that computed prompts took."""
         self.unheard = 0
         """Of `computed`, tokens of which nobody knows how long they took."""
+        self.resumed_at = -math.inf
+        """When prompts of another life were booked again: of what was booked until then nobody
+        knows when it was begun."""
         self.stirred: list[float] = []
         """When a request whose prompt is computed last ended on a slot: an engine without room for
         another prompt has time for what it has, and one that hangs ends nothing."""
@@ -83,7 +88,7 @@ class WorkDone:
 
         What was booked later went past something else, of which nobody says anything: until then
         the rank may have had nothing to do. After a long silence in which somebody gave up nobody
-        knows what it did.
+        knows what it did, nor how much of what another life has begun was left to do.
         """
         since, at = self._spoke[slot], self.at
         self._spoke[slot] = at
@@ -93,6 +98,9 @@ class WorkDone:
             if at - since > SILENCE_S:
                 self.unheard += tokens
                 return
+        if booked_at <= self.resumed_at:
+            self.unheard += tokens
+            return
         self.said_seconds += at - max(since, booked_at)
 
     def doubt(self, slot: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -11,6 +11,11 @@ from indexer.types import WorkerRank
 from select_service.errors import InvalidRequest, WorkerNotFound
 from select_service.types import OverlapScoresRequest, RouterConfig
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from select_service.types import WorkerRecord
 
 _SEVERAL: dict[str, Any] = {
     "data_parallel_size": 3,
@@ -41,6 +46,19 @@ def test_a_worker_without_capacity_is_schedulable_and_never_busy() -> None:  # D
     assert fleet.worker(1).lifecycle == "schedulable"
     fleet.book("a", 1, 1, 2, 3)
     assert selection_of(fleet.select(9)).worker_id == 1
+
+
+@pytest.mark.parametrize("say", [Fleet.worker, Fleet.patch])
+@pytest.mark.parametrize("field", ["max_num_seqs", "max_inflight"])
+def test_who_embeds_is_refused_what_the_wire_refuses(
+    say: Callable[..., WorkerRecord], field: str
+) -> None:
+    fleet = Fleet()
+    known = fleet.worker(1)
+    with pytest.raises(ValueError, match=f"^{field} must be at least 1$"):
+        say(fleet, 1, **{field: 0})
+    assert fleet.core.workers() == [known]
+    fleet.core.check()
 
 
 def test_every_reason_is_named_in_order() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -180,3 +181,26 @@ def test_prompts_computed_before_a_restart_do_not_tell_how_fast_ranks_compute() 
     (partition,) = again.core.partitions.values()
     assert partition.ledger.live == 50
     assert partition.ledger.work.computed == 0
+
+
+def test_prompts_begun_before_a_restart_do_not_tell_either() -> None:
+    """So long after the restart they are computed: how long they took nobody knows."""
+    fleet = Fleet()
+    disk = Disk(fleet.core.keep_changes())
+    fleet.worker(1)
+    for number in range(20):
+        fleet.book(f"r{number}", 1, number, isl=8000)
+    disk.write(fleet)
+    again = restored(disk, 5000.0)
+    (partition,) = again.core.partitions.values()
+    again.now = 5000.0
+    for number in range(20):
+        again.now += 0.01
+        again.done(f"r{number}")
+    work = partition.ledger.work
+    assert (work.computed, work.unheard, work.said_seconds) == (160_000, 160_000, 0.0)
+    again.book("new", 1, 99, isl=8000)
+    again.now += 1.0
+    again.done("new")
+    assert (work.computed, work.unheard) == (168_000, 160_000)
+    assert work.said_seconds == pytest.approx(1.0)

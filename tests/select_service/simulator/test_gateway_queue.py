@@ -184,14 +184,19 @@ def test_a_detector_judges_where_no_saturation_is_told(
         {"max_concurrency": 0},
         {"fairness": "?"},
         {"nonsense": 1},
+        {"slo_priorities": {"": 1}},
+        {"slo_priorities": {"gold": 101}},
     ],
 )
-def test_settings_that_make_no_sense(config: dict[str, Any]) -> None:
+def test_settings_that_make_no_sense(
+    config: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises((ValueError, msgspec.ValidationError)):
         msgspec.convert(config, QueueSettings)
     with pytest.raises(SystemExit) as ended:
         main(["queue", "--config", json.dumps(config)])
     assert ended.value.code == 2
+    assert "error: --config: " in capsys.readouterr().err
 
 
 def test_a_line_that_cannot_be_read_is_named(

@@ -257,6 +257,25 @@ def test_another_policy_is_in_force_at_once_and_nobody_is_lost() -> None:
     gate.check()
 
 
+def test_who_names_no_class_leaves_the_queue_as_who_he_entered_it() -> None:
+    config = {"slo_priorities": {"standard": 5}}
+    changed = gate_of("slo-shed")
+    changed.change(build("slo-shed", config), 0.0)
+    for gate in (gate_of("slo-shed", **config), changed):
+        carry(gate, 0, 4000, 1)
+        carry(gate, 1, 4000, 1)
+        for name in ("", "nobody-knows-it"):
+            ask = ask_of(name)
+            decision = gate.judge(ask, RANKS, 0.0)
+            assert decision.outcome == "wait"
+            gate.settle(decision, ask, 0.0)
+            gate.enqueue(ask, "one", 0.0)
+            gate.turn_away(ask, "unschedulable")
+        unnamed = gate.tallies.of["unnamed"]
+        assert (unnamed.offered, unnamed.refused, unnamed.waiting) == (2, 2, 0)
+        gate.tallies.check()
+
+
 def test_a_refusal_from_elsewhere_gets_a_time_too() -> None:
     gate = gate_of()
     carry(gate, 0, 4000, 1)

@@ -8,7 +8,7 @@ from select_service.core.books.bookings import leg_ids
 from select_service.errors import NoWorkerForRole, ReservationConflict, ReservationNotFound
 from select_service.types import Selection
 from tests.select_service.core.booking.apart import PROMPT, apart, paired
-from tests.select_service.core.whole_fleet import Fleet
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
 
 def test_both_legs_are_booked_the_prompt_on_one_and_the_blocks_on_the_other() -> None:
@@ -52,6 +52,25 @@ def test_calls_under_the_pairs_id_reach_the_leg_they_mean() -> None:
         fleet.free(name)
     with pytest.raises(ReservationNotFound):
         fleet.done("p")
+
+
+def test_ranks_of_pairs_tell_how_fast_they_compute_and_do_not_seem_to_hang() -> None:
+    fleet = apart()
+    for number in range(100):
+        fleet.pair(f"p{number}", number, isl=4000)
+        fleet.pair(f"q{number}", number, isl=4000)
+        fleet.now += 0.5
+        fleet.done(f"p{number}")
+        fleet.free(f"p{number}")
+        fleet.now += 0.5
+        fleet.done(f"q{number}")
+        fleet.free(f"q{number}")
+    ledger = fleet.core.partitions[DEFAULT].ledger
+    work = ledger.work
+    assert (work.computed, work.unheard) == (800_000, 0)
+    assert work.said_seconds == pytest.approx(100.0)
+    fleet.pair("next", 1, isl=4000)
+    assert ledger.silent(fleet.now + 1.0) == 0
 
 
 def test_a_leg_can_be_ended_alone() -> None:

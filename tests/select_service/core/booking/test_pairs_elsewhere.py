@@ -14,7 +14,7 @@ from select_service.types import LeaseRequest
 from tests.select_service.core.booking.apart import PROMPT, apart
 from tests.select_service.core.replicas.replica import Replica, endings
 from tests.select_service.core.test_state import Disk, restored
-from tests.select_service.core.whole_fleet import Fleet
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
 
 def two() -> tuple[Replica, Replica]:
@@ -51,6 +51,17 @@ def test_a_replica_knows_the_pair_and_its_id() -> None:
     tell(there, here)
     assert here.load(2) == there.load(2) == (0, 0, 0)
     here.free("p")  # recently freed, here as there
+
+
+def test_a_replica_learns_of_a_pairs_prompt_that_it_was_computed_and_not_given_up() -> None:
+    here, there = two()
+    here.pair("p", *PROMPT)
+    tell(here, there)
+    here.done("p")
+    tell(here, there)
+    for replica in (here, there):
+        assert replica.core.partitions[DEFAULT].ledger.work.computed == 64
+        assert replica.load(1) == (0, 0, 0)
 
 
 def test_to_a_dynamo_the_legs_are_two_ordinary_admissions() -> None:

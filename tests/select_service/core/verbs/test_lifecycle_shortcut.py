@@ -288,8 +288,15 @@ def others(draw: st.DrawFn) -> Step:
         lambda fleet: setattr(fleet, "now", fleet.now + 0.25),
         lambda fleet: setattr(fleet, "now", fleet.now + 1e9),
         lambda fleet: fleet.worker(2, max_num_batched_tokens=24).worker_id,  # a step of its own
+        _restart,
     ]
     return draw(st.sampled_from(of_these))
+
+
+def _restart(fleet: Fleet) -> None:
+    """What is booked now was begun in another life."""
+    for one in fleet.core.partitions.values():
+        one.ledger.work.resumed_at = fleet.now
 
 
 def _beginning() -> list[Step]:
@@ -389,6 +396,18 @@ def test_plain_lives_take_it_also_beside_replicas_and_on_disk(
         assert [is_taken(lived, step) for step in steps] == [True] * 5, name
     assert is_taken(lived, take(booking((7,), 16, expected_output_tokens=300)))
     assert is_taken(lived, _first_of_all("free"))
+
+
+def test_of_what_another_life_has_begun_both_know_not_how_long_it_took() -> None:
+    lived = direct()
+    for name in ("old", "new"):
+        assert is_taken(lived, take(booking((1, 2), 40, reservation_id=name)))
+        if name == "old":
+            _restart(lived.fleet)
+        lived.fleet.now += 0.5
+        assert is_taken(lived, tell("prefill_complete", name, {}))
+    work = lived.fleet.core.partitions[DEFAULT].ledger.work
+    assert (work.computed, work.unheard, work.said_seconds) == (80, 40, 0.5)
 
 
 def chosen(name: str, worker_id: int = 1, **wishes: Any) -> ReservationRequest:
