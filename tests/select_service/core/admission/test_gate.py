@@ -258,7 +258,7 @@ def test_another_policy_is_in_force_at_once_and_nobody_is_lost() -> None:
 
 
 def test_who_names_no_class_leaves_the_queue_as_who_he_entered_it() -> None:
-    config = {"slo_priorities": {"standard": 5}}
+    config: dict[str, Any] = {"slo_priorities": {"standard": 5}}
     changed = gate_of("slo-shed")
     changed.change(build("slo-shed", config), 0.0)
     for gate in (gate_of("slo-shed", **config), changed):
