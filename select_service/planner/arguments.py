@@ -59,20 +59,18 @@ def add_goals(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-gpu-budget", type=int, default=8, metavar="GPUS", help=f"never more {told}")
     add("--min-endpoint", type=_count, default=1, metavar="N", help=f"replicas of a role {told}")
-    add(
-        "--prefill-engine-num-gpu",
-        type=_natural,
-        default=1,
-        metavar="GPUS",
-        help=f"of one engine {told}",
-    )
-    add(
-        "--decode-engine-num-gpu",
-        type=_natural,
-        default=1,
-        metavar="GPUS",
-        help=f"of one engine {told}",
-    )
+    _add_engines(parser)
+
+
+def _add_engines(parser: argparse.ArgumentParser) -> None:
+    for role in ("prefill", "decode"):
+        parser.add_argument(
+            f"--{role}-engine-num-gpu",
+            type=_natural,
+            default=1,
+            metavar="GPUS",
+            help="of one engine (default: %(default)s)",
+        )
 
 
 def add_question(parser: argparse.ArgumentParser) -> None:
@@ -232,20 +230,7 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
     add("--no-likeness", action="store_true", help=f"slo: {NO_LIKENESS}")
     add("--startup", type=_positive, default=60.0, metavar="S", help=f"of an engine {told}")
     add("--max-gpu-budget", type=int, default=64, metavar="GPUS", help=f"never more {told}")
-    add(
-        "--prefill-engine-num-gpu",
-        type=_natural,
-        default=1,
-        metavar="GPUS",
-        help=f"of one engine {told}",
-    )
-    add(
-        "--decode-engine-num-gpu",
-        type=_natural,
-        default=1,
-        metavar="GPUS",
-        help=f"of one engine {told}",
-    )
+    _add_engines(parser)
     add("--start-prefill", type=_natural, default=1, metavar="N", help=f"replicas {told}")
     add("--start-decode", type=_natural, default=1, metavar="N", help=f"replicas {told}")
     add("--seed", type=int, default=1, metavar="N", help=f"of what is drawn {told}")

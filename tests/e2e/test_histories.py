@@ -149,21 +149,10 @@ def explain(log: Path, seed: int, *flags: str) -> None:
             assert ends, (seed, number, sorted(history))
             lives = {end.life == "live" for end in ends}
             least, most = least + all(lives), most + any(lives)
-        assert least <= carried(server)[0] <= most
+        assert least <= server.load()[0] <= most
         for number in range(IDS):
             server.request("DELETE", f"/reservations/r{number}")
-        assert carried(server) == (0, 0, 0)
-
-
-def carried(server: Server) -> tuple[int, int, int]:
-    """(requests, prefill tokens, blocks) of all workers."""
-    scopes: Any = server.request("GET", "/loads").json
-    rows = [row for scope in scopes for row in scope["loads"]]
-    return (
-        sum(row["active_requests"] for row in rows),
-        sum(row["potential_prefill_tokens"] for row in rows),
-        sum(row["potential_decode_blocks"] for row in rows),
-    )
+        assert server.load() == (0, 0, 0)
 
 
 def test_the_search_finds_what_cannot_be() -> None:

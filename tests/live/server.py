@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from tests.live.http import Answer, exchange
 from tests.live.ports import HOST, free_port
@@ -74,6 +74,16 @@ class Server:
     def request(self, method: str, path: str, body: object = None) -> Answer:
         """One exchange with a JSON body, on a connection of its own."""
         return exchange(self.port, method, path, body)
+
+    def load(self) -> tuple[int, int, int]:
+        """(requests, prefill tokens, blocks) of the whole fleet."""
+        scopes: Any = self.request("GET", "/loads").json
+        rows = [row for scope in scopes for row in scope["loads"]]
+        return (
+            sum(row["active_requests"] for row in rows),
+            sum(row["potential_prefill_tokens"] for row in rows),
+            sum(row["potential_decode_blocks"] for row in rows),
+        )
 
     def stop(self) -> int:
         """Ask the process to end (SIGTERM) and return its exit code; kill it if it will not."""

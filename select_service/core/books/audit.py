@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from select_service.core.books.decode_blocks import DecodeBlocks
+from select_service.core.books.decode_blocks import DecodeBlocks, rounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ class _Sums:
 
     def add(self, reservation: Reservation) -> None:
         self._requests += 1
-        self._context += reservation.context_blocks
+        self._context += _attended(reservation)
         if not reservation.prefill_done:
             self._computing += 1
             self._prefill += reservation.prefill_tokens
@@ -76,6 +76,13 @@ class _Sums:
             "decode": self._weights.count(0),
             "context": self._context + wait * max(0, self._requests + 1 - seats),
         }
+
+
+def _attended(reservation: Reservation) -> int:
+    """What a request attends to, and what it weighs by being one; see `Ledger.context`."""
+    blocks, fraction = reservation.prompt_blocks, reservation.output_fraction
+    blocks += reservation.output_blocks
+    return blocks if fraction == 1.0 else rounded(fraction * blocks)
 
 
 def audit(ledger: Ledger) -> Iterator[Difference | None]:

@@ -35,8 +35,9 @@ _log = logging.getLogger("select_service")
 RETRY_S: Final = 1.0
 """How long workers wait that found no descriptor, before it is seen whether there are some."""
 
-DESCRIPTORS_OF_SOURCE: Final = 3
-"""What libzmq opens for an event source: a connection, and two to wake who waits for it."""
+DESCRIPTORS_OF_SOURCE: Final = 4
+"""What libzmq opens for an event source: a connection, and what wakes who waits for it and for its
+news. Counted."""
 
 
 class EventSources:

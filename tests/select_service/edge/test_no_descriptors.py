@@ -129,7 +129,7 @@ def test_who_needs_many_keeps_nobody_waiting_who_needs_few(server: Replica, clie
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (NONE, DESCRIPTORS))
     for worker_id, ranks in ((1, 16), (2, 1), (3, 1)):
         assert "Too many open files" in client.register(worker_id, ranks)[0]
-    some = max(number + 1 for number in numbers(pid)) + KEPT // 2 + 12
+    some = max(number + 1 for number in numbers(pid)) + KEPT // 2 + 24
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (some, DESCRIPTORS))
     eventually(lambda: client.ask("GET", "/ready")[1]["schedulable_workers"], 2)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))

@@ -6,6 +6,7 @@ import gc
 import weakref
 from typing import Any
 
+import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
@@ -109,9 +110,8 @@ TestChurnNobodyWaitsFor = ChurnNobodyWaitsFor.TestCase
 TestChurnNobodyWaitsFor.settings = TestChurn.settings
 
 
-def test_many_that_come_while_nobody_asks_are_looked_at_one_by_one(monkeypatch: Any) -> None:
-    """The first selection paid for all of them, 10 ms for a thousand."""
-    fleet = Fleet(RouterConfig(use_kv_events=False))
+def workers_looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows with every look at a seated worker from now on."""
     looked_at: list[int] = []
     seated = Lookout._seated
 
@@ -120,6 +120,15 @@ def test_many_that_come_while_nobody_asks_are_looked_at_one_by_one(monkeypatch: 
         return seated(self, worker)
 
     monkeypatch.setattr(lookout.Lookout, "_seated", counted)
+    return looked_at
+
+
+def test_many_that_come_while_nobody_asks_are_looked_at_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first selection paid for all of them, 10 ms for a thousand."""
+    fleet = Fleet(RouterConfig(use_kv_events=False))
+    looked_at = workers_looked_at(monkeypatch)
     for worker_id in range(500):
         before = len(looked_at)
         fleet.worker(worker_id)
@@ -131,19 +140,12 @@ def test_many_that_come_while_nobody_asks_are_looked_at_one_by_one(monkeypatch: 
     assert [seat.worker_id for seat in record.seating.seats] == list(range(500))
 
 
-def test_one_changed_worker_is_looked_at_alone(monkeypatch: Any) -> None:
+def test_one_changed_worker_is_looked_at_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(RouterConfig(use_kv_events=False))
     for worker_id in range(20):
         fleet.worker(worker_id)
     fleet.select(1)
-    looked_at: list[int] = []
-    seated = Lookout._seated
-
-    def counted(self: Lookout, worker: Any) -> Any:
-        looked_at.append(worker.worker_id)
-        return seated(self, worker)
-
-    monkeypatch.setattr(lookout.Lookout, "_seated", counted)
+    looked_at = workers_looked_at(monkeypatch)
     fleet.worker(7, endpoint="http://elsewhere")
     fleet.select(1)
     assert looked_at == [7]
