@@ -312,6 +312,11 @@ class KvIndex:
         newest = islice(reversed(self.tree.root.children.values()), chains_max)
         return {node.namespace for node in newest}
 
+    @property
+    def is_swept(self) -> bool:
+        """Whether `sweep` would find nothing. O(1)."""
+        return not (self._retired or self.tree.dust)
+
     def sweep(self, budget: int) -> int:
         """Give back the memory of ranks that left and merge nodes; visit about `budget` nodes.
 

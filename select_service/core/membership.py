@@ -143,24 +143,20 @@ class Membership:
         pin = self.pins.get(scope)
         return pin, pin is not None
 
-    def close_empty(self, now: float) -> None:
-        """Give up the scopes that had no worker for `--scope-linger-s`; what is pinned stays so.
+    def close_if_empty(self, scope: Scope, partition: Partition, now: float) -> None:
+        """Give a scope up that had no worker for `--scope-linger-s`; what is pinned stays so.
 
         Nobody waits there, nothing is booked, and the index holds nothing: a request finds as much
-        in a scope that is not there. O(scopes), called once in a while.
+        in a scope that is not there.
         """
-        for scope, partition in list(self.partitions.items()):
-            index = partition.index
-            if (
-                partition.seating.present
-                or partition.pending_count
-                or not partition.ledger.is_swept
-            ):
-                self._empty.pop(scope, None)
-            elif now - self._empty.setdefault(scope, now) >= self._limits.scope_linger_s and not (
-                index.ranks() or index.stats.unswept or partition.ledger.live
-            ):
-                self._close_partition(scope, partition)
+        if partition.seating.present or partition.pending_count or not partition.ledger.is_swept:
+            self._empty.pop(scope, None)
+            return
+        index = partition.index
+        if now - self._empty.setdefault(scope, now) >= self._limits.scope_linger_s and not (
+            index.ranks() or index.stats.unswept or partition.ledger.live
+        ):
+            self._close_partition(scope, partition)
 
     def _close_partition(self, scope: Scope, partition: Partition) -> None:
         del self.partitions[scope], self._empty[scope]

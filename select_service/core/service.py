@@ -7,7 +7,7 @@ before it. What is left for this file is time, which touches every room, and wha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -48,6 +48,7 @@ from select_service.core.state import (
     Workers,
 )
 from select_service.core.trust.trusting import Trusting
+from select_service.core.upkeep import Upkeep
 from select_service.core.verbs.advising import Advising
 from select_service.core.verbs.draining import Draining
 from select_service.core.verbs.inspecting import Inspecting
@@ -91,15 +92,10 @@ if TYPE_CHECKING:
 
     from indexer.core.registry import Registry
     from indexer.types import Scope, WorkerRank
-    from select_service.core.partition import Partition
     from select_service.core.pricing.policy import PolicyBook, PolicyError
     from select_service.core.watching.kinds import Kinds
     from select_service.types import RouterConfig
     from select_service.types.shadow import ShadowSettings
-
-
-SCOPES_EVERY_S: Final = 10.0
-"""How often empty scopes are looked for: thousands of them take a millisecond."""
 
 
 class Life(Struct, frozen=True):
@@ -198,8 +194,6 @@ class SelectionCore:
         )
         self._clerk: _Clerk | None = None  # does at the desk what is plain
         self._shortcut: _Shortcut | None = None  # and this on the way there
-        self._rechecked_at: float | None = None
-        self._scopes_looked_at = float("-inf")
 
     def _open_line(self, kinds: Kinds, config: RouterConfig, *, trace_decisions: bool) -> None:
         """Set up the line of a request: who selects, places, and lets wait."""
@@ -304,6 +298,7 @@ class SelectionCore:
         self.change_threshold = operating.change_threshold
         self.forget_threshold = operating.forget_threshold
         self.report = operating.report
+        self._upkeep = Upkeep(*(self.limits, self.desk, self.room, self.membership, self.trusting))
         self.slimming = Slimming(lambda: all_tables(self.registry, self.desk, self.partitions))
         inspecting = Inspecting(self.reader, self.partitions)
         self.loads = inspecting.loads
@@ -367,55 +362,27 @@ class SelectionCore:
         """
         effects = Effects()
         limits = self.limits
-        more = self.registry.sweep(limits.swept_nodes_per_turn_max) > 0
+        more = self.registry.sweep(limits.swept_nodes_per_turn_max)
         more |= self.desk.bookings.purge_freed(now, limits.expired_per_turn_max) > 0
         more |= self.sessions.forget(now, limits.expired_per_turn_max)
         self.registry.weigh(limits.sources_weighed_per_turn_max)
         more |= self.recovered.age(now, limits.dropped_per_turn_max)
-        may_drop, may_expire = limits.dropped_per_turn_max, limits.expired_per_turn_max
+        may_expire = limits.expired_per_turn_max
         leases = self.desk.leases
         leases.expire(now, may_expire)
         steps, lighter = self.desk.clear_leases(may_expire, now, effects)
         may_expire -= steps
         more |= leases.purge_ended(now, limits.expired_per_turn_max) > 0
         more |= steps > 0 or leases.next_expiry() <= now
-        recheck = self._recheck_due(now)
-        for partition in self.partitions.values():
-            partition.drainage.follow()
-            partition.demand.fade(now)
-            may_drop -= self.desk.sweep(partition, may_drop, now)
-            expired = self.desk.expire(partition, may_expire, now, effects)
-            may_expire -= expired
-            more |= not partition.ledger.is_swept or partition.ledger.next_expiry() <= now
-            if self.room.go_on(partition) or expired or recheck or partition in lighter:
-                self.room.relieve(partition, now, effects)
-            self.room.look_on(partition, now, effects)
-            more |= self._keep_gate(partition, now, effects)
-        more |= self.room.is_crowded
-        self._close_scopes(now)
+        for partition in lighter:
+            self.room.relieve(partition, now, effects)
+        more |= self._upkeep.go_on(may_expire, now, effects)
         more |= self.trusting.keep(now)
-        effects.trusted += self.trusting.take_news()
         effects.reread += self.trusting.take_rereads()
         self.admitting.reports.age(now, self.admitting.settings.load_report_stale_s)
         self.refuse_late(now, effects)
         self.slimming.go_on(now)
         return more, effects
-
-    def _close_scopes(self, now: float) -> None:
-        if now >= self._scopes_looked_at + SCOPES_EVERY_S:
-            self._scopes_looked_at = now
-            self.membership.close_empty(now)
-
-    def _keep_gate(self, partition: Partition, now: float, effects: Effects) -> bool:
-        """Go on judging who waited under another policy; True when some are left."""
-        keeper = partition.admission
-        if keeper is None:
-            return False
-        keeper.refresh(now)
-        if keeper.waiting_count:
-            limit = self.limits.judged_per_turn_max
-            self.room.judge_again(partition, now, limit, effects)
-        return bool(keeper.displaced)
 
     def next_deadline(self) -> float:
         """When `refuse_late` will have something to do; infinity: never, as things are."""
@@ -426,13 +393,6 @@ class SelectionCore:
         limit = self.limits.expired_per_turn_max
         late = self.room.refuse_late
         return late(self.partitions.values(), now, limit, Effects() if effects is None else effects)
-
-    def _recheck_due(self, now: float) -> bool:
-        """Waiting requests are looked at again every so often, whatever did not happen."""
-        last = now if self._rechecked_at is None else self._rechecked_at
-        due = now - last >= self.limits.queue_recheck_s
-        self._rechecked_at = now if due else last
-        return due
 
     # -- what outlives the process -------------------------------------------------------------
 

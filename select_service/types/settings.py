@@ -89,6 +89,7 @@ class CoreLimits(Struct, kw_only=True):
     sessions_max: int = 100_000  # 0.5 KB each
     queue_recheck_s: float = 60.0
     recovery_unclaimed_s: float = 600.0  # ranks out of a dump that nobody registers
+    scopes_per_turn_max: int = 16  # 5 µs each while they rest, 40 to close one
     sources_weighed_per_turn_max: int = 64  # ranks; 2 to 4 µs each
     expired_per_turn_max: int = 64  # reservations; 5 µs each: a turn takes a third of a ms
     let_in_per_turn_max: int = 16  # who waits, when load goes; some 30 µs each

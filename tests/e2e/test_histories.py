@@ -149,10 +149,10 @@ def explain(log: Path, seed: int, *flags: str) -> None:
             assert ends, (seed, number, sorted(history))
             lives = {end.life == "live" for end in ends}
             least, most = least + all(lives), most + any(lives)
-        assert least <= server.load()[0] <= most
+        assert least <= server.fleet_load()[0] <= most
         for number in range(IDS):
             server.request("DELETE", f"/reservations/r{number}")
-        assert server.load() == (0, 0, 0)
+        assert server.fleet_load() == (0, 0, 0)
 
 
 def test_the_search_finds_what_cannot_be() -> None:

@@ -54,8 +54,8 @@ def register(server: Server) -> None:
 
 def wait_for_no_load(server: Server) -> None:
     deadline = time.monotonic() + DEADLINE_S
-    while server.load() != (0, 0, 0):
-        assert time.monotonic() < deadline, server.load()
+    while server.fleet_load() != (0, 0, 0):
+        assert time.monotonic() < deadline, server.fleet_load()
         time.sleep(0.05)
 
 
@@ -71,7 +71,7 @@ def test_a_killed_clients_load_is_gone_after_its_lease(tmp_path: Path) -> None:
                 for line in client.stdout:  # renewed for longer than it could live without
                     if line == f"renewed {int(1.3 * TTL_S / 0.2)}\n":
                         break
-                assert server.load() == (RESERVATIONS, RESERVATIONS * 20, RESERVATIONS)
+                assert server.fleet_load() == (RESERVATIONS, RESERVATIONS * 20, RESERVATIONS)
             finally:
                 client.send_signal(signal.SIGKILL)
         wait_for_no_load(server)
@@ -108,10 +108,10 @@ def test_a_lease_outlives_the_service_but_not_its_owner(tmp_path: Path) -> None:
             "short": 20,
             "long": 20,
         }
-        assert server.load()[0] == 40
+        assert server.fleet_load()[0] == 40
         deadline = time.monotonic() + DEADLINE_S
-        while server.load()[0] != 20:
-            assert time.monotonic() < deadline, server.load()
+        while server.fleet_load()[0] != 20:
+            assert time.monotonic() < deadline, server.fleet_load()
             time.sleep(0.05)
         assert server.request("DELETE", "/leases/long").status == 200
-        assert server.load() == (0, 0, 0)
+        assert server.fleet_load() == (0, 0, 0)

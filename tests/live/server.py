@@ -75,7 +75,7 @@ class Server:
         """One exchange with a JSON body, on a connection of its own."""
         return exchange(self.port, method, path, body)
 
-    def load(self) -> tuple[int, int, int]:
+    def fleet_load(self) -> tuple[int, int, int]:
         """(requests, prefill tokens, blocks) of the whole fleet."""
         scopes: Any = self.request("GET", "/loads").json
         rows = [row for scope in scopes for row in scope["loads"]]

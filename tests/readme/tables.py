@@ -112,7 +112,7 @@ FIXED = (
     ("indexer.edge.addresses", "THREADS", "names looked up at one time"),
     ("indexer.core.budget", "TOLERATED", "of --index-bytes-max, before the largest is forgotten"),
     ("select_service.core.fleet.pins", "PINS_MAX", "scopes given up whose block size is pinned"),
-    ("select_service.core.service", "SCOPES_EVERY_S", "seconds between looks for empty scopes"),
+    ("indexer.core.registry", "SWEPT_PER_TURN", "indexes asked in a turn whether they are clean"),
     ("select_service.config.layers", "FILE_BYTES_MAX", "bytes of the file of --config"),
     ("select_service.edge.load_topic", "APPLY_AFTER_S", "seconds workers' reports are gathered"),
     ("select_service.edge.load_topic", "RANKS_MAX", "ranks whose report is not taken in yet"),

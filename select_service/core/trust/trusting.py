@@ -9,6 +9,7 @@ but the comparison that a caller has asked for.
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.core.books.bookings import leg_ids
@@ -128,7 +129,7 @@ class Trusting:
         self._found: dict[tuple[Partition, WorkerRank], _Verdict] = {}  # who is stale, likewise
         self._stale: dict[tuple[Partition, WorkerRank], _Verdict] = {}  # as the last round found
         self._verdicts: list[tuple[Partition, WorkerRank, _Verdict]] = []  # still to be told
-        self._doubtful: deque[tuple[Partition, int]] = deque()  # still to be looked at
+        self._doubtful: dict[tuple[Partition, int], None] = {}  # still to be looked at
         self._next_look = 0.0
         self._rereading: list[EventStream] = []
         self._asked: list[EventStream] = []  # since the last `take_rereads`
@@ -192,12 +193,8 @@ class Trusting:
     def keep(self, now: float) -> bool:
         """Look at some streams, and have doubtful indexes read again; True: there is more to do."""
         more = self._settings.weigh_freshness and self._look(now)
-        if not self._doubtful:
-            for partition in self._membership.partitions.values():
-                if partition.trust.column is not None:
-                    self._doubtful.extend((partition, at) for at in partition.trust.distrusted())
-        for _ in range(min(DOUBTFUL_PER_TURN, len(self._doubtful))):
-            partition, slot = self._doubtful.popleft()
+        for partition, slot in list(islice(self._doubtful, DOUBTFUL_PER_TURN)):
+            del self._doubtful[partition, slot]
             rank = partition.trust.find(slot)
             if rank is not None and rank.is_distrusted:  # it may have gone meanwhile
                 self._reread(partition, slot, rank, now)
@@ -307,20 +304,21 @@ class Trusting:
         asked, self._asked = self._asked, []
         return asked
 
-    def take_news(self) -> list[TrustNews]:
-        """Return the ranks whose reasons have changed since the last call."""
+    def look_at(self, partition: Partition) -> list[TrustNews]:
+        """Return the ranks of a scope whose reasons have changed; note those that are in doubt."""
+        trust = partition.trust
+        if trust.column is not None:
+            self._doubtful |= dict.fromkeys((partition, at) for at in trust.distrusted())
+        if not trust.changed:
+            return []
         news: list[TrustNews] = []
-        for scope, partition in self._membership.partitions.items():
-            trust = partition.trust
-            if not trust.changed:
-                continue
-            changed, trust.changed = trust.changed, {}
-            for slot, before in changed.items():
-                known, at = trust.find(slot), partition.index.rank_of(slot)
-                if known is not None and at is not None and known.reasons != before:
-                    news.append(
-                        TrustNews(at, scope, known.factor, known.reasons, known.missing_share)
-                    )
+        changed, trust.changed = trust.changed, {}
+        for slot, before in changed.items():
+            known, at = trust.find(slot), partition.index.rank_of(slot)
+            if known is not None and at is not None and known.reasons != before:
+                news.append(
+                    TrustNews(at, partition.scope, known.factor, known.reasons, known.missing_share)
+                )
         return news
 
     # -- looking ---------------------------------------------------------------------------------

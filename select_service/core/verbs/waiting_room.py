@@ -131,9 +131,9 @@ class WaitingRoom:
         return is_crowded
 
     @property
-    def is_crowded(self) -> bool:
-        """Whether `relieve` or `look_on` has to be called again."""
-        return bool(self._crowded or self._to_look_at)
+    def unfinished(self) -> list[Partition]:
+        """Where `relieve` or `look_on` has to be called again."""
+        return [*self._crowded, *self._to_look_at]
 
     # -- whom nobody can serve any more ----------------------------------------------------------
 

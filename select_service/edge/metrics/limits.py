@@ -31,6 +31,7 @@ TURN_BUDGETS: Final = {
     "let_in_per_turn_max": "waiting requests placed, or told why not, when load has gone",
     "judged_per_turn_max": "waiting requests judged again under another policy",
     "dropped_per_turn_max": "reservations of ranks that went cleared away",
+    "scopes_per_turn_max": "scopes looked after, and as many again that have work left",
     "sources_weighed_per_turn_max": "ranks whose share of the index is looked at",
     "swept_nodes_per_turn_max": "nodes of the radix tree given back",
     "streams_watched_per_turn_max": "KV-event streams looked at for lag and gaps",

@@ -97,11 +97,14 @@ LOADS: dict[str, Callable[[SelectionCore, int, float], tuple[float, float, float
 def main(what: str, count: int) -> None:
     core, load = core_with(2), LOADS[what]
     _, _, now = load(core, count // 100, 1.0)  # what is imported and set up once
-    before = settled_mb()
+    before, blocks = settled_mb(), sys.getallocatedblocks()
     full, ended, now = load(core, count, now)
-    after = settled_mb()
+    after, blocks_after = settled_mb(), sys.getallocatedblocks()
+    load(core, count, now)
+    again = settled_mb()
     core.check()
-    told = {"before": before, "full": full, "ended": ended, "after": after}
+    told = {"before": before, "full": full, "ended": ended, "after": after, "again": again}
+    told["blocks"] = blocks_after - blocks
     told["left"] = len(core.membership.partitions)
     sys.stdout.write(json.dumps(told))
 

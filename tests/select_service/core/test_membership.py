@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sized
 
 from indexer.types import Scope
 from select_service.core.effects import Effects
-from select_service.core.service import SCOPES_EVERY_S
 from select_service.core.slimming import (
     LOOKS_PER_TURN_MAX,
     ROUND_EVERY_S,
@@ -45,7 +44,7 @@ def test_a_partition_that_is_given_up_leaves_no_ring() -> None:
             del partition, parts
             fleet.delete(number)
         for _ in range(10):
-            fleet.now += SCOPES_EVERY_S + 1.0
+            fleet.now += 11.0
             fleet.core.tick(fleet.now)
         fleet.effects = Effects()
         assert not fleet.core.partitions

@@ -182,6 +182,7 @@ def test_a_whole_fleet_that_is_doubted_is_looked_at_in_turns(
 
     monkeypatch.setattr(Trusting, "_reread", counted)
     fleet.delete(4)  # whoever goes meanwhile is passed over
+    fleet.core.trusting.look_at(partition)
     for turn in (1, 2, 3):
         fleet.core.trusting.keep(fleet.now)
         assert len(read) == min(turn * DOUBTFUL_PER_TURN, count - 1)

@@ -135,7 +135,7 @@ def test_past_that_is_gone_is_forgotten_when_nothing_of_it_is_true() -> None:
         partition.trust.compare(slot, 100, 0, fleet.now)
     assert partition.index.blocks_of(stream.rank)[0] > 0
     others = [partition.index.blocks_of(fleet.stream(worker).rank) for worker in (2, 3)]
-    fleet.core.trusting.keep(fleet.now)
+    fleet.core.tick(fleet.now)
     assert partition.index.blocks_of(stream.rank)[0] == 0
     assert [partition.index.blocks_of(fleet.stream(worker).rank) for worker in (2, 3)] == others
     assert fleet.core.counters.rereads == {"forgotten": 1}

@@ -1,0 +1,104 @@
+"""What each scope needs done from time to time, for some scopes a turn.
+
+A scope that rests costs some µs, and there may be thousands of them: they are gone round, second
+by second. A scope that has work left is looked after in every turn, so that it need not wait until
+all others were asked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from indexer.core.rounds import Rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from indexer.types import Scope
+    from select_service.core.booking.desk import Desk
+    from select_service.core.effects import Effects
+    from select_service.core.membership import Membership
+    from select_service.core.partition import Partition
+    from select_service.core.trust.trusting import Trusting
+    from select_service.core.verbs.waiting_room import WaitingRoom
+    from select_service.types import CoreLimits
+
+
+class Upkeep:
+    """Goes round the scopes: what was dropped or has expired, who waits, which are empty."""
+
+    def __init__(
+        self,
+        limits: CoreLimits,
+        desk: Desk,
+        room: WaitingRoom,
+        membership: Membership,
+        trusting: Trusting,
+    ) -> None:
+        self._limits = limits
+        self._desk = desk
+        self._room = room
+        self._membership = membership
+        self._trusting = trusting
+        self._open = membership.partitions
+        self._rounds: Rounds[Scope] = Rounds(limits.scopes_per_turn_max)
+        self._rechecked_at: float | None = None
+        self._rechecks = False
+
+    def go_on(self, may_expire: int, now: float, effects: Effects) -> bool:
+        """Look after the next scopes.
+
+        Args:
+            may_expire: how many reservations may.
+            now: monotonic seconds.
+            effects: what came of it is added here.
+
+        Returns:
+            Whether more is to be done at once: scopes of this round, or work in one.
+        """
+        if self._rounds.is_new:
+            # who waits is looked at again every so often, whatever did not happen
+            last = now if self._rechecked_at is None else self._rechecked_at
+            self._rechecks = now - last >= self._limits.queue_recheck_s
+            self._rechecked_at = now if self._rechecks else last
+        for partition in self._room.unfinished:
+            self._rounds.has_more(partition.scope)
+        self._look_after(self._rounds.turn(lambda: self._open), may_expire, now, effects)
+        return not self._rounds.is_over or bool(self._room.unfinished)
+
+    def _look_after(
+        self, scopes: Iterable[Scope], may_expire: int, now: float, effects: Effects
+    ) -> None:
+        may_drop = self._limits.dropped_per_turn_max
+        for scope in scopes:
+            partition = self._open.get(scope)
+            if partition is None:  # it was closed meanwhile
+                continue
+            partition.drainage.follow()
+            partition.demand.fade(now)
+            may_drop -= self._desk.sweep(partition, may_drop, now)
+            expired = self._desk.expire(partition, may_expire, now, effects)
+            may_expire -= expired
+            if self._room.go_on(partition) or expired or self._rechecks:
+                self._room.relieve(partition, now, effects)
+            self._room.look_on(partition, now, effects)
+            ledger = partition.ledger
+            if (
+                self._keep_gate(partition, now, effects)
+                or not ledger.is_swept
+                or ledger.next_expiry() <= now
+            ):
+                self._rounds.has_more(scope)
+            effects.trusted += self._trusting.look_at(partition)
+            self._membership.close_if_empty(scope, partition, now)
+
+    def _keep_gate(self, partition: Partition, now: float, effects: Effects) -> bool:
+        """Go on judging who waited under another policy; True when some are left."""
+        keeper = partition.admission
+        if keeper is None:
+            return False
+        keeper.refresh(now)
+        if keeper.waiting_count:
+            limit = self._limits.judged_per_turn_max
+            self._room.judge_again(partition, now, limit, effects)
+        return bool(keeper.displaced)
