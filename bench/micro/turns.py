@@ -117,10 +117,15 @@ class Client:
                     continue
 
 
-def worker(number: int) -> dict[str, Any]:
+def model(number: int, models: int) -> dict[str, str]:
+    """Return what says the model of a worker: they are dealt round, and one model is the default."""
+    return {"model_name": f"model-{number % models}"} if number % models else {}
+
+
+def worker(number: int, models: int) -> dict[str, Any]:
     """Return the record of a worker."""
     ranks = 1 if number % WIDE else 2
-    return {
+    return model(number, models) | {
         "worker_id": number,
         "endpoint": f"http://10.0.{number >> 8 & 255}.{number & 255}:8000",
         "block_size": BLOCK_SIZE,
@@ -131,12 +136,12 @@ def worker(number: int) -> dict[str, Any]:
     }
 
 
-def booking(number: int, workers: int) -> dict[str, Any]:
+def booking(number: int, workers: int, models: int) -> dict[str, Any]:
     """Return a reservation of hashes that it shares with nobody."""
-    first = number * BLOCKS_BOOKED
-    return {
+    first, worker_id = number * BLOCKS_BOOKED, 1 + number % workers
+    return model(worker_id, models) | {
         "reservation_id": f"r{number}",
-        "worker_id": 1 + number % workers,
+        "worker_id": worker_id,
         "sequence_hashes": list(range(first, first + BLOCKS_BOOKED)),
         "isl_tokens": BLOCK_SIZE * BLOCKS_BOOKED,
     }
@@ -157,8 +162,9 @@ def fill_index(service: Driver, blocks: int) -> None:
 class Probe:
     """Asks for everything there is, and prints what held the loop."""
 
-    def __init__(self, client: Client, turns: Turns, workers: int, only: str) -> None:
-        self._client, self._turns, self._workers, self._only = client, turns, workers, only
+    def __init__(self, client: Client, turns: Turns, chosen: argparse.Namespace) -> None:
+        self._client, self._turns, self._only = client, turns, chosen.only
+        self._workers, self._models = chosen.workers, chosen.models
 
     def measure(self, name: str, act: Callable[[int], object], rounds: int = ROUNDS) -> None:
         """Do something so many times, and print the longest callbacks meanwhile."""
@@ -179,24 +185,30 @@ class Probe:
         """Measure one request."""
         self.measure(f"{method} {path}", lambda _: self._client.ask(method, path, body))
 
+    def _worker(self, number: int) -> dict[str, Any]:
+        return worker(number, self._models)
+
+    def _booking(self, number: int) -> dict[str, Any]:
+        return booking(number, self._workers, self._models)
+
     def register(self) -> None:
         """Register all workers; only the last are looked at."""
         for number in range(1, self._workers + 1):
             if number == max(1, self._workers - 63):
                 self._turns.longest()
-            self._client.ask("POST", "/workers", worker(number))
+            self._client.ask("POST", "/workers", self._worker(number))
         self._tell("POST the last 64 workers")
 
     def book(self, reservations: int) -> None:
         """Book so many reservations, round the workers."""
         for number in range(reservations):
-            self._client.ask("POST", "/reservations", booking(number, self._workers))
+            self._client.ask("POST", "/reservations", self._booking(number))
 
     def discovery(self, file: Path) -> None:
         """Have the file of workers touched, then half of them gone."""
         for name, count in (("nothing new", self._workers), ("half gone", self._workers // 2)):
             self._turns.longest()
-            write_workers(file, count)
+            write_workers(file, count, self._models)
             time.sleep(QUIET_S)
             self._tell(f"discovery, {name}")
 
@@ -256,8 +268,8 @@ class Probe:
             name = f"{os.getpid()}-{number}"
             ask("POST", "/leases", {"lease_id": name, "ttl_s": 30})
             for at in range(500):
-                body = booking(NEW + number * 1000 + at, self._workers) | {"lease_id": name}
-                ask("POST", "/reservations", body)
+                body = self._booking(NEW + number * 1000 + at)
+                ask("POST", "/reservations", body | {"lease_id": name})
             self._turns.longest()
             ask("POST", f"/leases/{name}/renew")
             ask("DELETE", f"/leases/{name}")
@@ -283,8 +295,8 @@ class Probe:
         self.measure("DELETE drain", lambda at: ask("DELETE", f"/workers/{last - at}/drain"))
         patch = {"max_num_batched_tokens": 1 << 21}
         self.measure("PATCH a worker", lambda at: ask("PATCH", f"/workers/{last - at}", patch))
-        self.measure("POST a worker again", lambda at: ask("POST", "/workers", worker(last - at)))
-        self.measure("POST a new worker", lambda at: ask("POST", "/workers", worker(NEW + at)))
+        self.measure("POST a worker again", lambda at: ask("POST", "/workers", self._worker(last - at)))
+        self.measure("POST a new worker", lambda at: ask("POST", "/workers", self._worker(NEW + at)))
         self.measure("DELETE a new worker", lambda at: ask("DELETE", f"/workers/{NEW + at}"))
         self.measure("DELETE a worker with load", lambda at: ask("DELETE", f"/workers/{last - at}"))
         self.measure("DELETE a worker of many blocks", lambda _: ask("DELETE", "/workers/1"), 1)
@@ -301,7 +313,7 @@ async def run(chosen: argparse.Namespace, directory: Path) -> None:
         more["replica_sync_port"] = chosen.replica_sync_port
     if chosen.file:
         more["workers_file"] = str(file)
-        write_workers(file, chosen.workers)
+        write_workers(file, chosen.workers, chosen.models)
     logging.disable()
     settings = Settings(router=read_environment(os.environ), host=HOST, port=0, **more)
     turns, service = Turns(), create_driver(settings)
@@ -312,7 +324,7 @@ async def run(chosen: argparse.Namespace, directory: Path) -> None:
             serving = asyncio.ensure_future(server.serve(sockets=entrances.sockets))
             await asyncio.sleep(QUIET_S)  # what is loaded late is loaded
             print(f"{'longest turn, ms':52} {'median':>8} {'longest':>8}")
-            probe = Probe(Client(entrances.port), turns, chosen.workers, chosen.only)
+            probe = Probe(Client(entrances.port), turns, chosen)
             await populate(probe, service, chosen)
             gc.collect()
             gc.freeze()
@@ -334,15 +346,16 @@ async def populate(probe: Probe, service: Driver, chosen: argparse.Namespace) ->
     await asyncio.to_thread(probe.book, chosen.reservations)
 
 
-def write_workers(path: Path, workers: int) -> None:
+def write_workers(path: Path, workers: int, models: int) -> None:
     """Write a file as `--workers-file` takes it."""
-    path.write_text(json.dumps([worker(number) for number in range(1, workers + 1)]))
+    path.write_text(json.dumps([worker(number, models) for number in range(1, workers + 1)]))
 
 
 def main() -> None:
     """Print all of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=1024)
+    parser.add_argument("--models", type=int, default=1, help="scopes they are dealt over")
     parser.add_argument("--reservations", type=int, default=10_000)
     parser.add_argument("--blocks", type=int, default=200_000)
     parser.add_argument("--state", action="store_true", help="with --state-dir")
