@@ -118,7 +118,7 @@ class Client:
 
 
 def model(number: int, models: int) -> dict[str, str]:
-    """Return what says the model of a worker: they are dealt round, and one model is the default."""
+    """Return what says the model of a worker: they are dealt round, one of them is the default."""
     return {"model_name": f"model-{number % models}"} if number % models else {}
 
 
@@ -295,8 +295,12 @@ class Probe:
         self.measure("DELETE drain", lambda at: ask("DELETE", f"/workers/{last - at}/drain"))
         patch = {"max_num_batched_tokens": 1 << 21}
         self.measure("PATCH a worker", lambda at: ask("PATCH", f"/workers/{last - at}", patch))
-        self.measure("POST a worker again", lambda at: ask("POST", "/workers", self._worker(last - at)))
-        self.measure("POST a new worker", lambda at: ask("POST", "/workers", self._worker(NEW + at)))
+        self.measure(
+            "POST a worker again", lambda at: ask("POST", "/workers", self._worker(last - at))
+        )
+        self.measure(
+            "POST a new worker", lambda at: ask("POST", "/workers", self._worker(NEW + at))
+        )
         self.measure("DELETE a new worker", lambda at: ask("DELETE", f"/workers/{NEW + at}"))
         self.measure("DELETE a worker with load", lambda at: ask("DELETE", f"/workers/{last - at}"))
         self.measure("DELETE a worker of many blocks", lambda _: ask("DELETE", "/workers/1"), 1)

@@ -293,8 +293,10 @@ class SelectionCore:
         operating = Operating(self.admitting, self.membership, self.room, self.limits)
         self.reconfigure = operating.reconfigure
         self.admission = operating.admission
+        self.admission_in_steps = operating.admission_in_steps
         self.change_admission = operating.change_admission
         self.busy_thresholds = operating.busy_thresholds
+        self.busy_thresholds_in_steps = operating.busy_thresholds_in_steps
         self.change_threshold = operating.change_threshold
         self.forget_threshold = operating.forget_threshold
         self.report = operating.report
@@ -302,6 +304,8 @@ class SelectionCore:
         self.slimming = Slimming(lambda: all_tables(self.registry, self.desk, self.partitions))
         inspecting = Inspecting(self.reader, self.partitions)
         self.loads = inspecting.loads
+        self.load_scopes = inspecting.load_scopes
+        self.load_of = inspecting.load_of
         self.potential_loads = inspecting.potential_loads
         self.overlap_scores = inspecting.overlap_scores
         self.trust = self.trusting.table

@@ -191,13 +191,17 @@ class Driver:
         self.answer_doors = selecting.answer_doors
         operating = self._operating = Operating(turn, witness)
         self.admission = operating.admission
+        self.admission_in_slices = operating.admission_in_slices
         self.change_admission = operating.change_admission
         self.busy_thresholds = operating.busy_thresholds
+        self.busy_thresholds_in_slices = operating.busy_thresholds_in_slices
         self.change_threshold = operating.change_threshold
         self.forget_threshold = operating.forget_threshold
         self.report = operating.report
         inspecting = Inspecting(turn)
         self.loads = inspecting.loads
+        self.load_scopes = inspecting.load_scopes
+        self.load_of = inspecting.load_of
         self.potential_loads = inspecting.potential_loads
         self.overlap_scores = inspecting.overlap_scores
         self.trust = inspecting.trust

@@ -8,7 +8,7 @@ carrier sends what it yields.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -17,10 +17,8 @@ from select_service.edge.places import Places, StreamCut
 from select_service.errors import TooManyDumps
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Generator
 
-    from indexer.core.index import KvIndex
-    from indexer.types import Scope
     from select_service.core.service import SelectionCore
     from select_service.edge.places import Place
     from select_service.types import DumpLimits
@@ -80,43 +78,51 @@ class Dumps:
 
     async def _pieces(self, tenants: frozenset[str] | None, place: Place) -> AsyncIterator[bytes]:
         outcome, ends_at = "cut_off", self._clock() + self._limits.timeout_s
+        counters = self._core.counters
+        now = self._clock()
+        until, selections, alone_at = now + SLICE_S, counters.selections, now
+        piece: list[bytes] = []
         try:
-            opening = b"{"
-            for scope, index in list(self._core.registry.indexes()):  # some may open meanwhile
-                if tenants is not None and scope.tenant_id not in tenants:
-                    continue
-                async with aclosing(self._scope(scope, index)) as pieces:
-                    async for piece in pieces:
-                        if self._clock() >= ends_at:
-                            outcome = "timeout"
-                            raise StreamCut
-                        yield opening + piece
-                        opening = b""
-                opening = b","
-            yield b"{}" if opening == b"{" else b"}"
+            with closing(self._parts(tenants)) as parts:
+                for part in parts:
+                    piece.append(part)
+                    now = self._clock()
+                    if now < until:
+                        continue
+                    if text := b"".join(piece):
+                        yield text
+                    piece.clear()
+                    if counters.selections != selections:
+                        selections, alone_at = counters.selections, now + COMPANY_S
+                    await asyncio.sleep(PAUSE_S if now < alone_at else 0)
+                    now = self._clock()  # whoever reads slowly has kept us meanwhile
+                    if now >= ends_at:
+                        outcome = "timeout"
+                        raise StreamCut
+                    until = now + SLICE_S
+            yield b"".join(piece)
             outcome = "complete"
         finally:
             place.leave()
             self.outcomes[outcome] += 1
 
-    async def _scope(self, scope: Scope, index: KvIndex) -> AsyncGenerator[bytes]:
-        name, counters = _encode(f"{scope.model_name}:{scope.tenant_id}"), self._core.counters
-        yield name + b':{"block_size":%d,"events":[' % index.block_size
-        piece: list[bytes] = []
-        first = True
-        now = self._clock()
-        until, selections, alone_at = now + SLICE_S, counters.selections, now
-        for event in index.dump_in_steps():
-            if event is not None:
-                piece.append(_encode(event))
-            now = self._clock()
-            if now < until:
+    def _parts(self, tenants: frozenset[str] | None) -> Generator[bytes]:
+        """Yield it in small parts; an empty one is a moment in which nothing was found."""
+        registry, opening = self._core.registry, b"{"
+        for scope in [one for one, _ in registry.indexes()]:  # some come or go meanwhile
+            index = registry.index(scope)
+            if index is None or (tenants is not None and scope.tenant_id not in tenants):
                 continue
-            if piece:
-                yield (b"" if first else b",") + b",".join(piece)
-                first, piece = False, []
-            if counters.selections != selections:
-                selections, alone_at = counters.selections, now + COMPANY_S
-            await asyncio.sleep(PAUSE_S if now < alone_at else 0)
-            until = self._clock() + SLICE_S
-        yield (b"" if first or not piece else b",") + b",".join(piece) + b"]}"
+            name = _encode(f"{scope.model_name}:{scope.tenant_id}")
+            yield opening + name + b':{"block_size":%d,"events":[' % index.block_size
+            comma = b""
+            with closing(index.dump_in_steps()) as steps:
+                for event in steps:
+                    if event is None:
+                        yield b""
+                        continue
+                    yield comma + _encode(event)
+                    comma = b","
+            yield b"]}"
+            opening = b","
+        yield b"{}" if opening == b"{" else b"}"

@@ -38,7 +38,7 @@ from select_service.types.admission import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
 
     from indexer.types import Scope
     from select_service.core.admission.classes import SloClasses
@@ -316,6 +316,14 @@ class Admitting:
     def busy_thresholds(self) -> BusyThresholds:
         """Return what is in force for all models that are served or were named, and tenants."""
         return BusyThresholds([self.busy_threshold(*name) for name in self.threshold_names()])
+
+    def busy_thresholds_in_steps(self) -> Generator[None, None, BusyThresholds]:
+        """Do the same with a pause after every one."""
+        found = []
+        for name in self.threshold_names():
+            found.append(self.busy_threshold(*name))
+            yield
+        return BusyThresholds(found)
 
     def threshold_names(self) -> list[tuple[str, str | None]]:
         """Return all models that are served or were named, and tenants, in order."""

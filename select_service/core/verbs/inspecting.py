@@ -31,14 +31,27 @@ class Inspecting:
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[ScopeLoads]:
         """Return the load of every rank, by scope."""
-        return [
-            ScopeLoads(
-                *scope, _loads(partition), partition.pending_count, partition.pending_isl_tokens
-            )
-            for scope, partition in sorted(self._partitions.items())
+        told = map(self.load_of, self.load_scopes(model_name, tenant_id))
+        return [one for one in told if one is not None]
+
+    def load_scopes(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[Scope]:
+        """Return the scopes there is a load of, in order."""
+        return sorted(
+            scope
+            for scope in self._partitions
             if (model_name is None or scope.model_name == model_name)
             and (tenant_id is None or scope.tenant_id == tenant_id)
-        ]
+        )
+
+    def load_of(self, scope: Scope) -> ScopeLoads | None:
+        """Return the load of every rank of a scope; None: it was given up."""
+        partition = self._partitions.get(scope)
+        if partition is None:
+            return None
+        waiting = partition.pending_count, partition.pending_isl_tokens
+        return ScopeLoads(*scope, _loads(partition), *waiting)
 
     def potential_loads(self, request: PotentialLoadsRequest) -> list[LoadRow]:
         """Return what every rank would carry with this prompt.

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from select_service.core.admission.status import status_of
+from select_service.core.admission.status import status_in_steps, status_of
 from select_service.core.effects import NOTHING, Effects
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from select_service.core.admission.admitting import Admitting
     from select_service.core.membership import Membership
@@ -71,6 +71,10 @@ class Operating:
         """Describe what is in force."""
         return status_of(self._admitting, self._partitions)
 
+    def admission_in_steps(self) -> Generator[None, None, AdmissionStatus]:
+        """Do the same with a pause after every scope and threshold."""
+        return status_in_steps(self._admitting, self._partitions)
+
     def change_admission(
         self, change: AdmissionChange, now: float
     ) -> tuple[AdmissionStatus, Effects]:
@@ -88,6 +92,10 @@ class Operating:
     def busy_thresholds(self) -> BusyThresholds:
         """List what is in force."""
         return self._admitting.busy_thresholds()
+
+    def busy_thresholds_in_steps(self) -> Generator[None, None, BusyThresholds]:
+        """Do the same with a pause after every one."""
+        return self._admitting.busy_thresholds_in_steps()
 
     def change_threshold(
         self, change: BusyThresholdChange, now: float

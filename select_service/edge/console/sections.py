@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from select_service.edge.driver import Driver
     from select_service.edge.slices import Slices
-    from select_service.types.admission import AdmissionStatus, BusyThreshold, ScopeAdmission
+    from select_service.types.admission import BusyThreshold, ScopeAdmission
 
 __all__ = ["actions", "sections"]
 
@@ -59,13 +59,7 @@ async def _admission(service: Driver, slices: Slices) -> bytes:
     """Describe admission as GET /admission does, with the refusals by reason."""
     core = service.core
     steps = status_in_steps(core.admitting, core.partitions)
-    status: AdmissionStatus | None = None
-    while status is None:
-        try:
-            next(steps)
-        except StopIteration as end:
-            status = end.value
-        await slices.breathe()
+    status = await slices.through(steps)
     reasons: Counter[tuple[str, ...]] = Counter()
     for partition in list(core.partitions.values()):
         if partition.admission is not None:

@@ -79,6 +79,7 @@ class IndexMetrics(Collector):
             for one in partitions:
                 counted = yield from one.index.count_in_steps()
                 stats.append(counted)
+                yield None
             nodes.add_metric(scope, sum(one.nodes for one in stats))
             blocks.add_metric(scope, sum(one.blocks for one in stats))
             size.add_metric(scope, sum(one.bytes for one in stats))

@@ -37,6 +37,7 @@ from select_service.types import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from indexer.types import Scope
     from select_service.core.books.leases import Lease
     from select_service.core.trust.trusting import TrustSeat
     from select_service.core.waves.steps import Item
@@ -373,16 +374,19 @@ class TenantView:
 
     # -- inspection ----------------------------------------------------------------------------
 
-    def loads(
+    def load_scopes(
         self, model_name: str | None = None, tenant_id: str | None = None
-    ) -> list[ScopeLoads]:
-        """GET /loads."""
-        found = [
-            row
+    ) -> list[Scope]:
+        """GET /loads: of which scopes."""
+        return sorted(
+            scope
             for tenant in self._asked(tenant_id)
-            for row in self._service.loads(model_name, tenant)
-        ]
-        return sorted(found, key=lambda row: (row.model_name, row.tenant_id))
+            for scope in self._service.load_scopes(model_name, tenant)
+        )
+
+    def load_of(self, scope: Scope) -> ScopeLoads | None:
+        """GET /loads: one of them."""
+        return self._service.load_of(scope)
 
     def trust_seats(
         self, model_name: str | None = None, tenant_id: str | None = None

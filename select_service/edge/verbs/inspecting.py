@@ -13,6 +13,7 @@ from select_service.edge.slices import Slices
 from select_service.types import Consistency, LoadDifference
 
 if TYPE_CHECKING:
+    from indexer.types import Scope
     from select_service.core.books.audit import Difference
     from select_service.core.partition import Partition
     from select_service.core.trust.trusting import TrustSeat
@@ -51,8 +52,18 @@ class Inspecting:
     def loads(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[ScopeLoads]:
-        """GET /loads."""
+        """GET /loads, all at once."""
         return self._core.loads(model_name, tenant_id)
+
+    def load_scopes(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[Scope]:
+        """GET /loads: of which scopes, each in its turn by `load_of`."""
+        return self._core.load_scopes(model_name, tenant_id)
+
+    def load_of(self, scope: Scope) -> ScopeLoads | None:
+        """GET /loads: one of them; None: it was given up meanwhile."""
+        return self._core.load_of(scope)
 
     def potential_loads(self, request: PotentialLoadsRequest) -> list[LoadRow]:
         """POST /potential_loads."""

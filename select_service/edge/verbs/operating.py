@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from select_service.edge.slices import Slices
 from select_service.errors import WorkerNotFound
 
 if TYPE_CHECKING:
@@ -39,8 +40,12 @@ class Operating:
         self._witness = witness
 
     def admission(self) -> AdmissionStatus:
-        """GET /admission."""
+        """GET /admission, all at once."""
         return self._core.admission()
+
+    async def admission_in_slices(self) -> AdmissionStatus:
+        """GET /admission; others have their turn every fraction of a millisecond."""
+        return await Slices().through(self._core.admission_in_steps())
 
     def change_admission(self, change: AdmissionChange) -> AdmissionStatus:
         """PUT /admission; housekeeping goes on with who waits."""
@@ -50,8 +55,12 @@ class Operating:
         return status
 
     def busy_thresholds(self) -> BusyThresholds:
-        """GET /busy_threshold."""
+        """GET /busy_threshold, all at once."""
         return self._core.busy_thresholds()
+
+    async def busy_thresholds_in_slices(self) -> BusyThresholds:
+        """GET /busy_threshold; others have their turn every fraction of a millisecond."""
+        return await Slices().through(self._core.busy_thresholds_in_steps())
 
     def change_threshold(self, change: BusyThresholdChange) -> BusyThreshold:
         """POST /busy_threshold."""

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 THRESHOLD_QUERY: Final = ("model", "tenant_id")
 
 
-def admission(api: Api, _: Request) -> Response:
+async def admission(api: Api, _: Request) -> Response:
     """Say which policy is in force, and what became of every class."""
-    return api.writer.reply(api.service.admission())
+    return api.writer.reply(await api.service.admission_in_slices())
 
 
 def change_admission(api: Api, request: Request) -> Answer:
@@ -25,9 +25,9 @@ def change_admission(api: Api, request: Request) -> Answer:
     return api.answer(decoded, lambda change, _: api.service.change_admission(change))
 
 
-def busy_thresholds(api: Api, _: Request) -> Response:
+async def busy_thresholds(api: Api, _: Request) -> Response:
     """List the busy thresholds of every model."""
-    return api.writer.reply(api.service.busy_thresholds())
+    return api.writer.reply(await api.service.busy_thresholds_in_slices())
 
 
 def change_threshold(api: Api, request: Request) -> Answer:

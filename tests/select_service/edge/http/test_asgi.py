@@ -212,7 +212,7 @@ def test_an_error_of_ours_is_500_and_no_more(
         raise ZeroDivisionError("secret")
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        for verb in ("loads", "select_now", "upsert_worker"):
+        for verb in ("load_scopes", "select_now", "upsert_worker"):
             monkeypatch.setattr(service, verb, broken)
         seen = [
             await client.get("/loads"),

@@ -209,7 +209,7 @@ def test_refusals_and_faults_are_marked(collector: Collector, monkeypatch: Any) 
                 "accept: application/msgpack",
             )
             assert (await wire.answer())[0] == 503
-            monkeypatch.setattr(service, "loads", lambda *_: 1 / 0)
+            monkeypatch.setattr(service, "load_scopes", lambda *_: 1 / 0)
             assert await ask(wire, "GET", "/loads") == 500
 
     run(asks())
@@ -407,7 +407,7 @@ def test_a_crash_is_logged_with_its_trace(collector: Collector, monkeypatch: Any
 
     async def asks() -> None:
         async with traced() as (wire, service):
-            monkeypatch.setattr(service, "loads", lambda *_: 1 / 0)
+            monkeypatch.setattr(service, "load_scopes", lambda *_: 1 / 0)
             assert await ask(wire, "GET", "/loads", None, TRACEPARENT) == 500
             monkeypatch.setattr(service, "clear_lease", fail)
             monkeypatch.setattr(service, "close_lease_now", lambda *_: object())
