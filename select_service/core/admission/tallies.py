@@ -98,6 +98,8 @@ class Tallies:
         self._usual = classes.usual
         self.decisions: dict[tuple[str, str, str, str, str], int] = {}
         """By (policy, gate, outcome, code, class); codes are few and fixed."""
+        self.at_capacity = 0
+        """How many of them were refused at N + Q."""
         self.by_tenant = by_tenant or ByTenant()
         self._counts_alone = by_tenant is None
 
@@ -115,15 +117,8 @@ class Tallies:
         """Count one decision."""
         key = (policy, gate, outcome, code, slo_class)
         self.decisions[key] = self.decisions.get(key, 0) + 1
-
-    @property
-    def at_capacity(self) -> int:
-        """How many were refused at N + Q."""
-        return sum(
-            count
-            for (_, gate, outcome, _, _), count in self.decisions.items()
-            if (gate, outcome) == ("capacity", "refuse")
-        )
+        if gate == "capacity" and outcome == "refuse":
+            self.at_capacity += 1
 
     def total(self) -> ClassTally:
         """Return the sum over classes."""

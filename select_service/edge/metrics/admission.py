@@ -257,7 +257,7 @@ class AdmissionMetrics(Collector):
             queued += sum(keeper.caps.waiting for keeper in _keepers(partitions))
             in_engine += sum(one.ledger.live for one in partitions if one.admission is not None)
         shown = set(model_of.values())
-        for partition in self._service.core.partitions.values():  # as above
+        for partition in self._service.core.partitions.values():  # those without a worker, too
             keeper, model = partition.admission, partition.scope.model_name
             if keeper is None:
                 continue
