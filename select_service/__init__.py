@@ -101,6 +101,12 @@ __all__ = [
     "__version__",
 ]
 
+NOT_OF_THE_CLIENT: Final = (
+    "which select-service brings and its client alone does not: "
+    "pip install . in a checkout, or its wheel"
+)
+"""What to do where a module is missing; nothing is on PyPI."""
+
 _ROOMS: Final = (
     "select_service.types",
     "select_service.errors",
@@ -117,7 +123,7 @@ def __getattr__(name: str) -> object:
             try:
                 found = getattr(import_module(room), name, None)
             except ModuleNotFoundError as error:
-                text = f"{name} needs {error.name}: pip install select-service"
+                text = f"{name} needs {error.name}, {NOT_OF_THE_CLIENT}"
                 raise ImportError(text, name=error.name) from error
             if found is not None:
                 globals()[name] = found

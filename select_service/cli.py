@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from select_service import NOT_OF_THE_CLIENT
 from select_service.config import (
     FLAGS,
     ConfigError,
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         needed = error.name or ""
         if needed.partition(".")[0] in {"select_service", "indexer"}:
             raise
-        text = f"select-service: this needs {needed}: pip install select-service"
+        text = f"select-service: this needs {needed}, {NOT_OF_THE_CLIENT}"
         print(text, file=sys.stderr)
         return 1
     return run()

@@ -45,6 +45,7 @@ class Registry:
         ] = {}  # by identity: two may serve one rank for a while
         self._retired: dict[Scope, Tallies] = {}
         self._orphans_dropped = 0  # by indexes that are gone
+        self._recalls: dict[str, int] = {}  # of scopes that are gone
 
     # -- partitions ------------------------------------------------------------------------------
 
@@ -78,13 +79,18 @@ class Registry:
         return iter(self._indexes.items())
 
     def drop_index(self, scope: Scope) -> None:
-        """Forget a partition: its streams are closed, its counters go. O(streams)."""
+        """Forget a partition: its streams are closed, its counters go. O(streams).
+
+        What is told of all partitions together stays.
+        """
         for stream in [s for s in self._streams.values() if s.scope == scope]:
             self.close_stream(stream)
         index = self._indexes.pop(scope, None)
         if index is not None:
             self._orphans_dropped += index.orphan_blocks_dropped
-        self._retired.pop(scope, None)
+        gone = self._retired.pop(scope, None)
+        if gone is not None:
+            _add(self._recalls, gone.recalls)
 
     # -- streams -----------------------------------------------------------------------------------
 
@@ -173,6 +179,13 @@ class Registry:
             left.append((scope, copy))
         return left + [(one.scope, one.tallies) for one in self._streams.values()]
 
+    def recalls(self) -> dict[str, int]:
+        """Ranks of an earlier life by what became of them, in all scopes there ever were."""
+        total = dict(self._recalls)
+        for tallies in (*self._retired.values(), *(one.tallies for one in self._streams.values())):
+            _add(total, tallies.recalls)
+        return total
+
     def check(self) -> None:
         """Assert every promise of every stream and index. O(everything)."""
         for stream in self._streams.values():
@@ -181,3 +194,8 @@ class Registry:
             stream.check()
         for index in self._indexes.values():
             index.check()
+
+
+def _add(mine: dict[str, int], theirs: dict[str, int]) -> None:
+    for label, count in theirs.items():
+        mine[label] = mine.get(label, 0) + count

@@ -125,7 +125,7 @@ def _watch(ask: Callable[[], list[ScopeLoads]], every_s: float) -> None:
     try:
         from rich.live import Live  # an extra, for who watches
     except ImportError as error:
-        raise MissingPackage("--watch needs rich: pip install 'select-service[demo]'") from error
+        raise MissingPackage("--watch needs rich: pip install 'rich>=13.7'") from error
     shown = showing.table(ask())
     screen = sys.stdout.isatty()
     with suppress(KeyboardInterrupt), Live(shown, auto_refresh=False, screen=screen) as live:

@@ -143,20 +143,25 @@ class Membership:
         pin = self.pins.get(scope)
         return pin, pin is not None
 
-    def close_if_empty(self, scope: Scope, partition: Partition, now: float) -> None:
+    def close_if_empty(self, scope: Scope, partition: Partition, now: float) -> bool:
         """Give a scope up that had no worker for `--scope-linger-s`; what is pinned stays so.
 
         Nobody waits there, nothing is booked, and the index holds nothing: a request finds as much
         in a scope that is not there.
+
+        Returns:
+            Whether it was.
         """
         if partition.seating.present or partition.pending_count or not partition.ledger.is_swept:
             self._empty.pop(scope, None)
-            return
+            return False
         index = partition.index
-        if now - self._empty.setdefault(scope, now) >= self._limits.scope_linger_s and not (
+        if now - self._empty.setdefault(scope, now) < self._limits.scope_linger_s or (
             index.ranks() or index.stats.unswept or partition.ledger.live
         ):
-            self._close_partition(scope, partition)
+            return False
+        self._close_partition(scope, partition)
+        return True
 
     def _close_partition(self, scope: Scope, partition: Partition) -> None:
         del self.partitions[scope], self._empty[scope]

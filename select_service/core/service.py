@@ -300,7 +300,9 @@ class SelectionCore:
         self.change_threshold = operating.change_threshold
         self.forget_threshold = operating.forget_threshold
         self.report = operating.report
-        self._upkeep = Upkeep(*(self.limits, self.desk, self.room, self.membership, self.trusting))
+        self._upkeep = Upkeep(
+            *(self.limits, self.desk, self.room, self.membership, self.trusting, self.admitting)
+        )
         self.slimming = Slimming(lambda: all_tables(self.registry, self.desk, self.partitions))
         inspecting = Inspecting(self.reader, self.partitions)
         self.loads = inspecting.loads
@@ -416,6 +418,7 @@ class SelectionCore:
         self.replicas.check()
         self.decisions.check()
         self.room.check(self.partitions.values())
+        self.admitting.totals.check(self.admitting.keepers())
         live = sum(int(p.ledger.requests.sum()) for p in self.partitions.values())
         assert live == len(self.desk.bookings), "every reservation has one id, and every id one"
         assert self.reader.schedulable == sum(

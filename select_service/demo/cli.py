@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         import rich  # noqa: F401 - only to see whether the extra is installed
     except ImportError:
-        print("the demo needs rich: pip install 'select-service[demo]'", file=sys.stderr)
+        print("the demo needs rich: pip install 'rich>=13.7'", file=sys.stderr)
         return 1
     return asyncio.run(_run(args))
 

@@ -11,6 +11,7 @@ import itertools
 import os
 import random
 import sys
+from html import escape
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -24,7 +25,9 @@ from select_service.simulator.comparison import (
     shown_progress,
 )
 from select_service.simulator.options import add_options, settings_of, weights_with
-from select_service.simulator.results import expect_writable
+from select_service.simulator.page import figure, key, page, table
+from select_service.simulator.plots import Series, lines
+from select_service.simulator.results import expect_writable, write_whole
 from select_service.simulator.run_command import loaded, write_json
 from select_service.simulator.runs import OURS, PEER, RunSettings
 from select_service.simulator.statistics import Estimate
@@ -76,6 +79,7 @@ def configure(parser: ArgumentParser) -> None:
         help=f"what counts, of {', '.join(METRICS)} (default: %(default)s)",
     )
     add_options(parser)
+    parser.add_argument("--report", metavar="FILE", help="results as one HTML file with plots")
     parser.set_defaults(execute=execute, jobs=os.cpu_count() or 1, seeds=3)
 
 
@@ -90,7 +94,7 @@ def execute(args: Namespace) -> int:
     unknown = [name for name in aims if name not in METRICS]
     if unknown:
         raise ValueError(f"--aims: there is no {', '.join(unknown)}")
-    expect_writable(args.out)
+    expect_writable(args.out, args.report)
     settings, _ = loaded(replace(settings_of(args), policy=OURS), args.load)
     points = _points(args.vary, settings.weights)
     if args.draw is not None and args.draw < len(points):
@@ -107,9 +111,12 @@ def execute(args: Namespace) -> int:
         runs = perform(tasks, args.jobs, progress)
     groups = [runs[at : at + args.seeds] for at in range(0, len(runs), args.seeds)]
     candidates = _judged([*points, {}], variants, groups, aims)
-    sys.stdout.write(_told(candidates, aims))
+    head, rows = _table(candidates, aims)
+    sys.stdout.write(as_text(head, rows))
     if args.out is not None:
         write_json(args.out, Sweep(settings=settings, aims=aims, candidates=candidates))
+    if args.report is not None:
+        write_whole(args.report, _page(settings, candidates, aims, table(head, rows)).encode())
     return 0
 
 
@@ -173,7 +180,10 @@ def pareto(costs: Sequence[Sequence[float]]) -> set[int]:
     return front
 
 
-def _told(candidates: Sequence[Candidate], aims: Sequence[str]) -> str:
+def _table(
+    candidates: Sequence[Candidate], aims: Sequence[str]
+) -> tuple[list[str], list[list[str]]]:
+    """Return a head and a row for each candidate, the best by the first aim at the top."""
     head = ["weights", *(METRICS[aim][0] for aim in aims), "front"]
     rows = []
     order = sorted(candidates, key=lambda one: _cost(one.metrics[aims[0]].mean, aims[0]))
@@ -181,4 +191,42 @@ def _told(candidates: Sequence[Candidate], aims: Sequence[str]) -> str:
         name = " ".join(f"{key}={value:g}" for key, value in one.weights.items()) or one.policy
         cells = [one.metrics[aim].text(METRICS[aim][3], METRICS[aim][2]) for aim in aims]
         rows.append([name, *cells, "*" if one.is_on_front else ""])
-    return as_text(head, rows)
+    return head, rows
+
+
+def _page(
+    settings: RunSettings, candidates: Sequence[Candidate], aims: Sequence[str], told: str
+) -> str:
+    """Return one HTML page: the table, and each further aim beside the first."""
+    text = msgspec.json.format(msgspec.json.encode(settings), indent=2).decode()
+    kinds = {
+        "on the front": [one for one in candidates if one.is_on_front],
+        "beaten": [one for one in candidates if not one.is_on_front],
+    }
+    plots = [
+        lines(
+            f"{METRICS[other][0]} by {METRICS[aims[0]][0]}",
+            [
+                Series(name, [_place(one, aims[0], other) for one in some], "dots")
+                for name, some in kinds.items()
+            ],
+            x=METRICS[aims[0]][0],
+            y=METRICS[other][0],
+        )
+        for other in aims[1:]
+    ]
+    body = [
+        told,
+        "<p>Means over seeds ± 95 % of Student's t; one seed has no interval. The front has those "
+        "that are not worse in every aim than another; what is beyond it by less than their "
+        "interval is no finding.</p>",
+        key(kinds),
+        *map(figure, plots),
+        f"<h2>Settings</h2><p>Of all but what is varied.</p><pre>{escape(text)}</pre>",
+    ]
+    return page("select-sim: sweep", body)
+
+
+def _place(one: Candidate, across: str, up: str) -> tuple[float, float]:
+    x, y = (one.metrics[aim].mean * METRICS[aim][2] for aim in (across, up))
+    return x, y

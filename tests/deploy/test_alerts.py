@@ -29,6 +29,7 @@ class Case:
     bad: dict[str, str]
     good: dict[str, str]
     labels: dict[str, str] = field(default_factory=dict)  # of the alert, besides whose it is
+    whose: dict[str, str] = field(default_factory=lambda: BAD)
 
 
 RANK = {"worker_id": "1", "dp_rank": "0", "model_name": "m", "tenant_id": "t"}
@@ -83,7 +84,15 @@ CASES = {
         {P + 'trace_spans_total{outcome="exported"}': GROWS},
         {"outcome": "dropped"},
     ),
-    "SelectServiceNoWorkers": _gauge(
+    "SelectServiceAbsent": Case(
+        {"up{}": "1+0x20 _x40"}, {"up{}": "1+0x30 _x30"}, whose={"job": "select-service"}
+    ),
+    "SelectServiceNoWorkers": Case(
+        {P + 'workers{lifecycle="schedulable"}': "2+0x20 0+0x40"},
+        {P + 'workers{lifecycle="schedulable"}': "0+0x20 2+0x40"},
+        {"lifecycle": "schedulable"},
+    ),
+    "SelectServiceStillNoWorkers": _gauge(
         P + "workers", 0, 1, 'lifecycle="schedulable"', lifecycle="schedulable"
     ),
     "SelectServiceMiswired": Case(
@@ -216,6 +225,129 @@ def test_an_alert_that_does_not_fire_is_noticed(tmp_path: Path) -> None:
     assert _promtool("test", "rules", str(file)).returncode == 1
 
 
+HEALTHY: dict[str, dict[str, str]] = {
+    "restarted": {  # by a new image: a scrape finds nobody, counters begin anew
+        "up{}": "1+0x18 0 1+0x41",
+        P + 'workers{lifecycle="schedulable"}': "4+0x18 _ _ 0 4+0x39",
+        P + 'waiting_for{name="discovery"}': "0+0x18 _ _ 1 0+0x39",
+        P + "selections_total{}": "0+900x18 _ _ 0+900x40",
+        P + 'selections_failed_total{code="no_workers"}': "2+0x18 _ _ 0+0x40",
+        P + "http_crashes_total{}": "0+0x18 _ _ 0+0x40",
+        P + 'reservation_events_total{event="booked"}': "0+900x18 _ _ 0+900x40",
+        P + 'reservation_events_total{event="expired"}': "9+0x18 _ _ 0+0x40",
+        SILENT: "0+0x18 _ _ 1 1 1 0+0x37",
+        REQUESTS: "3+0x18 _ _ 3+0x40",
+        P + 'replica_heard_age_seconds{peer="tcp://p"}': "1+0x18 _ _ 1+0x40",
+        SNAPSHOT: "0+60x18 _ _ _ _ 1320+60x38",
+        P + 'limit{name="index_snapshot_interval_s"}': "60+0x18 _ _ 60+0x40",
+        P + "index_snapshot_writes_total{}": "0+1x18 _ _ 0+1x40",
+    },
+    "from-zero": {  # no worker for ten minutes, and nobody asks; then engines have loaded
+        "up{}": "1+0x60",
+        P + 'workers{lifecycle="schedulable"}': "0+0x10 1+0x3 4+0x46",
+        P + 'workers{lifecycle="incomplete"}': "0+0x60",
+        P + "selections_total{}": "0+0x10 0+900x50",
+        SILENT: "_x10 1+0x3 0+0x46",
+        REQUESTS: "_x10 0+0x3 3+0x46",
+    },
+    "old": {  # a replica that is replaced by `new`
+        "up{}": "1+0x30 0 stale",
+        P + 'workers{lifecycle="schedulable"}': "4+0x30 stale",
+        P + 'replica_heard_age_seconds{peer="tcp://new"}': "_x27 1+0x3 stale",
+        P + "selections_total{}": "0+900x30 stale",
+    },
+    "new": {
+        "up{}": "_x26 0 1+0x33",
+        P + 'workers{lifecycle="schedulable"}': "_x27 0 0 4+0x31",
+        P + 'waiting_for{name="index_recovery"}': "_x27 1 1 0+0x31",
+        P + 'replica_heard_age_seconds{peer="tcp://old"}': "_x27 0 1 1 10 70 stale",
+        P + "selections_total{}": "_x27 0 0 0+900x31",
+        SILENT: "_x27 1+0x3 0+0x30",
+        REQUESTS: "_x27 3+0x33",
+    },
+}
+"""Series by instance of an hour in which nobody should be woken."""
+
+
+@pytest.mark.heavy
+@NEEDS_PROMTOOL
+def test_nothing_fires_in_a_healthy_hour(tmp_path: Path) -> None:
+    series = [
+        {"series": _with(name, instance), "values": values}
+        for instance, some in HEALTHY.items()
+        for name, values in some.items()
+    ]
+    times = [f"{minute}m" for minute in range(0, 61, 2)]
+    _promise(tmp_path, series, {alert["alert"]: dict.fromkeys(times) for alert in alerts()})
+
+
+@pytest.mark.heavy
+@NEEDS_PROMTOOL
+def test_workers_that_are_lost_wake_and_those_yet_to_come_do_not(tmp_path: Path) -> None:
+    """Somebody is woken for a fleet that was there, and for requests nobody can take."""
+    workers, failed = (
+        P + 'workers{lifecycle="schedulable"}',
+        P + 'selections_failed_total{code="x"}',
+    )
+    series = [
+        {"series": _with(name, instance), "values": values}
+        for instance, name, values in (
+            ("lost", workers, "4+0x20 0+0x40"),
+            ("asked", workers, "0+0x60"),
+            ("asked", failed, "0+0x30 0+5x30"),
+            ("to-come", workers, "0+0x60"),
+        )
+    ]
+    _promise(
+        tmp_path,
+        series,
+        {
+            "SelectServiceNoWorkers": {"10m": None, "24m": ["lost"], "40m": ["asked", "lost"]},
+            "SelectServiceStillNoWorkers": {"10m": None, "35m": ["asked", "to-come"]},
+        },
+    )
+
+
+@pytest.mark.heavy
+@NEEDS_PROMTOOL
+def test_a_snapshot_that_was_never_written_is_missed(tmp_path: Path) -> None:
+    failures = P + 'index_snapshot_failures_total{kind="disk"}'
+    writes = P + "index_snapshot_writes_total{}"
+    series = [
+        {"series": _with(name, instance), "values": values}
+        for instance, name, values in (
+            ("never", failures, "_ _ 1+1x58"),
+            ("never", writes, ZERO),
+            ("once", failures, "_ _ _ _ 1+0x56"),
+            ("once", writes, "0+1x60"),
+        )
+    ]
+    _promise(tmp_path, series, {"SelectServiceSnapshotOld": {"55m": ["never"]}})
+
+
+def _promise(
+    directory: Path, series: list[dict[str, str]], told: dict[str, dict[str, list[str] | None]]
+) -> None:
+    """Have promtool say of which instances each alert fires, by the times it is looked at."""
+    rules = {alert["alert"]: alert for alert in alerts()}
+    extra = {"SelectServiceNoWorkers": {"lifecycle": "schedulable"}}
+    extra["SelectServiceStillNoWorkers"] = extra["SelectServiceNoWorkers"]
+    tests = []
+    for name, times in told.items():
+        for at, instances in times.items():
+            fires = []
+            for instance in instances or ():
+                labels = {"job": "select-service", "instance": instance, **extra.get(name, {})}
+                fires.append(_fires(rules[name], labels))
+            tests.append({"eval_time": at, "alertname": name, "exp_alerts": fires})
+    test = {"interval": "1m", "input_series": series, "alert_rule_test": tests}
+    said = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [test]}
+    file = directory / "rules_test.yaml"
+    file.write_text(yaml.safe_dump(said), "utf-8")
+    done = _promtool("test", "rules", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def _promtool(*words: str) -> subprocess.CompletedProcess[str]:
     assert PROMTOOL is not None
     return subprocess.run(
@@ -230,12 +362,7 @@ def _test(alert: dict[str, Any], case: Case) -> dict[str, Any]:
         for instance, some in (("bad", case.bad), ("good", case.good))
         for name, values in some.items()
     ]
-    labels = BAD | case.labels
-    told = {
-        name: re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels[found[1]], text)
-        for name, text in alert["annotations"].items()
-    }
-    fires = {"exp_labels": labels | alert["labels"], "exp_annotations": told}
+    fires = _fires(alert, case.whose | case.labels)
     return {
         "interval": "1m",
         "input_series": series,
@@ -244,6 +371,14 @@ def _test(alert: dict[str, Any], case: Case) -> dict[str, Any]:
             {"eval_time": "0m", "alertname": alert["alert"], "exp_alerts": _at_once(alert, fires)},
         ],
     }
+
+
+def _fires(alert: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
+    told = {
+        name: re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels[found[1]], text)
+        for name, text in alert["annotations"].items()
+    }
+    return {"exp_labels": labels | alert["labels"], "exp_annotations": told}
 
 
 def _at_once(alert: dict[str, Any], fires: dict[str, Any]) -> list[dict[str, Any]]:

@@ -76,7 +76,7 @@ TELLING: Final = (
         "--tracing",
         values.choice("none", "otlp"),
         "none|otlp",
-        "trace requests and export them by OTLP over HTTP; takes select-service[otel]",
+        "trace requests and export them by OTLP over HTTP; takes the extra otel",
         env="OTEL_TRACES_EXPORTER",
     ),
     Flag(

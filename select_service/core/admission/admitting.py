@@ -7,6 +7,7 @@ once and outlives the process with a state directory (`state.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
@@ -21,6 +22,7 @@ from select_service.core.admission.thresholds import (
     ThresholdBook,
     read_thresholds,
 )
+from select_service.core.admission.totals import Totals
 from select_service.core.books.load_reports import LoadReports
 from select_service.core.changes import ADMISSION, THRESHOLD
 from select_service.core.fleet.catalog import check_name
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.gate import Decision
     from select_service.core.admission.policies import Built
     from select_service.core.admission.queue import Ticket
+    from select_service.core.admission.tallies import ByTenant
     from select_service.core.admission.thresholds import Thresholds
     from select_service.core.changes import Changes
     from select_service.core.columns import Rows
@@ -87,6 +90,8 @@ class Admitting:
         self.changes: Changes | None = None  # when the state is kept on disk
         self.clamped = 0
         """Requests that claimed a more important class than `--slo-class-max`."""
+        self.totals = Totals(settings.tenant_labels_max)
+        self._gates: Counter[str] = Counter()  # open, by model
         self.thresholds = ThresholdBook(self._usual_thresholds())
         self.reports = LoadReports(catalog, partitions)
         self._catalog = catalog
@@ -142,6 +147,7 @@ class Admitting:
                 len(built.classes.bands),
                 slots_max=self.settings.return_slots_max,
                 horizon_s=self.settings.return_horizon_s,
+                counts=self.totals.promises,
             )
 
     def _build(self) -> Built[Ticket]:
@@ -188,12 +194,36 @@ class Admitting:
                 self._thresholds_of(partition),
                 self._shared_returns,
                 partition.drainage.meter,
+                totals=self.totals,
             )
         )
+        self._gates[partition.scope.model_name] += 1
         keeper = partition.admission
         assert keeper is not None
         for worker in partition.seating.workers.values():
             self.reports.replay(worker, keeper)
+
+    def keepers(self) -> list[Gatekeeper]:
+        """Return those of all scopes, with a worker or without. O(partitions)."""
+        return [one.admission for one in self._partitions.values() if one.admission is not None]
+
+    def by_tenant(self) -> ByTenant:
+        """Return who was let in and who was not, by all gates there ever were. O(partitions)."""
+        for keeper in self.keepers():
+            _ = keeper.gate.tallies  # who was let in is counted when somebody asks
+        return self.totals.by_tenant
+
+    def left(self, partition: Partition) -> None:
+        """Keep what the gate of a scope has counted that was given up. O(1)."""
+        keeper, model = partition.admission, partition.scope.model_name
+        if keeper is None:
+            return
+        self._gates[model] -= 1
+        is_last = not self._gates[model]
+        if is_last:
+            del self._gates[model]
+        keeper.close()
+        self.totals.left_by_gate(keeper, model, is_last=is_last)
 
     # -- asking --------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.policies import Built
     from select_service.core.admission.pool_load import PoolLoad
     from select_service.core.admission.queueing import QueueingPolicy
-    from select_service.core.admission.tallies import ClassTally
+    from select_service.core.admission.tallies import ByTenant, ClassTally
     from select_service.core.columns import Rows
 
 T = TypeVar("T")
@@ -94,6 +94,7 @@ class Gate(Generic[T]):
         busy: BusyRanks | None = None,
         caps: WorkerCaps | None = None,
         returns: ReturnBook | None = None,
+        by_tenant: ByTenant | None = None,
     ) -> None:
         self.classes = classes
         self.policy = policy
@@ -103,7 +104,7 @@ class Gate(Generic[T]):
         self.busy = busy
         self.caps = caps
         self.returns = returns or ReturnBook(len(classes.bands))
-        self._tallies = Tallies(classes)
+        self._tallies = Tallies(classes, by_tenant)
         self._know_classes()
         self._traffic = Traffic(len(classes.bands))
         self._let_in: list[Ask] = []  # and not counted yet, since the traffic faded last
@@ -243,7 +244,7 @@ class Gate(Generic[T]):
 
     def _count(self) -> None:
         """Count who was let in since."""
-        tenants, sums = self._tallies.admitted_by_tenant, self._traffic.sums
+        tenants, sums = self._tallies.by_tenant.admitted, self._traffic.sums
         for ask in self._let_in:
             tally, band, _ = self._lines.get(ask.slo_class, self._usual_line)
             tally.offered += 1
@@ -271,7 +272,7 @@ class Gate(Generic[T]):
             self._redeem(ask)
         else:
             tally.refused += 1
-            self.tallies.refused_by_tenant.add(ask.tenant_id)
+            self.tallies.by_tenant.refused.add(ask.tenant_id)
 
     def too_few_hits(self, ask: Ask, now: float) -> None:
         """No candidate holds as much of the prompt as was asked for: one is turned away.
@@ -283,7 +284,7 @@ class Gate(Generic[T]):
 
     def _admit(self, ask: Ask, tally: ClassTally, band: int, now: float) -> None:
         tally.admitted += 1
-        self.tallies.admitted_by_tenant.add(ask.tenant_id)
+        self.tallies.by_tenant.admitted.add(ask.tenant_id)
         if self.queue is None:
             self._traffic.add(band, ask.work, now)
         if self.returns.size:
@@ -347,13 +348,13 @@ class Gate(Generic[T]):
         """One has waited too long, wherever it did; charged to nobody."""
         decision = self._refusal(ask, "waiting", EXPIRED_WAITING, now)
         self._leave(ask, "refuse", decision.code).refused += 1
-        self.tallies.refused_by_tenant.add(ask.tenant_id)
+        self.tallies.by_tenant.refused.add(ask.tenant_id)
         return decision
 
     def turn_away(self, ask: Ask, code: str) -> None:
         """One that waited elsewhere ends with a refusal found elsewhere; charged to nobody."""
         self._leave(ask, "refuse", code).refused += 1
-        self.tallies.refused_by_tenant.add(ask.tenant_id)
+        self.tallies.by_tenant.refused.add(ask.tenant_id)
 
     def _leave(self, ask: Ask, outcome: str, code: str) -> ClassTally:
         name = self.tallies.name_of(ask.slo_class)

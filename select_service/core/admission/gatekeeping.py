@@ -18,8 +18,8 @@ from select_service.core.admission.facts import busy_facts, cap_facts, policy_fa
 from select_service.core.admission.gate import AT_CAPACITY, OUTRANKED, Gate
 from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
 from select_service.core.admission.returns import ReturnBook
-from select_service.core.admission.tallies import TenantTally
 from select_service.core.admission.tenant_budgets import TenantBudgets
+from select_service.core.admission.totals import Totals
 from select_service.core.admission.wait_times import WaitTimes
 from select_service.core.books.load_changes import LoadChanges
 
@@ -56,6 +56,8 @@ class Gatekeeper:
         thresholds: Thresholds,
         returns: ReturnBook | None,
         meter: DrainMeter,
+        *,
+        totals: Totals | None = None,
     ) -> None:
         """Follow a ledger from now on; `seat` brings the workers.
 
@@ -66,7 +68,9 @@ class Gatekeeper:
             thresholds: of busy ranks.
             returns: promises shared with other gates, as the policy's allowance is.
             meter: of what the ledger drains.
+            totals: what all gates count together; None: there is no other.
         """
+        self._totals = totals or Totals(settings.tenant_labels_max)
         self.pool = PoolLoad(
             ledger,
             SaturationLimits(target_ttft_s=settings.slo_target_ttft_s),
@@ -82,11 +86,9 @@ class Gatekeeper:
             busy=self.busy,
             caps=self.caps,
             returns=returns or self._own_returns(built),
+            by_tenant=self._totals.by_tenant,
         )
         self._shares_returns = returns is not None
-        tallies = self.gate.tallies
-        tallies.refused_by_tenant = TenantTally(settings.tenant_labels_max)
-        tallies.admitted_by_tenant = TenantTally(settings.tenant_labels_max)
         self.waiting: dict[Ticket, None] = {}
         """Who waits at the gate, oldest first; those of the policy file wait in its queues."""
         self.displaced: dict[Ticket, None] = {}
@@ -123,6 +125,7 @@ class Gatekeeper:
             len(built.classes.bands),
             slots_max=self._settings.return_slots_max,
             horizon_s=self._settings.return_horizon_s,
+            counts=self._totals.promises,
         )
 
     # -- who is here ---------------------------------------------------------------------------
@@ -442,18 +445,26 @@ class Gatekeeper:
 
     def change(self, built: Built[Ticket], returns: ReturnBook | None, now: float) -> None:
         """Put another policy in force at once; who waits here is to be judged again."""
+        self._totals.left_by_queue(self.gate.queue)
         self.gate.change(built, now)
         self.refresh(now)
         self._learn_wants()
         if returns is not None:
+            self.gate.returns.give_up()
             self.gate.returns = returns
         elif self._shares_returns:  # others' promises are none of this pool's
+            self.gate.returns.give_up()
             self.gate.returns = self._own_returns(built)
         self._shares_returns = returns is not None
         for ticket in self.waiting:
             ticket.waiting = None  # its place with a worker stays: nobody who comes may take it
         self.displaced |= self.waiting
         self.waiting.clear()
+
+    def close(self) -> None:
+        """Its scope is given up: nobody will come back to it."""
+        if not self._shares_returns:
+            self.gate.returns.give_up()
 
     def _time(self, ticket: Ticket, now: float) -> None:
         assert ticket.ask is not None

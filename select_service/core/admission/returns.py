@@ -14,6 +14,8 @@ from collections import OrderedDict
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
+from msgspec import Struct
+
 SLOTS_MAX: Final = 65_536
 """Promises at once, about 200 bytes each."""
 HORIZON_S: Final = 300.0
@@ -46,6 +48,15 @@ class Room(NamedTuple):
 NO_ROOM: Final = Room("", 0.0, 0.0, 0.0)
 
 
+class PromiseCounts(Struct):
+    """How promises ended."""
+
+    kept: int = 0
+    """Their request came in time."""
+    broken: int = 0
+    """Nobody came for them."""
+
+
 class Promise(NamedTuple):
     """What a refused request is told."""
 
@@ -69,10 +80,16 @@ class ReturnBook:
         bands: how many priorities there are, most important first.
         slots_max: promises at once.
         horizon_s: how far ahead.
+        counts: where books count together that follow one another, or stand beside one another.
     """
 
     def __init__(
-        self, bands: int, *, slots_max: int = SLOTS_MAX, horizon_s: float = HORIZON_S
+        self,
+        bands: int,
+        *,
+        slots_max: int = SLOTS_MAX,
+        horizon_s: float = HORIZON_S,
+        counts: PromiseCounts | None = None,
     ) -> None:
         self._bands = bands
         self._slots_max = slots_max
@@ -82,16 +99,21 @@ class ReturnBook:
         self._expiries: list[tuple[float, bytes]] = []  # a heap of what was given
         self._given = 0  # draws the spread of those without a rate
         self.size = 0
-        self.kept = 0
-        """Promises whose request came in time."""
-        self.broken = 0
-        """Promises nobody came for."""
+        self.counts = counts or PromiseCounts()
 
     def anew(self, bands: int) -> ReturnBook:
-        """Return a book with the same limits and counters, and no promises."""
-        book = ReturnBook(bands, slots_max=self._slots_max, horizon_s=self._horizon_s)
-        book.kept, book.broken = self.kept, self.broken + self.size
-        return book
+        """Return a book with the same limits and counters, and no promises: those are broken."""
+        self.give_up()
+        return ReturnBook(
+            bands, slots_max=self._slots_max, horizon_s=self._horizon_s, counts=self.counts
+        )
+
+    def give_up(self) -> None:
+        """Nobody will look into this book again: what it has promised is broken."""
+        self.counts.broken += self.size
+        self._by_key.clear()
+        self._expiries.clear()
+        self.size = 0
 
     def grant(
         self, key: bytes, band: int, room: Room, now: float, *, is_unique: bool = True
@@ -162,7 +184,7 @@ class ReturnBook:
             return
         held.pop(0)
         self.size -= 1
-        self.kept += 1
+        self.counts.kept += 1
         if not held:
             del self._by_key[key]
         if len(self._expiries) > 2 * self.size + 1024:
@@ -184,7 +206,7 @@ class ReturnBook:
                 continue  # it was kept
             held.pop(at)
             self.size -= 1
-            self.broken += 1
+            self.counts.broken += 1
             if not held:
                 del self._by_key[key]
 

@@ -62,6 +62,13 @@ class TenantTally:
             del some[tenant_id]
 
 
+class ByTenant:
+    """Who was let in and who was not, by tenant; of one gate, or of all of a process."""
+
+    def __init__(self, labels_max: int = TENANT_LABELS_MAX) -> None:
+        self.admitted, self.refused = TenantTally(labels_max), TenantTally(labels_max)
+
+
 class ClassTally(Struct):
     """What became of the requests of one class."""
 
@@ -79,15 +86,22 @@ class ClassTally(Struct):
 
 
 class Tallies:
-    """The counters of one gate; a class, once known, stays."""
+    """The counters of one gate; a class, once known, stays.
 
-    def __init__(self, classes: SloClasses) -> None:
+    Args:
+        classes: known from the beginning.
+        by_tenant: where gates count together; None: this one counts alone.
+    """
+
+    def __init__(self, classes: SloClasses, by_tenant: ByTenant | None = None) -> None:
         self.of = {name: ClassTally() for name in classes.names}
         self._usual = classes.usual
         self.decisions: dict[tuple[str, str, str, str, str], int] = {}
         """By (policy, gate, outcome, code, class); codes are few and fixed."""
-        self.refused_by_tenant = TenantTally()
-        self.admitted_by_tenant = TenantTally()
+        self.at_capacity = 0
+        """How many of them were refused at N + Q."""
+        self.by_tenant = by_tenant or ByTenant()
+        self._counts_alone = by_tenant is None
 
     def know(self, classes: SloClasses) -> None:
         """Classes may come; those that were are kept, with what was counted."""
@@ -103,6 +117,8 @@ class Tallies:
         """Count one decision."""
         key = (policy, gate, outcome, code, slo_class)
         self.decisions[key] = self.decisions.get(key, 0) + 1
+        if gate == "capacity" and outcome == "refuse":
+            self.at_capacity += 1
 
     def total(self) -> ClassTally:
         """Return the sum over classes."""
@@ -112,9 +128,10 @@ class Tallies:
         )
 
     def check(self) -> None:
-        """State the identity, per class and by tenant."""
+        """State the identity, per class and by tenant; who counts with others says it of all."""
         for one in self.of.values():
             one.check()
-        total = self.total()
-        assert sum(self.admitted_by_tenant.counts.values()) == total.admitted
-        assert sum(self.refused_by_tenant.counts.values()) == total.refused
+        if self._counts_alone:
+            total = self.total()
+            assert sum(self.by_tenant.admitted.counts.values()) == total.admitted
+            assert sum(self.by_tenant.refused.counts.values()) == total.refused

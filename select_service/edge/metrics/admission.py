@@ -17,7 +17,6 @@ from prometheus_client.metrics_core import (
 from typing_extensions import override
 
 from select_service.core.admission.cache_hits import RATE_BOUNDS
-from select_service.core.admission.slo_shed import SloShed
 from select_service.core.admission.wait_times import WaitTimes
 from select_service.edge.metrics.families import (
     ROWS_PER_STEP,
@@ -133,27 +132,14 @@ class AdmissionMetrics(Collector):
         yield from (decisions, rejected)
 
     def _tenants(self) -> Steps:
-        """Admissions and refusals by fairness id; bounded per gate, so summed over all of them."""
-        counts: Counter[tuple[str, str]] = Counter()
-        most = self._service.core.admitting.settings.tenant_labels_max
-        for keeper in self._every_keeper():
-            tallies = keeper.gate.tallies
-            for name, count in tallies.admitted_by_tenant.counts.items():
-                counts[name, "admitted"] += count
-            for name, count in tallies.refused_by_tenant.counts.items():
-                counts[name, "refused"] += count
+        """Admissions and refusals by fairness id: each the busiest few, and the rest."""
         family = counter(
             "admission_tenant_requests", "Requests by who asked.", ("fairness_id", "outcome")
         )
-        busiest = Counter[str]()
-        for (name, _), count in counts.items():
-            busiest[name] += count
-        shown = {name for name, _ in busiest.most_common(most) if name != "other"}
-        total: Counter[tuple[str, str]] = Counter()
-        for (name, outcome), count in counts.items():
-            total[name if name in shown else "other", outcome] += count
-        for (name, outcome), count in sorted(total.items()):
-            family.add_metric([name, outcome], count)
+        told = self._service.core.admitting.by_tenant()
+        for outcome, tally in (("admitted", told.admitted), ("refused", told.refused)):
+            for name, count in sorted(tally.counts.items()):
+                family.add_metric([name, outcome], count)
         yield family
 
     # -- how it stands -------------------------------------------------------------------------
@@ -192,17 +178,13 @@ class AdmissionMetrics(Collector):
         closed = counter(
             "admission_band_closed", "Times slo-shed closed a band to arrivals.", ("band",)
         )
-        books = {
-            id(keeper.gate.returns): keeper.gate.returns for keeper in self._every_keeper()
-        }  # some share one
+        admitting = self._service.core.admitting
+        keepers, totals = admitting.keepers(), admitting.totals
+        books = {id(keeper.gate.returns): keeper.gate.returns for keeper in keepers}  # some share
         held.add_metric((), sum(book.size for book in books.values()))
-        ended.add_metric(["kept"], sum(book.kept for book in books.values()))
-        ended.add_metric(["broken"], sum(book.broken for book in books.values()))
-        flaps: Counter[int] = Counter()
-        for keeper in self._every_keeper():
-            if isinstance(keeper.gate.queue, SloShed):
-                flaps.update(dict(enumerate(keeper.gate.queue.flaps)))
-        for band, count in sorted(flaps.items()):
+        ended.add_metric(["kept"], totals.promises.kept)
+        ended.add_metric(["broken"], totals.promises.broken)
+        for band, count in totals.bands_closed(keepers).items():
             closed.add_metric([str(band)], count)
         yield from (held, ended, closed)
 
@@ -263,37 +245,35 @@ class AdmissionMetrics(Collector):
             tokens.add_metric([*of_rank, role], float(partition.ledger.prefill[slot]))
         yield from (busy, blocks, tokens)
 
-    def _every_keeper(self) -> Iterator[Gatekeeper]:
-        """Return those of scopes without a worker, too: what is summed over all must not fall."""
-        return _keepers(self._service.core.partitions.values())
-
     def _aliases(self) -> Steps:
         rejected = CounterMetricFamily(
             "dynamo_frontend_model_rejection", "Alias.", labels=("model", "endpoint")
         )
         by_model: Counter[tuple[str, str]] = Counter()
-        at_cap = in_engine = queued = 0
+        in_engine = queued = 0
         model_of: dict[Partition, str] = {}
         for scope, partitions, _ in self._groups.found:
             model_of |= dict.fromkeys(partitions, scope.model_name)
             queued += sum(keeper.caps.waiting for keeper in _keepers(partitions))
             in_engine += sum(one.ledger.live for one in partitions if one.admission is not None)
         shown = set(model_of.values())
-        for partition in self._service.core.partitions.values():  # as above
+        for partition in self._service.core.partitions.values():  # those without a worker, too
             keeper, model = partition.admission, partition.scope.model_name
             if keeper is None:
                 continue
-            for (_, gate, outcome, _, _), count in keeper.gate.tallies.decisions.items():
-                at_cap += count if (gate, outcome) == ("capacity", "refuse") else 0
             model = model_of.get(partition, model)
             if model in shown:  # another tenant of it may have workers still
                 for endpoint, count in keeper.rejections.items():
                     by_model[model, endpoint] += count
+        admitting = self._service.core.admitting
+        for model in shown:
+            for endpoint, count in admitting.totals.rejections(model).items():
+                by_model[model, endpoint] += count
         for (model, endpoint), count in sorted(by_model.items()):
             rejected.add_metric([model, endpoint], count)
         yield rejected
         requests = CounterMetricFamily("dynamo_rejection_request", "Alias: refused at N + Q.")
-        requests.add_metric((), at_cap)
+        requests.add_metric((), admitting.totals.at_capacity(admitting.keepers()))
         yield requests
         engine = GaugeMetricFamily("dynamo_engine_request", "Alias: requests on workers.")
         engine.add_metric((), in_engine)

@@ -61,17 +61,20 @@ class ReplicaMetrics(Collector):
 
     def _peers(self, plane: Replicas | None, status: Sequence[ReplicaStatus]) -> Iterator[Metric]:
         peers = gauge("replica_peers", "Replicas listened to.", ("state",))
-        age = gauge("replica_heard_age_seconds", "Since a replica was last heard.", ("peer",))
+        age = gauge(
+            "replica_heard_age_seconds",
+            "Since a replica was last heard, or is listened to; of those with heartbeats.",
+            ("peer",),
+        )
         if plane is not None:
             states = Counter(state for _, state in plane.subscriptions.states())
             for state in Link:
                 peers.add_metric([state.value], states[state])
-            heard: dict[str, float] = {}
-            for one in status:
-                heard[one.peer] = min(one.heard_s_ago, heard.get(one.peer, one.heard_s_ago))
-            for peer, seconds in sorted(heard.items()):
-                if peer in plane.subscriptions:
-                    age.add_metric([peer], seconds)
+            # the reference's replicas speak only when something happens
+            terse = {one.peer for one in status if one.state == "foreign"}
+            for link in sorted(plane.subscriptions.links(), key=lambda link: link.endpoint):
+                if link.endpoint not in terse:
+                    age.add_metric([link.endpoint], link.quiet_s)
         yield from (peers, age)
 
     def _publishers(

@@ -77,9 +77,8 @@ class SnapshotMetrics(Collector):
             seconds.add_metric((), warm.load_seconds)
             unproven.add_metric((), warm.unproven)
             outcomes = dict(warm.snapshots.rejected)
-            for _, tallies in self._service.core.registry.tallied():
-                for outcome, count in tallies.recalls.items():
-                    outcomes[outcome] = outcomes.get(outcome, 0) + count
+            for outcome, count in self._service.core.registry.recalls().items():
+                outcomes[outcome] = outcomes.get(outcome, 0) + count
             for outcome, count in sorted(outcomes.items()):
                 recalled.add_metric([outcome], count)
         yield from (damage, seconds, unproven, recalled)

@@ -261,7 +261,8 @@ def otlp_exporter() -> SpanExporter:
 
         return OTLPSpanExporter(session=_session())
     except ImportError as error:
-        raise TracingUnavailableError(f"it takes select-service[otel]: {error}") from error
+        needed = "'opentelemetry-sdk>=1.35' 'opentelemetry-exporter-otlp-proto-http>=1.35'"
+        raise TracingUnavailableError(f"{error}: pip install {needed}") from error
     except (ValueError, OSError) as error:
         raise TracingUnavailableError(f"OTEL_EXPORTER_OTLP_*: {error}") from error
 

@@ -47,7 +47,7 @@ def test_without_its_extra_it_names_what_is_missing(
 ) -> None:
     monkeypatch.setitem(sys.modules, "rich", None)
     assert main([]) == 1
-    assert "select-service[demo]" in capsys.readouterr().err
+    assert "pip install 'rich>=13.7'" in capsys.readouterr().err
 
 
 @pytest.mark.e2e

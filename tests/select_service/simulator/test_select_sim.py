@@ -128,6 +128,22 @@ def test_a_sweep_tells_the_front(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len(capsys.readouterr().out.splitlines()) == 5
 
 
+def test_a_sweep_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "sweep.html"
+    options = ["--workload", CHAT, "--workers", "3", "--seeds", "1", "--jobs", "1"]
+    vary = ["--vary", "overlap_score_credit=0,1"]
+    assert main(["sweep", *vary, *options, "--report", str(report)]) == 0
+    page = report.read_text("utf-8")
+    told = capsys.readouterr().out.splitlines()
+    assert page.count("<tr>") == len(told) == 4, "a head, two settings, the peer's"
+    assert page.count("<svg") == 2, "of three aims, each beside the first"
+    assert "overlap_score_credit=0" in page
+    circles = page.partition("</svg>")[0].count("<circle")
+    assert circles == 3, "each setting once"
+    with pytest.raises(SystemExit):
+        main(["sweep", *vary, *options, "--report", str(tmp_path / "no" / "where.html")])
+
+
 @pytest.mark.parametrize(
     ("argv", "why"),
     [

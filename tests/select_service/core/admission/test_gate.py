@@ -162,7 +162,7 @@ def test_a_promise_is_kept_once_even_when_the_bucket_is_empty() -> None:
     assert isinstance(gate.policy, TokenBucketPolicy)
     assert gate.policy.bucket_of("", 0).tokens == -95, "what was promised is paid by who comes next"
     assert not gate.judge(promised, RANKS, 10.6).admitted
-    assert (gate.returns.kept, gate.returns.size) == (1, 1)
+    assert (gate.returns.counts.kept, gate.returns.size) == (1, 1)
     gate.check()
 
 
@@ -202,7 +202,7 @@ def test_who_was_told_to_come_waits_in_front_of_newcomers_of_any_sheddable_class
         gate.serve(one, due)
         order.append(one.item)
     assert order == ["standard", "promised", "batch"]
-    assert gate.returns.kept == 1
+    assert gate.returns.counts.kept == 1
     gate.check()
 
 

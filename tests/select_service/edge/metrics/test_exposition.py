@@ -298,6 +298,18 @@ def test_replica_events() -> None:
     in_process(use, replica_sync_port=free_port())
 
 
+def test_a_replica_that_was_never_heard_has_an_age() -> None:
+    """An alert on the age of what was heard has to fire where nothing ever was."""
+    peer = f"tcp://127.0.0.1:{free_port()}"
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        assert service.replicas is not None
+        assert service.replicas.register(peer)
+        assert value(await scrape(client), "replica_heard_age_seconds", peer=peer) >= 0.0
+
+    in_process(use, replica_sync_port=free_port())
+
+
 def test_a_text_is_what_prometheus_client_writes() -> None:
     """In pieces as in one go, families of odd labels and numbers included."""
     odd = GaugeMetricFamily("odd", 'a \\ "text"\nof lines', None, ("b", "a"))

@@ -102,7 +102,7 @@ def test_without_the_extra_there_is_a_service(
         assert await ask(wire, "GET", "/health") == 200
 
     on_a_port(use, **ON)
-    assert "select-service[otel]" in caplog.text
+    assert "pip install 'opentelemetry-sdk>=1.35'" in caplog.text
 
 
 def test_variables_that_make_no_sense_cost_traces_only(

@@ -1,0 +1,86 @@
+"""What all gates count together: it outlives policies, and scopes that are given up.
+
+A gate's own counters go with its scope, as the scope's series do. Numbers told of the whole
+process must not fall with them, so they are counted here, or left here by who goes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, TypeVar
+
+from select_service.core.admission.returns import PromiseCounts
+from select_service.core.admission.slo_shed import SloShed
+from select_service.core.admission.tallies import TENANT_LABELS_MAX, ByTenant
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from select_service.core.admission.gatekeeping import Gatekeeper
+    from select_service.core.admission.queueing import QueueingPolicy
+
+T = TypeVar("T")
+
+
+class Totals:
+    """Counters of all gates there ever were."""
+
+    def __init__(self, tenant_labels_max: int = TENANT_LABELS_MAX) -> None:
+        self.by_tenant = ByTenant(tenant_labels_max)
+        self.promises = PromiseCounts()
+        self._at_capacity = 0  # refused by gates that are gone
+        self._bands_closed: Counter[int] = Counter()  # by queues that are gone
+        self._rejections: dict[str, Counter[str]] = {}  # by model and endpoint; of gates gone
+        self._admitted = self._refused = 0  # likewise, for `check`
+
+    # -- who goes leaves its counts ------------------------------------------------------------
+
+    def left_by_gate(self, keeper: Gatekeeper, model_name: str, *, is_last: bool) -> None:
+        """Keep what the gate of a scope has counted that is given up.
+
+        Args:
+            keeper: the gate's.
+            model_name: of the scope.
+            is_last: whether no other scope of that model has a gate; then its series end.
+        """
+        tallies = keeper.gate.tallies
+        total = tallies.total()
+        self._admitted += total.admitted
+        self._refused += total.refused
+        self._at_capacity += tallies.at_capacity
+        self.left_by_queue(keeper.gate.queue)
+        if is_last:
+            self._rejections.pop(model_name, None)
+        elif keeper.rejections:
+            self._rejections.setdefault(model_name, Counter()).update(keeper.rejections)
+
+    def left_by_queue(self, queue: QueueingPolicy[T] | None) -> None:
+        """Keep what a queue has counted that another policy takes the place of."""
+        if isinstance(queue, SloShed):
+            self._bands_closed.update(dict(enumerate(queue.flaps)))
+
+    # -- who is there is added up --------------------------------------------------------------
+
+    def at_capacity(self, keepers: Iterable[Gatekeeper]) -> int:
+        """Return how many were refused at N + Q, by these gates and those that are gone."""
+        return self._at_capacity + sum(one.gate.tallies.at_capacity for one in keepers)
+
+    def bands_closed(self, keepers: Iterable[Gatekeeper]) -> dict[int, int]:
+        """Return how often slo-shed closed each band, in order."""
+        counts = Counter(self._bands_closed)
+        for keeper in keepers:
+            if isinstance(keeper.gate.queue, SloShed):
+                counts.update(dict(enumerate(keeper.gate.queue.flaps)))
+        return dict(sorted(counts.items()))
+
+    def rejections(self, model_name: str) -> Counter[str]:
+        """Return refusals by endpoint that scopes of this model have left, which has others."""
+        return self._rejections.get(model_name, Counter())
+
+    def check(self, keepers: Iterable[Gatekeeper]) -> None:
+        """State that nobody is counted under a tenant and in no class, or the other way round."""
+        totals = [keeper.gate.tallies.total() for keeper in keepers]
+        admitted = self._admitted + sum(one.admitted for one in totals)
+        refused = self._refused + sum(one.refused for one in totals)
+        assert sum(self.by_tenant.admitted.counts.values()) == admitted
+        assert sum(self.by_tenant.refused.counts.values()) == refused
