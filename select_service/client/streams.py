@@ -107,7 +107,8 @@ async def _connected(
 ) -> httpcore.AsyncNetworkStream:
     try:
         async with asyncio.timeout(timeout_s):
-            return _AsyncioStream(*await connecting, deadline)
+            reader, writer = await connecting
+            return _AsyncioStream(reader, writer, deadline)
     except TimeoutError:
         raise httpcore.ConnectTimeout("no connection in time") from None
     except OSError as error:
