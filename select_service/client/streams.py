@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncioConnection", "SocketConnection"]
 
 _GOODBYE_S: Final = 0.5
+_TOO_LATE: Final = "no whole answer in time"
 
 
 class Deadline:
@@ -41,7 +42,7 @@ class Deadline:
         """
         left = self.until - monotonic()
         if left <= 0.0:
-            raise httpcore.ReadTimeout("no whole answer in time")
+            raise httpcore.ReadTimeout(_TOO_LATE)
         return left if timeout_s is None else min(timeout_s, left)
 
 
@@ -132,7 +133,8 @@ class _AsyncioStream(httpcore.AsyncNetworkStream):
                     await self._flush()
                 return await self._reader.read(max_bytes)
         except TimeoutError:
-            raise httpcore.ReadTimeout(f"silent for {wait_s:.3g} s") from None
+            why = f"silent for {timeout:g} s" if wait_s == timeout else _TOO_LATE
+            raise httpcore.ReadTimeout(why) from None
         except OSError as error:
             raise httpcore.ReadError(str(error)) from None
 

@@ -126,6 +126,20 @@ def test_a_deadline_holds_however_slowly_an_answer_drips(drip: str) -> None:
         client.call("GET", "/workers", timeout_ms=200)
 
 
+@pytest.mark.timeout(20)
+def test_the_next_selector_is_asked_when_one_drips(drip: str, calm: Server) -> None:
+    options = Options(attempt_timeout_ms=100, selection_timeout_ms=100, close_timeout_ms=100)
+
+    async def use() -> None:
+        async with AsyncClient(drip, url(calm), options=options) as client:
+            async with client.reserve(token_ids=TOKENS) as r:
+                assert not r.degraded
+            assert client.selector == url(calm)
+
+    asyncio.run(use())
+    assert calm.fleet_load() == (0, 0, 0)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_another_loop_is_told_so(calm: Server) -> None:

@@ -224,6 +224,8 @@ class Attempts:
         longest = options.selection_timeout_ms if ask.is_selection else options.attempt_timeout_ms
         whole_s = max(0.001, left_s)
         timeout_s = min(longest / 1e3, whole_s)
+        if ask.method != "GET":  # answers to what is done are short, and those who ask wait
+            whole_s = timeout_s
         return Send(selector, ask.method, ask.path, body, content_type, timeout_s, whole_s)
 
     def _backoff(self, tries: int) -> float:

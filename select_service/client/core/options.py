@@ -14,7 +14,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """A call altogether, with every retry at every selector; to the last byte of the answer."""
 
     attempt_timeout_ms: float = 2_000.0
-    """One attempt: longest silence of a selector that was asked."""
+    """One attempt: longest silence of a selector that was asked; where something is to be done, to
+    the last byte of its answer."""
 
     selection_timeout_ms: float = 15_000.0
     """The same of a selection. It may wait in the service's queue while the whole fleet is busy,
