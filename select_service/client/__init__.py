@@ -17,6 +17,7 @@ from select_service.client.core.problems import (
     MissingPackage,
     NotAnAnswer,
     NotCached,
+    OtherLoop,
     TimedOut,
     Unreachable,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "NotAnAnswer",
     "NotCached",
     "Options",
+    "OtherLoop",
     "PairReservation",
     "Reservation",
     "ServiceError",

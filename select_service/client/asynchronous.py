@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from select_service.client.asynchronous_calls import AsyncCalls
 from select_service.client.connections import AsyncConnections
 from select_service.client.core.exchange import Outcome, Send
+from select_service.client.core.problems import OtherLoop
 from select_service.client.face import seconds
 from select_service.client.reserving import AsyncReserving
 
@@ -64,6 +64,7 @@ class AsyncClient(AsyncCalls):
             AsyncConnections(self._doors, at) for at, _ in enumerate(self._doors.addresses)
         ]
         self._wake = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None  # where it is at work
         self._background: asyncio.Task[None] | None = None
         self._waiting: list[asyncio.Future[None]] = []  # for everything to be told
 
@@ -81,13 +82,13 @@ class AsyncClient(AsyncCalls):
         """
         if self._is_forked() or self._session.is_closed:
             return
+        self._refuse_other_loop()
         self._session.is_closed = True
-        if self._background is not None:
-            self._background.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._background
         try:
-            await self._drive(self._upkeep.farewell(monotonic()))
+            if self._background is not None:
+                self._background.cancel()
+                await asyncio.wait([self._background])
+            await self._drive(self._upkeep.farewell(monotonic()), is_errand=True)
         finally:
             self._release_waiting()
             for pool in self._pools:
@@ -105,9 +106,25 @@ class AsyncClient(AsyncCalls):
 
     def _begin(self) -> None:
         self._refuse_forked()
+        loop = self._refuse_other_loop()
         if self._background is None and not self._session.is_closed:
-            loop = asyncio.get_running_loop()
             self._background = loop.create_task(self._keep_up(), name="select-service-client")
+
+    def _refuse_other_loop(self) -> asyncio.AbstractEventLoop:
+        """Refuse to use connections that another loop reads from, or has read from.
+
+        Raises:
+            OtherLoop: it was used on another one, as each `asyncio.run` makes it.
+        """
+        here = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = here
+        if self._loop is not here:
+            raise OtherLoop(
+                "the client is at work on one event loop, and this is another: make one here, or "
+                "take Client, which needs none"
+            )
+        return here
 
     def _on_work(self) -> None:
         self._wake.set()
@@ -118,7 +135,10 @@ class AsyncClient(AsyncCalls):
             self._wake.clear()
             delay = self._upkeep.due() - monotonic()
             if delay <= 0:
-                await self._drive(self._upkeep.turn(monotonic()))
+                try:
+                    await self._drive(self._upkeep.turn(monotonic()), is_errand=True)
+                except Exception:  # noqa: BLE001 - see there
+                    self._stumbled()
                 if self._session.is_settled:
                     self._release_waiting()
                 await asyncio.sleep(0)  # whatever is due, others get on
@@ -151,7 +171,7 @@ class AsyncClient(AsyncCalls):
 
         return AsyncReserving(begin)
 
-    async def _drive(self, run: Run[T]) -> T:
+    async def _drive(self, run: Run[T], *, is_errand: bool = False) -> T:
         """Carry out a run; one that is dropped, cancelled for instance, tidies up behind itself."""
         self._begin()
         task = asyncio.current_task()
@@ -160,7 +180,7 @@ class AsyncClient(AsyncCalls):
         try:
             command = next(run)
             while True:
-                outcome = await self._carry_out(command)
+                outcome = await self._carry_out(command, is_errand)
                 if task.cancelling() > cancelled:  # and what carries it out has swallowed that
                     raise asyncio.CancelledError
                 command = run.send(outcome)
@@ -170,8 +190,8 @@ class AsyncClient(AsyncCalls):
         finally:
             run.close()
 
-    async def _carry_out(self, command: Command) -> Outcome:
+    async def _carry_out(self, command: Command, is_errand: bool) -> Outcome:  # noqa: FBT001
         if not isinstance(command, Send):
             await asyncio.sleep(command.seconds)
             return Outcome(monotonic())
-        return await self._pools[command.selector].ask(command)
+        return await self._pools[command.selector].ask(command, is_errand=is_errand)

@@ -2,6 +2,9 @@
 
 `transport.py` makes them and their requests. What is idle too long is closed when another comes
 back, so that a burst leaves nothing for ever.
+
+What runs beside the calls is sent on a connection above their number: the end of a request makes
+the room that selections wait for in the service's queue, with a connection each.
 """
 
 from __future__ import annotations
@@ -18,9 +21,8 @@ from select_service.client.transport import ERRORS, Gathering, failed
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Iterable
 
-    import httpcore
-
     from select_service.client.core.exchange import Send
+    from select_service.client.streams import AsyncioConnection, SocketConnection
     from select_service.client.transport import Doors
 
 __all__ = ["AsyncConnections", "Connections"]
@@ -32,16 +34,17 @@ class AsyncConnections:
     def __init__(self, doors: Doors, selector: int) -> None:
         self._doors = doors
         self._selector = selector
-        self._idle: deque[httpcore.AsyncHTTPConnection] = deque()
+        self._idle: deque[AsyncioConnection] = deque()
         self._slots = asyncio.Semaphore(doors.connections_max)
 
-    async def ask(self, send: Send) -> Outcome:
-        """Send a request, and say what came."""
-        if not await self._has_slot(send.timeout_s):
+    async def ask(self, send: Send, *, is_errand: bool) -> Outcome:
+        """Send a request, and say what came; an errand waits for nobody, there is one at a time."""
+        if not is_errand and not await self._has_slot(send.timeout_s):
             return _all_in_use()
-        connection: httpcore.AsyncHTTPConnection | None = None
+        connection: AsyncioConnection | None = None
         try:
             connection = await self._taken()
+            connection.deadline.until = monotonic() + send.whole_s
             response = await connection.handle_async_request(self._doors.request(send))
             try:
                 answer = Gathering(response, self._doors.answer_bytes_max)
@@ -54,7 +57,8 @@ class AsyncConnections:
         except ERRORS as error:
             return failed(error, monotonic())
         finally:
-            self._slots.release()
+            if not is_errand:
+                self._slots.release()
             if connection is not None:
                 await self._put_back(connection)
         return answer.outcome(monotonic())
@@ -68,13 +72,13 @@ class AsyncConnections:
         except TimeoutError:
             return False
 
-    async def _put_back(self, connection: httpcore.AsyncHTTPConnection) -> None:
+    async def _put_back(self, connection: AsyncioConnection) -> None:
         if connection.is_idle() and not connection.is_closed():
             self._idle.append(connection)
         else:  # it broke, or was left in the middle: a cancellation may come at any await
             await connection.aclose()
 
-    async def _taken(self) -> httpcore.AsyncHTTPConnection:
+    async def _taken(self) -> AsyncioConnection:
         while self._idle and self._idle[0].has_expired():
             await self._idle.popleft().aclose()
         while self._idle:
@@ -96,17 +100,18 @@ class Connections:
     def __init__(self, doors: Doors, selector: int) -> None:
         self._doors = doors
         self._selector = selector
-        self._idle: deque[httpcore.HTTPConnection] = deque()
+        self._idle: deque[SocketConnection] = deque()
         self._lock = threading.Lock()  # of the former; nothing is sent or closed under it
         self._slots = threading.Semaphore(doors.connections_max)
 
-    def ask(self, send: Send) -> Outcome:
-        """Send a request, and say what came."""
-        if not self._slots.acquire(timeout=send.timeout_s):
+    def ask(self, send: Send, *, is_errand: bool) -> Outcome:
+        """Send a request, and say what came; an errand waits for nobody, there is one at a time."""
+        if not is_errand and not self._slots.acquire(timeout=send.timeout_s):
             return _all_in_use()
-        connection: httpcore.HTTPConnection | None = None
+        connection: SocketConnection | None = None
         try:
             connection = self._taken()
+            connection.deadline.until = monotonic() + send.whole_s
             response = connection.handle_request(self._doors.request(send))
             try:
                 answer = Gathering(response, self._doors.answer_bytes_max)
@@ -119,19 +124,20 @@ class Connections:
         except ERRORS as error:
             return failed(error, monotonic())
         finally:
-            self._slots.release()
+            if not is_errand:
+                self._slots.release()
             if connection is not None:
                 self._put_back(connection)
         return answer.outcome(monotonic())
 
-    def _put_back(self, connection: httpcore.HTTPConnection) -> None:
+    def _put_back(self, connection: SocketConnection) -> None:
         if connection.is_idle() and not connection.is_closed():
             with self._lock:
                 self._idle.append(connection)
         else:
             connection.close()
 
-    def _taken(self) -> httpcore.HTTPConnection:
+    def _taken(self) -> SocketConnection:
         found, expired = None, []
         with self._lock:
             while self._idle and self._idle[0].has_expired():

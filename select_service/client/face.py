@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import socket
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Book", "Face", "seconds"]
 
 R = TypeVar("R", bound=Held)
+
+_log = logging.getLogger("select_service.client")
 
 Book: TypeAlias = "Callable[[dict[str, Any], str, float, float | None], Run[Booking]]"
 """A verb of the session that books: body, id, now, and for how long."""
@@ -92,6 +95,13 @@ class Face:
                 f"the client is at work in process {self._process}, of which this one is a fork: "
                 "make one here (a client that was not used before the fork may be used after it)"
             )
+
+    def _stumbled(self) -> None:
+        """Go on after an error nobody has foreseen: what is booked has to be renewed and freed."""
+        _log.exception("what runs beside the calls of a client has met an error; it goes on")
+        with self._lock:
+            self._session.stats.upkeep_errors += 1
+            self._upkeep.pause(monotonic())
 
     def _on_work(self) -> None:
         raise NotImplementedError

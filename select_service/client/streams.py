@@ -2,12 +2,14 @@
 
 Both send a request in one piece: httpcore writes its head and its body one after the other, which
 is a system call each, and wakes the other side twice. On asyncio they take the place of anyio's.
+And both keep a deadline: httpcore's timeouts are of one read, and an answer may take many.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import httpcore
@@ -18,13 +20,67 @@ if TYPE_CHECKING:
 
     SocketOptions = Iterable[Any] | None
 
-__all__ = ["AsyncioBackend", "SocketBackend"]
+__all__ = ["AsyncioConnection", "SocketConnection"]
 
 _GOODBYE_S: Final = 0.5
+_TOO_LATE: Final = "no whole answer in time"
+
+
+class Deadline:
+    """Until when the answer that is being read is wanted; set with each request."""
+
+    __slots__ = ("until",)
+
+    def __init__(self) -> None:
+        self.until = 0.0
+
+    def wait_s(self, timeout_s: float | None) -> float:
+        """Return how long to wait for the next bytes.
+
+        Raises:
+            httpcore.ReadTimeout: no longer.
+        """
+        left = self.until - monotonic()
+        if left <= 0.0:
+            raise httpcore.ReadTimeout(_TOO_LATE)
+        return left if timeout_s is None else min(timeout_s, left)
+
+
+class AsyncioConnection(httpcore.AsyncHTTPConnection):
+    """A connection of the running loop."""
+
+    def __init__(
+        self,
+        origin: httpcore.Origin,
+        tls: ssl.SSLContext | None,
+        keepalive_s: float,
+        uds: str | None,
+    ) -> None:
+        self.deadline = Deadline()
+        backend = AsyncioBackend(self.deadline)
+        super().__init__(origin, tls, keepalive_s, uds=uds, network_backend=backend)
+
+
+class SocketConnection(httpcore.HTTPConnection):
+    """One of a thread."""
+
+    def __init__(
+        self,
+        origin: httpcore.Origin,
+        tls: ssl.SSLContext | None,
+        keepalive_s: float,
+        uds: str | None,
+    ) -> None:
+        self.deadline = Deadline()
+        backend = SocketBackend(self.deadline)
+        super().__init__(origin, tls, keepalive_s, uds=uds, network_backend=backend)
 
 
 class AsyncioBackend(httpcore.AsyncNetworkBackend):
     """Connects on the running loop."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
 
     async def connect_tcp(
         self,
@@ -35,7 +91,7 @@ class AsyncioBackend(httpcore.AsyncNetworkBackend):
         socket_options: SocketOptions = None,
     ) -> httpcore.AsyncNetworkStream:
         """Connect to a host."""
-        return await _connected(asyncio.open_connection(host, port), timeout)
+        return await _connected(asyncio.open_connection(host, port), timeout, self._deadline)
 
     async def connect_unix_socket(
         self,
@@ -44,13 +100,16 @@ class AsyncioBackend(httpcore.AsyncNetworkBackend):
         socket_options: SocketOptions = None,
     ) -> httpcore.AsyncNetworkStream:
         """Connect to a Unix domain socket."""
-        return await _connected(asyncio.open_unix_connection(path), timeout)
+        return await _connected(asyncio.open_unix_connection(path), timeout, self._deadline)
 
 
-async def _connected(connecting: Any, timeout_s: float | None) -> httpcore.AsyncNetworkStream:
+async def _connected(
+    connecting: Any, timeout_s: float | None, deadline: Deadline
+) -> httpcore.AsyncNetworkStream:
     try:
         async with asyncio.timeout(timeout_s):
-            return _AsyncioStream(*await connecting)
+            reader, writer = await connecting
+            return _AsyncioStream(reader, writer, deadline)
     except TimeoutError:
         raise httpcore.ConnectTimeout("no connection in time") from None
     except OSError as error:
@@ -58,19 +117,24 @@ async def _connected(connecting: Any, timeout_s: float | None) -> httpcore.Async
 
 
 class _AsyncioStream(httpcore.AsyncNetworkStream):
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deadline: Deadline
+    ) -> None:
         self._reader = reader
         self._writer = writer
+        self._deadline = deadline
         self._unsent: list[bytes] = []
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - as above
+        wait_s = self._deadline.wait_s(timeout)
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(wait_s):
                 if self._unsent:
                     await self._flush()
                 return await self._reader.read(max_bytes)
         except TimeoutError:
-            raise httpcore.ReadTimeout(f"silent for {timeout:g} s") from None
+            why = f"silent for {timeout:g} s" if wait_s == timeout else _TOO_LATE
+            raise httpcore.ReadTimeout(why) from None
         except OSError as error:
             raise httpcore.ReadError(str(error)) from None
 
@@ -120,8 +184,9 @@ class _AsyncioStream(httpcore.AsyncNetworkStream):
 class SocketBackend(httpcore.NetworkBackend):
     """Connects with blocking sockets, as httpcore does, and joins what is written."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: Deadline) -> None:
         self._plain = httpcore.SyncBackend()
+        self._deadline = deadline
 
     def connect_tcp(
         self,
@@ -132,7 +197,8 @@ class SocketBackend(httpcore.NetworkBackend):
         socket_options: SocketOptions = None,
     ) -> httpcore.NetworkStream:
         """Connect to a host."""
-        return _Joined(self._plain.connect_tcp(host, port, timeout, local_address, socket_options))
+        stream = self._plain.connect_tcp(host, port, timeout, local_address, socket_options)
+        return _Joined(stream, self._deadline)
 
     def connect_unix_socket(
         self,
@@ -141,12 +207,14 @@ class SocketBackend(httpcore.NetworkBackend):
         socket_options: SocketOptions = None,
     ) -> httpcore.NetworkStream:
         """Connect to a Unix domain socket."""
-        return _Joined(self._plain.connect_unix_socket(path, timeout, socket_options))
+        stream = self._plain.connect_unix_socket(path, timeout, socket_options)
+        return _Joined(stream, self._deadline)
 
 
 class _Joined(httpcore.NetworkStream):
-    def __init__(self, stream: httpcore.NetworkStream) -> None:
+    def __init__(self, stream: httpcore.NetworkStream, deadline: Deadline) -> None:
         self._stream = stream
+        self._deadline = deadline
         self._unsent: list[bytes] = []
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
@@ -154,8 +222,8 @@ class _Joined(httpcore.NetworkStream):
             whole = b"".join(self._unsent)
             self._unsent.clear()
             with contextlib.suppress(httpcore.WriteError):  # it may still have answered
-                self._stream.write(whole, timeout)
-        return self._stream.read(max_bytes, timeout)
+                self._stream.write(whole, self._deadline.wait_s(timeout))
+        return self._stream.read(max_bytes, self._deadline.wait_s(timeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._unsent.append(buffer)
@@ -169,7 +237,8 @@ class _Joined(httpcore.NetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,
     ) -> httpcore.NetworkStream:
-        return _Joined(self._stream.start_tls(ssl_context, server_hostname, timeout))
+        stream = self._stream.start_tls(ssl_context, server_hostname, timeout)
+        return _Joined(stream, self._deadline)
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)

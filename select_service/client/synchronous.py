@@ -76,7 +76,7 @@ class Client(Calls):
         if background is not None:
             background.join()
         try:
-            self._drive(self._upkeep.farewell(monotonic()))
+            self._drive(self._upkeep.farewell(monotonic()), is_errand=True)
         finally:
             with self._told:
                 self._told.notify_all()
@@ -112,7 +112,10 @@ class Client(Calls):
                 if not self._session.is_closed:
                     self._wake.wait(min(delay, _FOREVER_S))
                 continue
-            self._drive(self._upkeep.turn(monotonic()), in_background=True)
+            try:
+                self._drive(self._upkeep.turn(monotonic()), is_errand=True, until_closed=True)
+            except Exception:  # noqa: BLE001 - see there
+                self._stumbled()
             with self._told:
                 if self._session.is_settled:
                     self._told.notify_all()
@@ -130,15 +133,15 @@ class Client(Calls):
         made = self._session.new_id() if name is None else name
         return self._held(kind, self._drive(book(body, made, monotonic(), seconds(timeout_ms))))
 
-    def _drive(self, run: Run[T], *, in_background: bool = False) -> T:
+    def _drive(self, run: Run[T], *, is_errand: bool = False, until_closed: bool = False) -> T:
         """Carry out a run; one that is dropped tidies up behind itself."""
         self._refuse_forked()
         try:
             with self._lock:
                 command = next(run)
             while True:
-                outcome = self._carry_out(command)
-                if in_background and self._session.is_closed:
+                outcome = self._carry_out(command, is_errand)
+                if until_closed and self._session.is_closed:
                     return None  # type: ignore[return-value] # nobody reads it
                 with self._lock:
                     command = run.send(outcome)
@@ -149,8 +152,8 @@ class Client(Calls):
             with self._lock:
                 run.close()
 
-    def _carry_out(self, command: Command) -> Outcome:
+    def _carry_out(self, command: Command, is_errand: bool) -> Outcome:  # noqa: FBT001
         if not isinstance(command, Send):
             sleep(command.seconds)
             return Outcome(monotonic())
-        return self._pools[command.selector].ask(command)
+        return self._pools[command.selector].ask(command, is_errand=is_errand)

@@ -15,7 +15,7 @@ import httpcore
 
 from select_service.client.core.exchange import Failure, Outcome
 from select_service.client.core.wire import ACCEPT
-from select_service.client.streams import AsyncioBackend, SocketBackend
+from select_service.client.streams import AsyncioConnection, SocketConnection
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -60,9 +60,10 @@ def read_address(text: str) -> Address:
     if parts.scheme not in _PORTS or not parts.hostname:
         raise ValueError(f"{text}: neither http://, https:// nor unix:/path")
     port = parts.port or _PORTS[parts.scheme]
-    name = (
-        parts.hostname.encode("idna") if not parts.hostname.isascii() else parts.hostname.encode()
-    )
+    try:
+        name = parts.hostname.encode("idna")  # refuses what a resolver could not be asked for
+    except UnicodeError as error:
+        raise ValueError(f"{text}: {parts.hostname} is no name of a host: {error}") from None
     host = f"[{name.decode()}]" if b":" in name else name.decode()
     origin = httpcore.Origin(parts.scheme.encode(), name, port)
     host = host if port == _PORTS[parts.scheme] else f"{host}:{port}"
@@ -103,23 +104,19 @@ class Doors:
         """How they are called in messages."""
         return [one.name for one in self.addresses]
 
-    def asynchronous(self, selector: int) -> httpcore.AsyncHTTPConnection:
+    def asynchronous(self, selector: int) -> AsyncioConnection:
         """Return one connection to a selector, made when it is used first.
 
         httpcore's pool looks at all its connections for each request, which costs more than the
         request from some twenty on.
         """
         one = self.addresses[selector]
-        return httpcore.AsyncHTTPConnection(
-            one.origin, self._tls, _KEEPALIVE_S, uds=one.uds, network_backend=AsyncioBackend()
-        )
+        return AsyncioConnection(one.origin, self._tls, _KEEPALIVE_S, one.uds)
 
-    def synchronous(self, selector: int) -> httpcore.HTTPConnection:
+    def synchronous(self, selector: int) -> SocketConnection:
         """The same for threads."""
         one = self.addresses[selector]
-        return httpcore.HTTPConnection(
-            one.origin, self._tls, _KEEPALIVE_S, uds=one.uds, network_backend=SocketBackend()
-        )
+        return SocketConnection(one.origin, self._tls, _KEEPALIVE_S, one.uds)
 
     def request(self, send: Send) -> httpcore.Request:
         """Return what to hand to a connection to `send.selector`."""

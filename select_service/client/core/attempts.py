@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
+from select_service.client.core.between import heard
 from select_service.client.core.exchange import Ask, Failure, Outcome, Send, Sleep, Trail
 from select_service.client.core.problems import code_of
 from select_service.client.core.wire import MSGPACK, encode
@@ -52,6 +53,7 @@ class Stats:
         "replays",
         "requests",
         "retries",
+        "upkeep_errors",
     )
 
     def __init__(self) -> None:
@@ -62,6 +64,7 @@ class Stats:
         self.replays = 0  # bookings made again where they were not known
         self.lost_bookings = 0  # of them, those that could not be: their worker is gone
         self.operations_dropped = 0  # lifecycle calls that the service refuses for good
+        self.upkeep_errors = 0  # turns of what runs beside that ended by an error of ours
 
     def as_dict(self) -> dict[str, int]:
         """Return all of them by name."""
@@ -78,14 +81,17 @@ _POINTLESS: Final = frozenset(("no_eligible_worker", "no_worker_for_role", "no_k
 _OF_STATUS: Final = {
     408: Verdict.AGAIN,
     429: Verdict.LATER,
+    500: Verdict.ELSEWHERE,
     502: Verdict.AGAIN,
     504: Verdict.AGAIN,
 }
 _OF_FAILURE: Final = {
     Failure.REFUSED: Verdict.ELSEWHERE,
     Failure.TOO_LARGE: Verdict.ANSWERED,  # it would be as large again
+    Failure.STRANGE: Verdict.ELSEWHERE,
 }
-_REFUSED, _UNSUPPORTED_MEDIA_TYPE, _NOT_NOW = 400, 415, 503
+_REFUSED, _UNSUPPORTED_MEDIA_TYPE, _BROKE, _NOT_NOW = 400, 415, 500, 503
+_NOTHING_DONE: Final = frozenset((None, Failure.REFUSED))
 _JITTER: Final = 0.25  # of a time the service has said, so that not all come back at once
 
 
@@ -159,7 +165,7 @@ class Attempts:
                 if outcome.now + pause >= until:
                     break
                 outcome = outcome._replace(now=(yield Sleep(pause)).now)
-        if outcome.failure is not None and not trail.was_slow:
+        if outcome.failure not in (None, Failure.STRANGE) and not trail.was_slow:
             selectors.is_down = True
         return outcome
 
@@ -180,10 +186,10 @@ class Attempts:
             send = self._send(selector, ask, until - now)
             self.stats.requests += 1
             trail.in_flight = True
-            outcome = yield send
+            outcome = heard((yield send))
             trail.in_flight = False
             now = outcome.now
-            trail.was_unsure |= outcome.failure not in (None, Failure.REFUSED)
+            trail.was_unsure |= outcome.failure not in _NOTHING_DONE or outcome.status == _BROKE
             trail.was_slow |= outcome.failure is Failure.SLOW
             verdict = verdict_on(
                 outcome, in_msgpack=send.content_type == MSGPACK, accepts=ask.accepts
@@ -216,8 +222,11 @@ class Attempts:
         body, content_type = encode(ask.body, json_only=self._selectors.json_only[selector])
         options = self._options
         longest = options.selection_timeout_ms if ask.is_selection else options.attempt_timeout_ms
-        timeout_s = max(0.001, min(longest / 1e3, left_s))
-        return Send(selector, ask.method, ask.path, body, content_type, timeout_s)
+        whole_s = max(0.001, left_s)
+        timeout_s = min(longest / 1e3, whole_s)
+        if ask.method != "GET":  # answers to what is done are short, and those who ask wait
+            whole_s = timeout_s
+        return Send(selector, ask.method, ask.path, body, content_type, timeout_s, whole_s)
 
     def _backoff(self, tries: int) -> float:
         """Return a random part of a wait that doubles; never nothing, so that others get on."""

@@ -22,6 +22,7 @@ class Failure(Enum):
     BROKEN = "broken"  # the connection ended; whether the request was carried out is unknown
     SLOW = "slow"  # no answer in time; likewise
     TOO_LARGE = "too large"  # there is one, and more of it than is wanted
+    STRANGE = "strange"  # there is one, and not a selection service's
 
 
 class Ask(NamedTuple):
@@ -42,7 +43,8 @@ class Send(NamedTuple):
     path: str
     body: bytes
     content_type: str
-    timeout_s: float
+    timeout_s: float  # longest silence
+    whole_s: float  # until the end of the answer, however slowly it comes
 
 
 class Sleep(NamedTuple):

@@ -11,10 +11,11 @@ class Options(Struct, frozen=True, kw_only=True):
     """How a client behaves; times of calls in milliseconds, of background work in seconds."""
 
     timeout_ms: float = 30_000.0
-    """A call altogether, with every retry at every selector."""
+    """A call altogether, with every retry at every selector; to the last byte of the answer."""
 
     attempt_timeout_ms: float = 2_000.0
-    """One attempt: longest silence of a selector that was asked."""
+    """One attempt: longest silence of a selector that was asked; where something is to be done, to
+    the last byte of its answer."""
 
     selection_timeout_ms: float = 15_000.0
     """The same of a selection. It may wait in the service's queue while the whole fleet is busy,
@@ -22,7 +23,8 @@ class Options(Struct, frozen=True, kw_only=True):
 
     connect_timeout_ms: float = 1_000.0
     connections_max: int = 100
-    """Open connections to each selector; selections that wait hold one each."""
+    """Open connections to each selector; selections that wait hold one each, and what is told of
+    the others has one more."""
 
     answer_bytes_max: int = 64 << 20
     """Bytes of one answer; a longer one is not read to its end (AnswerTooLarge). A selection takes

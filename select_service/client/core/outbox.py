@@ -76,6 +76,7 @@ class Outbox:
         self._batch_max = batch_max
         self._waiting: dict[str, Entry] = {}
         self._sent: dict[str, Entry] = {}
+        self._most = batch_max  # operations of the next batch
         self.since: float | None = None  # the oldest that waits
 
     def __len__(self) -> int:
@@ -113,7 +114,7 @@ class Outbox:
             if name in held:
                 continue
             found = self._waiting[name].operations(name)
-            if operations and len(operations) + len(found) > self._batch_max:
+            if operations and len(operations) + len(found) > self._most:
                 break
             self._sent[name] = self._waiting.pop(name)
             operations += found
@@ -124,6 +125,25 @@ class Outbox:
     def settle(self) -> None:
         """What was taken has been told."""
         self._sent.clear()
+        self._most = self._batch_max
+
+    def refused(self, now: float) -> int:
+        """What was taken is refused as a whole: for one of them, which is looked for by halves.
+
+        Returns:
+            How many calls are given up: those of one reservation, except its end.
+        """
+        if len(self._sent) > 1:
+            self._most = max(1, len(self._sent) // 2)
+            self.put_back(now)
+            return 0
+        [(name, entry)] = self._sent.items()
+        dropped = len(entry.operations(name))
+        self.settle()
+        if entry.is_freed and dropped > 1:
+            self.entry(name, now).is_freed = True
+            dropped -= 1
+        return dropped
 
     def put_back(self, now: float) -> None:
         """What was taken has to be told again, before what came since."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from select_service import errors
+from select_service.client.core.between import TEXT_MAX, is_of_service
 from select_service.client.core.exchange import Failure, Outcome
 from select_service.errors import AdmissionRefused, InvalidField, InvalidRequest, ServiceError
 
@@ -29,6 +30,7 @@ __all__ = [
     "MissingPackage",
     "NotAnAnswer",
     "NotCached",
+    "OtherLoop",
     "TimedOut",
     "Unreachable",
     "raise_unless_answered",
@@ -36,7 +38,6 @@ __all__ = [
 ]
 
 _REFUSED: Final = 400
-_TEXT_MAX: Final = 300
 _OF_GATES: Final = frozenset(
     ("message", "type", "code", "error", "reason", "gate", "policy", "retry_after_s", "promised")
 )
@@ -70,6 +71,10 @@ class ForkedClient(ClientError):
     """The client is at work in the process this one was forked from."""
 
 
+class OtherLoop(ClientError):
+    """The client is at work on another event loop than the one that runs."""
+
+
 class BlockSizeUnknown(ClientError):
     """A prompt cannot be hashed here: no schedulable worker of its scope is known."""
 
@@ -91,6 +96,7 @@ class NotCached(ClientError):
 _OF_FAILURES: Final[dict[Failure, type[ClientError]]] = {
     Failure.SLOW: TimedOut,
     Failure.TOO_LARGE: AnswerTooLarge,
+    Failure.STRANGE: NotAnAnswer,
 }
 
 
@@ -102,11 +108,15 @@ def raise_unless_answered(outcome: Outcome, selectors: str) -> None:
         Unreachable: no connection, or one that ended.
         TimedOut: no answer in time.
         AnswerTooLarge: more of it than is wanted.
+        NotAnAnswer: of somebody who is no selection service.
     """
     if outcome.failure is not None:
         raise _OF_FAILURES.get(outcome.failure, Unreachable)(f"{selectors}: {outcome.reason}")
     if outcome.status >= _REFUSED:
-        raise refusal(outcome)
+        error = refusal(outcome)
+        if not is_of_service(outcome):  # a gateway's word: whose, and that it is no service's
+            error.args = (f"{selectors}: status {outcome.status}: {error}".rstrip(": "),)
+        raise error
 
 
 def refusal(outcome: Outcome) -> ServiceError:
@@ -126,7 +136,7 @@ def refusal(outcome: Outcome) -> ServiceError:
     error.status, error.code = outcome.status, code
     error.decision = body.get("decision")
     told: Any = body.get("retry_after_s", outcome.retry_after_s)
-    if told is not None:
+    if isinstance(told, int | float) and not isinstance(told, bool):
         error.retry_after_s = float(told)
     if isinstance(error, AdmissionRefused):
         error.gate, error.policy = str(body["gate"]), str(body.get("policy"))
@@ -150,7 +160,7 @@ def _members(outcome: Outcome) -> dict[str, Any]:
     try:
         body = decode(outcome.body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        text = outcome.body.decode(errors="replace").strip()[:_TEXT_MAX]
+        text = outcome.body.decode(errors="replace").strip()[:TEXT_MAX]
         return {"error": text}  # whatever stands between
     return body if isinstance(body, dict) else {}
 

@@ -7,6 +7,7 @@ waits for.
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from select_service.client.core.attempts import Attempts, always
@@ -30,6 +31,7 @@ from select_service.types import CacheThreshold
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
+    from typing import SupportsFloat, SupportsIndex
 
     from select_service.client.core.exchange import Run
     from select_service.client.core.leases import Lease
@@ -45,6 +47,7 @@ T = TypeVar("T")
 _OK: Final = 200
 _CREATED: Final = 201
 _NOT_FOUND: Final = 404
+_U64: Final = 1 << 64
 _REOPENED: Final = "lease_reopened"
 _LEASE_TRIES: Final = 3  # a lease that ends while something is booked under it
 
@@ -220,7 +223,10 @@ class Session:
 
     def _is_nobody_there(self, outcome: Outcome, trail: Trail) -> bool:
         """Whether to choose here. A selector that is only slow may have a queue before it."""
-        if outcome.failure in (None, Failure.TOO_LARGE) or not self.options.degraded:
+        if (
+            outcome.failure in (None, Failure.TOO_LARGE, Failure.STRANGE)
+            or not self.options.degraded
+        ):
             return False
         return self.selectors.is_down or not trail.was_slow
 
@@ -338,7 +344,13 @@ class Session:
     # -- the life of a booking -----------------------------------------------------------------
 
     def prefill_complete(self, booking: Booking, cached_tokens: int | None, now: float) -> None:
-        """Its prompt is computed, so much of it was cached."""
+        """Its prompt is computed, so much of it was cached.
+
+        Raises:
+            TypeError, ValueError: of the tokens; whoever told of them could tell nothing more.
+        """
+        if cached_tokens is not None:
+            cached_tokens = _number("cached_tokens", cached_tokens)
         if booking.is_over or (booking.is_prefilled and cached_tokens is None):
             return
         booking.is_prefilled = True
@@ -350,11 +362,16 @@ class Session:
     def output_tokens(
         self, booking: Booking, count: int, decay_fraction: float | None, now: float
     ) -> None:
-        """So many more tokens have come out; told when they fill a block, or fade what is there."""
+        """So many more tokens have come out; told when they fill a block, or fade what is there.
+
+        Raises:
+            TypeError, ValueError: a number that is none, as above.
+        """
+        count = _number("count", count)
+        if decay_fraction is not None:
+            decay_fraction = _fraction("decay_fraction", decay_fraction)
         if booking.is_over:
             return
-        if count < 0:
-            raise ValueError(f"a count of tokens cannot be {count}")
         before = booking.output_blocks
         booking.output_tokens += count
         blocks = booking.output_blocks
@@ -405,6 +422,26 @@ class Session:
             assert booking.is_booked
             assert not booking.is_over
         assert self.lost.keys() <= self.bookings.keys()
+
+
+def _number(name: str, value: SupportsIndex) -> int:
+    """Return a number of tokens as a plain one: other libraries' cannot be written down."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {value!r}") from None
+    if not 0 <= number < _U64:
+        raise ValueError(f"{name} must be from 0 to below 2**64, not {number}")
+    return number
+
+
+def _fraction(name: str, value: SupportsFloat) -> float:
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    fraction = float(value)
+    if not 0.0 <= fraction <= 1.0:
+        raise ValueError(f"{name} must be in [0, 1], not {value!r}")
+    return fraction
 
 
 def renewing(lease: Lease) -> Ask:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from select_service.client.core.attempts import always
 from select_service.client.core.exchange import Ask, Outcome, Sleep, Trail
-from select_service.client.core.problems import ClientError
+from select_service.client.core.problems import ClientError, NotAnAnswer
 from select_service.client.core.session import renewing
 from select_service.client.core.wire import decode
 from select_service.errors import ServiceError
@@ -31,7 +31,7 @@ _OK: Final = 200
 _CREATED: Final = 201
 _REFUSED: Final = 400
 _NOT_FOUND: Final = 404
-_TRY_AGAIN: Final = frozenset((429, 500, 502, 503, 504))
+_TRY_AGAIN: Final = frozenset((401, 408, 429, 500, 502, 503, 504))  # 401: until the next token
 _PAUSE_S: Final = 0.2  # after something that nobody could be told
 _NEVER: Final = float("inf")
 
@@ -66,12 +66,16 @@ class Upkeep:
             at = 0.0
         return max(at, self._paused_until)
 
+    def pause(self, now: float) -> None:
+        """A turn has come to nothing, whatever the reason; the next one is in a moment."""
+        self._paused_until = now + _PAUSE_S
+
     def turn(self, now: float) -> Run[None]:
         """Do what is due; what cannot be done is tried again in a moment."""
         try:
             yield from self._turn(now)
         except (ClientError, ServiceError):  # whoever answers is no such service, for instance
-            self._paused_until = now + _PAUSE_S
+            self.pause(now)
 
     def _turn(self, now: float) -> Run[None]:
         session = self._session
@@ -135,19 +139,23 @@ class Upkeep:
             outbox.settle()
             return now
         ask = Ask("POST", "/reservations/batch", {"operations": operations})
-        is_told = False
+        is_told = is_refused = False
         try:
             outcome = yield from session.attempts.anywhere(always(ask), now, until)
-            is_told = outcome.status == _OK
             now = outcome.now
-            if is_told:
-                self._read_results(operations, decode(outcome, BatchAnswer).results, now)
-            elif outcome.status >= _REFUSED and outcome.status not in _TRY_AGAIN:
-                session.stats.operations_dropped += len(operations)
+            if outcome.status == _OK:
+                results = decode(outcome, BatchAnswer).results
+                if len(results) != len(operations):
+                    raise NotAnAnswer(f"{len(operations)} operations, {len(results)} results")
                 is_told = True
+                self._read_results(operations, results, now)
+            elif outcome.status >= _REFUSED and outcome.status not in _TRY_AGAIN:
+                is_refused = True
         finally:  # also when the run is dropped half-way
             if is_told:
                 outbox.settle()
+            elif is_refused:
+                session.stats.operations_dropped += outbox.refused(now)
             else:
                 outbox.put_back(now)
                 self._paused_until = now + _PAUSE_S

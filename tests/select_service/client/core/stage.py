@@ -26,6 +26,7 @@ BLOCK_SIZE = 16
 OK = 200
 REPLY_S = 0.01
 REOPEN_S = 30.0
+POISON = 13  # cached tokens that no service takes, nor any batch they are in
 
 
 @dataclass
@@ -75,6 +76,8 @@ class FakeService:
         self.json_only = False
         self.refuse: dict[str, tuple[int, str]] = {}  # path → status, code
         self.retry_after_s: float | None = None
+        self.between: dict[str, tuple[int, str, bytes]] = {}
+        """Path → what a proxy says in the place of the service, which has done as it was asked."""
         self.asked: list[Send] = []
 
     def answer(self, send: Send, now: float) -> Outcome:
@@ -89,6 +92,9 @@ class FakeService:
         decode = msgspec.msgpack.decode if is_msgpack else msgspec.json.decode
         body = decode(send.body) if send.body else {}
         status, said = self._answer(send.method, send.path, body, now)
+        if send.path in self.between:
+            status, content_type, text = self.between[send.path]
+            return Outcome(now, status, text, content_type, self.retry_after_s)
         return self._say(now, status, said)
 
     def _say(self, now: float, status: int, said: object) -> Outcome:
@@ -107,6 +113,8 @@ class FakeService:
         if path.startswith("/leases"):
             return self._lease(method, path, body, now)
         if path == "/reservations/batch":
+            if any(one.get("cached_tokens") == POISON for one in body["operations"]):
+                return 422, {"error": "no", "code": "invalid_field"}
             results = [self._operate(one) for one in body["operations"]]
             return 200, {"results": results}
         assert path in {"/select_and_reserve", "/reservations", "/select_pair"}, path
@@ -226,6 +234,8 @@ class Network:
             self.late.append((service, send))
             return broken
         service.answer(send, now)
+        if fate == "reply by a proxy":
+            return Outcome(now + REPLY_S, 502, b"<html>no</html>", "text/html")
         return slow if fate == "reply slow" else broken
 
     def deliver(self, now: float) -> None:

@@ -20,7 +20,7 @@ from tests.effort import examples, share_of
 from tests.select_service.client.core.stage import Book, FakeService, Network, Stage
 
 PROMPT: dict[str, Any] = {"token_ids": bytes(4 * 32)}
-FATES = ("ok", "request lost", "reply lost", "reply slow", "request late")
+FATES = ("ok", "request lost", "reply lost", "reply slow", "reply by a proxy", "request late")
 
 
 def stage(count: int = 1, *, shared: bool = False, **options: Any) -> Stage:

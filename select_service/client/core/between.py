@@ -1,0 +1,46 @@
+"""Who has answered: the service, or somebody between who has nobody to ask, or is somebody else.
+
+A proxy's word for "there is nobody behind me" is no refusal of the service's. It is the same as no
+answer at all: whether the request was carried out is unknown, the next selector may be asked, and
+where all are gone the client chooses by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from select_service.client.core.exchange import Failure, Outcome
+
+__all__ = ["TEXT_MAX", "heard", "is_of_service"]
+
+TEXT_MAX: Final = 300
+"""Characters of a body that is quoted."""
+
+_ITS_TYPES: Final = ("application/json", "application/msgpack")
+_REFUSED, _NOT_FOUND, _BROKE, _TIMED_OUT = 400, 404, 500, 504
+
+
+def is_of_service(outcome: Outcome) -> bool:
+    """Whether an answer looks like the service's: it has a body, in one of its forms."""
+    return bool(outcome.body) and outcome.content_type.startswith(_ITS_TYPES)
+
+
+def heard(outcome: Outcome) -> Outcome:
+    """Return an outcome as it is, or as the failure it is when somebody else has answered.
+
+    Refusals below 500 stay (a gateway has limits of its own), and so does whatever says when to
+    come again.
+    """
+    status = outcome.status
+    if outcome.failure is not None or is_of_service(outcome):
+        return outcome
+    if status >= _BROKE:
+        if outcome.retry_after_s is not None:
+            return outcome
+        kind = Failure.SLOW if status == _TIMED_OUT else Failure.BROKEN
+    elif (status < _REFUSED or status == _NOT_FOUND) and outcome.content_type.startswith("text/h"):
+        kind = Failure.STRANGE
+    else:
+        return outcome
+    text = outcome.body.decode(errors="replace").strip()[:TEXT_MAX]
+    return Outcome(outcome.now, failure=kind, reason=f"status {status}: {text}".rstrip(": "))
