@@ -159,7 +159,7 @@ class StreamLimits(Struct, kw_only=True):
 DENIED: Final = (
     *("169.254.0.0/16", "fe80::/10"),  # link-local, and with it most clouds' metadata
     *(
-        "fd00:ec2::254",
+        "fd00:ec2::/32",
         "fd20:ce::254",
         "100.100.100.200",
         "192.0.0.192",

@@ -44,7 +44,9 @@ def _check_tcp(endpoint: str, address: str) -> None:
         raise InvalidEndpoint(endpoint, "invalid TCP port: cannot parse integer from empty string")
     if not (port.isascii() and port.isdigit()):
         raise InvalidEndpoint(endpoint, "invalid TCP port: invalid digit found in string")
-    # a number of any length must not reach int(): its cost grows with the square of the digits
-    if len(port.lstrip("0")) > len(str(PORT_MAX)) or int(port) > PORT_MAX:
+    # a number of any length must not reach int(): its cost grows with the square of the digits, and
+    # beyond 4300 of them, leading zeros too, it raises what nobody expects here
+    digits = port.lstrip("0")
+    if len(digits) > len(str(PORT_MAX)) or int(digits or "0") > PORT_MAX:
         reason = "invalid TCP port: number too large to fit in target type"
         raise InvalidEndpoint(endpoint, reason)

@@ -12,7 +12,12 @@ import xxhash
 
 from indexer.types import Scope
 from select_service.core.replicas.ends import ANCESTORS_MAX
-from select_service.core.replicas.messages import ClaimRecord, Growth
+from select_service.core.replicas.messages import (
+    OUTPUT_BLOCKS_MAX,
+    OUTPUT_TELLERS_MAX,
+    ClaimRecord,
+    Growth,
+)
 
 if TYPE_CHECKING:
     from select_service.core.books.reservation import Reservation
@@ -108,6 +113,11 @@ class Claim:
         """Whether our ledger carries its load."""
         return self.reservation is not None and self.reservation.live
 
+    @property
+    def output_blocks(self) -> int:
+        """How many it counts with."""
+        return min(sum(self.outputs.values()), OUTPUT_BLOCKS_MAX)
+
     def succeeded(self, born: int) -> ClaimRecord:
         """What somebody states who adopts it: the same but for name, growth and terms."""
         adopts = [*self.record.adopts[1 - ANCESTORS_MAX :], self.key]
@@ -122,9 +132,12 @@ class Claim:
         news = False
         if growth.prefill_done and not self.prefill_done:
             self.prefill_done = news = True
+        outputs = self.outputs
         for router_id, count in growth.outputs.items():
-            if count > self.outputs.get(router_id, 0):
-                self.outputs[router_id] = count
+            if count > outputs.get(router_id, 0) and (
+                router_id in outputs or len(outputs) < OUTPUT_TELLERS_MAX
+            ):
+                outputs[router_id] = count
                 news = True
         if (growth.faded_at, -growth.fraction) > (self.faded_at, -self.fraction):
             self.faded_at, self.fraction = growth.faded_at, growth.fraction

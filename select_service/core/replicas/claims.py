@@ -24,6 +24,8 @@ from select_service.core.replicas.ends import Ends, Key
 from select_service.core.replicas.events import Stamp
 from select_service.core.replicas.lease_copies import LeaseCopies
 from select_service.core.replicas.messages import (
+    OUTPUT_BLOCKS_MAX,
+    OUTPUT_TELLERS_MAX,
     ClaimRecord,
     Closed,
     Ended,
@@ -323,9 +325,10 @@ class Claims:
     def output(self, reservation_id: str, fraction: float | None, count: int) -> None:
         """Our caller says so many more blocks are filled."""
         for claim in self.alive(reservation_id):
-            claim.outputs[self.router_id] = claim.outputs.get(self.router_id, 0) + count
+            ours = claim.outputs.get(self.router_id, 0) + count
+            claim.outputs[self.router_id] = min(ours, OUTPUT_BLOCKS_MAX)
             if fraction is not None:
-                claim.faded_at, claim.fraction = sum(claim.outputs.values()), fraction
+                claim.faded_at, claim.fraction = claim.output_blocks, fraction
             claim.noted = claim.owner != self.router_id
             self._outputs.setdefault(claim.key, claim)
 
@@ -489,9 +492,9 @@ class Claims:
 
 
 def _joined(one: Growth, other: Growth) -> Growth:
-    outputs = {
-        router_id: max(one.outputs.get(router_id, 0), other.outputs.get(router_id, 0))
-        for router_id in one.outputs.keys() | other.outputs.keys()
-    }
+    outputs = dict(one.outputs)
+    for router_id, count in other.outputs.items():
+        if router_id in outputs or len(outputs) < OUTPUT_TELLERS_MAX:
+            outputs[router_id] = max(outputs.get(router_id, 0), count)
     faded_at, minus = max((one.faded_at, -one.fraction), (other.faded_at, -other.fraction))
     return Growth(one.prefill_done or other.prefill_done, outputs, faded_at, -minus)

@@ -24,7 +24,19 @@ from select_service.types import LeaseState
 
 OWN_TOPIC: Final = b"select-service.replica.v1"
 
+OUTPUT_BLOCKS_MAX: Final = 1 << 24
+"""Output blocks that a claim counts with, whatever is told: some 200 million tokens. As many claims
+as are remembered of as many replicas as are, each with that, still are a sum that a double holds to
+the last block; a larger one would take what others have booked with it when it goes."""
+
+OUTPUT_TELLERS_MAX: Final = 1024
+"""Routers whose output blocks of one claim are counted: four times as many as are remembered."""
+
 Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]  # which leaves NaN out, too
+
+Outputs: TypeAlias = Annotated[
+    dict[U64, Annotated[int, Meta(ge=0, le=OUTPUT_BLOCKS_MAX)]], Meta(max_length=OUTPUT_TELLERS_MAX)
+]
 
 
 class Growth(Struct, frozen=True, omit_defaults=True):
@@ -38,7 +50,7 @@ class Growth(Struct, frozen=True, omit_defaults=True):
     """
 
     prefill_done: bool = False
-    outputs: dict[U64, U64] = {}
+    outputs: Outputs = {}
     faded_at: U64 = 0
     fraction: Fraction = 1.0
 

@@ -111,7 +111,7 @@ class Resolver:
         if claim.prefill_done and not reservation.prefill_done:
             ledger.prefill_complete(reservation, now, is_news=is_news)
             self.touched[partition] = None
-        outputs = sum(claim.outputs.values())
+        outputs = claim.output_blocks
         faded_at = min(claim.faded_at, outputs)  # else whoever told of them told nonsense
         faded = faded_at if claim.fraction != 1.0 else 0
         seen = reservation.output_blocks, reservation.faded_outputs, reservation.output_fraction

@@ -54,6 +54,11 @@ LAST_TURNS_MAX: Final = 1000
 LAST_WORD_S: Final = 0.1
 """And the time it has to leave this machine."""
 
+ENDPOINT_CHARS_MAX: Final = 4096
+"""Of a replica's: no name has more than 253, no path that much."""
+
+_SHOWN_CHARS: Final = 64  # of one that is longer
+
 PIECE_BYTES: Final = 64 * 1024
 """Bytes of a snapshot handed on at once."""
 
@@ -189,10 +194,13 @@ class Replicas:
 
         Raises:
             indexer.errors.InvalidEndpoint: not written like one.
-            PeerRefused: ZMQ will not connect there.
+            PeerRefused: ZMQ will not connect there, or it is longer than an endpoint can be.
             TooManyPeers: more than `--replica-peers-max`.
         """
         check_endpoint(endpoint)
+        if len(endpoint) > ENDPOINT_CHARS_MAX:
+            reason = f"it is longer than {ENDPOINT_CHARS_MAX} characters"
+            raise PeerRefused(endpoint[:_SHOWN_CHARS], reason)
         if endpoint in self.subscriptions:
             return False
         if len(self.subscriptions) >= self._limits.peers_max:

@@ -20,6 +20,7 @@ NO_DIGIT = "invalid TCP port: invalid digit found in string"
         "tcp://nohost-xyz:18136",
         "tcp://127.0.0.1:0",
         "tcp://h:00065535",
+        "tcp://h:" + "0" * 5_000 + "80",
         "ipc://x.sock",
         "inproc://x",
     ],

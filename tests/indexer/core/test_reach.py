@@ -19,6 +19,7 @@ def why(settings: ReachSettings, host: str, address: str) -> str | None:
     "address",
     [
         *("169.254.169.254", "169.254.0.1", "fe80::1", "fe80::1%eth0", "fd00:ec2::254"),
+        "fd00:ec2::23",  # gives credentials to pods of EKS
         *("100.100.100.200", "0.0.0.0", "::", "224.0.0.1", "255.255.255.255", "ff02::1"),
         *(
             "::ffff:169.254.169.254",

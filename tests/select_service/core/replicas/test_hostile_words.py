@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from select_service.core.replicas.messages import Ended, Heartbeat, Said
+import pytest
+
+from select_service.core.replicas.messages import (
+    OUTPUT_BLOCKS_MAX,
+    OUTPUT_TELLERS_MAX,
+    ClaimRecord,
+    Ended,
+    Grown,
+    Growth,
+    Heartbeat,
+    Said,
+)
+from select_service.core.replicas.wire import (
+    MalformedReplicaMessage,
+    decode_message,
+    encode_message,
+)
 from tests.select_service.core.replicas.replica import OURS, Replica
 
 
@@ -114,3 +130,70 @@ def test_more_publishers_than_allowed_are_refused() -> None:
     here.hears(Heartbeat(2, 1, 0, 0, 0))
     assert len(here.core.replica_status(here.now)) == 1
     assert here.core.replicas.counters.publishers_refused == 1
+
+
+@pytest.mark.parametrize(
+    "growth",
+    [
+        Growth(outputs={1: (1 << 64) - 1}),
+        Growth(outputs={1: (1 << 64) - 1}, faded_at=(1 << 64) - 1, fraction=0.3),
+        Growth(outputs=dict.fromkeys(range(OUTPUT_TELLERS_MAX), (1 << 64) - 1)),
+    ],
+)
+def test_output_without_end_takes_nothing_of_others_with_it(growth: Growth) -> None:
+    """Loads are sums of doubles: what is far larger than all others swallows them."""
+    here = Replica()
+    here.book("mine", 1, 5)
+    load = here.load(1)
+    assert load is not None
+    ghost = ClaimRecord("ghost", 1, "default", "default", 16, 1, 0)
+    here.hears(Said(3000, 1, 1, [ghost, Grown("ghost", 3000, 1, growth)]), "tcp://evil:1")
+    most = here.load(1)
+    assert most is not None
+    assert load[1] < most[1] <= load[1] + OUTPUT_BLOCKS_MAX
+    here.hears(Said(3000, 1, 2, [Ended("ghost", 3000, 1)]), "tcp://evil:1")
+    assert here.load(1) == load
+    here.free("mine")
+    assert here.load(1) == (0, 0, 0)
+
+
+def test_output_is_told_by_so_many_routers_and_no_more() -> None:
+    """Each of them is remembered as long as the claim: they would fill the memory, a few a word."""
+    here = Replica()
+    here.book("mine", 1, 5)
+    (claim,) = here.core.desk.announcer.claims.own.by_id.values()
+    for seq in range(1, 4):
+        first = seq * OUTPUT_TELLERS_MAX
+        told = Growth(outputs=dict.fromkeys(range(first, first + OUTPUT_TELLERS_MAX), 1))
+        here.hears(Said(3000, 1, seq, [Grown("mine", *claim.key, told)]), "tcp://evil:1")
+        early = Grown("unheard", 3000, 77, told)
+        here.hears(Said(3000, 1, seq + 10, [early]), "tcp://evil:1")
+    assert len(claim.outputs) == OUTPUT_TELLERS_MAX
+    late = ClaimRecord("unheard", 77, "default", "default", 16, 1, 0)
+    here.hears(Said(3000, 1, 20, [late]), "tcp://evil:1")
+    (unheard,) = here.core.desk.announcer.claims.alive("unheard")
+    assert len(unheard.outputs) == OUTPUT_TELLERS_MAX
+
+
+def test_our_own_count_told_to_us_does_not_overflow() -> None:
+    """What we say of it afterwards must fit the words there are."""
+    here = Replica()
+    here.book("mine", 1, 5)
+    (claim,) = here.core.desk.announcer.claims.own.by_id.values()
+    told = Growth(outputs={OURS: OUTPUT_BLOCKS_MAX, 2: OUTPUT_BLOCKS_MAX})
+    here.hears(Said(3000, 1, 1, [Grown("mine", *claim.key, told)]), "tcp://evil:1")
+    here.core.output_block("mine", 0.5, here.now)
+    said = here.turn(here.core.limits.replica_output_interval_s)
+    assert said
+    for message in said:
+        assert decode_message(*encode_message(message)) == message
+
+
+@pytest.mark.parametrize("more", [{1 << 40: 1}, {0: OUTPUT_BLOCKS_MAX + 1}, {0: -1}])
+def test_a_word_with_more_output_than_that_is_none(more: dict[int, int]) -> None:
+    told = Growth(outputs=dict.fromkeys(range(OUTPUT_TELLERS_MAX), OUTPUT_BLOCKS_MAX))
+    said = Said(3000, 1, 1, [Grown("x", 3000, 1, told)])
+    assert decode_message(*encode_message(said)) == said
+    told.outputs.update(more)
+    with pytest.raises(MalformedReplicaMessage, match="outputs"):
+        decode_message(*encode_message(said))

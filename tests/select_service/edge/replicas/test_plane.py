@@ -17,6 +17,7 @@ from select_service.core.replicas.messages import OWN_TOPIC, SnapshotEnd, Snapsh
 from select_service.core.replicas.wire import decode_part
 from select_service.edge.driver import Driver
 from select_service.edge.places import StreamCut
+from select_service.edge.replicas.plane import ENDPOINT_CHARS_MAX
 from select_service.edge.replicas.pull import Frames
 from select_service.errors import TooManySnapshots
 from select_service.types import ReservationRequest
@@ -41,6 +42,21 @@ def test_no_more_peers_than_allowed() -> None:
         assert (await client.get("/replica_sync/peers")).json() == [PEER]
 
     in_process(use, replica_sync_port=free_port(), replica_peers_max=1)
+
+
+def test_a_peer_is_no_longer_than_anything_that_can_be_connected_to() -> None:
+    """All of them are kept, written down and listed: each may have been as long as a body."""
+
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        longest = "tcp://" + "h" * (ENDPOINT_CHARS_MAX - 8) + ":9"
+        assert (await register(client, longest)).status_code == 201
+        refused = await register(client, longest.replace(":9", "h:9"))
+        assert (refused.status_code, refused.json()["code"]) == (400, "replica_peer_refused")
+        assert str(ENDPOINT_CHARS_MAX) in refused.json()["details"]["reason"]
+        assert len(refused.content) < ENDPOINT_CHARS_MAX
+        assert (await client.get("/replica_sync/peers")).json() == [longest]
+
+    in_process(use, replica_sync_port=free_port())
 
 
 def test_a_snapshot_without_replica_sync() -> None:
