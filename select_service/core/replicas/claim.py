@@ -11,8 +11,8 @@ import msgspec
 import xxhash
 
 from indexer.types import Scope
-from select_service.core.replicas.ends import ANCESTORS_MAX
 from select_service.core.replicas.messages import (
+    ANCESTORS_MAX,
     OUTPUT_BLOCKS_MAX,
     OUTPUT_TELLERS_MAX,
     ClaimRecord,

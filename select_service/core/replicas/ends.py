@@ -10,23 +10,20 @@ way, and ends nothing.
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import xxhash
 
 from select_service.core.books.bookings import key_of
 from select_service.core.memory import Memory
-from select_service.core.replicas.messages import Ended
+from select_service.core.replicas.messages import ANCESTORS_MAX, Ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Key: TypeAlias = tuple[int, int]
 """(owner, born): names one claim for ever."""
-
-ANCESTORS_MAX: Final = 8
-"""Owners in a row that may go while a reservation lives on, each adopted by the next."""
 
 
 class _End(msgspec.Struct, array_like=True, frozen=True):

@@ -32,6 +32,13 @@ the last block; a larger one would take what others have booked with it when it 
 OUTPUT_TELLERS_MAX: Final = 1024
 """Routers whose output blocks of one claim are counted: four times as many as are remembered."""
 
+ANCESTORS_MAX: Final = 8
+"""Owners in a row that may go while a reservation lives on, each adopted by the next."""
+
+ITEMS_MAX: Final = 64
+"""Statements heard under one number: twice as many as are ever said. They are taken in without a
+pause, some 20 µs each."""
+
 Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]  # which leaves NaN out, too
 
 Outputs: TypeAlias = Annotated[
@@ -77,7 +84,7 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     lora_name: Text | None = None
     selection_id: Text | None = None
     growth: Growth = Growth()
-    adopts: list[tuple[U64, U64]] = []
+    adopts: Annotated[list[tuple[U64, U64]], Meta(max_length=ANCESTORS_MAX)] = []
     ttl_s: float | None = None
     lease: LeaseState | None = None
     fairness_id: Text = ""  # whose share of the pool it is, unless the tenant's
@@ -126,7 +133,7 @@ class Closed(Struct, frozen=True, tag="closed"):
     """
 
     lease_id: Text
-    router_ids: list[U64]
+    router_ids: Annotated[list[U64], Meta(max_length=OUTPUT_TELLERS_MAX)]
 
 
 class Heartbeat(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
@@ -158,7 +165,7 @@ class Said(Struct, frozen=True, tag="said"):
     router_id: U64
     epoch: EpochNumber
     seq: U64
-    items: list[Statement]
+    items: Annotated[list[Statement], Meta(max_length=ITEMS_MAX)]
 
 
 class SnapshotHead(Struct, frozen=True, tag="head"):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from select_service.core.replicas.messages import (
+    ANCESTORS_MAX,
+    ITEMS_MAX,
     OUTPUT_BLOCKS_MAX,
     OUTPUT_TELLERS_MAX,
     ClaimRecord,
@@ -21,6 +24,7 @@ from select_service.core.replicas.wire import (
     decode_message,
     encode_message,
 )
+from select_service.types import CoreLimits
 from tests.select_service.core.replicas.replica import OURS, Replica
 
 
@@ -197,3 +201,21 @@ def test_a_word_with_more_output_than_that_is_none(more: dict[int, int]) -> None
     told.outputs.update(more)
     with pytest.raises(MalformedReplicaMessage, match="outputs"):
         decode_message(*encode_message(said))
+
+
+def test_no_message_is_long_enough_to_hold_the_loop() -> None:
+    """A message of 4 MiB with 35,000 claims took 0.6 s to be taken in."""
+    ended = Ended("a", 1, 1)
+    longest = Said(2000, 1, 1, [ended] * ITEMS_MAX)
+    assert decode_message(*encode_message(longest)) == longest
+    with pytest.raises(MalformedReplicaMessage):
+        decode_message(*encode_message(Said(2000, 1, 1, [ended] * (ITEMS_MAX + 1))))
+    assert CoreLimits().replica_items_per_message_max <= ITEMS_MAX
+    record = ClaimRecord("a", 1, "m", "t", 16, 1, 0)
+    for count in (ANCESTORS_MAX, ANCESTORS_MAX + 1):
+        said = Said(2000, 1, 1, [replace(record, adopts=[(1, at) for at in range(count)])])
+        if count <= ANCESTORS_MAX:
+            assert decode_message(*encode_message(said)) == said
+        else:
+            with pytest.raises(MalformedReplicaMessage):
+                decode_message(*encode_message(said))

@@ -95,7 +95,7 @@ def test_counters_outlive_the_scopes_they_are_summed_over(
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         await use_all(client, service)
         before = await counted(client)
-        refused = frozenset(())
+        refused: frozenset[tuple[str, str]] = frozenset()
         assert before["dynamo_rejection_request_total", refused] >= len(SCOPES)
         await close(service, *gone)
         assert fallen(before, await counted(client)) == {}
