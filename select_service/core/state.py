@@ -67,6 +67,7 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     fairness_id: str = ""
     pair: str | None = None  # of which it is a leg
     pair_answer: PairSelection | None = None  # what a repeat gets again, if it asked for a pair
+    outputs: list[tuple[int, int]] = []  # by the replica that was told of them, where there are any
 
 
 class WorkerState(msgspec.Struct, array_like=True, frozen=True):
@@ -266,7 +267,7 @@ class Reservations:
         announcer = self._desk.announcer
         if announcer.speaks:
             born = facts.born or announcer.claims.stamp().seq
-            announcer.own(partition, booking.reservation, born, facts.adopts)
+            announcer.own(partition, booking.reservation, born, facts.adopts, facts.outputs)
             for key in facts.adopts:
                 heir = announcer.claims.router_id, born
                 announcer.claims.note_end(name, key, now, by_owner=False, heir=heir)
@@ -410,6 +411,7 @@ def record_of(booking: Booking) -> ReservationRecord:
         reservation.fairness_id,
         reservation.pair,
         answer if isinstance(answer, PairSelection) else None,
+        [] if reservation.claim is None else list(reservation.claim.outputs.items()),
     )
 
 
