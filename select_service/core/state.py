@@ -111,6 +111,7 @@ class State:
         self.rooms = dict(rooms)
         self.restored: dict[str, int] = dict.fromkeys(self.rooms, 0)
         self.dropped: dict[str, int] = dict.fromkeys(self.rooms, 0)
+        self.unreadable: list[str] = []  # of those, what means nothing to this build, and why
         self._turns = {kind: number for number, kind in enumerate(self.rooms)}
 
     @property
@@ -135,14 +136,17 @@ class State:
 
         Returns:
             What is to be done; None when it was dropped (and counted), because what it refers to
-            is gone or it cannot be read.
+            is gone or it cannot be read: then `unreadable` says why.
         """
         kind, name = key
         room = self.rooms.get(kind)
+        effects = None
         try:
             effects = None if room is None else room.restore(name, record, now)
-        except (msgspec.DecodeError, ServiceError, ValueError):
-            effects = None
+        except ServiceError:
+            pass
+        except (msgspec.DecodeError, ValueError) as error:
+            self.unreadable.append(f"{kind} {name}: {error}")
         counts = self.dropped if effects is None else self.restored
         counts[kind] = counts.get(kind, 0) + 1
         return effects
