@@ -37,8 +37,8 @@ _log = logging.getLogger("select_service.state")
 RESTORE_SLICE_S: Final = 0.0003
 PROGRESS_EVERY_S: Final = 1.0
 
-NAMED_MAX: Final = 4
-NAMED_CHARS_MAX: Final = 256
+NAMED: Final = 4
+NAMED_CHARS: Final = 256
 """Records that are named where some are told of, and how much is said of one."""
 
 EPOCHS_SINCE: Final = 1_767_225_600  # 2026-01-01
@@ -198,7 +198,7 @@ class Keeper:
 def _why_unusable(directory: Path, unreadable: list[str]) -> str:
     return (
         f"state directory {directory}: {len(unreadable)} records are of another build and mean "
-        f"nothing to this one, the first is {unreadable[0][:NAMED_CHARS_MAX]}; nothing was changed:"
+        f"nothing to this one, the first is {unreadable[0][:NAMED_CHARS]}; nothing was changed:"
         " start the build that wrote them, or this one with another directory"
     )
 
@@ -212,6 +212,6 @@ def _report(rows: list[Row], dropped: list[StateKey], seconds: float, epoch: int
     }
     _log.info("state restored", extra=facts)
     if dropped:
-        named = [" ".join(key)[:NAMED_CHARS_MAX] for key in dropped[:NAMED_MAX]]
+        named = [" ".join(key)[:NAMED_CHARS] for key in dropped[:NAMED]]
         facts["first"] = ", ".join(named)
         _log.warning("restored without what had no place any more", extra=facts)

@@ -322,5 +322,5 @@ def test_what_another_build_has_written_is_not_given_up(
     for _ in range(2):
         with pytest.raises(StateDirUnusable, match=why):
             life(tmp_path, never)
-    rewritten(tmp_path, key, lambda value: value.replace(*reversed(said)))
+    rewritten(tmp_path, key, lambda value: value.replace(said[1], said[0]))
     life(tmp_path, last)
