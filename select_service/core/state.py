@@ -67,6 +67,7 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     fairness_id: str = ""
     pair: str | None = None  # of which it is a leg
     pair_answer: PairSelection | None = None  # what a repeat gets again, if it asked for a pair
+    outputs: list[tuple[int, int]] = []  # by the replica that was told of them, where there are any
 
 
 class WorkerState(msgspec.Struct, array_like=True, frozen=True):
@@ -110,6 +111,7 @@ class State:
         self.rooms = dict(rooms)
         self.restored: dict[str, int] = dict.fromkeys(self.rooms, 0)
         self.dropped: dict[str, int] = dict.fromkeys(self.rooms, 0)
+        self.unreadable: list[str] = []  # of those, what means nothing to this build, and why
         self._turns = {kind: number for number, kind in enumerate(self.rooms)}
 
     @property
@@ -134,14 +136,17 @@ class State:
 
         Returns:
             What is to be done; None when it was dropped (and counted), because what it refers to
-            is gone or it cannot be read.
+            is gone or it cannot be read: then `unreadable` says why.
         """
         kind, name = key
         room = self.rooms.get(kind)
+        effects = None
         try:
             effects = None if room is None else room.restore(name, record, now)
-        except (msgspec.DecodeError, ServiceError, ValueError):
-            effects = None
+        except ServiceError:
+            pass
+        except (msgspec.DecodeError, ValueError) as error:
+            self.unreadable.append(f"{kind} {name}: {error}")
         counts = self.dropped if effects is None else self.restored
         counts[kind] = counts.get(kind, 0) + 1
         return effects
@@ -266,7 +271,7 @@ class Reservations:
         announcer = self._desk.announcer
         if announcer.speaks:
             born = facts.born or announcer.claims.stamp().seq
-            announcer.own(partition, booking.reservation, born, facts.adopts)
+            announcer.own(partition, booking.reservation, born, facts.adopts, facts.outputs)
             for key in facts.adopts:
                 heir = announcer.claims.router_id, born
                 announcer.claims.note_end(name, key, now, by_owner=False, heir=heir)
@@ -410,6 +415,7 @@ def record_of(booking: Booking) -> ReservationRecord:
         reservation.fairness_id,
         reservation.pair,
         answer if isinstance(answer, PairSelection) else None,
+        [] if reservation.claim is None else list(reservation.claim.outputs.items()),
     )
 
 

@@ -252,7 +252,7 @@ async def _serve(settings: Settings, layers: Layers | None, entrances: Entrances
     except CannotListenError as error:
         _log.error("cannot listen on %s", error)
         return 1
-    except (IndexerError, InvalidReplicaPeer) as error:
+    except (IndexerError, InvalidReplicaPeer, StateDirUnusable) as error:
         _log.error("cannot start: %s", error)
         return 1
     finally:

@@ -251,6 +251,7 @@ class Driver:
 
         Raises:
             indexer.errors.EndpointRefused: the replica port cannot be bound.
+            StateDirUnusable: what is kept there means nothing to this build.
         """
         listeners = self.sources.open()
         if self.recording is not None:

@@ -110,7 +110,11 @@ class SelectionService:
         )
 
     async def __aenter__(self) -> Self:
-        await self.driver.start()
+        try:
+            await self.driver.start()
+        except BaseException:
+            await self.driver.close()  # nobody leaves a context that was not entered
+            raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -30,6 +30,9 @@ def fingerprint_of(request: msgspec.Struct, unknown: bytes) -> bytes:
 
     Two spellings of one hash, signed and unsigned, are the same. 1 µs for 128 blocks.
 
+    State directories keep it, and the next version must find the same in a repeat: a member that a
+    request is given from now on is UNSET unless somebody says it, and written only then.
+
     Args:
         request: as decoded, or by a caller in this process: its lists have been found right.
         unknown: canonical bytes of the members that nobody knows.

@@ -78,8 +78,18 @@ class Announcer:
         reservation: Reservation,
         born: int,
         adopts: Sequence[tuple[int, int]] = (),
+        outputs: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Claim a live reservation under this number; one from an earlier life keeps its own."""
+        """Claim a live reservation under this number; one from an earlier life keeps its own.
+
+        Args:
+            partition: it is booked in.
+            reservation: what is claimed.
+            born: the number of the claim.
+            adopts: claims of gone replicas that it took over.
+            outputs: its output blocks by the router id that was told of them. Whoever told of some
+                tells so again: as our own they would count twice. All are ours if these are others.
+        """
         before = self.claims.own.by_id.get(reservation.reservation_id)
         if before is not None and before.reservation is not None:
             # Booked anew although its rank took the first one along and nobody has swept yet.
@@ -109,7 +119,10 @@ class Announcer:
         claim = self.claims.open(record, reservation)
         claim.prefill_done = reservation.prefill_done
         if reservation.output_blocks:
-            claim.outputs[self.claims.router_id] = reservation.output_blocks
+            by_replica = dict(outputs)
+            if sum(by_replica.values()) != reservation.output_blocks:
+                by_replica = {self.claims.router_id: reservation.output_blocks}
+            claim.outputs = by_replica
             claim.faded_at = reservation.faded_outputs
             claim.fraction = reservation.output_fraction
 

@@ -255,7 +255,10 @@ class Tape:
             self.is_torn = True
         elif opening.startswith(MAGIC):
             other = opening[len(MAGIC) :].decode("ascii", "replace").strip()
-            raise BadRecording(f"format {other} of a recording; this reads format {VERSION}")
+            raise BadRecording(
+                f"format {other} of a recording; this reads format {VERSION}:"
+                " replay it with the version that wrote it"
+            )
         else:
             raise BadRecording("this is no recording of select-service")
 

@@ -18,6 +18,7 @@ import msgspec
 
 from select_service.edge.state.journal import Journal
 from select_service.edge.state.store import Identity
+from select_service.errors import StateDirUnusable
 from select_service.types import StateStatus
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ _log = logging.getLogger("select_service.state")
 
 RESTORE_SLICE_S: Final = 0.0003
 PROGRESS_EVERY_S: Final = 1.0
+
+NAMED: Final = 4
+NAMED_CHARS: Final = 256
+"""Records that are named where some are told of, and how much is said of one."""
 
 EPOCHS_SINCE: Final = 1_767_225_600  # 2026-01-01
 EPOCH_S: Final = 60
@@ -93,6 +98,10 @@ class Keeper:
 
         Returns:
             Keys whose records have no place any more.
+
+        Raises:
+            StateDirUnusable: records mean nothing to this build. Each has the checksum it was
+                written with, so another build has: to go on would be to delete them.
         """
         self._state = state
         rows = [row for row in self._rows if row.kind in state.rooms]  # others: of another build
@@ -115,6 +124,8 @@ class Keeper:
                 _log.info("restoring state", extra={"done": number + 1, "of": len(rows)})
             await asyncio.sleep(0)
             until = clock() + RESTORE_SLICE_S
+        if state.unreadable:
+            raise StateDirUnusable(_why_unusable(self.journal.store.directory, state.unreadable))
         _report(rows, dropped, clock() - started, self.epoch)
         return dropped
 
@@ -184,8 +195,16 @@ class Keeper:
         )
 
 
+def _why_unusable(directory: Path, unreadable: list[str]) -> str:
+    return (
+        f"state directory {directory}: {len(unreadable)} records are of another build and mean "
+        f"nothing to this one, the first is {unreadable[0][:NAMED_CHARS]}; nothing was changed:"
+        " start the build that wrote them, or this one with another directory"
+    )
+
+
 def _report(rows: list[Row], dropped: list[StateKey], seconds: float, epoch: int) -> None:
-    facts = {
+    facts: dict[str, object] = {
         "rows": len(rows),
         "dropped": len(dropped),
         "seconds": round(seconds, 3),
@@ -193,4 +212,6 @@ def _report(rows: list[Row], dropped: list[StateKey], seconds: float, epoch: int
     }
     _log.info("state restored", extra=facts)
     if dropped:
+        named = [" ".join(key)[:NAMED_CHARS] for key in dropped[:NAMED]]
+        facts["first"] = ", ".join(named)
         _log.warning("restored without what had no place any more", extra=facts)

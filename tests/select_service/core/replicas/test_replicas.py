@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.select_service.core.replicas.replica import Replica
+from select_service.core.changes import RESERVATION
+from tests.select_service.core.replicas.replica import Replica, pulled
+from tests.select_service.core.test_state import Disk
 from tests.select_service.core.whole_fleet import DEFAULT
 
 
@@ -94,3 +96,29 @@ def test_a_claim_without_its_worker_can_be_freed() -> None:
     here.free("a")
     there.hears(here.effects.published[0])
     assert there.load(3) == (0, 0, 0)
+
+
+def test_output_blocks_are_counted_once_after_a_restart() -> None:
+    """Who was told of how many is kept: what others had told came back as its own, and again."""
+    here, there = Replica(), Replica(2000)
+    disk = Disk(here.core.keep_changes())
+    here.book("a", 1, 1, 2)
+    there.hears(here.effects.published[0])
+    for _ in range(3):
+        there.core.output_block("a", None, there.now)
+    here.core.output_block("a", None, here.now)
+    for said in there.turn():
+        here.hears(said)
+    here.turn()
+    assert here.load(1) == (32, 6, 1)
+    disk.write(here)
+    again = Replica()
+    for key, record in disk.rows.items():
+        if key[0] == RESERVATION:
+            assert again.core.state.restore(key, record, again.now) is not None
+    assert again.load(1) == (32, 6, 1)
+    for said in there.turn(there.core.limits.replica_heartbeat_s):
+        again.hears(said)
+    again.turn()
+    pulled(again, there)
+    assert again.load(1) == (32, 6, 1)

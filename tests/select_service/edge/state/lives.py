@@ -21,9 +21,9 @@ def life(directory: Path, use: Use, *, kill: bool = False, **settings: Any) -> N
     async def run() -> None:
         chosen = replace(SETTINGS, state_dir=str(directory), **settings)
         service = create_driver(chosen)
-        await service.start()
-        transport = httpx.ASGITransport(create_app(service, chosen))
         try:
+            await service.start()
+            transport = httpx.ASGITransport(create_app(service, chosen))
             async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
                 await use(client, service)
                 service.core.check()

@@ -1,6 +1,6 @@
 """A service with a state directory: what comes back."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +8,11 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
+from select_service.core.changes import StateKey
 from select_service.edge.app import create_driver
 from select_service.edge.driver import Driver
 from select_service.edge.state.keeper import EPOCHS_SINCE, next_epoch
+from select_service.edge.state.store import Store
 from select_service.errors import StateDirUnusable
 from tests.live.ports import free_port
 from tests.select_service.core.replicas.replica import Replica
@@ -276,3 +278,49 @@ def test_a_free_is_remembered_until_the_owner_is_back(tmp_path: Path) -> None:
 
     life(tmp_path, first, kill=True, replica_sync_port=free_port())
     life(tmp_path, second, replica_sync_port=free_port())
+
+
+def rewritten(directory: Path, key: StateKey, change: Callable[[bytes], bytes]) -> None:
+    """Write one row anew, as another build may have written it."""
+    store = Store(directory)
+    store.lock()
+    try:
+        (value,) = (row.value for row in store.load().rows if (row.kind, row.name) == key)
+        store.commit([(key, change(value))])
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "said", "why"),
+    [
+        (("worker", "1"), (b"\xa7prefill", b"\xa7encoder"), "worker 1: .*'encoder'.*role"),
+        (("admission", "policy"), (b"\xacalways-admit", b"\xacalways-a-b-c"), "always-a-b-c"),
+    ],
+    ids=["worker", "admission"],
+)
+def test_what_another_build_has_written_is_not_given_up(
+    tmp_path: Path, key: StateKey, said: tuple[bytes, bytes], why: str
+) -> None:
+    """A rollback that cannot read what the newer build wrote says so, and nothing is lost by it."""
+
+    async def first(client: httpx.AsyncClient, _: Driver) -> None:
+        await post(client, "/workers", worker(1, role="prefill"))
+        await post(client, "/reservations", body("a", worker_id=1))
+        assert (await client.put("/admission", json={"policy": "always-admit"})).status_code == 200
+
+    async def never(_: httpx.AsyncClient, __: Driver) -> None:
+        pytest.fail("it has started")
+
+    async def last(client: httpx.AsyncClient, service: Driver) -> None:
+        assert (await client.get("/ready")).json()["state"]["dropped"]["reservation"] == 0
+        assert len(service.core.desk.bookings) == 1
+        assert service.core.admitting.policy == "always-admit"
+
+    life(tmp_path, first)
+    rewritten(tmp_path, key, lambda value: value.replace(*said))
+    for _ in range(2):
+        with pytest.raises(StateDirUnusable, match=why):
+            life(tmp_path, never)
+    rewritten(tmp_path, key, lambda value: value.replace(said[1], said[0]))
+    life(tmp_path, last)
