@@ -101,7 +101,7 @@ def test_a_publisher_out_of_reach_is_not_called_silent(monkeypatch: pytest.Monke
     link = LinkState(False, since, 0, 0)
     monkeypatch.setattr(service.sources, "link", lambda _: link)
     assert look(view).ranks == [], "it has just begun to connect"
-    monkeypatch.setattr(service, "_clock", lambda: since + causes.EVENTS_UNREACHABLE.after_s)
+    monkeypatch.setattr(service, "_clock", lambda: since + causes.EVENTS_UNREACHABLE.after_s + 1.0)
     assert row(look(view))["kv_state"] == "unreachable"
     link = LinkState(True, since, 1, 0)
     assert row(look(view))["kv_state"] == "silent"
