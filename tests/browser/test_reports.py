@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,10 @@ def replayed(folder: Path) -> tuple[str, list[str]]:
     return page.as_uri(), ["oracle", "450 ms", "6,000 requests", "minutes"]
 
 
+def note(some: list[str], name: str, event: object) -> None:
+    some.append(getattr(event, name))
+
+
 @pytest.mark.parametrize("made", [simulated, profiled, replayed])
 def test_a_report_can_be_read(
     browser: Browser, tmp_path: Path, made: Callable[[Path], tuple[str, list[str]]]
@@ -75,8 +80,8 @@ def test_a_report_can_be_read(
         tab = context.new_page()
         asked: list[str] = []
         complaints: list[str] = []
-        tab.on("request", lambda request, asked=asked: asked.append(request.url))
-        tab.on("console", lambda said, complaints=complaints: complaints.append(said.text))
+        tab.on("request", partial(note, asked, "url"))
+        tab.on("console", partial(note, complaints, "text"))
         tab.goto(address)
         assert len(tab.title()) > 15, "among ten tabs it is found again"
         text = tab.inner_text("body")

@@ -8,6 +8,7 @@ anything that is no worker, changes nothing.
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Final
 
@@ -59,7 +60,7 @@ class WorkersFile(Source[dict[int, WorkerSpec]]):
     def _read(self) -> tuple[_Signature, dict[int, WorkerSpec] | None]:
         try:
             with open_plain(self._path) as file:
-                about = self._path.stat()
+                about = os.fstat(file.fileno())  # of this file: another may be there by now
                 signature = (about.st_mtime_ns, about.st_size, about.st_ino)
                 if signature == self._seen:
                     return signature, None

@@ -6,9 +6,12 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
+from indexer.edge.plain_file import open_plain
+from select_service.edge.discovery import workers_file
 from select_service.edge.discovery.source import SourceFailed
 from select_service.edge.discovery.workers_file import WorkersFile
 
@@ -48,6 +51,25 @@ def test_an_atomic_replacement_is_seen_even_with_the_same_size_and_time(tmp_path
     os.utime(new, ns=(about.st_atime_ns, about.st_mtime_ns))
     new.replace(path)
     assert look(source) == {2}
+
+
+def test_a_file_that_is_replaced_as_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, new = tmp_path / "workers.json", tmp_path / "new"
+    path.write_text(text_of(1))
+    new.write_text(text_of(2, 3))
+    source = WorkersFile(str(path), 0.01)
+
+    def opened(at: Path) -> BinaryIO:
+        file = open_plain(at)
+        if new.exists():
+            new.replace(path)
+        return file
+
+    monkeypatch.setattr(workers_file, "open_plain", opened)
+    assert look(source) == {1}
+    assert look(source) == {2, 3}
 
 
 @pytest.mark.parametrize(
