@@ -152,14 +152,14 @@ class Registry:
         """Do some of the indexes' put-off removal, about `budget` nodes of it.
 
         Returns:
-            Whether another turn is due at once: some were not looked at, or are not clean.
+            Whether another turn is due at once: an index that was looked at is not clean.
         """
         some = [(at, self._indexes.get(at)) for at in self._rounds.turn(lambda: self._indexes)]
         untidy = [(at, index) for at, index in some if index is not None and not index.is_swept]
         for at, index in untidy:
             if index.sweep(max(1, budget // len(untidy))):
                 self._rounds.has_more(at)
-        return not self._rounds.is_over
+        return self._rounds.is_busy
 
     @property
     def orphan_blocks_dropped(self) -> int:

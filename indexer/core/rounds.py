@@ -55,6 +55,14 @@ class Rounds(Generic[Name]):
         return not (self._ahead or self._busy)
 
     @property
+    def is_busy(self) -> bool:
+        """Whether somebody has work left. Of two rounds in one turn, one may ask only for this.
+
+        Each begins anew when it has ended: if both had to end in the same turn, neither would rest.
+        """
+        return bool(self._busy)
+
+    @property
     def is_new(self) -> bool:
         """Whether the next turn begins a round."""
         return not self._ahead

@@ -36,6 +36,7 @@ def test_everybody_gets_a_turn_whoever_is_busy(
             busy.add(name)
         assert rounds.is_new == (turns <= 0), "a round takes no longer for those who are busy"
         assert rounds.is_over == (not busy and rounds.is_new)
+        assert rounds.is_busy == bool(busy)
 
 
 def test_the_busy_take_turns() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
+
 from indexer.types import Scope
 from select_service.core.slimming import all_tables
 from select_service.types import CoreLimits, ReservationRequest
@@ -48,6 +52,21 @@ def test_a_turn_looks_after_some_and_a_round_after_all() -> None:
         more, _ = fleet.core.tick(fleet.now)
         left.append(sum(live(fleet)))
     assert left == [7, 4, 1, 0], "more is told while somebody is left"
+
+
+@pytest.mark.parametrize("scopes", [SCOPES, 70, 100])
+def test_a_round_that_finds_nothing_ends(scopes: int) -> None:
+    """Indexes are gone round too, more a turn: no round may begin because the other goes on."""
+    fleet = Fleet()
+    for number in range(scopes):
+        fleet.worker(number, model_name=f"model-{number}")
+    while fleet.core.tick(fleet.now)[0]:
+        pass
+    fleet.now += 1.0
+    turns = 1
+    while fleet.core.tick(fleet.now)[0]:
+        turns += 1
+    assert turns == math.ceil(scopes / CoreLimits().scopes_per_turn_max)
 
 
 def test_who_has_much_to_do_keeps_nobody_waiting() -> None:
