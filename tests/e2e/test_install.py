@@ -63,7 +63,7 @@ def source_tree(folder: Path) -> Path:
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 CLEAN = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "SELECT_SERVICE_PURE")}
 NO_COMPILER = {"CC": "/bin/false"}
-QUICK = {"CFLAGS": "-O0"}  # whether it is built is asked here, not how fast it runs
+QUICK = {"CC": str(ROOT / "tests/live/quick_cc")}
 
 
 def _report(python: str, folder: Path, path: Path) -> list[object]:
