@@ -16,15 +16,15 @@ from typing import Any, Final
 import msgspec
 
 RUNS: Final = {
-    "events": 8_000,
-    "replicas": 100_000,
-    "dumps": 2_500,
-    "loads": 150_000,
-    "files": 15_000,
-    "recordings": 4_000,
-    "bodies": 40_000,
+    "events": 3_000,
+    "replicas": 40_000,
+    "dumps": 1_000,
+    "loads": 60_000,
+    "files": 6_000,
+    "recordings": 1_500,
+    "bodies": 16_000,
 }
-"""Some five seconds each."""
+"""Some seconds each."""
 
 LENGTH_MAX: Final = 4096
 MEMORY_MB: Final = 64

@@ -18,8 +18,8 @@ from tests.fuzz.heads import shuffled
 
 T = TypeVar("T")
 
-BODIES: Final = 6000  # some 20 s
-HEADS: Final = 1200  # some 12 s
+BODIES: Final = 3000  # some 10 s
+HEADS: Final = 800  # some 8 s
 HEADS_LIGHT: Final = 25
 
 

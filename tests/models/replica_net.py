@@ -150,7 +150,7 @@ class Net:
         self.lost = 0
         self.garbled = 0
         self.looks = 0
-        self.looks_per_check = 1  # a core's own promises cost most of the time
+        self.looks_per_check = 10  # a core's own promises cost most of the time
         self.promise: Callable[[Node], None] | None = None  # what a test asks for besides
         self.nodes = [Node(self, number) for number in range(nodes)]
 
