@@ -332,7 +332,7 @@ cdef int take_out(ledger, reservation) except -1:
     if get(reservations, reservation, WHOLE_OUTPUTS) or get(
         reservations, reservation, FADED_OUTPUTS
     ):
-        ledger._drop_outputs(reservation)
+        ledger._outputs.drop(reservation)
     put(reservations, reservation, LANE, NOWHERE)
     loads = get(ledgers, ledger, LEDGER_LOADS)
     work = get(all_loads, loads, LOADS_WORK)

@@ -19,6 +19,7 @@ from select_service.core.books.deadlines import Deadlines
 from select_service.core.books.decode_blocks import DecodeBlocks, rounded
 from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.books.lanes import Lanes
+from select_service.core.books.outputs import Outputs
 from select_service.core.books.recent import LOOK_EVERY_S
 from select_service.core.books.reservation import Reservation
 from select_service.core.books.slot_loads import SlotLoads
@@ -43,6 +44,7 @@ class Ledger:
         "_all_lanes",
         "_deadlines",
         "_lanes",
+        "_outputs",
         "_weights",
         "blocks",
         "changes",
@@ -67,6 +69,7 @@ class Ledger:
         """For a gate that follows; see `gatekeeping.py`."""
         self._weights = DecodeBlocks()  # by lane
         self.blocks = ActiveBlocks(self._weights)  # chains by lane
+        self._outputs = Outputs(self.blocks, self._weights)
         self._deadlines: Deadlines[Reservation] = Deadlines()
         self._all_lanes = Lanes(self._weights)
         self._lanes = self._all_lanes.by_slot
@@ -217,38 +220,19 @@ class Ledger:
         """
         assert reservation.live
         self.touch(reservation, now)
-        number = reservation.lane.number
         if decay_fraction is None:
             reservation.whole_outputs += count
-            self._weights.whole[number] += count
+            self._weights.whole[reservation.lane.number] += count
         else:
-            outputs = reservation.output_blocks + count
-            self._drop_outputs(reservation)
-            reservation.output_fraction = decay_fraction
-            if decay_fraction == 1.0:
-                reservation.whole_outputs = outputs
-            else:
-                reservation.faded_outputs = outputs
-            self._weights.add(number, outputs, decay_fraction)
-            self.blocks.fade(reservation.chain, number, decay_fraction)
+            self._outputs.fade(reservation, count, decay_fraction)
         self._grew(reservation)
 
     def resume_outputs(
         self, reservation: Reservation, whole: int, faded: int, fraction: float
     ) -> None:
-        """Give a reservation that has none the output blocks it had in another life.
-
-        The blocks it alone references get the fraction again. A prompt block that was faded and
-        shared afterwards weighs 1 again: which history it had is not among a reservation's facts.
-        """
-        number = reservation.lane.number
-        reservation.whole_outputs, reservation.faded_outputs = whole, faded
-        reservation.output_fraction = fraction
-        self._weights.whole[number] += whole
-        if faded:
-            self._weights.add(number, faded, fraction)
-        if fraction != 1.0:
-            self.blocks.fade(reservation.chain, number, fraction)
+        """Give a reservation that has none the output blocks it had in another life."""
+        assert reservation.live
+        self._outputs.resume(reservation, whole, faded, fraction)
         self._grew(reservation)
 
     def learn_outputs(
@@ -256,19 +240,7 @@ class Ledger:
     ) -> None:
         """Follow what others say: so many output blocks, the first `faded_at` with a fraction."""
         assert reservation.live
-        number = reservation.lane.number
-        faded = faded_at if fraction != 1.0 else 0
-        refade = faded_at > 0 and (
-            reservation.faded_outputs != faded or reservation.output_fraction != fraction
-        )
-        self._drop_outputs(reservation)
-        reservation.output_fraction = fraction
-        reservation.whole_outputs = outputs - faded
-        reservation.faded_outputs = faded
-        self._weights.whole[number] += outputs - faded
-        self._weights.add(number, faded, fraction)
-        if refade:
-            self.blocks.fade(reservation.chain, number, fraction)
+        self._outputs.learn(reservation, outputs, faded_at, fraction)
         self._grew(reservation)
 
     def free(self, reservation: Reservation) -> None:
@@ -298,7 +270,7 @@ class Ledger:
         blocks.release(reservation.chain, lane.number)
         reservation.chain = blocks.root  # who still holds the reservation holds no blocks
         if reservation.whole_outputs or reservation.faded_outputs:
-            self._drop_outputs(reservation)
+            self._outputs.drop(reservation)
         reservation.leave()
         self.loads.work.ended += 1
         if self.changes is not None and self.changes.names_wanted:
@@ -453,13 +425,6 @@ class Ledger:
         loads.packed = b""
         if self.changes is not None:
             self._changed(slot, self.changes)
-
-    def _drop_outputs(self, reservation: Reservation) -> None:
-        number = reservation.lane.number
-        self._weights.whole[number] -= reservation.whole_outputs
-        if reservation.faded_outputs:
-            self._weights.add(number, -reservation.faded_outputs, reservation.output_fraction)
-        reservation.whole_outputs = reservation.faded_outputs = 0
 
     def check(self) -> None:
         """Assert every promise of the ledger; O(everything)."""
