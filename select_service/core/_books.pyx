@@ -18,44 +18,58 @@ from select_service.core._load_rows cimport LoadRows
 from indexer.core.runs import common_blocks
 from select_service.core.books.active_blocks import ActiveBlocks, ChainNode
 from select_service.core.books.decode_blocks import DecodeBlocks
-from select_service.core.books.ledger import CHURN_STEP_S, Ledger
+from select_service.core.books.ledger import Ledger
+from select_service.core.books.recent import LOOK_EVERY_S
 from select_service.core.books.reservation import Lane, Reservation
+from select_service.core.books.slot_loads import SlotLoads
 from select_service.core.books.work_done import WorkDone
 
-ABI = 10  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 11  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
 
-cdef double CHURN_STEP = CHURN_STEP_S
+cdef double LOOK_EVERY = LOOK_EVERY_S
 cdef object ONE = 1
 
 cdef enum:
     LEDGER_LANES
     LEDGER_BLOCKS
     LEDGER_WEIGHTS
-    LEDGER_ROWS
-    LEDGER_WORK
+    LEDGER_LOADS
     LEDGER_DEADLINES
-    LEDGER_PREFILL_LEFT
     LEDGER_LIVE
-    LEDGER_PREFILLING
-    LEDGER_BACKLOG
-    LEDGER_PACKED
-    LEDGER_CHURNED
-    LEDGER_ASKED
-    LEDGER_COMPUTED
-    LEDGER_FADED
-    LEDGER_CHANGES
-    LEDGER_COMPUTING
-    LEDGER_FOLLOWS_QUEUES
     LEDGER_SEQUENCE_BLOCKS
 
 cdef Layout ledgers = Layout(
     Ledger(),
-    ("_lanes", "blocks", "_weights", "_rows", "work", "_deadlines", "prefill_left", "live",
-     "prefilling", "prefill_backlog", "packed", "churned", "_asked", "_computed", "_churn_faded",
-     "changes", "_computing", "follows_queues", "sequence_blocks"),
+    ("_lanes", "blocks", "_weights", "loads", "_deadlines", "live", "sequence_blocks"),
+)
+
+cdef enum:
+    LOADS_ROWS
+    LOADS_WORK
+    LOADS_RECENT
+    LOADS_PREFILL_LEFT
+    LOADS_PREFILLING
+    LOADS_BACKLOG
+    LOADS_PACKED
+    LOADS_FOLLOWS_QUEUES
+
+cdef Layout all_loads = Layout(
+    SlotLoads(),
+    ("rows", "work", "recent", "prefill_left", "prefilling", "prefill_backlog", "packed",
+     "follows_queues"),
+)
+
+cdef enum:
+    RECENT_ASKED
+    RECENT_COMPUTED
+    RECENT_CHURNED
+    RECENT_LOOKED_AT
+
+cdef Layout recents = Layout(
+    get(all_loads, all_loads.first, LOADS_RECENT), ("asked", "computed", "churned", "looked_at")
 )
 
 cdef enum:
@@ -187,7 +201,8 @@ cdef object enter(
     cdef dict booked = get(lanes, lane, LANE_RESERVATIONS)
     booked[name] = reservation
     add(ledgers, ledger, LEDGER_LIVE, ONE)
-    add(ledgers, ledger, LEDGER_PREFILLING, ONE)
+    loads = get(ledgers, ledger, LEDGER_LOADS)
+    add(all_loads, loads, LOADS_PREFILLING, ONE)
     decode = _decode(get(ledgers, ledger, LEDGER_WEIGHTS), number)
     cdef Py_ssize_t blocks = PyBytes_GET_SIZE(chain) // HASH
     if not blocks:
@@ -196,26 +211,27 @@ cdef object enter(
     held = blocks
     put(reservations, reservation, PROMPT_BLOCKS, held)
     put(reservations, reservation, CONTEXT_BLOCKS, held)
-    put(ledgers, ledger, LEDGER_PACKED, b"")
-    work = get(ledgers, ledger, LEDGER_WORK)
+    put(all_loads, loads, LOADS_PACKED, b"")
+    work = get(all_loads, loads, LOADS_WORK)
     if now > <double>get(works, work, WORK_AT):
         put(works, work, WORK_AT, at)
-    if now - <double>get(ledgers, ledger, LEDGER_FADED) > CHURN_STEP:
-        ledger._grow_older(now)
-    add(ledgers, ledger, LEDGER_COMPUTED, prefill)
-    add(ledgers, ledger, LEDGER_ASKED, isl)
-    cdef list all_left = get(ledgers, ledger, LEDGER_PREFILL_LEFT)
-    left = all_left[slot]
+    recent = get(all_loads, loads, LOADS_RECENT)
+    if now - <double>get(recents, recent, RECENT_LOOKED_AT) > LOOK_EVERY:
+        recent.look(loads.churn, now)
+    add(recents, recent, RECENT_COMPUTED, prefill)
+    add(recents, recent, RECENT_ASKED, isl)
+    cdef list by_slot = get(all_loads, loads, LOADS_PREFILL_LEFT)
+    left = by_slot[slot]
     if prefill:
         if not left:
             _starts(work, slot)
         left = left + prefill
-        all_left[slot] = left
-        add(ledgers, ledger, LEDGER_BACKLOG, prefill)
-        add(ledgers, ledger, LEDGER_CHURNED, prefill)
-        if get(ledgers, ledger, LEDGER_FOLLOWS_QUEUES):
+        by_slot[slot] = left
+        add(all_loads, loads, LOADS_BACKLOG, prefill)
+        add(recents, recent, RECENT_CHURNED, prefill)
+        if get(all_loads, loads, LOADS_FOLLOWS_QUEUES):
             get(lanes, lane, LANE_QUEUE)[name] = prefill
-    (<LoadRows>get(ledgers, ledger, LEDGER_ROWS)).book(
+    (<LoadRows>get(all_loads, loads, LOADS_ROWS)).book(
         slot, left, prefill, len(booked), decode, blocks, now
     )
     if ttl_s:
@@ -239,28 +255,29 @@ cdef int complete(ledger, reservation, double now) except -1:
     put(reservations, reservation, PREFILL_DONE, True)
     cdef Py_ssize_t slot = get(reservations, reservation, SLOT)
     tokens = get(reservations, reservation, PREFILL_TOKENS)
-    add(ledgers, ledger, LEDGER_PREFILLING, -1)
-    work = get(ledgers, ledger, LEDGER_WORK)
+    loads = get(ledgers, ledger, LEDGER_LOADS)
+    add(all_loads, loads, LOADS_PREFILLING, -1)
+    work = get(all_loads, loads, LOADS_WORK)
     if now > <double>get(works, work, WORK_AT):
         put(works, work, WORK_AT, at)
-    cdef list all_left = get(ledgers, ledger, LEDGER_PREFILL_LEFT)
-    left = all_left[slot]
+    cdef list by_slot = get(all_loads, loads, LOADS_PREFILL_LEFT)
+    left = by_slot[slot]
     if tokens:
         _hear(work, slot, tokens, get(reservations, reservation, CREATED))
         left = left - tokens
-        all_left[slot] = left
-        add(ledgers, ledger, LEDGER_BACKLOG, -tokens)
+        by_slot[slot] = left
+        add(all_loads, loads, LOADS_BACKLOG, -tokens)
         if not left:
             _stops(work, slot)
     cdef double head = 0.0
-    if get(ledgers, ledger, LEDGER_FOLLOWS_QUEUES):
+    if get(all_loads, loads, LOADS_FOLLOWS_QUEUES):
         queue = get(lanes, get(reservations, reservation, LANE), LANE_QUEUE)
         queue.pop(get(reservations, reservation, RESERVATION_ID), None)
         for waits in queue.values():
             head = waits
             break
-    (<LoadRows>get(ledgers, ledger, LEDGER_ROWS)).complete(slot, left, head, now)
-    put(ledgers, ledger, LEDGER_PACKED, b"")
+    (<LoadRows>get(all_loads, loads, LOADS_ROWS)).complete(slot, left, head, now)
+    put(all_loads, loads, LOADS_PACKED, b"")
     return 0
 
 
@@ -276,12 +293,13 @@ cdef int lengthen(ledger, reservation, double now) except -1:
     blocks = get(reservations, reservation, PROMPT_BLOCKS) + get(
         reservations, reservation, WHOLE_OUTPUTS
     )
-    (<LoadRows>get(ledgers, ledger, LEDGER_ROWS)).lengthen(
+    loads = get(ledgers, ledger, LEDGER_LOADS)
+    (<LoadRows>get(all_loads, loads, LOADS_ROWS)).lengthen(
         get(reservations, reservation, SLOT), _decode(weights, number),
         blocks - get(reservations, reservation, CONTEXT_BLOCKS),
     )
     put(reservations, reservation, CONTEXT_BLOCKS, blocks)
-    put(ledgers, ledger, LEDGER_PACKED, b"")
+    put(all_loads, loads, LOADS_PACKED, b"")
     return 0
 
 
@@ -314,21 +332,20 @@ cdef int take_out(ledger, reservation) except -1:
     if get(reservations, reservation, WHOLE_OUTPUTS) or get(
         reservations, reservation, FADED_OUTPUTS
     ):
-        ledger._drop_outputs(reservation)
+        ledger._outputs.drop(reservation)
     put(reservations, reservation, LANE, NOWHERE)
-    add(works, get(ledgers, ledger, LEDGER_WORK), WORK_ENDED, ONE)
+    loads = get(ledgers, ledger, LEDGER_LOADS)
+    work = get(all_loads, loads, LOADS_WORK)
+    add(works, work, WORK_ENDED, ONE)
     add(ledgers, ledger, LEDGER_LIVE, -1)
     decode = _decode(get(ledgers, ledger, LEDGER_WEIGHTS), number)
-    (<LoadRows>get(ledgers, ledger, LEDGER_ROWS)).free(
+    (<LoadRows>get(all_loads, loads, LOADS_ROWS)).free(
         slot, len(booked), decode, get(reservations, reservation, CONTEXT_BLOCKS)
     )
-    put(ledgers, ledger, LEDGER_PACKED, b"")
+    put(all_loads, loads, LOADS_PACKED, b"")
     if not get(reservations, reservation, PREFILL_DONE):
-        get(ledgers, ledger, LEDGER_COMPUTING)[slot] -= 1
-        add(ledgers, ledger, LEDGER_PREFILLING, -1)
         ledger._give_up(reservation, lane)
     else:
-        work = get(ledgers, ledger, LEDGER_WORK)
         (<list>get(works, work, WORK_STIRRED))[slot] = get(works, work, WORK_AT)
     return 0
 

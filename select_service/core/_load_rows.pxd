@@ -24,5 +24,6 @@ cdef class LoadRows:
         double now,
     )
     cpdef complete(self, Py_ssize_t slot, double left, double head, double now)
-    cdef int lengthen(self, Py_ssize_t slot, double decode, double blocks) except -1
+    cpdef lengthen(self, Py_ssize_t slot, double decode, double blocks)
+    cpdef give_up(self, Py_ssize_t slot, double left, double begun, int64_t prompts)
     cpdef free(self, Py_ssize_t slot, int64_t requests, double decode, double blocks)

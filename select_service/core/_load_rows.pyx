@@ -9,7 +9,7 @@ cimport cython
 from libc.math cimport ceil
 from libc.stdint cimport int64_t
 
-ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 
 @cython.final
@@ -85,13 +85,23 @@ cdef class LoadRows:
             most = ceil(head / step) * step
         self._ahead[slot] = left if left < most else most
 
-    cdef int lengthen(self, Py_ssize_t slot, double decode, double blocks) except -1:
-        """A request has become so many blocks longer; for other kernels."""
+    cpdef lengthen(self, Py_ssize_t slot, double decode, double blocks):
+        """A request has become longer; the twin says what is what."""
         if not 0 <= slot < self._decode.shape[0]:
             raise IndexError(slot)
         self._decode[slot] = decode
         self._context[slot] += blocks
-        return 0
+
+    cpdef give_up(self, Py_ssize_t slot, double left, double begun, int64_t prompts):
+        """Nobody computes a prompt, or not all of it; the twin says what is what."""
+        if not 0 <= slot < self._prefill.shape[0]:
+            raise IndexError(slot)
+        self._prefill[slot] = left
+        self._computing[slot] -= prompts
+        cdef double ahead = self._ahead[slot] - begun
+        if ahead < 0.0:
+            ahead = 0.0
+        self._ahead[slot] = left if left < ahead else ahead
 
     cpdef free(self, Py_ssize_t slot, int64_t requests, double decode, double blocks):
         """A request whose prompt is computed went."""

@@ -32,7 +32,7 @@ from select_service.core._fingerprints import BOOKING_FORM, CHOSEN_FORM
 from select_service.core.admission.queue import Ticket
 from select_service.core.booking.fingerprints import fingerprint_of
 from select_service.core.books.demand_tally import DemandTally
-from select_service.core.books.ledger import Ledger
+from select_service.core.books.slot_loads import SlotLoads
 from select_service.core.counters import Counters
 from select_service.core.decisions.lookout import Lookout
 from select_service.core.effects import NOTHING
@@ -55,7 +55,7 @@ cdef extern from "Python.h":
     bint PyBytes_CheckExact(PyObject *one)
     bint PyLong_CheckExact(PyObject *one)
 
-ABI = 8  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 9  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -162,17 +162,23 @@ cdef Layout tickets = layout_of(
 )
 
 cdef enum:
-    LEDGER_PACKED
-    LEDGER_PREFILLING
-    LEDGER_CHURNED
-    LEDGER_ASKED
-    LEDGER_COMPUTED
-    LEDGER_PACE
-    LEDGER_FOLLOWS_QUEUES
+    LOADS_PACKED
+    LOADS_PREFILLING
+    LOADS_RECENT
+    LOADS_FOLLOWS_QUEUES
 
-cdef Layout ledgers = Layout(
-    Ledger(),
-    ("packed", "prefilling", "churned", "_asked", "_computed", "pace", "follows_queues"),
+cdef Layout all_loads = Layout(
+    SlotLoads(), ("packed", "prefilling", "recent", "follows_queues")
+)
+
+cdef enum:
+    RECENT_CHURNED
+    RECENT_ASKED
+    RECENT_COMPUTED
+    RECENT_PACE
+
+cdef Layout recents = Layout(
+    get(all_loads, all_loads.first, LOADS_RECENT), ("churned", "asked", "computed", "pace")
 )
 
 cdef enum:
@@ -216,7 +222,7 @@ cdef class Glance:
     """What was seen of a partition since somebody last came, went or changed there."""
 
     cdef bint is_plain  # nobody judges, has a role or is of a class; the columns are dense
-    cdef object index, root, ledger, chains, trust, queues, queue, demand, rows
+    cdef object index, root, ledger, loads, chains, trust, queues, queue, demand, rows
     cdef Py_ssize_t block_size
     cdef object is_eagle
     cdef Pricer pricer
@@ -242,6 +248,7 @@ cdef class Glance:
             return
         self.index, self.ledger, self.trust = partition.index, partition.ledger, partition.trust
         self.root, self.chains = self.index.tree.root, self.ledger.blocks.root
+        self.loads = self.ledger.loads
         self.queues, self.demand = partition.queues, partition.demand
         self.queue = self.queues.of_class[0]
         self.pricer = partition.pricer
@@ -689,22 +696,23 @@ cdef class Shortcut:
         return answer, effects
 
     cdef bytes _packed(self, Glance glance):
-        """Return the columns as they are, and their totals; see `Ledger.columns`."""
-        ledger = glance.ledger
-        cdef bytes packed = get(ledgers, ledger, LEDGER_PACKED)
+        """Return the columns as they are, and their totals; see `SlotLoads.pack`."""
+        loads = glance.loads
+        cdef bytes packed = get(all_loads, loads, LOADS_PACKED)
         cdef double asked, found, turnover = INFINITY
         if PyBytes_GET_SIZE(packed):
             return packed
-        asked = get(ledgers, ledger, LEDGER_ASKED)
-        found = asked - <double>get(ledgers, ledger, LEDGER_COMPUTED)
+        recent = get(all_loads, loads, LOADS_RECENT)
+        asked = get(recents, recent, RECENT_ASKED)
+        found = asked - <double>get(recents, recent, RECENT_COMPUTED)
         if found > 0.0:
-            turnover = <double>get(ledgers, ledger, LEDGER_CHURNED) / (found / asked)
-        cdef double prefilling = get(ledgers, ledger, LEDGER_PREFILLING)
-        if get(ledgers, ledger, LEDGER_FOLLOWS_QUEUES):
-            packed = glance.pricer.packed(prefilling, turnover, get(ledgers, ledger, LEDGER_PACE))
+            turnover = <double>get(recents, recent, RECENT_CHURNED) / (found / asked)
+        cdef double prefilling = get(all_loads, loads, LOADS_PREFILLING)
+        if get(all_loads, loads, LOADS_FOLLOWS_QUEUES):
+            packed = glance.pricer.packed(prefilling, turnover, get(recents, recent, RECENT_PACE))
         else:
             packed = glance.pricer.packed(prefilling, turnover)
-        put(ledgers, ledger, LEDGER_PACKED, packed)
+        put(all_loads, loads, LOADS_PACKED, packed)
         return packed
 
     cdef object _place_below(self, ticket, rows, matches, double now):

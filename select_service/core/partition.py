@@ -83,11 +83,11 @@ class Partition:
         )
         self.seating = Seating()
         self.trust = Trust(trust or TrustSettings())
-        self.drainage = Drainage(self.ledger.work, prior_tokens_per_s=prefill_tokens_per_s)
+        self.drainage = Drainage(self.ledger.loads.work, prior_tokens_per_s=prefill_tokens_per_s)
         self.policy = policy
         self._weights: Weights | None = None  # by which was decided last
         self._is_kv_cost = True  # whether they leave nothing but the contract's formula
-        self.queues = ClassQueues(policy, self.seating, self.ledger, self.drainage)
+        self.queues = ClassQueues(policy, self.seating, self.ledger.loads, self.drainage)
         self.holds_to_cache = False
         """Whether requests that say nothing of it are held to a cache-hit threshold, too."""
         self.pricer = self._new_pricer()
@@ -173,7 +173,7 @@ class Partition:
             held: Groups | OverlapColumns | None = projection.matched
             if held is not None and not projection.has_lower_tiers:  # say it as the others do
                 held = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
-            seen = self.ledger.columns(), held, projection.shared, self._believed()
+            seen = self.ledger.loads.pack(), held, projection.shared, self._believed()
         return Placement(
             worker,
             dp_rank,
@@ -237,11 +237,13 @@ class Partition:
         seen: Seen | None = None
         if watched:
             believed = None if trust is None else trust.tobytes()
-            packed = ledger.packed
+            loads = ledger.loads
+            packed = loads.packed
             if not packed:
-                pace = ledger.pace if ledger.follows_queues else None
-                packed = pricer.packed(ledger.prefilling, ledger.turnover, pace)
-                ledger.packed = packed
+                recent = loads.recent
+                pace = recent.pace if loads.follows_queues else None
+                packed = pricer.packed(loads.prefilling, recent.turnover, pace)
+                loads.packed = packed
             seen = packed, matched, shared, believed
         return Placement(
             worker,
@@ -291,15 +293,16 @@ class Partition:
 
     def at_present(self, weights: Weights) -> Weights:
         """Return what a decision made now multiplies with; see `Weights`."""
-        ledger, ranks = self.ledger, max(1, self.seating.ranks)
-        return weights.at_present(ledger.prefilling / ranks, ledger.turnover / ranks, ledger.pace)
+        loads, ranks = self.ledger.loads, max(1, self.seating.ranks)
+        recent = loads.recent
+        return weights.at_present(loads.prefilling / ranks, recent.turnover / ranks, recent.pace)
 
     def costs(self, projection: Projection, rows: Rows, weights: Weights, now: float) -> Floats:
         """Return what each of the rows costs, without preferences."""
         present = self.at_present(weights)
         if present.pace:
-            ledger = self.ledger
-            worked = worked_off(ledger.heard[rows], ledger.ahead[rows], present.pace, now)
+            loads = self.ledger.loads
+            worked = worked_off(loads.heard[rows], loads.ahead[rows], present.pace, now)
             projection = projection._replace(worked=worked)
         return costs(projection, present)
 
@@ -354,9 +357,9 @@ class Partition:
             shared = self.ledger.shared_groups(prompt.sequence_hashes)
         if matches.host or matches.disk:
             overlap = matched(self.index, matches)[0]
-            return self.ledger.columns(), overlap, shared, self._believed()
+            return self.ledger.loads.pack(), overlap, shared, self._believed()
         groups = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
-        return self.ledger.columns(), groups or None, shared, self._believed()
+        return self.ledger.loads.pack(), groups or None, shared, self._believed()
 
     def _believed(self) -> bytes | None:
         trust = self.trust.column
@@ -426,11 +429,11 @@ class Partition:
             worker.slots[rank] = slot
         self.make_room()
         self.sit(worker)
-        seats = worker.spec.max_num_seqs
+        loads, seats = self.ledger.loads, worker.spec.max_num_seqs
         wait = 0 if seats is None else wait_blocks(seats, self.index.block_size)
         for slot in worker.slots.values():
-            self.ledger.limit_step(slot, worker.spec.max_num_batched_tokens)
-            self.ledger.limit_seats(slot, seats, wait)
+            loads.limit_step(slot, worker.spec.max_num_batched_tokens)
+            loads.limit_seats(slot, seats, wait)
         self._note(worker)
         if self.admission is not None:
             if worker.drain is None:
@@ -452,9 +455,9 @@ class Partition:
         self.glance = None
 
     def _new_pricer(self) -> Pricer:
-        ledger = self.ledger
-        columns = ledger.prefill, ledger.decode, ledger.churn, ledger.context
-        return Pricer(*columns, ledger.heard, ledger.ahead)
+        loads = self.ledger.loads
+        columns = loads.prefill, loads.decode, loads.churn, loads.context
+        return Pricer(*columns, loads.heard, loads.ahead)
 
     def make_room(self) -> None:
         """Let the columns follow the index, which may have got ranks of its own."""
@@ -536,6 +539,6 @@ class Partition:
         if self.admission is not None:
             self.admission.check()
         owned = {slot for _, slot in self.seating.seats()}
-        for slot, requests in enumerate(self.ledger.requests):
+        for slot, requests in enumerate(self.ledger.loads.requests):
             assert slot in owned or requests == 0, "no load without a worker"
             assert slot in owned or self.trust.factor(slot) == 1.0, "nor an opinion"

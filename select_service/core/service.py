@@ -69,13 +69,13 @@ from select_service.types.admission import AdmissionSettings
 if all(
     [
         usable("select_service._layout", 1),
-        usable("select_service.core._load_rows", 2),
+        usable("select_service.core._load_rows", 3),
         usable("select_service.core._pricer", 2),
         usable("select_service.core._record_ring", 1),
-        usable("select_service.core._books", 10),
+        usable("select_service.core._books", 11),
         usable("select_service.core._booking", 4),
         usable("select_service.core._fingerprints", 2),
-        usable("select_service.core._shortcut", 8),
+        usable("select_service.core._shortcut", 9),
     ]
 ):
     from select_service.core._booking import Clerk as _Clerk
@@ -419,7 +419,7 @@ class SelectionCore:
         self.decisions.check()
         self.room.check(self.partitions.values())
         self.admitting.totals.check(self.admitting.keepers())
-        live = sum(int(p.ledger.requests.sum()) for p in self.partitions.values())
+        live = sum(int(p.ledger.loads.requests.sum()) for p in self.partitions.values())
         assert live == len(self.desk.bookings), "every reservation has one id, and every id one"
         assert self.reader.schedulable == sum(
             len(p.seating.workers) for p in self.partitions.values()

@@ -423,7 +423,7 @@ def _rebook(
     partition: Partition, slot: int, name: str, facts: ReservationRecord, now: float
 ) -> Booking:
     ledger = partition.ledger
-    ledger.work.resumed_at = now
+    ledger.loads.work.resumed_at = now
     reservation: Reservation = ledger.book(
         name,
         slot,

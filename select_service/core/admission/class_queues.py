@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from select_service.core.admission.drainage import Drainage
     from select_service.core.admission.queue import Ticket
-    from select_service.core.books.ledger import Ledger
+    from select_service.core.books.slot_loads import SlotLoads
     from select_service.core.columns import Floats, Rows
     from select_service.core.fleet.catalog import Worker
     from select_service.core.fleet.seating import Seating
@@ -35,12 +35,12 @@ class ClassQueues:
     """Everybody who waits for a rank; classes take turns, each for up to its quantum."""
 
     def __init__(
-        self, policy: RoutingPolicy, seating: Seating, ledger: Ledger, drainage: Drainage
+        self, policy: RoutingPolicy, seating: Seating, loads: SlotLoads, drainage: Drainage
     ) -> None:
         self.of_class = [PendingQueue() for _ in policy.classes]
         self._classes = policy.classes
         self._seating = seating
-        self._ledger = ledger
+        self._loads = loads
         self._drainage = drainage
         self._turn = 0  # whose class drains next, and how often before the next one does
         self._quantum_left = policy.classes[0].quantum
@@ -86,9 +86,9 @@ class ClassQueues:
         if not self._bounded[number]:
             return False
         first = 0 if type(rows) is slice else rows[0]
-        if self._ledger.prefill_left[first] <= self._busy_above_of[number][first]:
+        if self._loads.prefill_left[first] <= self._busy_above_of[number][first]:
             return False  # nearly always, at a tenth of the price of looking at everyone
-        return bool((self._ledger.prefill[rows] > self._busy_above[number][rows]).all())
+        return bool((self._loads.prefill[rows] > self._busy_above[number][rows]).all())
 
     def busy_above(self, number: int, slot: int) -> int:
         """Return above how many tokens of prefill a slot is busy for a class."""
@@ -128,11 +128,11 @@ class ClassQueues:
         One place is free when one of them has gone, which takes what a request has to compute on
         average; whatever class it is of, the same ranks compute it.
         """
-        work = self._ledger.prefill_backlog
+        work = self._loads.prefill_backlog
         work += sum(
             queue.pending_isl_tokens - queue.pending_cached_tokens for queue in self.of_class
         )
-        requests = self._ledger.prefilling + sum(map(len, self.of_class))
+        requests = self._loads.prefilling + sum(map(len, self.of_class))
         return self._drainage.return_s(work / max(1, requests), work, self._seating.ranks, now)
 
     # -- whose turn it is ----------------------------------------------------------------------

@@ -72,7 +72,7 @@ class Gatekeeper:
         """
         self._totals = totals or Totals(settings.tenant_labels_max)
         self.pool = PoolLoad(
-            ledger,
+            ledger.loads,
             SaturationLimits(target_ttft_s=settings.slo_target_ttft_s),
             meter,
         )
@@ -98,7 +98,7 @@ class Gatekeeper:
         """Refusals for load by endpoint."""
         self.wait_times: dict[str, WaitTimes] = {}
         self.now = 0.0  # of the last refresh
-        self._ledger = ledger
+        self._ledger, self._loads = ledger, ledger.loads
         self.changes = LoadChanges(self.busy.slots, self.caps.slots)
         """What the ledger notes; while that is nothing to `look` at, no `refresh` is needed."""
         self._has_new_limits = False
@@ -244,19 +244,19 @@ class Gatekeeper:
         self._has_new_limits = False
 
     def _follow(self, slots: set[int]) -> None:
-        ledger, capped = self._ledger, self._capped
+        loads, capped = self._loads, self._capped
         busy = self.busy if self.busy.watches else None
         for slot in slots:
             seat = self._seats.get(slot)
             if seat is None:
                 continue
             if busy is not None:
-                busy.note(slot, ledger.prefill_tokens(slot), ledger.decode.item(slot))
+                busy.note(slot, loads.prefill_left[slot], loads.decode.item(slot))
             if seat[0] in capped:
                 self.caps.note(seat[0], self._inflight(seat[0]))
 
     def _inflight(self, worker_id: int) -> int:
-        requests = self._ledger.requests
+        requests = self._loads.requests
         return sum(requests.item(slot) for slot in self._slots[worker_id].values())
 
     # -- judging -------------------------------------------------------------------------------
@@ -501,10 +501,10 @@ class Gatekeeper:
         if self.changes.names_wanted:
             tenants = Counter(one.fairness_id for one in self._ledger.all_reservations())
             assert all(self.pool.tenant_in_flight(name) == n for name, n in tenants.items())
-        ledger = self._ledger
+        loads = self._loads
         assert self.changes.look or not (self.busy.slots or self.caps.slots)
         for slot in self._seats:
-            assert self.busy.is_true(slot, ledger.prefill_tokens(slot), ledger.decode.item(slot))
+            assert self.busy.is_true(slot, loads.prefill_left[slot], loads.decode.item(slot))
 
 
 def _first(rows: Rows) -> int:

@@ -1,6 +1,6 @@
 """The load of a partition's ranks as policies see it: columns, read when somebody asks.
 
-Whoever books keeps the columns (`ledger.py`; in simulations `simulator/told_loads.py`). Nothing
+Whoever books keeps the columns (`slot_loads.py`; in simulations `simulator/told_loads.py`). Nothing
 follows their changes here: one expression over all ranks costs less than following the three
 changes of each request, and no sum can drift. Knows no classes and decides nothing.
 """

@@ -90,7 +90,7 @@ class Sessions:
         if not (slot < rows.stop if isinstance(rows, slice) else bool((rows == slot).any())):
             counters.moved_ineligible += 1
             return None
-        prefill = ledger.prefill
+        prefill = ledger.loads.prefill
         if prefill[slot] - prefill[rows].min() > isl_tokens:
             counters.moved_busy += 1
             return None

@@ -79,7 +79,7 @@ class _Sums:
 
 
 def _attended(reservation: Reservation) -> int:
-    """What a request attends to, and what it weighs by being one; see `Ledger.context`."""
+    """What a request attends to, and what it weighs by being one; see `SlotLoads.context`."""
     blocks, fraction = reservation.prompt_blocks, reservation.output_fraction
     blocks += reservation.output_blocks
     return blocks if fraction == 1.0 else rounded(fraction * blocks)
@@ -91,7 +91,7 @@ def audit(ledger: Ledger) -> Iterator[Difference | None]:
     What changes in such a turn is no difference: a slot that seems to have one is looked at once
     more with nobody in between, in a µs for each of its reservations and runs.
     """
-    for slot in range(len(ledger.prefill_left)):
+    for slot in range(len(ledger.loads.prefill_left)):
         sums = _Sums(ledger.lane_of(slot))
         for reservation in tuple(ledger.reservations_on(slot)):
             if sums.steps >= STEPS_PER_TURN:
@@ -117,24 +117,27 @@ def _differences(ledger: Ledger, slot: int) -> list[Difference]:
 
 
 def _load(ledger: Ledger, slot: int, sums: _Sums) -> dict[Column, int]:
-    return sums.load(int(ledger.seats[slot]), int(ledger.wait[slot]))
+    loads = ledger.loads
+    return sums.load(int(loads.seats[slot]), int(loads.wait[slot]))
 
 
 def _carried(ledger: Ledger, slot: int) -> dict[Column, int]:
+    loads = ledger.loads
     return {
-        "requests": int(ledger.requests[slot]),
-        "computing": int(ledger.computing[slot]),
-        "prefill": ledger.prefill_tokens(slot),
-        "decode": int(ledger.decode[slot]),
-        "context": int(ledger.context[slot]),
+        "requests": int(loads.requests[slot]),
+        "computing": int(loads.computing[slot]),
+        "prefill": loads.prefill_left[slot],
+        "decode": int(loads.decode[slot]),
+        "context": int(loads.context[slot]),
     }
 
 
 def _totals(ledger: Ledger) -> list[Difference]:
     """Compare what is kept of all slots with what they carry. O(slots)."""
+    loads = ledger.loads
     totals: tuple[tuple[Column, int, int], ...] = (
-        ("requests", ledger.live, int(ledger.requests.sum())),
-        ("computing", ledger.prefilling, int(ledger.computing.sum())),
-        ("prefill", ledger.prefill_backlog, sum(ledger.prefill_left)),
+        ("requests", ledger.live, int(loads.requests.sum())),
+        ("computing", loads.prefilling, int(loads.computing.sum())),
+        ("prefill", loads.prefill_backlog, sum(loads.prefill_left)),
     )
     return [Difference(None, what, kept, slots) for what, kept, slots in totals if kept != slots]

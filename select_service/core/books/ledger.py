@@ -1,265 +1,92 @@
-"""The book of active load of one partition: reservations, and P, D and requests per slot.
+"""The book of active load of one partition: who is booked where, and until when.
 
 The only writer of load. It does not decide who gets a request, knows no HTTP and reads no clock;
-`partition.py` books and frees here, `projection.py` reads the columns and the shared prefixes,
-`active_blocks.py` below counts distinct blocks, `deadlines.py` knows who expires and `lanes.py`
-what becomes of a slot whose rank has gone. Contract 4.
+`partition.py` books and frees here, what each slot carries then is in `slot_loads.py`. Below,
+`active_blocks.py` counts distinct blocks, `deadlines.py` knows who expires and `lanes.py` what
+becomes of a slot whose rank has gone. Contract 4.
 """
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from indexer.compiled import usable
 from indexer.types import HASH_BYTES
 from select_service.core.books.active_blocks import ActiveBlocks
 from select_service.core.books.deadlines import Deadlines
 from select_service.core.books.decode_blocks import DecodeBlocks, rounded
-from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.books.lanes import Lanes
-from select_service.core.books.loads import PACE, TOTALS
+from select_service.core.books.outputs import Outputs
+from select_service.core.books.recent import LOOK_EVERY_S
 from select_service.core.books.reservation import Reservation
-from select_service.core.books.work_done import WorkDone
-
-if not TYPE_CHECKING and usable("select_service.core._load_rows", 2):
-    from select_service.core._load_rows import LoadRows
-else:
-    from select_service.core.books.plain_load_rows import LoadRows
+from select_service.core.books.slot_loads import SlotLoads
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sized
-
-    from numpy.typing import NDArray
 
     from indexer.types import PackedHashes
     from select_service.core.books.load_changes import LoadChanges
     from select_service.core.books.reservation import Lane
     from select_service.core.columns import Floats, Slots
 
-CHURN_MEMORY_S: Final = 300.0
-"""After so long a booking counts for a third. What is compared are ranks of one fleet: between a
-minute and a quarter of an hour it makes no difference that could be measured."""
-
-CHURN_STEP_S: Final = 1.0
-"""Between two looks at how old it is."""
-
-STEP_TOKENS: Final = 8_192
-"""What a rank computes in one step where its record says nothing (`max_num_batched_tokens`)."""
-
-SEATS_MAX: Final = 2**62
-"""Requests that a rank runs at once where its record says nothing (`max_num_seqs`), or more."""
-
 BLOCKS_PER_STEP: Final = 64
 """Blocks nobody else has booked that cost about as much to forget as one short reservation."""
 
 
 class Ledger:
-    """Active load per slot, kept up with every booking and lifecycle call.
-
-    The columns are replaced, not resized, by `ensure`; read them through the ledger every time.
-    """
+    """Reservations by slot, and the load they make, kept up with every lifecycle call."""
 
     __slots__ = (
         "__weakref__",
         "_all_lanes",
-        "_asked",
-        "_churn",
-        "_churn_faded",
-        "_computed",
-        "_computing",
-        "_context",
         "_deadlines",
-        "_decode",
         "_lanes",
-        "_loads",
-        "_meter",
-        "_prefill",
-        "_queues",
-        "_rows",
+        "_outputs",
         "_weights",
-        "ahead",
         "blocks",
         "changes",
-        "churn",
-        "churned",
-        "computing",
-        "context",
-        "decode",
-        "follows_queues",
-        "heard",
         "live",
-        "pace",
-        "packed",
-        "prefill",
-        "prefill_backlog",
-        "prefill_left",
-        "prefilling",
-        "requests",
-        "seats",
+        "loads",
         "sequence_blocks",
-        "step",
         "tenures",
-        "wait",
-        "work",
     )
 
-    def __init__(  # noqa: PLR0915 - one line a column
+    def __init__(
         self, *, prior_tokens_per_s: float = PRIOR_TOKENS_PER_S, sequence_blocks: int = 0
     ) -> None:
-        self.prefill: Floats = np.zeros(0)
-        """P: booked prefill tokens of reservations whose prefill is not complete."""
-        self.decode: Floats = np.zeros(0)
-        """D: weight of the distinct live blocks, rounded half up."""
-        self.requests: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        """Live reservations."""
-        self.computing: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        """Of them, those whose prefill is not complete."""
-        self.context: Floats = np.zeros(0)
-        """Blocks that live requests attend to: those several have in common count for each, as an
-        engine reads them for each, and a prompt without a whole block counts as one. Each request
-        has `sequence_blocks` beside them, and from the one in the last seat on `wait`. Whole
-        numbers."""
+        self.loads = SlotLoads(prior_tokens_per_s=prior_tokens_per_s)
+        """What every slot carries; always the same object."""
         self.sequence_blocks = sequence_blocks
         """What a request weighs in the context by being one: `SEQUENCE_TOKENS` of the pricing."""
-        self.seats: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        """Requests that each rank runs at once; who comes when they are taken waits there."""
-        self.wait: Floats = np.zeros(0)
-        """What it weighs in the context to wait until one more of them has ended."""
         self.tenures: list[int] = []
         """How many ranks had the slot before."""
-        self.churn: Floats = np.zeros(0)
-        """Prefill tokens booked lately, which `CHURN_MEMORY_S` forgets: what went into a cache."""
-        self.churned = 0.0
-        """The sum of that."""
-        self._asked = 0.0  # tokens of the prompts booked lately, forgotten in the same way
-        self._computed = 0.0  # of them, those that nobody had cached
-        self._churn_faded = 0.0  # when
-        self.prefill_backlog = 0
-        """The sum of P."""
-        self.work = WorkDone()
-        self.heard: Floats = np.zeros(0)
-        """When P was known to be what is still to be computed, in monotonic seconds: when somebody
-        came to an empty queue, and whenever a prompt is said to be computed."""
-        self.ahead: Floats = np.zeros(0)
-        """Tokens of P that may have been computed since without a word: what was in it then, and no
-        more than the steps of the prompt whose turn it was, after which its first token would have
-        come. Of a rank that hangs no more is thought to be done, however long it says nothing."""
-        self.step: Floats = np.zeros(0)
-        """Tokens that each rank computes in a step."""
-        # its own: who else looks at a meter, and when, must not decide anything
-        self._meter = DrainMeter(self.work, prior_tokens_per_s=prior_tokens_per_s)
-        self.pace = prior_tokens_per_s
-        """Tokens that a rank which has any computes in a second; measured anew with the churn."""
-        self.follows_queues = False
-        """Whether it is known whose turn it is, and `columns` says what is behind P, too: only who
-        prices by it pays for that."""
-        self._view()
-        self.prefill_left: list[int] = []
-        """P again, by slot, as whole numbers: doubles would drift beyond 2^53."""
+        self.live = 0
+        """Reservations."""
+        self.changes: LoadChanges | None = None
+        """For a gate that follows; see `gatekeeping.py`."""
         self._weights = DecodeBlocks()  # by lane
         self.blocks = ActiveBlocks(self._weights)  # chains by lane
+        self._outputs = Outputs(self.blocks, self._weights)
         self._deadlines: Deadlines[Reservation] = Deadlines()
-        self.live = 0  # reservations
-        self.prefilling = 0  # those whose prefill is not complete
         self._all_lanes = Lanes(self._weights)
         self._lanes = self._all_lanes.by_slot
-        self.changes: LoadChanges | None = None  # for a gate that follows; see `gatekeeping.py`
 
     def ensure(self, capacity: int) -> None:
         """Make room for slots below `capacity`; never shrinks."""
-        missing = capacity - len(self._lanes)
-        if missing <= 0:
-            return
-        self.prefill = np.concatenate([self.prefill, np.zeros(missing)])
-        self.decode = np.concatenate([self.decode, np.zeros(missing)])
-        self.requests = np.concatenate([self.requests, np.zeros(missing, dtype=np.int64)])
-        self.computing = np.concatenate([self.computing, np.zeros(missing, dtype=np.int64)])
-        self.churn = np.concatenate([self.churn, np.zeros(missing)])
-        self.context = np.concatenate([self.context, np.zeros(missing)])
-        self.heard = np.concatenate([self.heard, np.zeros(missing)])
-        self.ahead = np.concatenate([self.ahead, np.zeros(missing)])
-        self.step = np.concatenate([self.step, np.full(missing, float(STEP_TOKENS))])
-        self.seats = np.concatenate([self.seats, np.full(missing, SEATS_MAX)])
-        self.wait = np.concatenate([self.wait, np.zeros(missing)])
-        self._view()
-        self.prefill_left += [0] * missing
-        self.tenures += [0] * missing
-        self.work.ensure(capacity)
+        self.loads.ensure(capacity)
+        self.tenures += [0] * (capacity - len(self.tenures))
         self._all_lanes.ensure(capacity)
-
-    def _view(self) -> None:
-        """The columns once more, for one element at a time: numpy takes half as long again."""
-        self._prefill = self.prefill.data
-        self._decode = self.decode.data
-        self._computing = self.computing.data
-        self._churn = self.churn.data
-        self._context = self.context.data
-        self._loads = self._prefill, self._decode, self._churn, self._context
-        self._queues = self.heard.data, self.ahead.data
-        columns = self.prefill, self.decode, self.churn, self.context, self.requests, self.computing
-        self._rows = LoadRows(*columns, self.heard, self.ahead, self.step, self.seats, self.wait)
-        self.packed = b""
-        """What `columns` returns, b"" when it has to be made anew: any load has changed."""
-
-    @property
-    def turnover(self) -> float:
-        """The churn of all slots over the share of prompts that was found lately, in tokens.
-
-        What a rank's churn is measured by: where little is found, little of what goes out of a
-        cache would have been asked for again; infinite where nothing is.
-        """
-        found = self._asked - self._computed
-        return self.churned / (found / self._asked) if found > 0.0 else math.inf
-
-    def columns(self) -> bytes:
-        """Return P, D, churn and context of every slot, and their `TOTALS`; see `loads.py`.
-
-        It is the same object while nothing changes.
-        """
-        packed = self.packed
-        if not packed:
-            totals = TOTALS.pack(self.prefilling, self.turnover)
-            packed = b"".join((*self._loads, totals))
-            if self.follows_queues:
-                packed = b"".join((packed, *self._queues, PACE.pack(self.pace)))
-            self.packed = packed
-        return packed
 
     def follow_queues(self, wanted: bool) -> None:  # noqa: FBT001 - a switch
         """Begin to follow queues, or end; of who is in them already nobody learns."""
-        if self.follows_queues and not wanted:
+        loads = self.loads
+        if loads.follows_queues and not wanted:
             for lane in self._lanes:
                 lane.queue = OrderedDict()
-        self.follows_queues, self.packed = wanted, b""
-
-    def limit_step(self, slot: int, tokens: int | None) -> None:
-        """Who sits on a slot computes so many tokens in a step; None: nobody says."""
-        step = float(STEP_TOKENS if tokens is None else tokens)
-        if step == self.step[slot]:  # as whoever registers again and again says
-            return
-        self.step[slot] = step
-        self.ahead[slot] = min(self.ahead[slot], step)
-        self.packed = b""
-
-    def limit_seats(self, slot: int, seats: int | None, wait: int) -> None:
-        """Who sits on a slot runs so many requests at once.
-
-        Args:
-            slot: whose.
-            seats: 1 or more; None: nobody says.
-            wait: blocks that the context has more for each that the next one must wait for.
-        """
-        seats = SEATS_MAX if seats is None else min(seats, SEATS_MAX)
-        if seats == self.seats[slot] and wait == self.wait[slot]:  # as above
-            return
-        self.context[slot] -= self._waits(slot)
-        self.seats[slot], self.wait[slot] = seats, wait
-        self.context[slot] += self._waits(slot)
-        self.packed = b""
+        loads.follows_queues, loads.packed = wanted, b""
 
     # -- lifecycle -----------------------------------------------------------------------------
 
@@ -281,38 +108,41 @@ class Ledger:
         some tens of nanoseconds for each block that nobody has booked on any slot.
         """
         lane = self._lanes[slot]
-        assert reservation_id not in lane.reservations
-        chain = self.blocks.acquire(sequence_hashes, lane.number)
+        booked, number = lane.reservations, lane.number
+        assert reservation_id not in booked
+        chain = self.blocks.acquire(sequence_hashes, number)
         reservation = Reservation(reservation_id, slot, lane, chain, prefill_tokens, now)
         reservation.isl_tokens = isl_tokens
         reservation.fairness_id = fairness_id
-        booked = lane.reservations
         booked[reservation_id] = reservation
         self.live += 1
-        self.prefilling += 1
-        decode = self._weights.count(lane.number)
+        decode = self._weights.count(number)
         # a prompt shorter than a block is no nothing
         blocks = (len(sequence_hashes) // HASH_BYTES or 1) + self.sequence_blocks
         reservation.prompt_blocks = reservation.context_blocks = blocks
-        self.packed = b""
-        work = self.work
+        loads = self.loads
+        loads.prefilling += 1
+        loads.packed = b""
+        work = loads.work
         if now > work.at:  # noqa: PLR1730 - time does not go back; max() is slow
             work.at = now
-        if now - self._churn_faded > CHURN_STEP_S:
-            self._grow_older(now)
-        self._computed += prefill_tokens
-        self._asked += isl_tokens
-        left = self.prefill_left[slot]
+        recent = loads.recent
+        if now - recent.looked_at > LOOK_EVERY_S:
+            recent.look(loads.churn, now)
+        recent.computed += prefill_tokens
+        recent.asked += isl_tokens
+        by_slot = loads.prefill_left
+        left = by_slot[slot]
         if prefill_tokens:
             if not left:
                 work.starts(slot)
             left += prefill_tokens
-            self.prefill_left[slot] = left
-            self.prefill_backlog += prefill_tokens
-            self.churned += prefill_tokens
-            if self.follows_queues:
+            by_slot[slot] = left
+            loads.prefill_backlog += prefill_tokens
+            recent.churned += prefill_tokens
+            if loads.follows_queues:
                 lane.queue[reservation_id] = prefill_tokens
-        self._rows.book(slot, left, prefill_tokens, len(booked), decode, blocks, now)
+        loads.rows.book(slot, left, prefill_tokens, len(booked), decode, blocks, now)
         if ttl_s:
             self._deadlines.add(reservation, ttl_s, now)
         changes = self.changes
@@ -335,32 +165,35 @@ class Ledger:
         It is no news where it was computed before it was booked here, as of what was kept or what
         a replica tells: how fast ranks compute nobody learns by it.
         """
-        assert reservation.lane.is_open
+        lane = reservation.lane
+        assert lane.is_open
         reservation.touched = now
         if reservation.ttl_s:
             self._deadlines.touch(reservation, now)
         if not reservation.prefill_done:
             reservation.prefill_done = True
             slot, tokens = reservation.slot, reservation.prefill_tokens
-            self.prefilling -= 1
-            work = self.work
+            loads = self.loads
+            loads.prefilling -= 1
+            work = loads.work
             if now > work.at:  # noqa: PLR1730 - as above
                 work.at = now
-            left, head = self.prefill_left[slot], 0
+            by_slot = loads.prefill_left
+            left, head = by_slot[slot], 0
             if tokens:
                 if is_news:
                     work.hear(slot, tokens, reservation.created)
                 left -= tokens
-                self.prefill_left[slot] = left
-                self.prefill_backlog -= tokens
+                by_slot[slot] = left
+                loads.prefill_backlog -= tokens
                 if not left:
                     work.stops(slot)
-            queue = reservation.lane.queue
+            queue = lane.queue
             if queue:
                 queue.pop(reservation.reservation_id, None)
                 head = next(iter(queue.values()), 0)
-            self._rows.complete(slot, left, head, now)
-            self.packed = b""
+            loads.rows.complete(slot, left, head, now)
+            loads.packed = b""
             changes = self.changes
             if (
                 changes is not None
@@ -373,9 +206,9 @@ class Ledger:
         """Of an incomplete prefill, so many tokens are left."""
         assert not reservation.prefill_done
         self._give_up(reservation, reservation.lane, tokens)
-        self.packed = b""
         reservation.prefill_tokens = tokens
-        self._changed(reservation.slot)
+        if self.changes is not None:
+            self._changed(reservation.slot, self.changes)
 
     def output_block(
         self, reservation: Reservation, decay_fraction: float | None, now: float, count: int = 1
@@ -387,68 +220,28 @@ class Ledger:
         """
         assert reservation.live
         self.touch(reservation, now)
-        number = reservation.lane.number
         if decay_fraction is None:
             reservation.whole_outputs += count
-            self._weights.whole[number] += count
+            self._weights.whole[reservation.lane.number] += count
         else:
-            outputs = reservation.output_blocks + count
-            self._drop_outputs(reservation)
-            reservation.output_fraction = decay_fraction
-            if decay_fraction == 1.0:
-                reservation.whole_outputs = outputs
-            else:
-                reservation.faded_outputs = outputs
-            self._weights.add(number, outputs, decay_fraction)
-            self.blocks.fade(reservation.chain, number, decay_fraction)
-        self._decode[reservation.slot] = self._weights.count(number)
-        self._attend(reservation)
-        self.packed = b""
-        self._changed(reservation.slot)
+            self._outputs.fade(reservation, count, decay_fraction)
+        self._grew(reservation)
 
     def resume_outputs(
         self, reservation: Reservation, whole: int, faded: int, fraction: float
     ) -> None:
-        """Give a reservation that has none the output blocks it had in another life.
-
-        The blocks it alone references get the fraction again. A prompt block that was faded and
-        shared afterwards weighs 1 again: which history it had is not among a reservation's facts.
-        """
-        number = reservation.lane.number
-        reservation.whole_outputs, reservation.faded_outputs = whole, faded
-        reservation.output_fraction = fraction
-        self._weights.whole[number] += whole
-        if faded:
-            self._weights.add(number, faded, fraction)
-        if fraction != 1.0:
-            self.blocks.fade(reservation.chain, number, fraction)
-        self._decode[reservation.slot] = self._weights.count(number)
-        self._attend(reservation)
-        self.packed = b""
-        self._changed(reservation.slot)
+        """Give a reservation that has none the output blocks it had in another life."""
+        assert reservation.live
+        self._outputs.resume(reservation, whole, faded, fraction)
+        self._grew(reservation)
 
     def learn_outputs(
         self, reservation: Reservation, outputs: int, faded_at: int, fraction: float
     ) -> None:
         """Follow what others say: so many output blocks, the first `faded_at` with a fraction."""
         assert reservation.live
-        number = reservation.lane.number
-        faded = faded_at if fraction != 1.0 else 0
-        refade = faded_at > 0 and (
-            reservation.faded_outputs != faded or reservation.output_fraction != fraction
-        )
-        self._drop_outputs(reservation)
-        reservation.output_fraction = fraction
-        reservation.whole_outputs = outputs - faded
-        reservation.faded_outputs = faded
-        self._weights.whole[number] += outputs - faded
-        self._weights.add(number, faded, fraction)
-        if refade:
-            self.blocks.fade(reservation.chain, number, fraction)
-        self._decode[reservation.slot] = self._weights.count(number)
-        self._attend(reservation)
-        self.packed = b""
-        self._changed(reservation.slot)
+        self._outputs.learn(reservation, outputs, faded_at, fraction)
+        self._grew(reservation)
 
     def free(self, reservation: Reservation) -> None:
         """Take a live reservation out of the book."""
@@ -457,14 +250,14 @@ class Ledger:
         self._take_out(reservation)
         self.live -= 1
         decode = self._weights.count(lane.number)
-        self._rows.free(slot, len(lane.reservations), decode, reservation.context_blocks)
-        self.packed = b""
+        loads = self.loads
+        loads.rows.free(slot, len(lane.reservations), decode, reservation.context_blocks)
+        loads.packed = b""
         if not reservation.prefill_done:
-            self._computing[slot] -= 1
-            self.prefilling -= 1
             self._give_up(reservation, lane)
         else:
-            self.work.stirred[slot] = self.work.at
+            work = loads.work
+            work.stirred[slot] = work.at
         changes = self.changes
         if changes is not None and changes.look and (slot in changes.busy or slot in changes.full):
             changes.note(slot)
@@ -473,34 +266,15 @@ class Ledger:
         lane = reservation.lane
         del lane.reservations[reservation.reservation_id]
         self._deadlines.remove(reservation)
-        self.blocks.release(reservation.chain, lane.number)
-        reservation.chain = self.blocks.root  # who still holds the reservation holds no blocks
+        blocks = self.blocks
+        blocks.release(reservation.chain, lane.number)
+        reservation.chain = blocks.root  # who still holds the reservation holds no blocks
         if reservation.whole_outputs or reservation.faded_outputs:
-            self._drop_outputs(reservation)
+            self._outputs.drop(reservation)
         reservation.leave()
-        self.work.ended += 1
+        self.loads.work.ended += 1
         if self.changes is not None and self.changes.names_wanted:
             self.changes.ended.append(reservation.fairness_id)
-
-    def _grow_older(self, now: float) -> None:
-        """Let what was computed count for less, and measure. O(slots), a µs for a thousand."""
-        left = math.exp((self._churn_faded - now) / CHURN_MEMORY_S)
-        self.churn *= left
-        self.churned = float(self.churn.sum())
-        self._asked *= left
-        self._computed *= left
-        self._churn_faded = now
-        self.pace = self._meter.tokens_per_s
-
-    def silent(self, now: float) -> int:
-        """Count ranks that have something to compute and seem to hang; see `WorkDone.silent`."""
-        return self.work.silent(now, self.prefill, self.ahead, self.pace)
-
-    def _forget_churn(self, slot: int) -> None:
-        """Whoever comes to a slot has an empty cache."""
-        self.churn[slot] = 0.0
-        self.packed = b""
-        self.churned = float(self.churn.sum())
 
     # -- a rank goes ---------------------------------------------------------------------------
 
@@ -510,19 +284,16 @@ class Ledger:
         They are live no longer and count nowhere; `sweep` returns them later. O(1), whatever their
         number.
         """
-        self._forget_churn(slot)
+        self.loads.forget_churn(slot)
         self.tenures[slot] += 1
         dropped = len(self._lanes[slot].reservations)
         if not dropped:
             return 0
         self._all_lanes.close(slot)
         self.live -= dropped
-        self.prefilling -= self._computing[slot]
-        self._add_prefill(slot, -self.prefill_left[slot])
-        self.requests[slot] = self.decode[slot] = self._computing[slot] = 0
-        self.context[slot] = 0.0
-        self.packed = b""
-        self._changed(slot)
+        self.loads.clear(slot)
+        if self.changes is not None:
+            self._changed(slot, self.changes)
         return dropped
 
     def sweep(self, limit: int) -> list[Reservation]:
@@ -598,10 +369,6 @@ class Ledger:
         assert reservation.live
         return self.blocks.chain(reservation.chain)
 
-    def prefill_tokens(self, slot: int) -> int:
-        """P as an exact integer, for answers."""
-        return self.prefill_left[slot]
-
     def lane_of(self, slot: int) -> int:
         """The number under which chains know who is on a slot now."""
         return self._lanes[slot].number
@@ -617,105 +384,70 @@ class Ledger:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _changed(self, slot: int) -> None:
+    def _changed(self, slot: int, changes: LoadChanges) -> None:
         """Its blocks or tokens have, its requests have not become more."""
-        changes = self.changes
-        if changes is not None and (
-            self._decode[slot] > changes.decode_alarm
-            or self.prefill_left[slot] > changes.prefill_alarm
+        if (
+            self.loads.decode[slot] > changes.decode_alarm
+            or self.loads.prefill_left[slot] > changes.prefill_alarm
             or slot in changes.busy
             or slot in changes.full
         ):
             changes.note(slot)
 
-    def _add_prefill(self, slot: int, tokens: int) -> None:
-        if not tokens:
-            return
-        self.prefill_backlog += tokens
-        left = self.prefill_left[slot] + tokens
-        self.prefill_left[slot] = self._prefill[slot] = left
-        if tokens < 0 and self.ahead[slot] > left:  # given up, which says nothing of the rest
-            self.ahead[slot] = left
-        if left == tokens:
-            self.work.starts(slot)
-        elif not left:
-            self.work.stops(slot)
-
-    def _give_up(self, reservation: Reservation, lane: Lane, left: int = 0) -> None:
-        """A prompt leaves P without having been computed, or all but `left` of it does.
+    def _give_up(self, reservation: Reservation, lane: Lane, left: int | None = None) -> None:
+        """A prompt leaves P without having been computed, or so many of its tokens are left.
 
         If its turn had come, what may have been done was of its tokens: with them it is over, or
         those behind it would count as done, by nobody's word, for as long as nobody says any.
         """
         slot, name, queue = reservation.slot, reservation.reservation_id, lane.queue
-        tokens = reservation.prefill_tokens
-        if name not in queue or next(iter(queue)) == name:  # if nobody knows, it may have come
-            self.ahead[slot] = max(0.0, self.ahead[slot] - tokens)
+        loads, tokens, gone = self.loads, reservation.prefill_tokens, left is None
+        # if nobody knows, its turn may have come
+        begun = tokens if name not in queue or next(iter(queue)) == name else 0
         if not left:
+            left = 0
             queue.pop(name, None)
             if tokens:
-                self.work.doubt(slot)
+                loads.work.doubt(slot)
         elif name in queue:
             queue[name] = left
-        self._add_prefill(slot, left - tokens)
+        loads.give_up(slot, loads.prefill_left[slot] - tokens + left, begun, gone)
 
-    def _attend(self, reservation: Reservation) -> None:
+    def _grew(self, reservation: Reservation) -> None:
         """Follow its output; a fraction of its blocks is a fraction of its context."""
         blocks = reservation.prompt_blocks + reservation.output_blocks
         if reservation.output_fraction != 1.0:
             blocks = rounded(reservation.output_fraction * blocks)
-        self._context[reservation.slot] += blocks - reservation.context_blocks
+        slot, loads = reservation.slot, self.loads
+        decode = self._weights.count(reservation.lane.number)
+        loads.rows.lengthen(slot, decode, blocks - reservation.context_blocks)
         reservation.context_blocks = blocks
-
-    def _waits(self, slot: int) -> float:
-        """What the next one on a slot waits for weighs so much."""
-        before = max(0, int(self.requests[slot]) + 1 - int(self.seats[slot]))
-        return before * float(self.wait[slot])
-
-    def _drop_outputs(self, reservation: Reservation) -> None:
-        number = reservation.lane.number
-        self._weights.whole[number] -= reservation.whole_outputs
-        if reservation.faded_outputs:
-            self._weights.add(number, -reservation.faded_outputs, reservation.output_fraction)
-        reservation.whole_outputs = reservation.faded_outputs = 0
+        loads.packed = b""
+        if self.changes is not None:
+            self._changed(slot, self.changes)
 
     def check(self) -> None:
         """Assert every promise of the ledger; O(everything)."""
+        loads = self.loads
         self.blocks.check()
         assert self.live == sum(len(lane.reservations) for lane in self._lanes)
         for slot, lane in enumerate(self._lanes):
             of_slot = lane.reservations.values()
             assert all(r.live and r.lane is lane and r.slot == slot for r in of_slot)
-            assert self.requests[slot] == len(of_slot)
-            assert self.computing[slot] == sum(not r.prefill_done for r in of_slot)
+            assert loads.requests[slot] == len(of_slot)
+            assert loads.computing[slot] == sum(not r.prefill_done for r in of_slot)
             waiting = sum(r.prefill_tokens for r in of_slot if not r.prefill_done)
-            assert self.prefill_left[slot] == waiting, "P is the sum of what is not complete"
-            assert self.prefill[slot] == float(waiting)
-            assert self.decode[slot] == self._weights.count(lane.number)
+            assert loads.prefill_left[slot] == waiting, "P is the sum of what is not complete"
+            assert loads.decode[slot] == self._weights.count(lane.number)
             waits = {r.reservation_id: r.prefill_tokens for r in of_slot if not r.prefill_done}
-            assert self.follows_queues or not lane.queue
+            assert loads.follows_queues or not lane.queue
             assert lane.queue.items() <= waits.items(), "whose turn may come"
             assert list(lane.queue) == [one for one in waits if one in lane.queue], "as they came"
             attended = sum(r.context_blocks for r in of_slot)
-            assert self.context[slot] == attended + self._waits(slot)
+            assert loads.context[slot] == attended + loads.waits(slot)
             if not of_slot:
-                assert self.decode[slot] == 0, "an idle slot carries nothing, exactly"
-        columns = self.prefill, self.decode, self.churn, self.context
-        loads = b"".join(column.tobytes() for column in columns)
-        loads += TOTALS.pack(self.prefilling, self.turnover)
-        if self.follows_queues:
-            loads += self.heard.tobytes() + self.ahead.tobytes() + PACE.pack(self.pace)
-        assert self.columns() == loads, "a true copy"
-        assert (self.ahead >= 0.0).all()
-        assert (self.ahead <= self.prefill).all(), "no more can be done than there is to do"
-        assert (self.heard <= self.work.at).all()
-        assert self.pace > 0.0
-        assert (self.churn >= 0.0).all()
-        assert self.turnover >= self.churned, "no more is found than is asked for"
-        assert math.isclose(self.churned, self.churn.sum(), rel_tol=1e-9, abs_tol=1e-3)
-        assert self.prefilling == self.computing.sum()
-        assert self.prefill_backlog == sum(self.prefill_left)
-        self.work.check(self.prefill_left)
+                assert loads.decode[slot] == 0, "an idle slot carries nothing, exactly"
+        loads.check()
         self._all_lanes.check()
         self._deadlines.check(r for r in self.all_reservations() if r.ttl_s)
 
@@ -723,5 +455,5 @@ class Ledger:
         """Yield the dicts that grow with reservations; see `slimming.py`."""
         yield self.blocks.root.children
         yield from [lane.reservations for lane in self._lanes]
-        if self.follows_queues:
+        if self.loads.follows_queues:
             yield from [lane.queue for lane in self._lanes]

@@ -31,14 +31,14 @@ _VALUE: Final = 8
 
 
 class Loads(NamedTuple):
-    """What `Ledger.columns` tells."""
+    """What `SlotLoads.pack` tells."""
 
     prefill: Floats  # tokens by slot
     decode: Floats  # blocks
     churn: Floats  # tokens computed lately
-    context: Floats  # blocks, what requests weigh, and waits for seats; `Ledger.context`
+    context: Floats  # blocks, what requests weigh, and waits for seats; `SlotLoads.context`
     prefilling: float  # requests of all slots whose prefill is not complete
-    turnover: float  # tokens, of all slots; `Ledger.turnover`
+    turnover: float  # tokens, of all slots; `Recent.turnover`
     heard: Floats | None = None  # monotonic seconds; None: nothing was told of queues
     ahead: Floats | None = None  # tokens that a rank may have computed since
     pace: float = 0.0  # tokens a second of one rank

@@ -15,7 +15,7 @@ __all__ = ["LoadRows"]
 
 
 class LoadRows:
-    """The columns of one ledger, which must be of one length; `ledger.py` says what they hold."""
+    """Columns, which must be of one length; `slot_loads.py` says what they hold."""
 
     __slots__ = (
         "_ahead",
@@ -100,6 +100,31 @@ class LoadRows:
         step = self._step[slot]
         most = math.ceil(head / step) * step if head > step > 0.0 else step
         self._ahead[slot] = most if most < left else left  # noqa: FURB136 - min() is slow
+
+    def lengthen(self, slot: int, decode: int, blocks: int) -> None:
+        """A request has become longer.
+
+        Args:
+            slot: whose row.
+            decode: blocks there now.
+            blocks: it attends to beside those it did.
+        """
+        self._decode[slot] = decode
+        self._context[slot] += blocks
+
+    def give_up(self, slot: int, left: int, begun: int, prompts: int) -> None:
+        """Nobody computes a prompt, or not all of it.
+
+        Args:
+            slot: whose row.
+            left: tokens to compute there now.
+            begun: of those given up, tokens of the prompt whose turn it was.
+            prompts: that are given up as a whole.
+        """
+        self._prefill[slot] = left
+        self._computing[slot] -= prompts
+        ahead = max(0.0, self._ahead[slot] - begun)
+        self._ahead[slot] = left if ahead > left else ahead  # noqa: FURB136 - as above
 
     def free(self, slot: int, requests: int, decode: int, blocks: int) -> None:
         """A request whose prompt is computed went; arguments as above."""

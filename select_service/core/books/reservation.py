@@ -26,7 +26,7 @@ class Lane:
         self.reservations: dict[str, Reservation] = {}
         self.queue: OrderedDict[str, int] = OrderedDict()
         """Tokens of those still to be computed, by id and as they came: whose turn it is; see
-        `Ledger.follows_queues`."""
+        `SlotLoads.follows_queues`."""
         self.is_open = True
 
 

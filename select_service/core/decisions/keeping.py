@@ -207,7 +207,7 @@ class Decisions:
             gate=gate,
             reason=None if gate is None else refusal.code,
         )
-        seen = ticket.partition.ledger.columns(), None, None, None
+        seen = ticket.partition.ledger.loads.pack(), None, None, None
         return self.keep(ticket, seen, None, -1, now, odds)
 
     # -- who sits where -------------------------------------------------------------------------

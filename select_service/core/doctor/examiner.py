@@ -182,8 +182,8 @@ class Examiner:
         slot = partition.index.slot_of(stream.rank)
         requests = 0
         if slot is not None and not self._only_decodes(stream.rank.worker_id):
-            ledger = partition.ledger
-            requests = int(ledger.requests[slot]) if ledger.decode[slot] else 0
+            loads = partition.ledger.loads
+            requests = int(loads.requests[slot]) if loads.decode[slot] else 0
         holds = partition.index.holds_anything(stream.rank)
         return Look(link, replay, requests, holds, now, wall_now)
 

@@ -94,7 +94,8 @@ def project(  # noqa: PLR0917 - what is known, and for whom
     """
     if matches is None:
         matches = index.find_matches(prompt.block_hashes)
-    decode = ledger.decode[rows] + prompt.blocks
+    loads = ledger.loads
+    decode = loads.decode[rows] + prompt.blocks
     shared = booked = None
     if ledger.blocks.begins(prompt.first_hash):
         shared = ledger.shared_groups(prompt.sequence_hashes)
@@ -102,7 +103,7 @@ def project(  # noqa: PLR0917 - what is known, and for whom
             booked = ledger.column_of(shared)[rows]
             decode -= booked
     overlap, has_lower = matched(index, matches)
-    prefill = ledger.prefill[rows]
+    prefill = loads.prefill[rows]
     if overlap is None:
         cached, taken, trust = no_floats(len(prefill)), None, None
     else:
@@ -115,5 +116,5 @@ def project(  # noqa: PLR0917 - what is known, and for whom
     within = not has_lower and len(prompt.block_hashes) // HASH_BYTES * size <= isl_tokens
     return Projection(
         *(prefill, decode, taken, overlap, cached, has_lower, isl_tokens, size, within, trust),
-        *(shared, booked, ledger.churn[rows], ledger.context[rows] + prompt.blocks),
+        *(shared, booked, loads.churn[rows], loads.context[rows] + prompt.blocks),
     )

@@ -347,5 +347,5 @@ def _plain_side(
         cached = min(prompt.isl_tokens, partition.believed_tokens(slot))
     return Side(
         *(slot, costs, others, prompt.isl_tokens - cached, cached),
-        *(float(partition.ledger.prefill[slot]), float(decode)),
+        *(float(partition.ledger.loads.prefill[slot]), float(decode)),
     )

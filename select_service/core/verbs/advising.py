@@ -131,7 +131,7 @@ def _ranks_of_most(partition: Partition, count: int) -> int:
 def _sit(seen: _Seen, role: Role | None, seats: list[_Seat]) -> Generator[None, None, None]:
     """Add those who are still there, each as it is at one moment: from then on it is numbers."""
     partition, copies = seen.partition, seen.held.copies
-    index, ledger = partition.index, partition.ledger
+    index, loads = partition.index, partition.ledger.loads
     present = _asked_for(partition, role)
     rooms = [(one.spec.total_kv_blocks or 0) * len(one.slots) for one in present]
     room_of_all = sum(rooms) if all(rooms) else 0
@@ -155,14 +155,14 @@ def _sit(seen: _Seen, role: Role | None, seats: list[_Seat]) -> Generator[None, 
             sole_blocks=0,
             blocks=sum(sum(index.blocks_of(rank)) for rank in attached),
             reused_tokens=partition.demand.reused.get(worker.worker_id, 0.0),
-            reservations=sum(int(ledger.requests[slot]) for slot in slots),
-            prefill_tokens=sum(ledger.prefill_tokens(slot) for slot in slots),
-            decode_blocks=sum(int(ledger.decode[slot]) for slot in slots),
+            reservations=sum(int(loads.requests[slot]) for slot in slots),
+            prefill_tokens=sum(loads.prefill_left[slot] for slot in slots),
+            decode_blocks=sum(int(loads.decode[slot]) for slot in slots),
             pod_deletion_cost=0,
         )
         # a block on two tiers is found once
         distinct = max(1, told.blocks - extra.get(worker.worker_id, 0))
-        decode_blocks = sum(float(ledger.decode[slot]) for slot in slots)
+        decode_blocks = sum(float(loads.decode[slot]) for slot in slots)
         load = told.prefill_tokens + decode_blocks * index.block_size
         worth = told.reused_tokens / distinct + COLD * index.block_size
         seats.append(_Seat(told, load, worth, room / room_of_all if room_of_all else None))

@@ -90,10 +90,11 @@ class Draining:
         requests = prefill = blocks = 0
         partition = self._partitions.get(worker.scope)
         if partition is not None:
+            loads = partition.ledger.loads
             for slot in worker.slots.values():
-                requests += int(partition.ledger.requests[slot])
-                prefill += partition.ledger.prefill_tokens(slot)
-                blocks += int(partition.ledger.decode[slot])
+                requests += int(loads.requests[slot])
+                prefill += loads.prefill_left[slot]
+                blocks += int(loads.decode[slot])
         waiting_for = [] if worker.drain is not None else ["a drain: it may be given new work"]
         if requests:
             waiting_for.append(f"{requests} reservation{'s' if requests > 1 else ''}")

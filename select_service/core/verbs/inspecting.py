@@ -79,9 +79,9 @@ class Inspecting:
 
 def _loads(partition: Partition) -> list[LoadRow]:
     """Return the present load of every rank."""
-    ledger = partition.ledger
-    left, requests = ledger.prefill_left, ledger.requests.tolist()
-    decode = ledger.decode.astype(np.int64).tolist()
+    loads = partition.ledger.loads
+    left, requests = loads.prefill_left, loads.requests.tolist()
+    decode = loads.decode.astype(np.int64).tolist()
     return [
         LoadRow(worker_id, rank, left[slot], decode[slot], requests[slot])
         for (worker_id, rank), slot in partition.seating.seats()
@@ -91,11 +91,12 @@ def _loads(partition: Partition) -> list[LoadRow]:
 def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> list[LoadRow]:
     """Return the load every rank would carry with this prompt."""
     ledger, rows = partition.ledger, partition.seating.everyone
-    left, requests = ledger.prefill_left, ledger.requests.tolist()
+    loads = ledger.loads
+    left, requests = loads.prefill_left, loads.requests.tolist()
     isl_tokens = prompt.isl_tokens if weights.track_prefill_tokens else 0
     matches = partition.index.find_matches(prompt.block_hashes)
     if matches.empty and not ledger.blocks.begins(prompt.first_hash):  # all of it is new to all
-        decode = ledger.decode.astype(np.int64).tolist()
+        decode = loads.decode.astype(np.int64).tolist()
         blocks = prompt.blocks
         return [
             LoadRow(worker_id, rank, left[slot] + isl_tokens, decode[slot] + blocks, requests[slot])

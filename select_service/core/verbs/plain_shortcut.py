@@ -91,7 +91,17 @@ def _says_more(request: SelectRequest) -> bool:
 class Glance:
     """What was seen of a partition since somebody last came, went or changed there."""
 
-    __slots__ = ("answers", "busy_above", "chains", "count", "is_plain", "queue", "root", "rows")
+    __slots__ = (
+        "answers",
+        "busy_above",
+        "chains",
+        "count",
+        "is_plain",
+        "loads",
+        "queue",
+        "root",
+        "rows",
+    )
 
     def __init__(self, partition: Partition) -> None:
         seating = partition.seating
@@ -107,6 +117,7 @@ class Glance:
         if not self.is_plain:
             return
         self.root, self.chains = partition.index.tree.root, partition.ledger.blocks.root
+        self.loads = partition.ledger.loads
         self.queue = partition.queues.of_class[0]
         self.busy_above = partition.queues.busy_above(0, 0)
         self.answers: list[Selection | None] = [None] * self.count  # made for who is sent there
@@ -221,7 +232,7 @@ class Shortcut:
             or glance.queue.pending
             or self._settings.cache_hit_threshold > 0.0
             or (
-                partition.ledger.prefill_left[0] > glance.busy_above
+                glance.loads.prefill_left[0] > glance.busy_above
                 and partition.queues.all_busy(0, glance.rows)
             )
         ):
@@ -330,13 +341,14 @@ class Shortcut:
 
     @staticmethod
     def _packed(partition: Partition) -> bytes:
-        """Return the columns of loads as they are; see `Ledger.columns`."""
-        ledger = partition.ledger
-        packed = ledger.packed
+        """Return the columns of loads as they are; see `SlotLoads.pack`."""
+        loads = partition.ledger.loads
+        packed = loads.packed
         if not packed:
-            pace = ledger.pace if ledger.follows_queues else None
-            packed = partition.pricer.packed(ledger.prefilling, ledger.turnover, pace)
-            ledger.packed = packed
+            recent = loads.recent
+            pace = recent.pace if loads.follows_queues else None
+            packed = partition.pricer.packed(loads.prefilling, recent.turnover, pace)
+            loads.packed = packed
         return packed
 
     def _confirm(

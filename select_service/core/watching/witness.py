@@ -338,14 +338,14 @@ class _WavePlan(WavePlan):
     @override
     def seats(self) -> Iterator[list[Seat]]:
         witness, partition = self.witness, self._partition
-        ledger, draws = partition.ledger, witness.sink.draws
+        loads, draws = partition.ledger.loads, witness.sink.draws
         self._roles = partition.seating.roles
         taken, size = [], 0
         plan = super().seats()
         while True:
             draws.clear()
             self._looked = []
-            columns, requests = ledger.columns(), ledger.requests.tobytes()
+            columns, requests = loads.pack(), loads.requests.tobytes()
             piece = next(plan, None)
             if piece is None:
                 break
@@ -365,7 +365,7 @@ class _WavePlan(WavePlan):
         if not witness.seats(partition):
             witness.sink.leave_out()
             return
-        counted = self._now, ledger.sequence_blocks
+        counted = self._now, partition.ledger.sequence_blocks
         witness.sink.put(WaveNote(witness.now, *facts, members, taken, *counted), size)
 
     @override

@@ -177,7 +177,7 @@ class WavePlan:
                 yield []
         self.groups.sort(key=lambda group: (-group.isl_tokens, group.members[0].number))
         yield []
-        standing = self._partition.ledger.requests[: len(used)][used]
+        standing = self._partition.ledger.loads.requests[: len(used)][used]
         level = even_share(standing, len(self._members))
         self._share = math.ceil(level - _ROUNDING)
         self._limit = math.floor(self._load_limit * level + _ROUNDING)
@@ -191,7 +191,7 @@ class WavePlan:
         left, last_at = 0, dict[int, int]()  # where the last of the group sits, by slot
         while left < len(group.members):
             remaining = len(group.members) - left
-            load = self._partition.ledger.requests[rows] + self._placed[rows]
+            load = self._partition.ledger.loads.requests[rows] + self._placed[rows]
             room = self._share - load
             is_open = room > 0
             if not is_open.any():

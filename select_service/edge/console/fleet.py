@@ -157,16 +157,16 @@ def _numbers(
     lag_s: float | None,
 ) -> _Row:
     slot, stream = seat.slot, seat.stream
-    ledger, keeper = partition.ledger, partition.admission
+    loads, keeper = partition.ledger.loads, partition.admission
     event_at_ms, gaps, lost = None, 0, 0
     if stream is not None:
         event_at_ms = _milliseconds(stream.last_batch_ts)
         gaps, lost = stream.tallies.gaps, stream.lost_batches
     told = None if report is None or report.stale else report.told
     return (
-        ledger.prefill_tokens(slot),
-        int(ledger.decode[slot]),
-        int(ledger.requests[slot]),
+        loads.prefill_left[slot],
+        int(loads.decode[slot]),
+        int(loads.requests[slot]),
         *(kv_state, event_at_ms, None if lag_s is None else round(lag_s, 2), gaps, lost),
         sum(partition.index.blocks_of(seat.rank)),
         None if told is None else told.kv_used_blocks,

@@ -167,7 +167,7 @@ class AdmissionMetrics(Collector):
             drain.add_metric(scope, sum(one.pool.prefill_rate for one in keepers) / count)
             busy.add_metric(scope, sum(one.busy.count for one in keepers))
             full.add_metric(scope, sum(one.caps.full_slots for one in keepers))
-            hang = sum(one.ledger.silent(keeper.now) for one in partitions)
+            hang = sum(one.ledger.loads.silent(keeper.now) for one in partitions)
             silent.add_metric(scope, hang)
             yield None
         yield from (saturation, drain, busy, full, silent)
@@ -241,8 +241,8 @@ class AdmissionMetrics(Collector):
             of_rank = (str(rank.worker_id), str(rank.dp_rank))
             busy.add_metric([*of_rank, *partition.scope], float(slot in keeper.busy.slots))
             role = partition.seating.rank_at(slot)[0].spec.role or _WORKER_TYPE
-            blocks.add_metric([*of_rank, role], float(partition.ledger.decode[slot]))
-            tokens.add_metric([*of_rank, role], float(partition.ledger.prefill[slot]))
+            blocks.add_metric([*of_rank, role], float(partition.ledger.loads.decode[slot]))
+            tokens.add_metric([*of_rank, role], float(partition.ledger.loads.prefill[slot]))
         yield from (busy, blocks, tokens)
 
     def _aliases(self) -> Steps:

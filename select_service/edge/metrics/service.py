@@ -186,7 +186,7 @@ class ServiceMetrics(Collector):
         core = self._service.core
         live = gauge("reservations", "Live reservations.", ("state", *SCOPE))
         for scope, partitions, _ in self._groups.found:
-            prefilling = sum(one.ledger.prefilling for one in partitions)
+            prefilling = sum(one.ledger.loads.prefilling for one in partitions)
             total = sum(one.ledger.live for one in partitions)
             live.add_metric(["prefill", *scope], prefilling)
             live.add_metric(["decode", *scope], total - prefilling)
@@ -228,13 +228,13 @@ class ServiceMetrics(Collector):
         for scope, partition in list(self._service.core.partitions.items()):
             seats = partition.seating.seats()
             listed, ranks = seats[: max(0, self._rank_series_max - ranks)], ranks + len(seats)
-            ledger = partition.ledger
+            loads = partition.ledger.loads
             # of one moment: who sits where may change between two steps
-            loads = ledger.prefill.tolist(), ledger.decode.tolist(), list(ledger.requests)
+            columns = loads.prefill.tolist(), loads.decode.tolist(), list(loads.requests)
             for number, (rank, slot) in enumerate(listed, 1):
                 labels = (str(rank.worker_id), str(rank.dp_rank), *scope)
-                for family, load in zip((prefill, decode, requests), loads, strict=True):
-                    family.add_metric(labels, load[slot])
+                for family, column in zip((prefill, decode, requests), columns, strict=True):
+                    family.add_metric(labels, column[slot])
                 if not number % ROWS_PER_STEP:
                     yield None
             yield None

@@ -353,7 +353,7 @@ class _Guide:
         stage, ledger = self._stage, self._stage._ledger  # noqa: SLF001 - its own
         ledger.load(step.load.whole)
         requests = _whole(step.requests.whole, stage.capacity)
-        ledger.requests[:] = np.frombuffer(requests, dtype=np.int64)
+        ledger.loads.requests[:] = np.frombuffer(requests, dtype=np.int64)
         assert self._plan is not None
         assert self._rng is not None
         self._plan.draw_from(self._rng(step))

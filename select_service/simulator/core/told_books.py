@@ -12,12 +12,14 @@ import numpy as np
 
 from indexer.core.tiers import Matches
 from select_service.core.books.loads import ranks_in, unpacked
+from select_service.core.books.slot_loads import SlotLoads
 from select_service.core.tape.reading import BadRecording, slots_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from indexer.core.tiers import SlotTable
+    from select_service.core.books.recent import Recent
     from select_service.core.columns import Floats, Slots
     from select_service.core.tape.items import Found
 
@@ -66,27 +68,28 @@ class _Blocks:
         return self.is_shared
 
 
+class _Recent:
+    """Stands for what a pool did lately."""
+
+    def __init__(self) -> None:
+        self.pace = self.turnover = 0.0
+
+
 class ToldLedger:
     """Stands for the ledger: carries what was recorded."""
 
     def __init__(self, capacity: int) -> None:
-        self.prefill: Floats = np.zeros(capacity)
-        self.decode: Floats = np.zeros(capacity)
-        self.churn: Floats = np.zeros(capacity)
-        self.context: Floats = np.zeros(capacity)
-        self.heard: Floats = np.zeros(capacity)
-        self.ahead: Floats = np.zeros(capacity)
-        self.pace = self.prefilling = self.turnover = 0.0
-        self.follows_queues = False
-        self.sequence_blocks = 0  # of what a wave brings; what is booked has them in `context`
-        self.requests = np.zeros(capacity, dtype=np.int64)
+        self.loads = SlotLoads()
+        self.loads.ensure(capacity)
+        self._recent = _Recent()
+        self.loads.recent = cast("Recent", self._recent)
+        self.sequence_blocks = 0  # of what a wave brings; what is booked has them in the context
         self.blocks = _Blocks()
-        self.packed = b""
         self._shared: list[tuple[int, Slots]] | None = None
 
     def ensure(self, capacity: int) -> None:
         """There is as much room as there was."""
-        assert capacity == len(self.prefill), "a stage is built as long as its columns"
+        assert capacity == len(self.loads.prefill), "a stage is built as long as its columns"
 
     def load(self, packed: bytes | None) -> None:
         """Carry these loads from now on.
@@ -94,15 +97,17 @@ class ToldLedger:
         Raises:
             BadRecording: they are those of other ranks.
         """
-        if packed is None or ranks_in(packed) != len(self.prefill):
+        loads = self.loads
+        if packed is None or ranks_in(packed) != len(loads.prefill):
             raise BadRecording("loads of other ranks than there are")
-        loads = unpacked(packed)
-        self.prefill[:], self.decode[:] = loads.prefill, loads.decode
-        self.churn[:], self.context[:] = loads.churn, loads.context
-        self.prefilling, self.turnover = loads.prefilling, loads.turnover
-        self.pace = loads.pace  # 0 where nothing is told of queues
-        self.heard[:] = 0.0 if loads.heard is None else loads.heard
-        self.ahead[:] = 0.0 if loads.ahead is None else loads.ahead
+        told = unpacked(packed)
+        loads.prefill[:], loads.decode[:] = told.prefill, told.decode
+        loads.churn[:], loads.context[:] = told.churn, told.context
+        loads.prefilling = cast("int", told.prefilling)
+        self._recent.turnover = told.turnover
+        self._recent.pace = told.pace  # 0 where nothing is told of queues
+        loads.heard[:] = 0.0 if told.heard is None else told.heard
+        loads.ahead[:] = 0.0 if told.ahead is None else told.ahead
 
     def share(self, shared: list[tuple[int, Slots]] | None) -> None:
         """Say who was booked with the beginning of the prompt; None: nobody."""
@@ -114,7 +119,7 @@ class ToldLedger:
 
     def column_of(self, groups: list[tuple[int, Slots]]) -> Floats:
         """Return the blocks of every slot."""
-        column = np.zeros(len(self.prefill))
+        column = np.zeros(len(self.loads.prefill))
         for blocks, slots in groups:
             column[slots] = blocks
         return column

@@ -73,7 +73,7 @@ def test_the_same_request_again_gets_the_same_answer(fleet: Fleet) -> None:  # D
     assert msgspec.json.encode(again) == msgspec.json.encode(first)
     fleet.book("b", 1, 5)
     fleet.book("b", 1, 5)
-    assert sum(int(p.ledger.requests.sum()) for p in fleet.core.partitions.values()) == 2
+    assert sum(int(p.ledger.loads.requests.sum()) for p in fleet.core.partitions.values()) == 2
     assert fleet.core.counters.reservations_repeated == 2
 
 

@@ -180,7 +180,7 @@ def test_prompts_computed_before_a_restart_do_not_tell_how_fast_ranks_compute() 
     again = restored(disk, 5000.0)
     (partition,) = again.core.partitions.values()
     assert partition.ledger.live == 50
-    assert partition.ledger.work.computed == 0
+    assert partition.ledger.loads.work.computed == 0
 
 
 def test_prompts_begun_before_a_restart_do_not_tell_either() -> None:
@@ -197,7 +197,7 @@ def test_prompts_begun_before_a_restart_do_not_tell_either() -> None:
     for number in range(20):
         again.now += 0.01
         again.done(f"r{number}")
-    work = partition.ledger.work
+    work = partition.ledger.loads.work
     assert (work.computed, work.unheard, work.said_seconds) == (160_000, 160_000, 0.0)
     again.book("new", 1, 99, isl=8000)
     again.now += 1.0

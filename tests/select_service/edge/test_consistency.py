@@ -44,7 +44,7 @@ def test_what_does_not_add_up_is_told_counted_and_logged(
         seat(service, worker_id=7)
         await client.post("/select_and_reserve", json=PROMPT | {"reservation_id": "a"})
         ledger = service.core.partitions[Scope("default", "default")].ledger
-        ledger.decode[0] += 5
+        ledger.loads.decode[0] += 5
         answer = await client.get("/debug/consistency")
         assert answer.status_code == 200
         told = answer.json()
@@ -55,7 +55,7 @@ def test_what_does_not_add_up_is_told_counted_and_logged(
         samples = await scrape(client)
         assert value(samples, "consistency_checks_total", outcome="different") == 1
         assert value(samples, "consistency_checks_total", outcome="consistent") == 0
-        ledger.decode[0] -= 5
+        ledger.loads.decode[0] -= 5
         assert (await client.get("/debug/consistency")).json()["consistent"]
 
     in_process(use)
@@ -67,7 +67,7 @@ def test_of_many_the_first_are_told_and_all_are_counted() -> None:
         count = DIFFERENCES_LISTED + 20
         for worker_id in range(count):
             seat(service, worker_id=worker_id)
-        service.core.partitions[Scope("default", "default")].ledger.context += 1.0
+        service.core.partitions[Scope("default", "default")].ledger.loads.context += 1.0
         told = (await client.get("/debug/consistency")).json()
         assert len(told["differences"]) == DIFFERENCES_LISTED
         assert told["differences_total"] >= count

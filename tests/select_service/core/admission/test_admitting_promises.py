@@ -138,7 +138,7 @@ def test_n_holds_for_those_who_waited_for_prefill() -> None:
     some.done("first")
     assert [one.answer is None for one in waits] == [False, True, True]
     assert some.load(1) is not None
-    assert some.core.partitions[DEFAULT].ledger.requests.sum() == 2
+    assert some.core.partitions[DEFAULT].ledger.loads.requests.sum() == 2
 
 
 def test_the_sheddable_give_up_their_places_to_wait_to_who_is_more_important() -> None:

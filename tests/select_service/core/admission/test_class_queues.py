@@ -36,8 +36,8 @@ def queues(*classes: PolicyClass, batched: tuple[int | None, ...] = (None,)) -> 
         worker.slots[0] = slot
         seating.take(worker)
     ledger.ensure(len(batched))
-    drainage = Drainage(ledger.work, prior_tokens_per_s=100.0)
-    made = ClassQueues(RoutingPolicy(classes), seating, ledger, drainage)
+    drainage = Drainage(ledger.loads.work, prior_tokens_per_s=100.0)
+    made = ClassQueues(RoutingPolicy(classes), seating, ledger.loads, drainage)
     for worker in seating.workers.values():
         made.seat(worker)
     return made
@@ -147,13 +147,14 @@ def test_a_rank_is_busy_above_its_threshold(
     one: PolicyClass, most: int | None, busy_above: int | None
 ) -> None:
     line = queues(one, batched=(most, most))
+    loads = line._loads
     for slot in range(2):
-        line._ledger._add_prefill(slot, 0 if busy_above is None else busy_above)
+        loads.give_up(slot, 0 if busy_above is None else busy_above)
     assert not line.all_busy(0, slice(0, 2)), "at the threshold it is not"
     for slot in range(2):
-        line._ledger._add_prefill(slot, 10**9 if busy_above is None else 1)
+        loads.give_up(slot, 10**9 if busy_above is None else busy_above + 1)
     assert line.all_busy(0, slice(0, 2)) == (busy_above is not None)
-    line._ledger._add_prefill(1, -line._ledger.prefill_tokens(1))
+    loads.give_up(1, 0)
     assert not line.all_busy(0, slice(0, 2)), "one is free"
     assert not line.all_busy(0, np.array([1]))
 

@@ -136,10 +136,10 @@ def test_sums_follow_every_change(steps: list[tuple[int, str, RankLoad]]) -> Non
 def test_a_longer_ledger_needs_no_new_seat() -> None:
     ledger = Ledger()
     ledger.ensure(1)
-    pool = PoolLoad(ledger)
+    pool = PoolLoad(ledger.loads)
     pool.seat(0, 100)
     ledger.book("r", 0, bytes(8 * 40), 0, 1.0)
-    assert pool.saturation == pytest.approx(0.5 * ledger.decode[0] / 40)
+    assert pool.saturation == pytest.approx(0.5 * ledger.loads.decode[0] / 40)
     before = pool.saturation, pool.kv_utilization.tolist()
     ledger.ensure(3)
     assert (pool.saturation, pool.kv_utilization.tolist()) == (before[0], [*before[1], 0.0, 0.0])

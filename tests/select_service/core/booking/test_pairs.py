@@ -66,11 +66,11 @@ def test_ranks_of_pairs_tell_how_fast_they_compute_and_do_not_seem_to_hang() -> 
         fleet.done(f"q{number}")
         fleet.free(f"q{number}")
     ledger = fleet.core.partitions[DEFAULT].ledger
-    work = ledger.work
+    work = ledger.loads.work
     assert (work.computed, work.unheard) == (800_000, 0)
     assert work.said_seconds == pytest.approx(100.0)
     fleet.pair("next", 1, isl=4000)
-    assert ledger.silent(fleet.now + 1.0) == 0
+    assert ledger.loads.silent(fleet.now + 1.0) == 0
 
 
 def test_a_leg_can_be_ended_alone() -> None:

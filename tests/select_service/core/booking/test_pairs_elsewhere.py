@@ -60,7 +60,7 @@ def test_a_replica_learns_of_a_pairs_prompt_that_it_was_computed_and_not_given_u
     here.done("p")
     tell(here, there)
     for replica in (here, there):
-        assert replica.core.partitions[DEFAULT].ledger.work.computed == 64
+        assert replica.core.partitions[DEFAULT].ledger.loads.work.computed == 64
         assert replica.load(1) == (0, 0, 0)
 
 

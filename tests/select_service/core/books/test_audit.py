@@ -22,7 +22,7 @@ def lived(seed: int, bookings: int = 60) -> tuple[Ledger, list[Reservation]]:
     """A ledger with shared, repeated and faded blocks, seats that are taken, and some who went."""
     rng, ledger = random.Random(seed), Ledger(sequence_blocks=3)
     ledger.ensure(SLOTS)
-    ledger.limit_seats(1, 4, 17)
+    ledger.loads.limit_seats(1, 4, 17)
     live: list[Reservation] = []
     for number in range(bookings):
         blocks = [rng.randrange(3)] + [rng.randrange(40) for _ in range(rng.randrange(6))]
@@ -54,7 +54,7 @@ def test_whatever_was_done_it_adds_up(seed: int) -> None:
 
 def spoil(column: str) -> Callable[[Ledger], None]:
     def change(ledger: Ledger) -> None:
-        getattr(ledger, column)[1] += 1
+        getattr(ledger.loads, column)[1] += 1
 
     return change
 

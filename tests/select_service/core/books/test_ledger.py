@@ -54,7 +54,7 @@ def shared(ledger: Ledger, *hashes: int) -> list[float] | None:
 
 
 def row(ledger: Ledger, slot: int = 0) -> tuple[float, float, int]:
-    return ledger.prefill[slot], ledger.decode[slot], ledger.requests[slot]
+    return ledger.loads.prefill[slot], ledger.loads.decode[slot], ledger.loads.requests[slot]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_eight_private_blocks_fade(
     seen = []
     for _ in decode:
         ledger.output_block(reservation, fraction, 0.0)
-        seen.append(ledger.decode[0])
+        seen.append(ledger.loads.decode[0])
     assert seen == decode
     ledger.free(reservation)
     assert row(ledger) == (0, 0, 0)
@@ -84,19 +84,19 @@ def test_shared_blocks_keep_their_weight_until_they_are_private(ledger: Ledger) 
     # The recorded transcript 11_output_blocks_decay, step for step.
     x = book(ledger, "x", 21, 22, 23, 24)
     y = book(ledger, "y", 21, 22, 33, 34)
-    seen = [ledger.decode[0]]
+    seen = [ledger.loads.decode[0]]
     ledger.output_block(x, 0.5, 0.0)
-    seen.append(ledger.decode[0])
+    seen.append(ledger.loads.decode[0])
     ledger.output_block(y, 0.1, 0.0)
-    seen.append(ledger.decode[0])
+    seen.append(ledger.loads.decode[0])
     z = book(ledger, "z", 21, 22, 23, 24)
-    seen.append(ledger.decode[0])
+    seen.append(ledger.loads.decode[0])
     for gone in (y, z):
         ledger.free(gone)
-        seen.append(ledger.decode[0])
+        seen.append(ledger.loads.decode[0])
     for fraction in (0.5, None, None, 1.0, None):
         ledger.output_block(x, fraction, 0.0)
-        seen.append(ledger.decode[0])
+        seen.append(ledger.loads.decode[0])
     ledger.check()
     assert seen == [6, 6, 4, 4, 4, 4, 3, 4, 5, 9, 10]
 
@@ -115,7 +115,7 @@ def test_blocks_count_once_per_slot_whatever_their_place(ledger: Ledger) -> None
     live = {}
     for name, (slot, hashes, decode) in bookings.items():
         live[name] = book(ledger, name, *hashes, slot=slot)
-        assert tuple(ledger.decode[:2]) == decode
+        assert tuple(ledger.loads.decode[:2]) == decode
     assert shared(ledger, 1, 2, 3, 4, 5, 6) == [4, 4]
     assert shared(ledger, 1, 2, 3, 5, 5) == [4, 3]
     assert shared(ledger, 2, 3) is None
@@ -124,7 +124,7 @@ def test_blocks_count_once_per_slot_whatever_their_place(ledger: Ledger) -> None
     for reservation in live.values():
         ledger.free(reservation)
         ledger.check()
-        after.append(tuple(ledger.decode[:2]))
+        after.append(tuple(ledger.loads.decode[:2]))
     assert after == [(5, 4), (3, 4), (2, 4), (2, 0), (1, 0), (0, 0), (0, 0)]
 
 
@@ -145,9 +145,9 @@ def test_prefill_leaves_once(ledger: Ledger) -> None:
 def test_prefill_of_the_full_range_of_u64_leaves_nothing_behind(ledger: Ledger) -> None:
     huge, small = book(ledger, "a", prefill=2**64 - 1), book(ledger, "b", prefill=3)
     ledger.free(huge)
-    assert ledger.prefill_tokens(0) == ledger.prefill[0] == 3
+    assert ledger.loads.prefill_left[0] == ledger.loads.prefill[0] == 3
     ledger.free(small)
-    assert ledger.prefill[0] == 0
+    assert ledger.loads.prefill[0] == 0
 
 
 def test_a_dropped_slot_is_empty_at_once_and_cleared_away_in_slices(ledger: Ledger) -> None:
@@ -163,7 +163,7 @@ def test_a_dropped_slot_is_empty_at_once_and_cleared_away_in_slices(ledger: Ledg
     assert ledger.expired(9.0, 1000) == []
     assert list(ledger.reservations_on(0)) == []
     assert list(ledger.reservations_on(1)) == [kept]
-    assert (ledger.live, ledger.prefilling) == (1, 1)
+    assert (ledger.live, ledger.loads.prefilling) == (1, 1)
     swept = []
     while not ledger.is_swept:
         part = ledger.sweep(30)
@@ -202,7 +202,9 @@ def test_columns_grow_and_keep_what_they_hold(ledger: Ledger) -> None:
     book(ledger, "a", 1, 2, prefill=9)
     ledger.ensure(2)
     ledger.ensure(200)
-    assert len(ledger.prefill) == len(ledger.decode) == len(ledger.requests) == 200
+    assert (
+        len(ledger.loads.prefill) == len(ledger.loads.decode) == len(ledger.loads.requests) == 200
+    )
     assert row(ledger) == (9, 2, 1)
     book(ledger, "b", 1, slot=199)
     assert shared(ledger, 1) == [1, *[0] * 198, 1]
@@ -278,7 +280,9 @@ def test_who_shares_is_told_by_slot_also_after_a_rank_has_gone(ledger: Ledger) -
     groups = ledger.shared_groups(pack(1, 2, 3)) or []
     told = {int(slot): blocks for blocks, slots in groups for slot in slots}
     assert told == {0: 2, 1: 1}
-    assert shared(ledger, 1, 2, 3) == [told.get(slot, 0) for slot in range(len(ledger.prefill))]
+    assert shared(ledger, 1, 2, 3) == [
+        told.get(slot, 0) for slot in range(len(ledger.loads.prefill))
+    ]
 
 
 class AgainstTheTwin(RuleBasedStateMachine):
@@ -363,7 +367,7 @@ class AgainstTheTwin(RuleBasedStateMachine):
         wait=st.sampled_from([0, 5, 100]),
     )
     def limit_seats(self, slot: int, seats: int | None, wait: int) -> None:
-        self.ledger.limit_seats(slot, seats, wait)
+        self.ledger.loads.limit_seats(slot, seats, wait)
         self.twin.seats.pop(slot, None)
         if seats is not None:
             self.twin.seats[slot] = seats, wait
@@ -396,10 +400,10 @@ class AgainstTheTwin(RuleBasedStateMachine):
         assert not any(audit(self.ledger)), "it adds up"
         assert self.ledger.live == len(self.twin.live)
         for slot in range(self.slots):
-            assert self.ledger.prefill[slot] == self.twin.prefill(slot)
-            assert self.ledger.decode[slot] == self.twin.decode(slot)
-            assert self.ledger.context[slot] == self.twin.context(slot)
-            assert self.ledger.requests[slot] == len(self.twin.on(slot))
+            assert self.ledger.loads.prefill[slot] == self.twin.prefill(slot)
+            assert self.ledger.loads.decode[slot] == self.twin.decode(slot)
+            assert self.ledger.loads.context[slot] == self.twin.context(slot)
+            assert self.ledger.loads.requests[slot] == len(self.twin.on(slot))
         for name, reservation in self.names.items():
             assert unpack(self.ledger.chain_of(reservation)) == self.twin.live[name].hashes
             assert reservation.output_blocks == len(self.twin.live[name].outputs)
@@ -412,9 +416,9 @@ class AgainstTheTwin(RuleBasedStateMachine):
             self.ledger.check()
         assert (self.ledger.blocks.nodes, self.ledger.blocks.blocks) == (0, 0)
         assert not self.ledger.blocks.indexed
-        assert not self.ledger.prefill.any()
-        assert not self.ledger.decode.any()
-        assert not self.ledger.context.any()
+        assert not self.ledger.loads.prefill.any()
+        assert not self.ledger.loads.decode.any()
+        assert not self.ledger.loads.context.any()
 
 
 AgainstTheTwin.TestCase.settings = settings(

@@ -15,7 +15,7 @@ from select_service.core.books import plain_load_rows
 
 ROWS = 3
 KINDS: list[Any] = [plain_load_rows.LoadRows]
-if usable("select_service.core._load_rows", 2):
+if usable("select_service.core._load_rows", 3):
     from select_service.core._load_rows import LoadRows
 
     KINDS.append(LoadRows)
@@ -30,6 +30,8 @@ WAIT = [7.0, 3.0, 1000.0]
 STEPS = st.lists(
     st.tuples(st.just("book"), SLOT, TOKENS, TOKENS, COUNT, COUNT, COUNT, TIME)
     | st.tuples(st.just("complete"), SLOT, TOKENS, TOKENS | st.integers(0, 20_000), TIME)
+    | st.tuples(st.just("lengthen"), SLOT, COUNT, COUNT)
+    | st.tuples(st.just("give_up"), SLOT, TOKENS, TOKENS | st.just(0), st.integers(0, 3))
     | st.tuples(st.just("free"), SLOT, COUNT, COUNT, COUNT),
     max_size=12,
 )
@@ -69,6 +71,13 @@ def test_every_step_writes_its_row_and_no_other(kind: Any, steps: list[Any]) -> 
             prefill[slot], head, heard[slot] = numbers
             ahead[slot] = ahead_of(numbers[0], head, STEP_TOKENS[slot])
             computing[slot] -= 1
+        elif name == "lengthen":
+            decode[slot], blocks = numbers
+            context[slot] += float(blocks)
+        elif name == "give_up":
+            prefill[slot], begun, prompts = numbers
+            ahead[slot] = min(max(0.0, ahead[slot] - float(begun)), float(prefill[slot]))
+            computing[slot] -= prompts
         else:
             requests[slot], decode[slot], blocks = numbers
             context[slot] -= float(blocks)
@@ -84,6 +93,10 @@ def test_there_is_nothing_beyond_the_last_row(kind: Any) -> None:
         rows.book(ROWS, 1, 1, 1, 1, 1, 1.0)
     with pytest.raises(IndexError):
         rows.complete(ROWS, 1, 1, 1.0)
+    with pytest.raises(IndexError):
+        rows.lengthen(ROWS, 1, 1)
+    with pytest.raises(IndexError):
+        rows.give_up(ROWS, 1, 1, 1)
     with pytest.raises(IndexError):
         rows.free(ROWS, 1, 1, 1)
 

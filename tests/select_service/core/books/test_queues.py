@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.core.books.drain_meter import DrainMeter
-from select_service.core.books.ledger import STEP_TOKENS, Ledger
+from select_service.core.books.ledger import Ledger
 from select_service.core.books.loads import unpacked, worked_off
 from select_service.core.books.reservation import Reservation
+from select_service.core.books.slot_loads import STEP_TOKENS
 from tests.effort import examples
 
 SLOTS = 3
@@ -77,7 +78,7 @@ def test_as_a_naive_book_of_queues_has_it(  # noqa: C901 - a step of each kind
     ledger.ensure(SLOTS)
     ledger.follow_queues(True)
     for slot, step in enumerate(STEPS):
-        ledger.limit_step(slot, step)
+        ledger.loads.limit_step(slot, step)
     twins = [NaiveQueue(step) for step in STEPS]
     live: list[list[Reservation]] = [[] for _ in STEPS]
     now = 10.0
@@ -88,7 +89,7 @@ def test_as_a_naive_book_of_queues_has_it(  # noqa: C901 - a step of each kind
             twin.come(f"r{number}", tokens, now)
             there.append(ledger.book(f"r{number}", slot, b"", tokens, now, isl_tokens=tokens))
         elif what == "tell":  # nobody learns anything by it
-            ledger.columns()
+            ledger.loads.pack()
         elif what == "drop":
             ledger.drop_slot(slot)
             twin.waiting, twin.ahead = [], 0
@@ -110,15 +111,15 @@ def test_as_a_naive_book_of_queues_has_it(  # noqa: C901 - a step of each kind
                 twin.fade(one.reservation_id, tokens)
                 ledger.fade_prefill(one, tokens)
         ledger.check()
-        assert ledger.prefill_left == [one.left for one in twins]
-        assert ledger.heard.tolist() == [one.heard for one in twins]
-        assert ledger.ahead.tolist() == [float(one.ahead) for one in twins]
-        told = unpacked(ledger.columns())
+        assert ledger.loads.prefill_left == [one.left for one in twins]
+        assert ledger.loads.heard.tolist() == [one.heard for one in twins]
+        assert ledger.loads.ahead.tolist() == [float(one.ahead) for one in twins]
+        told = unpacked(ledger.loads.pack())
         assert told.heard is not None
         assert told.ahead is not None
-        assert told.heard.tolist() == ledger.heard.tolist()
-        assert told.ahead.tolist() == ledger.ahead.tolist()
-        assert told.pace == ledger.pace
+        assert told.heard.tolist() == ledger.loads.heard.tolist()
+        assert told.ahead.tolist() == ledger.loads.ahead.tolist()
+        assert told.pace == ledger.loads.recent.pace
 
 
 @given(
@@ -145,10 +146,10 @@ def test_a_rank_that_hangs_is_thought_to_have_done_one_prompt_and_no_more() -> N
     first = ledger.book("first", 0, b"", 300, 0.0)
     for number in range(5):
         ledger.book(f"r{number}", 0, b"", 20_000, 0.1)
-    worked = worked_off(ledger.heard, ledger.ahead, ledger.pace, 1e9)
+    worked = worked_off(ledger.loads.heard, ledger.loads.ahead, ledger.loads.recent.pace, 1e9)
     assert worked.tolist() == [300.0], "nobody knows that any other has begun"
     ledger.prefill_complete(first, 0.5)
-    worked = worked_off(ledger.heard, ledger.ahead, ledger.pace, 1e9)
+    worked = worked_off(ledger.loads.heard, ledger.loads.ahead, ledger.loads.recent.pace, 1e9)
     assert worked.tolist() == [3.0 * STEP_TOKENS], "the steps that a prompt of 20,000 takes"
 
 
@@ -156,43 +157,43 @@ def test_who_comes_to_a_slot_has_a_step_of_its_own_and_nothing_done() -> None:
     ledger = Ledger()
     ledger.ensure(1)
     ledger.book("one", 0, b"", 5000, 1.0)
-    assert ledger.ahead.tolist() == [5000.0]
-    ledger.limit_step(0, 2000)
-    assert ledger.ahead.tolist() == [2000.0]
+    assert ledger.loads.ahead.tolist() == [5000.0]
+    ledger.loads.limit_step(0, 2000)
+    assert ledger.loads.ahead.tolist() == [2000.0]
     ledger.drop_slot(0)
-    assert ledger.ahead.tolist() == [0.0]
-    ledger.limit_step(0, None)
-    assert ledger.step.tolist() == [float(STEP_TOKENS)]
+    assert ledger.loads.ahead.tolist() == [0.0]
+    ledger.loads.limit_step(0, None)
+    assert ledger.loads.step.tolist() == [float(STEP_TOKENS)]
 
 
 def test_a_worker_that_registers_again_as_it_was_changes_nothing() -> None:
     ledger = Ledger()
     ledger.ensure(1)
-    ledger.limit_step(0, 2000)
-    ledger.limit_seats(0, 4, 7)
+    ledger.loads.limit_step(0, 2000)
+    ledger.loads.limit_seats(0, 4, 7)
     ledger.book("one", 0, b"", 100_000, 1.0)
-    told = ledger.columns()
-    ledger.limit_step(0, 2000)
-    ledger.limit_seats(0, 4, 7)
-    assert ledger.ahead.tolist() == [100_000.0]
-    assert ledger.columns() is told
+    told = ledger.loads.pack()
+    ledger.loads.limit_step(0, 2000)
+    ledger.loads.limit_seats(0, 4, 7)
+    assert ledger.loads.ahead.tolist() == [100_000.0]
+    assert ledger.loads.pack() is told
 
 
 def test_nothing_is_told_of_queues_that_nobody_prices() -> None:
     ledger = Ledger()
     ledger.ensure(2)
     ledger.book("one", 0, b"", 5000, 1.0)
-    short = ledger.columns()
+    short = ledger.loads.pack()
     assert unpacked(short).heard is None
     ledger.follow_queues(True)
     ledger.check()
-    assert len(ledger.columns()) > len(short), "from one moment to the next"
+    assert len(ledger.loads.pack()) > len(short), "from one moment to the next"
     two = ledger.book("two", 0, b"", 30_000, 1.0)
     ledger.prefill_complete(two, 2.0)
-    assert ledger.ahead.tolist() == [5000.0, 0.0], "whose turn it is nobody knows: one step"
+    assert ledger.loads.ahead.tolist() == [5000.0, 0.0], "whose turn it is nobody knows: one step"
     ledger.follow_queues(False)
     ledger.check()
-    assert unpacked(ledger.columns()).heard is None
+    assert unpacked(ledger.loads.pack()).heard is None
 
 
 def test_the_pace_is_what_was_measured_and_by_nobody_elses_looks() -> None:
@@ -211,10 +212,10 @@ def test_the_pace_is_what_was_measured_and_by_nobody_elses_looks() -> None:
                 ledger.prefill_complete(one, start + one.prefill_tokens / 3000.0)
                 ledger.free(one)
                 if ledger is ledgers[1]:
-                    DrainMeter(ledger.work).follow()
-                    ledger.columns()
-    assert ledgers[0].pace == ledgers[1].pace
-    assert ledgers[0].pace == pytest.approx(3000.0, rel=0.02)
+                    DrainMeter(ledger.loads.work).follow()
+                    ledger.loads.pack()
+    assert ledgers[0].loads.recent.pace == ledgers[1].loads.recent.pace
+    assert ledgers[0].loads.recent.pace == pytest.approx(3000.0, rel=0.02)
 
 
 @pytest.mark.parametrize("followed", [True, False])
@@ -228,7 +229,7 @@ def test_what_was_thought_done_of_a_prompt_goes_with_it(followed: bool) -> None:
     for number in range(5):
         ledger.book(f"r{number}", 0, b"", 20_000, 0.1)
     ledger.free(first)
-    worked = worked_off(ledger.heard, ledger.ahead, ledger.pace, 1e9)
+    worked = worked_off(ledger.loads.heard, ledger.loads.ahead, ledger.loads.recent.pace, 1e9)
     assert worked.tolist() == [0.0], "whoever is next, nobody has said that it has begun"
     ledger.check()
 
@@ -240,7 +241,7 @@ def test_who_gives_up_waiting_leaves_what_is_being_computed() -> None:
     ledger.book("first", 0, b"", 5000, 0.0)
     second = ledger.book("second", 0, b"", 9000, 0.1)
     ledger.free(second)
-    assert ledger.ahead.tolist() == [5000.0]
+    assert ledger.loads.ahead.tolist() == [5000.0]
 
 
 def test_a_prompt_that_fades_is_not_worked_off_once_more() -> None:
@@ -251,14 +252,18 @@ def test_a_prompt_that_fades_is_not_worked_off_once_more() -> None:
     first = ledger.book("first", 0, b"", 10_000, 0.0)
     ledger.book("second", 0, b"", 20_000, 0.1)
     ledger.fade_prefill(first, 5000)
-    assert ledger.prefill.tolist() == [25_000.0]
-    assert worked_off(ledger.heard, ledger.ahead, ledger.pace, 1.0).tolist() == [0.0]
+    assert ledger.loads.prefill.tolist() == [25_000.0]
+    assert worked_off(
+        ledger.loads.heard, ledger.loads.ahead, ledger.loads.recent.pace, 1.0
+    ).tolist() == [0.0]
     ledger.fade_prefill(first, 0)
-    assert worked_off(ledger.heard, ledger.ahead, ledger.pace, 1e9).tolist() == [0.0]
+    assert worked_off(
+        ledger.loads.heard, ledger.loads.ahead, ledger.loads.recent.pace, 1e9
+    ).tolist() == [0.0]
     ledger.check()
     third = ledger.book("third", 0, b"", 0, 3.0)
     ledger.prefill_complete(third, 3.0)
-    assert ledger.ahead.tolist() == [20_000.0], "the second is next, of what is left"
+    assert ledger.loads.ahead.tolist() == [20_000.0], "the second is next, of what is left"
 
 
 def test_prompts_that_were_computed_before_anybody_looked_tell_nothing_of_the_pace() -> None:
@@ -268,9 +273,9 @@ def test_prompts_that_were_computed_before_anybody_looked_tell_nothing_of_the_pa
     for number in range(1000):
         one = ledger.book(f"old{number}", 0, b"", 8000, 5.0)
         ledger.prefill_complete(one, 5.0, is_news=False)
-    assert ledger.work.computed == 0
+    assert ledger.loads.work.computed == 0
     for number in range(10):
         one = ledger.book(f"new{number}", 0, b"", 3000, 10.0 + 2 * number)
         ledger.prefill_complete(one, 11.0 + 2 * number)
-    assert 3000.0 <= ledger.pace <= 8000.0
+    assert 3000.0 <= ledger.loads.recent.pace <= 8000.0
     ledger.check()

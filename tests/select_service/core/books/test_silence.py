@@ -27,7 +27,7 @@ class Traffic:
     def __init__(self, ranks: int = RANKS) -> None:
         self.ledger = Ledger()
         self.ledger.ensure(ranks)
-        self.gates = DrainMeter(self.ledger.work)  # looks at its own times
+        self.gates = DrainMeter(self.ledger.loads.work)  # looks at its own times
         self.now = 100.0
         self._names = count()
 
@@ -50,7 +50,7 @@ class Traffic:
 
     @property
     def measured(self) -> tuple[float, float]:
-        return self.ledger.pace, self.gates.tokens_per_s
+        return self.ledger.loads.recent.pace, self.gates.tokens_per_s
 
 
 def near(tokens_per_s: float) -> Any:
@@ -100,7 +100,7 @@ def test_whose_caller_is_lost_computes_for_others() -> None:
     traffic = Traffic()
     traffic.book(0, 4000)
     traffic.go_on(120, tuple(range(RANKS)))
-    assert not traffic.ledger.silent(traffic.now), "it speaks every eight seconds"
+    assert not traffic.ledger.loads.silent(traffic.now), "it speaks every eight seconds"
     assert traffic.measured == near(TRUE)
 
 
@@ -154,16 +154,16 @@ def test_a_silence_in_which_somebody_gave_up_is_nobodys() -> None:
     next_one = traffic.book(0, 1000)
     traffic.go_on(100)
     traffic.ledger.free(hung)
-    said = traffic.ledger.work.said_seconds
+    said = traffic.ledger.loads.work.said_seconds
     traffic.ledger.prefill_complete(next_one, traffic.now)
-    assert traffic.ledger.work.said_seconds == said
+    assert traffic.ledger.loads.work.said_seconds == said
     traffic.go_on(3)
     assert traffic.measured == near(TRUE)
     third, fourth = traffic.book(0), traffic.book(0)
     traffic.ledger.free(third)
     traffic.now += 0.1
     traffic.ledger.prefill_complete(fourth, traffic.now)
-    assert traffic.ledger.work.said_seconds > said, "as long as it is not a long silence"
+    assert traffic.ledger.loads.work.said_seconds > said, "as long as it is not a long silence"
 
 
 def test_an_engine_without_room_for_a_prompt_hangs_only_once_it_ends_nothing() -> None:
@@ -175,12 +175,12 @@ def test_an_engine_without_room_for_a_prompt_hangs_only_once_it_ends_nothing() -
     traffic.book(0)
     for one in decoding:
         traffic.go_on(20)
-        assert not traffic.ledger.silent(traffic.now)
+        assert not traffic.ledger.loads.silent(traffic.now)
         traffic.ledger.free(one)
     traffic.go_on(20)
-    assert not traffic.ledger.silent(traffic.now)
+    assert not traffic.ledger.loads.silent(traffic.now)
     traffic.go_on(20)
-    assert traffic.ledger.silent(traffic.now) == 1
+    assert traffic.ledger.loads.silent(traffic.now) == 1
 
 
 def test_a_long_prompt_may_take_its_time() -> None:
@@ -188,21 +188,21 @@ def test_a_long_prompt_may_take_its_time() -> None:
     traffic = Traffic()
     traffic.book(0, 100_000)
     traffic.go_on(200)
-    assert not traffic.ledger.silent(traffic.now)
+    assert not traffic.ledger.loads.silent(traffic.now)
     traffic.go_on(200)
-    assert traffic.ledger.silent(traffic.now) == 1
+    assert traffic.ledger.loads.silent(traffic.now) == 1
 
 
 def test_a_rank_that_goes_takes_its_silence_with_it() -> None:
     traffic = Traffic()
     traffic.book(0, 4000)
     traffic.go_on(40)
-    assert traffic.ledger.silent(traffic.now) == 1
+    assert traffic.ledger.loads.silent(traffic.now) == 1
     traffic.ledger.drop_slot(0)
-    assert not traffic.ledger.silent(traffic.now)
+    assert not traffic.ledger.loads.silent(traffic.now)
     traffic.go_on(40, tuple(range(RANKS)))
     assert traffic.measured == near(TRUE)
-    assert not traffic.ledger.silent(traffic.now)
+    assert not traffic.ledger.loads.silent(traffic.now)
 
 
 def test_nobody_hangs_for_a_long_night_or_a_long_queue() -> None:
@@ -213,7 +213,7 @@ def test_nobody_hangs_for_a_long_night_or_a_long_queue() -> None:
         queue = [traffic.book(0, 20_000) for _ in range(60)]
         for one in queue:
             traffic.now += 2.0
-            assert not traffic.ledger.silent(traffic.now)
+            assert not traffic.ledger.loads.silent(traffic.now)
             traffic.ledger.prefill_complete(one, traffic.now)
         assert traffic.measured == near(TRUE)
 
@@ -223,9 +223,9 @@ def test_what_is_no_news_is_not_said_by_the_rank() -> None:
     ledger.ensure(1)
     first = ledger.book("first", 0, b"", 1000, 10.0)
     ledger.prefill_complete(ledger.book("told", 0, b"", 1000, 12.0), 13.0, is_news=False)
-    assert ledger.work.said_seconds == 0.0
+    assert ledger.loads.work.said_seconds == 0.0
     ledger.prefill_complete(first, 15.0)
-    assert ledger.work.said_seconds == 5.0
+    assert ledger.loads.work.said_seconds == 5.0
     ledger.check()
 
 
@@ -301,8 +301,8 @@ def test_time_is_said_once_and_only_by_who_computed(
             ledger.free(one)
         ledger.check()
     said = [span for rank in naive for span in rank.said]
-    assert ledger.work.said_seconds == pytest.approx(sum(end - start for start, end in said))
-    assert ledger.work.unheard == sum(rank.unheard for rank in naive)
+    assert ledger.loads.work.said_seconds == pytest.approx(sum(end - start for start, end in said))
+    assert ledger.loads.work.unheard == sum(rank.unheard for rank in naive)
     for rank in naive:
         spans = sorted(rank.said)
         for (_, end), (start, _) in pairwise(spans):

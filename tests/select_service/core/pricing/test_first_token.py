@@ -16,7 +16,8 @@ from indexer.core.hashing import pack_u64
 from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core import partition as rooms
-from select_service.core.books.ledger import CHURN_MEMORY_S, Ledger
+from select_service.core.books.ledger import Ledger
+from select_service.core.books.recent import CHURN_MEMORY_S
 from select_service.core.pricing import plain_pricer
 from select_service.core.pricing.projection import Overlap, Projection
 from select_service.core.pricing.scoring import costs, weights_in_force
@@ -395,27 +396,29 @@ def test_churn_is_forgotten() -> None:
     one = ledger.book("a", 0, b"", 100, 10.0)
     ledger.check()
     ledger.free(one)
-    assert ledger.churn.tolist() == [100.0, 0.0], "what was computed stays in the cache"
+    assert ledger.loads.churn.tolist() == [100.0, 0.0], "what was computed stays in the cache"
     ledger.book("b", 1, b"", 100, 10.0 + CHURN_MEMORY_S)
-    assert ledger.churn.tolist() == pytest.approx([100.0 / np.e, 100.0])
-    assert ledger.churned == pytest.approx(100.0 / np.e + 100.0)
+    assert ledger.loads.churn.tolist() == pytest.approx([100.0 / np.e, 100.0])
+    assert ledger.loads.recent.churned == pytest.approx(100.0 / np.e + 100.0)
     ledger.drop_slot(1)
-    assert ledger.churn.tolist()[1] == 0.0, "who comes next has an empty cache"
+    assert ledger.loads.churn.tolist()[1] == 0.0, "who comes next has an empty cache"
     ledger.check()
 
 
 def test_churn_is_measured_by_what_is_found() -> None:
     ledger = Ledger()
     ledger.ensure(2)
-    assert ledger.turnover == np.inf
+    assert ledger.loads.recent.turnover == np.inf
     ledger.book("a", 0, b"", 100, 10.0, isl_tokens=100)
     ledger.check()
-    assert ledger.turnover == np.inf, "nothing was found"
+    assert ledger.loads.recent.turnover == np.inf, "nothing was found"
     ledger.book("b", 1, b"", 50, 10.0, isl_tokens=100)
     ledger.check()
-    assert ledger.turnover == pytest.approx(150.0 / 0.25)
+    assert ledger.loads.recent.turnover == pytest.approx(150.0 / 0.25)
     ledger.book("c", 1, b"", 0, 10.0 + CHURN_MEMORY_S, isl_tokens=200 / np.e)  # type: ignore[arg-type]
-    assert ledger.turnover == pytest.approx(150.0 / np.e / 0.625), "as late as the churn"
+    assert ledger.loads.recent.turnover == pytest.approx(150.0 / np.e / 0.625), (
+        "as late as the churn"
+    )
     ledger.check()
 
 

@@ -19,12 +19,14 @@ def test_prompts_that_a_snapshot_tells_as_computed_tell_nothing_of_the_pace() ->
     here.turn()
     pulled(here, there)
     assert here.load(1) == (0, 2, 2)
-    assert here.core.partitions[DEFAULT].ledger.work.computed == 0
+    assert here.core.partitions[DEFAULT].ledger.loads.work.computed == 0
     there.book("c", 1, 1, 2)
     here.hears(there.effects.published[0])
     there.done("c")
     here.hears(there.effects.published[0])
-    assert here.core.partitions[DEFAULT].ledger.work.computed == 32, "but what is heard at once"
+    assert here.core.partitions[DEFAULT].ledger.loads.work.computed == 32, (
+        "but what is heard at once"
+    )
 
 
 def test_a_gap_is_pulled_after_a_moment() -> None:

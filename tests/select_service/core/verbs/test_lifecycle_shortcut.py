@@ -67,18 +67,20 @@ class Lived(Told):
 
 
 def _ledger_of(ledger: Any) -> object:
+    loads = ledger.loads
+    work, recent = loads.work, loads.recent
     return (
-        [column.tolist() for column in (ledger.prefill, ledger.decode, ledger.churn)],
-        [column.tolist() for column in (ledger.context, ledger.requests, ledger.computing)],
-        [column.tolist() for column in (ledger.heard, ledger.ahead, ledger.step)],
-        [ledger.pace, ledger.follows_queues, [list(one.queue.items()) for one in ledger._lanes]],
-        [ledger.prefill_left, ledger.prefill_backlog, ledger.live, ledger.prefilling],
-        [ledger.churned, ledger.turnover, ledger._asked, ledger._computed, ledger._churn_faded],
-        [(name, getattr(ledger.work, name)) for name in WorkDone.__slots__],
-        [list(ledger.work._spoke), list(ledger.work.stirred), sorted(ledger.work._unsure)],
+        [column.tolist() for column in (loads.prefill, loads.decode, loads.churn)],
+        [column.tolist() for column in (loads.context, loads.requests, loads.computing)],
+        [column.tolist() for column in (loads.heard, loads.ahead, loads.step)],
+        [recent.pace, loads.follows_queues, [list(one.queue.items()) for one in ledger._lanes]],
+        [loads.prefill_left, loads.prefill_backlog, ledger.live, loads.prefilling],
+        [recent.churned, recent.turnover, recent.asked, recent.computed, recent.looked_at],
+        [(name, getattr(work, name)) for name in WorkDone.__slots__],
+        [list(work._spoke), list(work.stirred), sorted(work._unsure)],
         [ledger.blocks.nodes, ledger.blocks.blocks, ledger.blocks.indexed],
         [(one.reservation_id, one.deadline) for one in ledger._deadlines],
-        bool(ledger.packed),
+        bool(loads.packed),
     )
 
 
@@ -296,7 +298,7 @@ def others(draw: st.DrawFn) -> Step:
 def _restart(fleet: Fleet) -> None:
     """What is booked now was begun in another life."""
     for one in fleet.core.partitions.values():
-        one.ledger.work.resumed_at = fleet.now
+        one.ledger.loads.work.resumed_at = fleet.now
 
 
 def _beginning() -> list[Step]:
@@ -406,7 +408,7 @@ def test_of_what_another_life_has_begun_both_know_not_how_long_it_took() -> None
             _restart(lived.fleet)
         lived.fleet.now += 0.5
         assert is_taken(lived, tell("prefill_complete", name, {}))
-    work = lived.fleet.core.partitions[DEFAULT].ledger.work
+    work = lived.fleet.core.partitions[DEFAULT].ledger.loads.work
     assert (work.computed, work.unheard, work.said_seconds) == (80, 40, 0.5)
 
 

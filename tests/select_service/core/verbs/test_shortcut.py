@@ -476,8 +476,8 @@ def test_nobody_overtakes_who_waits_by_it() -> None:
     told.fleet.take("r", *range(8), isl=128)
     assert not is_taken(told, request_for((1, 2), 40)), "all are busy"
     assert told.fleet.core.partitions[DEFAULT].pending_count == 1
-    told.fleet.core.partitions[DEFAULT].ledger.prefill_left[0] = 0
-    told.fleet.core.partitions[DEFAULT].ledger.prefill[0] = 0.0
+    told.fleet.core.partitions[DEFAULT].ledger.loads.prefill_left[0] = 0
+    told.fleet.core.partitions[DEFAULT].ledger.loads.prefill[0] = 0.0
     assert not is_taken(told, request_for((1, 2), 40)), "somebody waits"
 
 

@@ -1,0 +1,75 @@
+"""The output blocks of reservations, and the fractions that decoding gives to what is theirs alone.
+
+Here the sums of weights (`decode_blocks.py`) and the fractions of chains (`active_blocks.py`) are
+kept in step with a reservation's own facts; what that makes of the load of its slot is the matter
+of `ledger.py`, the only caller, which adds whole blocks to whole blocks by itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from select_service.core.books.active_blocks import ActiveBlocks
+    from select_service.core.books.decode_blocks import DecodeBlocks
+    from select_service.core.books.reservation import Reservation
+
+__all__ = ["Outputs"]
+
+
+class Outputs:
+    """Writes the output blocks and the fraction of live reservations.
+
+    Args:
+        blocks: chains by lane.
+        weights: of the blocks in each lane.
+    """
+
+    __slots__ = ("_blocks", "_weights")
+
+    def __init__(self, blocks: ActiveBlocks, weights: DecodeBlocks) -> None:
+        self._blocks = blocks
+        self._weights = weights
+
+    def fade(self, reservation: Reservation, count: int, fraction: float) -> None:
+        """Add so many blocks; all blocks of this reservation alone get the fraction."""
+        outputs = reservation.output_blocks + count
+        if fraction == 1.0:
+            self._become(reservation, outputs, 0, fraction)
+        else:
+            self._become(reservation, 0, outputs, fraction)
+        self._blocks.fade(reservation.chain, reservation.lane.number, fraction)
+
+    def resume(self, reservation: Reservation, whole: int, faded: int, fraction: float) -> None:
+        """Give a reservation that has none the blocks it had in another life.
+
+        The blocks it alone references get the fraction again. A prompt block that was faded and
+        shared afterwards weighs 1 again: which history it had is not among a reservation's facts.
+        """
+        self._become(reservation, whole, faded, fraction)
+        if fraction != 1.0:
+            self._blocks.fade(reservation.chain, reservation.lane.number, fraction)
+
+    def learn(self, reservation: Reservation, outputs: int, faded_at: int, fraction: float) -> None:
+        """Follow what others say: so many blocks, the first `faded_at` with a fraction."""
+        faded = faded_at if fraction != 1.0 else 0
+        refade = faded_at > 0 and (
+            reservation.faded_outputs != faded or reservation.output_fraction != fraction
+        )
+        self._become(reservation, outputs - faded, faded, fraction)
+        if refade:
+            self._blocks.fade(reservation.chain, reservation.lane.number, fraction)
+
+    def drop(self, reservation: Reservation) -> None:
+        """Have none; what its prompt weighs stays."""
+        self._become(reservation, 0, 0, reservation.output_fraction)
+
+    def _become(self, reservation: Reservation, whole: int, faded: int, fraction: float) -> None:
+        number, weights = reservation.lane.number, self._weights
+        weights.whole[number] += whole - reservation.whole_outputs
+        if reservation.faded_outputs:
+            weights.add(number, -reservation.faded_outputs, reservation.output_fraction)
+        if faded:
+            weights.add(number, faded, fraction)
+        reservation.whole_outputs, reservation.faded_outputs = whole, faded
+        reservation.output_fraction = fraction

@@ -1,0 +1,236 @@
+"""What every slot carries, as columns of numbers, and their sums: what decisions read.
+
+Only the ledger writes here, with every booking and lifecycle call (`ledger.py`), the steps that all
+requests take by way of rows (`_load_rows.pyx`). Who is booked is not known here; prices, gates and
+queues read the columns, and what is kept of a decision is a copy of them (`loads.py`). Contract 4.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from indexer.compiled import usable
+from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S
+from select_service.core.books.loads import PACE, TOTALS
+from select_service.core.books.recent import Recent
+from select_service.core.books.work_done import WorkDone
+
+if not TYPE_CHECKING and usable("select_service.core._load_rows", 3):
+    from select_service.core._load_rows import LoadRows
+else:
+    from select_service.core.books.plain_load_rows import LoadRows
+
+if TYPE_CHECKING:
+    from select_service.core.columns import Floats, Slots
+
+__all__ = ["SEATS_MAX", "STEP_TOKENS", "SlotLoads"]
+
+STEP_TOKENS: Final = 8_192
+"""What a rank computes in one step where its record says nothing (`max_num_batched_tokens`)."""
+
+SEATS_MAX: Final = 2**62
+"""Requests that a rank runs at once where its record says nothing (`max_num_seqs`), or more."""
+
+
+class SlotLoads:
+    """The columns of one ledger, one row a slot; 0 where nobody sits.
+
+    They are replaced, not resized, by `ensure`; read them through this object every time.
+    """
+
+    __slots__ = (
+        "ahead",
+        "churn",
+        "computing",
+        "context",
+        "decode",
+        "follows_queues",
+        "heard",
+        "packed",
+        "prefill",
+        "prefill_backlog",
+        "prefill_left",
+        "prefilling",
+        "recent",
+        "requests",
+        "rows",
+        "seats",
+        "step",
+        "wait",
+        "work",
+    )
+
+    def __init__(self, *, prior_tokens_per_s: float = PRIOR_TOKENS_PER_S) -> None:
+        self.prefill: Floats = np.zeros(0)
+        """P: booked prefill tokens of reservations whose prefill is not complete."""
+        self.prefill_left: list[int] = []
+        """P again, by slot, as whole numbers: doubles would drift beyond 2^53."""
+        self.prefill_backlog = 0
+        """The sum of P."""
+        self.decode: Floats = np.zeros(0)
+        """D: weight of the distinct live blocks, rounded half up."""
+        self.requests: Slots = np.zeros(0, dtype=np.int64)
+        """Live reservations."""
+        self.computing: Slots = np.zeros(0, dtype=np.int64)
+        """Of them, those whose prefill is not complete."""
+        self.prefilling = 0
+        """The sum of that."""
+        self.context: Floats = np.zeros(0)
+        """Blocks that live requests attend to: those several have in common count for each, as an
+        engine reads them for each, and a prompt without a whole block counts as one. Each request
+        has `Ledger.sequence_blocks` beside them, and from the one in the last seat on `wait`. Whole
+        numbers."""
+        self.seats: Slots = np.zeros(0, dtype=np.int64)
+        """Requests that each rank runs at once; who comes when they are taken waits there."""
+        self.wait: Floats = np.zeros(0)
+        """What it weighs in the context to wait until one more of them has ended."""
+        self.churn: Floats = np.zeros(0)
+        """Prefill tokens booked lately, which `recent` forgets: what went into a cache."""
+        self.heard: Floats = np.zeros(0)
+        """When P was known to be what is still to be computed, in monotonic seconds: when somebody
+        came to an empty queue, and whenever a prompt is said to be computed."""
+        self.ahead: Floats = np.zeros(0)
+        """Tokens of P that may have been computed since without a word: what was in it then, and no
+        more than the steps of the prompt whose turn it was, after which its first token would have
+        come. Of a rank that hangs no more is thought to be done, however long it says nothing."""
+        self.step: Floats = np.zeros(0)
+        """Tokens that each rank computes in a step."""
+        self.follows_queues = False
+        """Whether it is known whose turn it is, and `pack` says what is behind P, too: only who
+        prices by it pays for that."""
+        self.work = WorkDone()
+        self.recent = Recent(self.work, prior_tokens_per_s=prior_tokens_per_s)
+        self._write_anew()
+
+    def ensure(self, capacity: int) -> None:
+        """Make room for slots below `capacity`; never shrinks."""
+        missing = capacity - len(self.prefill_left)
+        if missing <= 0:
+            return
+        zeros = np.zeros(missing)
+        self.prefill = np.concatenate([self.prefill, zeros])
+        self.decode = np.concatenate([self.decode, zeros])
+        self.churn = np.concatenate([self.churn, zeros])
+        self.context = np.concatenate([self.context, zeros])
+        self.heard = np.concatenate([self.heard, zeros])
+        self.ahead = np.concatenate([self.ahead, zeros])
+        self.wait = np.concatenate([self.wait, zeros])
+        self.requests = np.concatenate([self.requests, np.zeros(missing, dtype=np.int64)])
+        self.computing = np.concatenate([self.computing, np.zeros(missing, dtype=np.int64)])
+        self.step = np.concatenate([self.step, np.full(missing, float(STEP_TOKENS))])
+        self.seats = np.concatenate([self.seats, np.full(missing, SEATS_MAX)])
+        self.prefill_left += [0] * missing
+        self.work.ensure(capacity)
+        self._write_anew()
+
+    def _write_anew(self) -> None:
+        """The columns are others."""
+        columns = self.prefill, self.decode, self.churn, self.context, self.requests, self.computing
+        self.rows = LoadRows(*columns, self.heard, self.ahead, self.step, self.seats, self.wait)
+        """One row at a time, for the steps that every request takes."""
+        self.packed = b""
+        """What `pack` returns, b"" when it has to be made anew: any load has changed."""
+
+    def pack(self) -> bytes:
+        """Return P, D, churn and context of every slot, and their `TOTALS`; see `loads.py`.
+
+        It is the same object while nothing changes.
+        """
+        if not self.packed:
+            columns = self.prefill, self.decode, self.churn, self.context
+            told: list[memoryview | bytes] = [column.data for column in columns]
+            told.append(TOTALS.pack(self.prefilling, self.recent.turnover))
+            if self.follows_queues:
+                told += self.heard.data, self.ahead.data, PACE.pack(self.recent.pace)
+            self.packed = b"".join(told)
+        return self.packed
+
+    # -- what is known of ranks ----------------------------------------------------------------
+
+    def limit_step(self, slot: int, tokens: int | None) -> None:
+        """Who sits on a slot computes so many tokens in a step; None: nobody says."""
+        step = float(STEP_TOKENS if tokens is None else tokens)
+        if step == self.step[slot]:  # as whoever registers again and again says
+            return
+        self.step[slot] = step
+        self.ahead[slot] = min(self.ahead[slot], step)
+        self.packed = b""
+
+    def limit_seats(self, slot: int, seats: int | None, wait: int) -> None:
+        """Who sits on a slot runs so many requests at once.
+
+        Args:
+            slot: whose.
+            seats: 1 or more; None: nobody says.
+            wait: blocks that the context has more for each that the next one must wait for.
+        """
+        seats = SEATS_MAX if seats is None else min(seats, SEATS_MAX)
+        if seats == self.seats[slot] and wait == self.wait[slot]:  # as above
+            return
+        self.context[slot] -= self.waits(slot)
+        self.seats[slot], self.wait[slot] = seats, wait
+        self.context[slot] += self.waits(slot)
+        self.packed = b""
+
+    def waits(self, slot: int) -> float:
+        """What the next one on a slot waits for weighs so much in its context."""
+        before = max(0, int(self.requests[slot]) + 1 - int(self.seats[slot]))
+        return before * float(self.wait[slot])
+
+    def silent(self, now: float) -> int:
+        """Count ranks that have something to compute and seem to hang; see `WorkDone.silent`."""
+        return self.work.silent(now, self.prefill, self.ahead, self.recent.pace)
+
+    # -- what goes in another way than computed, or all at once --------------------------------
+
+    def give_up(self, slot: int, left: int, begun: int = 0, prompts: int = 0) -> None:
+        """Of P so many tokens are left, and nobody has computed the others.
+
+        Args:
+            slot: whose.
+            left: tokens; more than there are is right, too.
+            begun: of those given up, tokens of the prompt whose turn it was.
+            prompts: that are given up as a whole.
+        """
+        before = self.prefill_left[slot]
+        self.prefill_left[slot] = left
+        self.prefill_backlog += left - before
+        self.prefilling -= prompts
+        self.rows.give_up(slot, left, begun, prompts)
+        self.packed = b""
+        if not before and left:
+            self.work.starts(slot)
+        elif before and not left:
+            self.work.stops(slot)
+
+    def clear(self, slot: int) -> None:
+        """Whoever was on a slot has gone, with all that was booked there. O(1)."""
+        self.give_up(slot, 0, prompts=int(self.computing[slot]))
+        self.requests[slot] = 0
+        self.decode[slot] = self.context[slot] = 0.0
+
+    def forget_churn(self, slot: int) -> None:
+        """Whoever comes to a slot has an empty cache. O(slots)."""
+        self.churn[slot] = 0.0
+        self.recent.churned = float(self.churn.sum())
+        self.packed = b""
+
+    def check(self) -> None:
+        """Assert every promise; O(slots)."""
+        columns = self.prefill, self.decode, self.churn, self.context
+        loads = b"".join(column.tobytes() for column in columns)
+        loads += TOTALS.pack(self.prefilling, self.recent.turnover)
+        if self.follows_queues:
+            loads += self.heard.tobytes() + self.ahead.tobytes() + PACE.pack(self.recent.pace)
+        assert self.pack() == loads, "a true copy"
+        assert (self.ahead >= 0.0).all()
+        assert (self.ahead <= self.prefill).all(), "no more can be done than there is to do"
+        assert (self.heard <= self.work.at).all()
+        assert (self.churn >= 0.0).all()
+        assert self.prefilling == self.computing.sum()
+        assert self.prefill.tolist() == [float(left) for left in self.prefill_left]
+        assert self.prefill_backlog == sum(self.prefill_left)
+        self.work.check(self.prefill_left)
+        self.recent.check(self.churn)
