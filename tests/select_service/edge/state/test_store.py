@@ -103,6 +103,41 @@ def test_nobody_else_may_read(store: Store) -> None:
     assert not list(store.directory.glob("*-shm")), "the log's index is ours alone, in memory"
 
 
+@pytest.mark.parametrize("name", ["lock", FILE, WAL])
+def test_a_link_in_the_directory_is_not_followed(store: Store, name: str) -> None:
+    """SQLite keeps its log beside where the link leads, and nobody would look at that one."""
+    store.commit([(key(1), b"one")])
+    store.close()
+    elsewhere = store.directory.with_name("elsewhere")
+    elsewhere.write_bytes(before := b"somebody else's")
+    path = store.directory / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(elsewhere)
+    with (
+        pytest.raises(StateDirUnusable, match=f"{name}.* is a link"),
+        closing(Store(path.parent)) as again,
+    ):
+        again.lock()
+        again.load()
+    assert elsewhere.read_bytes() == before
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["lock", FILE, WAL])
+def test_a_fifo_in_the_directory_is_not_waited_for(store: Store, name: str) -> None:
+    store.commit([(key(1), b"one")])
+    store.close()
+    path = store.directory / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with (
+        pytest.raises(StateDirUnusable, match=f"{name}.* is no plain file"),
+        closing(Store(path.parent)) as again,
+    ):
+        again.lock()
+        again.load()
+
+
 def test_a_later_format_is_left_alone(store: Store) -> None:
     assert store.identity is not None
     store.identity = type(store.identity)(1, 1, format=99)
