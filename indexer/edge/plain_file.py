@@ -54,14 +54,11 @@ def open_own(path: Path, flags: int) -> int:
         if error.errno == errno.ENXIO:  # a FIFO that nobody reads, a socket
             raise OSError(errno.ENXIO, f"{path.name} is no plain file") from None
         raise
-    try:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise OSError(errno.EINVAL, f"{path.name} is no plain file")
-        if flags & os.O_TRUNC:
-            os.ftruncate(number, 0)
-    except BaseException:
+    if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise
+        raise OSError(errno.EINVAL, f"{path.name} is no plain file")
+    if flags & os.O_TRUNC:
+        os.ftruncate(number, 0)
     return number
 
 

@@ -199,7 +199,7 @@ class SnapshotReader:
         """
         self.entries: dict[tuple[Scope, WorkerRank], Entry] = {}
         self.damage: dict[str, int] = {}
-        self._file = open(open_own(path, os.O_RDONLY), "rb")
+        self._file = os.fdopen(open_own(path, os.O_RDONLY), "rb")
         self._number = 0
         try:
             self._scan()

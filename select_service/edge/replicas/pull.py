@@ -12,6 +12,7 @@ import contextlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
+from indexer.core.endpoint import why_no_base
 from indexer.errors import EndpointRefused, HostNotFound
 from select_service.core.replicas.checksum import GarbledReplicaMessage, is_checked
 from select_service.core.replicas.messages import SnapshotEnd, SnapshotHead
@@ -191,6 +192,7 @@ class Pulls:
 
     async def _pull_in_turn(self, pull: Pull) -> None:
         url = snapshot_url(pull, self.passport.scheme)
+        where = pull.peer if pull.url and why_no_base(pull.url) else url
         until, _ = self._failed.get(url, (0.0, 0.0))
         await asyncio.sleep(max(0.0, until - self._clock()))
         async with self._turn:
@@ -200,11 +202,11 @@ class Pulls:
             except PullFailed as error:
                 self._note_failure(url)
                 self.outcomes[error.outcome] += 1
-                self._log(f"snapshot of replica at {url}: {error}")
+                self._log(f"snapshot of replica at {where}: {error}")
             except Exception as error:  # noqa: BLE001 - a bug must not end the healing
                 self._note_failure(url)
                 self.outcomes["error"] += 1
-                self._log(f"snapshot of replica at {url}: {error!r}")
+                self._log(f"snapshot of replica at {where}: {error!r}")
             else:
                 self._failed.pop(url, None)
                 self.outcomes["complete"] += 1
@@ -236,6 +238,8 @@ class Pulls:
     async def _read(self, pull: Pull, url: str) -> None:
         last: SnapshotPart | None = None
         has_checksums = False
+        if pull.url is not None and (why := why_no_base(pull.url)) is not None:
+            raise PullFailed("denied", f"the URL it says it has is not asked: {why}")
         until = self._clock() + SLICE_S
         async for frame in self._frames(url, self.passport.headers(url, peer_host(pull.peer))):
             part, has_checksums = _read_part(frame, must_have=has_checksums)

@@ -52,7 +52,7 @@ def inspect(path: Path) -> Log:
         OSError: it cannot be read, or is no plain file.
     """
     try:
-        file = open(open_own(path, os.O_RDONLY), "rb")
+        file = os.fdopen(open_own(path, os.O_RDONLY), "rb")
     except FileNotFoundError:
         return Log()
     with file:

@@ -237,6 +237,34 @@ def test_a_replica_that_says_it_is_where_nobody_may_go(url: str) -> None:
     assert reader.ended == [False]
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:1/delete?all=",
+        "http://127.0.0.1:1/any/path#",
+        "http://name:secret@127.0.0.1:1",
+        "http://127.0.0.1:1/a b",
+    ],
+)
+def test_a_replica_whose_url_would_be_asked_for_anything_else_than_a_snapshot(url: str) -> None:
+    said: list[str] = []
+
+    async def run(reader: Reader) -> Pulls:
+        client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, said.append, Addresses())
+        client.ask(Pull("tcp://127.0.0.1:1", ROUTER, 9, url))
+        while not reader.ended or client.running:
+            await asyncio.sleep(0.001)
+        await client.close()
+        return client
+
+    reader = Reader()
+    client = asyncio.run(asyncio.wait_for(run(reader), 20))
+    assert client.outcomes["denied"] == 1
+    assert reader.ended == [False]
+    assert len(said) == 1
+    assert "secret" not in said[0]
+
+
 def test_those_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("select_service.edge.replicas.pull.PULLS_WAITING_MAX", 1)
 
