@@ -216,8 +216,10 @@ def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
 
 def test_relaxed_loses_the_end_and_nothing_before_it(tmp_path: Path) -> None:
     """What was acknowledged is there up to some moment, and from there on it is not."""
-    args = (*OURS_EXTRA, "--reservation-ttl-s", "0", "--durability", "relaxed")
-    args += ("--durability-window-s", "0.2", "--state-dir", str(tmp_path / "state"))
+    args = (
+        *(*OURS_EXTRA, "--reservation-ttl-s", "0", "--state-dir", str(tmp_path / "state")),
+        *("--durability", "relaxed", "--durability-window-s", "0.2"),
+    )
     acknowledged: list[str] = []
 
     def book_on(port: int) -> None:
