@@ -1,4 +1,4 @@
-"""How a ZMQ endpoint is written: the grammar at the door.
+"""How a ZMQ endpoint is written, and a URL that paths are put behind: the grammar at the door.
 
 Only the writing is judged here. Whether libzmq will connect is for `edge/sockets` to find out,
 whether anybody answers only time can tell.
@@ -13,6 +13,24 @@ from indexer.errors import InvalidEndpoint
 SCHEMES: Final = frozenset({"tcp", "ipc", "inproc"})
 PORT_MAX: Final = 0xFFFF
 """Of TCP."""
+
+
+def why_no_base(url: str) -> str | None:
+    """Tell why no path can be put behind a URL of HTTP; None: it can.
+
+    Behind a query or a fragment the path would be part of that, and what is asked for another one:
+    anything that somebody else, who told us the URL, would like to have asked for. Credentials
+    would be shown to whoever is told the URL, and stand in logs.
+    """
+    if not url.isprintable() or " " in url or "\\" in url:
+        return "it has a character that must be escaped"
+    if "?" in url:
+        return "it has a query"
+    if "#" in url:
+        return "it has a fragment"
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        return "it has a user's name"
+    return None
 
 
 def check_endpoint(endpoint: str) -> None:

@@ -19,6 +19,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from indexer.core.memory import StreamMemory
+from indexer.edge.plain_file import open_own
 from indexer.types import U64_MASK, Scope, WorkerRank
 
 if TYPE_CHECKING:
@@ -118,9 +119,7 @@ class SnapshotWriter:
         self._lock = threading.Lock()  # an abandoned writer may still be at work in its thread
         self._number = random.SystemRandom().getrandbits(64)
         self._place = 0
-        descriptor = os.open(
-            directory / NEW, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
-        )
+        descriptor = open_own(directory / NEW, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._file: BinaryIO | None = os.fdopen(descriptor, "wb")
         self._write(_HEADER.pack(MAGIC, self._number))
 
@@ -200,7 +199,7 @@ class SnapshotReader:
         """
         self.entries: dict[tuple[Scope, WorkerRank], Entry] = {}
         self.damage: dict[str, int] = {}
-        self._file = path.open("rb")
+        self._file = os.fdopen(open_own(path, os.O_RDONLY), "rb")
         self._number = 0
         try:
             self._scan()

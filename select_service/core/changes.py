@@ -168,7 +168,10 @@ class Changes:
                 for _, name in list(hold.keys):
                     yield name
 
-    def trust(self) -> None:
-        """Whoever booked what is not on disk has been told already: it is not taken back."""
-        self.fresh.clear()
-        self._standing.clear()
+    def trust(self, told: int) -> None:
+        """Take nothing back that was marked up to this ordinal: who booked it may have been told.
+
+        O(what is not on disk); done when a disk begins to refuse.
+        """
+        self.fresh = {name: at for name, at in self.fresh.items() if at > told}
+        self._standing = {at: hold for at, hold in self._standing.items() if at > told}

@@ -8,6 +8,7 @@ when the process died may have happened or not, and nothing else may.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -211,6 +212,49 @@ def survive(tmp_path: Path, kills: int) -> int:
 
 def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     assert survive(tmp_path, 2) > 20
+
+
+def test_relaxed_loses_the_end_and_nothing_before_it(tmp_path: Path) -> None:
+    """What was acknowledged is there up to some moment, and from there on it is not."""
+    args = (
+        *(*OURS_EXTRA, "--reservation-ttl-s", "0", "--state-dir", str(tmp_path / "state")),
+        *("--durability", "relaxed", "--durability-window-s", "0.2"),
+    )
+    acknowledged: list[str] = []
+
+    def book_on(port: int) -> None:
+        with (
+            contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=20)) as connection,
+            contextlib.suppress(OSError, http.client.HTTPException),  # killed
+        ):
+            while True:
+                name = f"r{len(acknowledged)}"
+                body = {"reservation_id": name, "worker_id": 1, "token_ids": [1] * 16}
+                assert call(connection, "POST", "/reservations", body)[0] == 201
+                acknowledged.append(name)
+
+    with Server(tmp_path / "log", args=args, env=NO_EVENTS) as server:
+        register(server)
+        client = threading.Thread(target=book_on, args=(server.port,))
+        client.start()
+        while int(server.fleet_load()[0]) < 300 or not committed(server):
+            time.sleep(0.01)
+        assert server.process is not None
+        server.process.kill()
+        client.join(30)
+        assert not client.is_alive()
+    with Server(tmp_path / "log", args=args, env=NO_EVENTS) as server:
+        end = http.client.HTTPConnection(HOST, server.port, timeout=20)
+        with contextlib.closing(end):
+            kept = [call(end, "DELETE", f"/reservations/{one}")[0] for one in acknowledged]
+    assert kept == [200] * kept.count(200) + [404] * kept.count(404)
+    assert kept[0] == 200, "what was written before the kill"
+
+
+def committed(server: Server) -> bool:
+    """Whether anything has been written since it was booked."""
+    state: Any = server.request("GET", "/ready").json
+    return int(state["state"]["pending"]) < server.fleet_load()[0]
 
 
 def test_what_an_operator_set_survives_a_kill(tmp_path: Path) -> None:

@@ -266,6 +266,34 @@ def test_what_a_unix_socket_cannot_be(args: list[str]) -> None:
     assert caught.value.code == 2
 
 
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("ftp://proxy", "not an http:// or https:// URL"),
+        ("http://proxy/?token=x", "has a query"),
+        ("http://proxy/#part", "has a fragment"),
+        ("http://name:secret@proxy", "a user's name"),
+        ("http://pro xy", "must be escaped"),
+        ("http://", "names no host"),
+        ("http://:80", "names no host"),
+        ("http://proxy:0", "no port of it"),
+        ("http://proxy:99999", "no URL"),
+        ("http://[::1", "no URL"),
+    ],
+)
+@pytest.mark.parametrize("flag", ["--advertise-url", "--kubernetes-api"])
+def test_a_url_that_no_path_can_be_put_behind(
+    flag: str, url: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.parse([flag, url], {})
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert flag in said
+    assert why in " ".join(said.split())
+    assert "secret" not in said
+
+
 def test_replicas_may_reach_it_through_a_proxy() -> None:
     args = ["--uds", "s", "--replica-sync-port", "7", "--advertise-url", "http://proxy"]
     assert cli.parse(args, {}).port is None

@@ -26,8 +26,9 @@ KEEPING: Final = (
         "--durability-window-s",
         values.seconds(zero=False),
         "S",
-        "with relaxed durability: the most a crash may take with it",
-        watch="state_pending_rows",
+        "with relaxed durability: a crash takes the changes of so long at the most; while the disk"
+        " is further behind, answers wait",
+        watch="state_window_waits_total",
     ),
     Flag(
         "--index-snapshot-interval-s",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
 from indexer.config import ReachSettings
 from indexer.core.curve_key import is_curve_key
-from indexer.core.endpoint import SCHEMES
+from indexer.core.endpoint import SCHEMES, why_no_base
 from indexer.core.reach import Reach
 from indexer.edge.plain_file import open_plain
 from select_service.config.environment import parse_float
@@ -190,9 +191,18 @@ def curve_key(text: str) -> str:
 
 
 def http_url(text: str) -> str:
-    """Read a URL of HTTP; a slash at its end is dropped."""
+    """Read a URL of HTTP that paths are put behind; a slash at its end is dropped."""
     if not text.startswith(("http://", "https://")):
         raise ValueError(f"{text!r} is not an http:// or https:// URL")
+    if (why := why_no_base(text)) is not None:
+        raise ValueError(f"{text.rpartition('@')[2]!r} is not to be asked: {why}")
+    try:
+        parts = urlsplit(text)
+        named = parts.hostname and parts.port != 0
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no URL: {error}") from None
+    if not named:
+        raise ValueError(f"{text!r} names no host, or no port of it")
     return text.rstrip("/")
 
 

@@ -10,15 +10,14 @@ keep out who would be let in, the one least of all who can change the limit.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import ssl
 from typing import TYPE_CHECKING, Final
 
 from indexer.edge.descriptors import descriptors_end
 
 if TYPE_CHECKING:
     import socket
-    import ssl
     from collections.abc import Callable, Mapping
 
     from select_service.edge.http.connections import ConnectionLimits
@@ -133,13 +132,15 @@ class Handshakes:
         task.cancel()
 
     async def _shake(self, client: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
-        with contextlib.suppress(OSError):  # also what is no TLS, and who has taken too long
+        try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 make,
                 client,
                 ssl=self._context,
                 ssl_handshake_timeout=self._limits.header_timeout_s,
             )
+        except OSError as error:
+            self._counts.handshakes_failed[_fault(error)] += 1
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -153,3 +154,13 @@ class Handshakes:
             del others[task]
             if not others:
                 del self._by_address[address]
+
+
+def _fault(error: OSError) -> str:
+    """Name what was wrong, as one of `HANDSHAKE_FAULTS`."""
+    if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+        said = error.reason or ""
+        if said in {"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"}:
+            return "plain"
+        return "certificate" if "CERTIFICATE" in said else "protocol"
+    return "timeout" if isinstance(error, ConnectionAbortedError) else "gone"

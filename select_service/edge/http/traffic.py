@@ -55,6 +55,11 @@ class RouteTraffic:
         self.seconds += seconds
 
 
+HANDSHAKE_FAULTS: Final = ("plain", "certificate", "protocol", "gone", "timeout")
+"""No TLS but HTTP; none or a wrong certificate; another version, or no TLS at all; the client left;
+it took too long."""
+
+
 class Connections:
     """What became of connections; `open` is read from the server's own set."""
 
@@ -63,6 +68,7 @@ class Connections:
         "body_timeouts",
         "by_address",
         "handshakes",
+        "handshakes_failed",
         "head_lines",
         "header_timeouts",
         "malformed",
@@ -86,6 +92,7 @@ class Connections:
         self.reserve: dict[object, None] = {}
         """Of those open, the ones beyond the limits, oldest first; see `protocol.RESERVED_MAX`."""
         self.handshakes = 0  # TLS, under way
+        self.handshakes_failed = dict.fromkeys(HANDSHAKE_FAULTS, 0)
         self.refused_handshakes = 0  # over --tls-handshakes-max
         self.by_address: dict[str, int] = {}  # open, of those that come by TCP
         self.header_timeouts = 0

@@ -69,6 +69,12 @@ class HttpMetrics(Collector):
             value=counts.unread_bytes,
         )
         yield gauge("tls_handshakes", "TLS handshakes under way.", value=counts.handshakes)
+        failed = counter(
+            "tls_handshakes_failed", "TLS handshakes that let nobody in, by reason.", ("reason",)
+        )
+        for reason, count in counts.handshakes_failed.items():
+            failed.add_metric([reason], count)
+        yield failed
         yield counter("http_connections_accepted", "Connections accepted.", value=counts.accepted)
         yield from self._console()
         cut = counter("http_connections_cut", "Connections closed for a fault.", ("reason",))

@@ -32,6 +32,9 @@ class StateMetrics(Collector):
         rows = counter("state_rows_written", "Records written to disk.")
         failures = counter("state_commit_failures", "Commits the disk refused; tried again.")
         released = counter("state_bookings_released", "Bookings taken back for that.")
+        waits = counter(
+            "state_window_waits", "Answers that relaxed durability made wait after all."
+        )
         restored = gauge("state_restored", "Records brought back at the start.", ("kind",))
         dropped = gauge("state_dropped", "Those that had no place any more.", ("kind",))
         damage = gauge("state_damage", "Faults found in the state directory at the start.")
@@ -46,6 +49,7 @@ class StateMetrics(Collector):
             rows.add_metric((), journal.rows_written)
             failures.add_metric((), journal.failures)
             released.add_metric((), keeper.released)
+            waits.add_metric((), journal.window_waits)
             for kind, count in status.restored.items():
                 restored.add_metric([kind], count)
             for kind, count in status.dropped.items():
@@ -53,4 +57,4 @@ class StateMetrics(Collector):
             damage.add_metric((), len(status.damage))
             lost.add_metric((), status.rows_lost)
         yield from (pending, writable, commits, seconds, rows, failures)
-        yield from (released, restored, dropped, damage, lost)
+        yield from (released, waits, restored, dropped, damage, lost)

@@ -12,6 +12,7 @@ import contextlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
+from indexer.core.endpoint import why_no_base
 from indexer.errors import EndpointRefused, HostNotFound
 from select_service.core.replicas.checksum import GarbledReplicaMessage, is_checked
 from select_service.core.replicas.messages import SnapshotEnd, SnapshotHead
@@ -42,8 +43,14 @@ READ_TIMEOUT_S: Final = 5.0
 PULLS_WAITING_MAX: Final = 256
 """Pulls under way or waiting their turn; the core asks again for what is left out."""
 
+FAILURE_LOG_S: Final = 10.0
+FAILURES_TOLD_MAX: Final = 4
+"""In so long the log says of so many pulls why they failed that one peer has caused: what it says
+of itself may be another thing with every heartbeat, and it may speak for hundreds."""
+
 ADDRESSES_REMEMBERED: Final = 1024
-"""Addresses that failed, with how long to leave them alone."""
+"""Addresses that failed, with how long to leave them alone; and peers, with when that was
+told."""
 
 
 _NOBODY: Final = "http://127.0.0.1:0/"  # refused at once, and nothing leaves the machine
@@ -146,6 +153,8 @@ class Pulls:
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by router id of the publisher
         self._turn = asyncio.Semaphore(limits.pulls_max)
         self._failed: OrderedDict[str, tuple[float, float]] = OrderedDict()  # url → (until, next)
+        # peer → (since when, told since then, not told)
+        self._told: OrderedDict[str, tuple[float, int, int]] = OrderedDict()
         self._clients: dict[str, httpx.AsyncClient] = {}  # by scheme
         self.running = 0
         self.outcomes = dict.fromkeys(
@@ -191,6 +200,7 @@ class Pulls:
 
     async def _pull_in_turn(self, pull: Pull) -> None:
         url = snapshot_url(pull, self.passport.scheme)
+        where = pull.peer if pull.url and why_no_base(pull.url) else url
         until, _ = self._failed.get(url, (0.0, 0.0))
         await asyncio.sleep(max(0.0, until - self._clock()))
         async with self._turn:
@@ -200,16 +210,31 @@ class Pulls:
             except PullFailed as error:
                 self._note_failure(url)
                 self.outcomes[error.outcome] += 1
-                self._log(f"snapshot of replica at {url}: {error}")
+                self._tell(pull.peer, f"snapshot of replica at {where}: {error}")
             except Exception as error:  # noqa: BLE001 - a bug must not end the healing
                 self._note_failure(url)
                 self.outcomes["error"] += 1
-                self._log(f"snapshot of replica at {url}: {error!r}")
+                self._tell(pull.peer, f"snapshot of replica at {where}: {error!r}")
             else:
                 self._failed.pop(url, None)
                 self.outcomes["complete"] += 1
             finally:
                 self.running -= 1
+
+    def _tell(self, peer: str, what: str) -> None:
+        """Log a failure, or count it for the next time."""
+        now = self._clock()
+        since, told, untold = self._told.pop(peer, (now, 0, 0))
+        if now - since >= FAILURE_LOG_S:
+            since, told = now, 0
+        if told < FAILURES_TOLD_MAX:
+            self._log(f"{what} ({untold} more since last told)" if untold else what)
+            told, untold = told + 1, 0
+        else:
+            untold += 1
+        self._told[peer] = since, told, untold
+        while len(self._told) > ADDRESSES_REMEMBERED:
+            self._told.popitem(last=False)
 
     def _note_failure(self, url: str) -> None:
         _, wait = self._failed.pop(url, (0.0, self._limits.pull_backoff_s))
@@ -236,6 +261,8 @@ class Pulls:
     async def _read(self, pull: Pull, url: str) -> None:
         last: SnapshotPart | None = None
         has_checksums = False
+        if pull.url is not None and (why := why_no_base(pull.url)) is not None:
+            raise PullFailed("denied", f"the URL it says it has is not asked: {why}")
         until = self._clock() + SLICE_S
         async for frame in self._frames(url, self.passport.headers(url, peer_host(pull.peer))):
             part, has_checksums = _read_part(frame, must_have=has_checksums)

@@ -4,6 +4,8 @@ The loop takes marked keys from `core/changes.py`, asks the core for their recor
 to the one writer thread; what comes meanwhile goes with the next commit. When the disk refuses,
 the keys return to the queue, whoever waited is refused, and the commit is tried again until it
 succeeds: a row is the whole state behind its key, so writing late or twice is writing right.
+Where answers need not wait for the disk they do as soon as it is so far behind that a crash would
+take more than was agreed to: it stands still, or there is more to write than it can.
 `store.py` behind it knows SQLite; `driver.py` before it decides what a refusal means.
 """
 
@@ -45,6 +47,10 @@ than the second, until as many have come as were there lately. Otherwise callers
 their answers fall into two groups, each waiting for the other's commit too. Below, waiting costs
 more than it gains."""
 
+AGES_MAX: Final = 16
+"""How finely it is known since when changes wait, in parts of the window. Half of that is left for
+gathering, so that a disk which keeps up never has anybody wait."""
+
 RETRY_S: Final = 0.25
 """How long a disk that refused is left alone."""
 
@@ -63,17 +69,22 @@ class Journal:
         Args:
             directory: made when it is not there.
             strict: whoever changes something waits for the disk.
-            interval_s: otherwise, how long a change may wait to be written.
+            interval_s: otherwise, when a change has waited for so long to be written, no other
+                one is acknowledged before it is.
         """
         self.strict = strict
+        self.told = 0  # whoever made a change with an ordinal up to this may know that it is made
         self.store = Store(directory)
         self.damage = Damage()
         self.refusal: ServiceError | None = None  # while the disk refuses
         self.commits = 0
         self.rows_written = 0
         self.failures = 0
+        self.window_waits = 0  # answers that waited although they need not have
         self.commit_seconds = 0.0
-        self._interval_s = 0.0 if strict else interval_s
+        self._window_s = interval_s
+        self._gathering_s = 0.0 if strict else interval_s / 2
+        self._ages: deque[tuple[int, float]] = deque()  # (last ordinal, since when), if not strict
         self._changes: Changes | None = None
         self._record: Callable[[StateKey], bytes | None] = lambda _: None
         self._on_failure: Callable[[], None] = lambda: None
@@ -154,10 +165,14 @@ class Journal:
     def note(self) -> None:
         """Something may have changed: have it written, at the latest after the interval."""
         changes = self._changes
-        if self._busy or changes is None or not changes.marked:
+        if changes is None:
+            return
+        if not self.strict:
+            self._is_behind()
+        if self._busy or not changes.marked:
             return
         if self._timer is None:
-            self._schedule(self._interval_s or self._gather_s())
+            self._schedule(self._gathering_s or self._gather_s())
         elif self._gathering and len(changes.marked) >= self._expected:
             self._drop_timer()
             self._schedule(0.0)
@@ -170,18 +185,38 @@ class Journal:
         Raises:
             ServiceError: the disk refuses.
         """
-        if not self.strict or self._changes is None or self._loop is None:
+        if self._changes is None or self._loop is None:
             return None
         if self.refusal is not None:
             raise self.refusal
         ordinal = self._changes.marks
         if ordinal <= self._written_up_to or not self.pending:
             return None
+        if not self.strict:
+            if not self._is_behind():
+                self.told = ordinal
+                return None
+            self.window_waits += 1
         future: asyncio.Future[None] = self._loop.create_future()  # each its own: may be cancelled
         self._waiting.append((ordinal, future))
         return future
 
     # -- loop side -----------------------------------------------------------------------------
+
+    def _is_behind(self) -> bool:
+        """Note since when changes wait; tell whether one does for longer than the window."""
+        assert self._loop is not None
+        ages, now = self._ages, self._loop.time()
+        while ages and ages[0][0] <= self._written_up_to:
+            ages.popleft()
+        marks = 0 if self._changes is None else self._changes.marks
+        if marks > (ages[-1][0] if ages else self._written_up_to):
+            since = ages[-1][1] if ages else 0.0
+            if ages and (len(ages) >= AGES_MAX or now - since < self._window_s / AGES_MAX):
+                ages[-1] = marks, since
+            else:
+                ages.append((marks, now))
+        return bool(ages) and now - ages[0][1] >= self._window_s
 
     def _gather_s(self) -> float:
         assert self._changes is not None
@@ -255,11 +290,15 @@ class Journal:
         latest = max(self._flying.values(), default=0)
         first_left = next(iter(self._changes.marked.values()), latest + 1)
         self._written_up_to = max(self._written_up_to, min(latest, first_left - 1))
+        if not self._changes.marked:  # the last ones may have had nothing to write
+            self._written_up_to = self._changes.marks
         for key, ordinal in self._flying.items():
             self._changes.written(key, ordinal)
         self._flying.clear()
-        while self._waiting and self._waiting[0][0] <= self._written_up_to:
-            _, future = self._waiting.popleft()
+        caught_up = not self.strict and not self._is_behind()
+        while self._waiting and (caught_up or self._waiting[0][0] <= self._written_up_to):
+            ordinal, future = self._waiting.popleft()
+            self.told = max(self.told, ordinal)
             if not future.done():
                 future.set_result(None)
         self.note() if self.strict else self._flush()

@@ -66,7 +66,7 @@ class Keeper:
         Args:
             directory: made when it is not there; for this process alone.
             strict: acknowledge what is on disk, and nothing else.
-            interval_s: otherwise, the most a crash may take with it.
+            interval_s: otherwise, the changes of so long are the most a crash may take with it.
 
         Raises:
             StateDirUnusable: another process has it, or it cannot be read.
@@ -174,7 +174,7 @@ class Keeper:
         if changes is None:
             return
         if not self.journal.strict:
-            changes.trust()  # acknowledged already; they will be written
+            changes.trust(self.journal.told)  # those will be written
         for name in changes.take_fresh():
             self.released += 1
             self._free(name)

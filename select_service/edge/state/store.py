@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import xxhash
 
+from indexer.edge.plain_file import open_own
 from indexer.types import U64_MASK
 from select_service.edge.state import wal
 from select_service.errors import StateDirUnusable
@@ -139,7 +140,7 @@ class Store:
         """
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = open_own(self.directory / LOCK, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise StateDirUnusable(f"state directory {self.directory}: {error.strerror}") from error
         try:
@@ -239,7 +240,7 @@ class Store:
             return
         self._is_log_reserved = True  # whatever comes of it
         with contextlib.suppress(OSError):
-            log = os.open(self.directory / WAL, os.O_WRONLY | os.O_CLOEXEC)
+            log = open_own(self.directory / WAL, os.O_WRONLY)
             try:
                 _lengthen(log, size)
             finally:
@@ -277,7 +278,8 @@ class Store:
     # -- reading -------------------------------------------------------------------------------
 
     def _open(self, path: Path, *, journal_mode: str = "WAL") -> sqlite3.Connection:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # WAL inherits it
+        # its log inherits the rights; behind a link SQLite would keep that one elsewhere, unseen
+        os.close(open_own(path, os.O_RDWR | os.O_CREAT))
         db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             db.text_factory = bytes

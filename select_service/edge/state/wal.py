@@ -7,8 +7,11 @@ File format: sqlite.org/fileformat2.html, section 4.
 
 from __future__ import annotations
 
+import os
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from indexer.edge.plain_file import open_own
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,9 +46,13 @@ class Log(NamedTuple):
 
 
 def inspect(path: Path) -> Log:
-    """Read the heads of all frames; a missing or empty log is sound."""
+    """Read the heads of all frames; a missing or empty log is sound.
+
+    Raises:
+        OSError: it cannot be read, or is no plain file.
+    """
     try:
-        file = path.open("rb")
+        file = os.fdopen(open_own(path, os.O_RDONLY), "rb")
     except FileNotFoundError:
         return Log()
     with file:

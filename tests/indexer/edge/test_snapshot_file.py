@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -129,6 +130,28 @@ def test_a_file_that_changes_after_it_was_looked_at(tmp_path: Path) -> None:
     with pytest.raises(BadSnapshot):
         reader.read(entry)
     reader.close()
+
+
+def test_a_link_is_neither_written_through_nor_read(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"somebody else's")
+    for name in (NEW, NAME):
+        (tmp_path / name).symlink_to(elsewhere)
+    with pytest.raises(OSError, match=f"{NEW} is a link"):
+        SnapshotWriter(tmp_path)
+    with pytest.raises(OSError, match=f"{NAME} is a link"):
+        SnapshotReader(tmp_path / NAME)
+    assert elsewhere.read_bytes() == b"somebody else's"
+
+
+@pytest.mark.timeout(20)
+def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    for name in (NEW, NAME):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(OSError, match=f"{NEW} is no plain file"):
+        SnapshotWriter(tmp_path)
+    with pytest.raises(OSError, match=f"{NAME} is no plain file"):
+        SnapshotReader(tmp_path / NAME)
 
 
 def test_an_abandoned_file_leaves_the_old_one(tmp_path: Path) -> None:

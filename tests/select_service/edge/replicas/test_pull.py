@@ -20,7 +20,14 @@ from select_service.core.replicas.messages import (
     SnapshotPart,
 )
 from select_service.core.replicas.wire import encode_part
-from select_service.edge.replicas.pull import Frames, PullFailed, Pulls, snapshot_url
+from select_service.edge.replicas.pull import (
+    FAILURE_LOG_S,
+    FAILURES_TOLD_MAX,
+    Frames,
+    PullFailed,
+    Pulls,
+    snapshot_url,
+)
 from select_service.types import ReplicaLimits
 
 ROUTER = 7
@@ -235,6 +242,61 @@ def test_a_replica_that_says_it_is_where_nobody_may_go(url: str) -> None:
     client = asyncio.run(asyncio.wait_for(run(reader), 20))
     assert client.outcomes["denied"] == 1
     assert reader.ended == [False]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:1/delete?all=",
+        "http://127.0.0.1:1/any/path#",
+        "http://name:secret@127.0.0.1:1",
+        "http://127.0.0.1:1/a b",
+    ],
+)
+def test_a_replica_whose_url_would_be_asked_for_anything_else_than_a_snapshot(url: str) -> None:
+    said: list[str] = []
+
+    async def run(reader: Reader) -> Pulls:
+        client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, said.append, Addresses())
+        client.ask(Pull("tcp://127.0.0.1:1", ROUTER, 9, url))
+        while not reader.ended or client.running:
+            await asyncio.sleep(0.001)
+        await client.close()
+        return client
+
+    reader = Reader()
+    client = asyncio.run(asyncio.wait_for(run(reader), 20))
+    assert client.outcomes["denied"] == 1
+    assert reader.ended == [False]
+    assert len(said) == 1
+    assert "secret" not in said[0]
+
+
+def test_pulls_that_fail_are_told_once_in_a_while_and_by_where_they_were_heard_of() -> None:
+    """Who says in every heartbeat that it is somewhere else writes no log of ours."""
+    said: list[str] = []
+    now = 1.0
+
+    async def run(reader: Reader) -> None:
+        client = Pulls(reader, lambda _: None, LIMITS, lambda: now, said.append, Addresses())
+
+        async def fail(peer: str, count: int) -> None:
+            for number in range(len(reader.ended), len(reader.ended) + count):
+                client.ask(Pull(peer, ROUTER, 9, f"http://169.254.169.254/{number}"))
+                while len(reader.ended) <= number or client.running:
+                    await asyncio.sleep(0)
+
+        await fail("tcp://a:1", 20)
+        await fail("tcp://b:1", 20)
+        assert len(said) == 2 * FAILURES_TOLD_MAX
+        nonlocal now
+        now += FAILURE_LOG_S
+        await fail("tcp://a:1", 1)
+        assert len(said) == 2 * FAILURES_TOLD_MAX + 1
+        assert f"({20 - FAILURES_TOLD_MAX} more since last told)" in said[-1]
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(run(Reader()), 20))
 
 
 def test_those_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -310,6 +310,41 @@ def test_the_reserve_over_tls(ca: Authority, tmp_path: Path) -> None:
     on_a_port(use, connections_max=1, **settings_of(ca, tmp_path))
 
 
+def test_handshakes_that_fail_are_counted_by_what_was_wrong(ca: Authority, tmp_path: Path) -> None:
+    """Each is closed without a word: the number is all there is to see of a client set up wrong."""
+    client = ca.client(ca.issue("client", cert=tmp_path / "client.pem"))
+
+    async def use(port: int, service: Driver, _: object) -> None:
+        async def told(reason: str) -> None:
+            line = f'select_service_tls_handshakes_failed_total{{reason="{reason}"}} 1.0'
+            wire = await Wire.to(port, client)
+            while True:
+                wire.ask("GET", "/metrics")
+                if line.encode() in (await wire.answer())[2]:
+                    return
+
+        plain = await Wire.to(port)
+        plain.ask("GET", "/health")
+        assert await plain.rest() == b""
+        await told("plain")
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await health(await Wire.to(port, ca.client()))
+        await told("certificate")
+        old = ca.client()
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises(OSError):
+            await Wire.to(port, old)
+        await told("protocol")
+        gone = await Wire.to(port)
+        gone.writer.close()
+        await told("gone")
+        assert await (await Wire.to(port)).rest() == b""
+        await told("timeout")
+
+    more = {"tls_client_ca": str(ca.cert), "header_timeout_s": 1.0}
+    on_a_port(use, **settings_of(ca, tmp_path, **more))
+
+
 def test_who_says_nothing_is_no_client(ca: Authority, tmp_path: Path) -> None:
     async def use(port: int, service: Driver, _: object) -> None:
         wire = await Wire.to(port)

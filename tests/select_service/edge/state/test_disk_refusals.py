@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import sqlite3
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,12 @@ class Disk:
         self.journal = service.keeper.journal
         self._commit = self.journal.store.commit
         self.code: int | None = None
+        self.moves = threading.Event()
+        self.moves.set()
         monkeypatch.setattr(self.journal.store, "commit", self.commit)
 
     def commit(self, batch: Any) -> None:
+        self.moves.wait()
         if self.code is not None:
             error = sqlite3.OperationalError("injected")
             error.sqlite_errorcode = self.code
@@ -164,6 +168,61 @@ def test_relaxed_answers_at_once_and_writes_within_its_window(tmp_path: Path) ->
     relaxed: dict[str, Any] = {"durability": Durability.RELAXED, "durability_window_s": 0.02}
     life(tmp_path, first, **relaxed)  # a proper end writes the rest
     life(tmp_path, second, **relaxed)
+
+
+RELAXED: dict[str, Any] = {"durability": Durability.RELAXED, "durability_window_s": 0.02}
+
+
+async def acknowledged_until_one_waits(client: httpx.AsyncClient) -> asyncio.Future[httpx.Response]:
+    """Book on a disk that stands still until a call is not answered any more; return that."""
+    for number in range(1000):
+        call = asyncio.ensure_future(post(client, "/reservations", body(f"r{number}", worker_id=1)))
+        await asyncio.wait([call], timeout=0.2)
+        if not call.done():
+            return call
+        assert call.result().status_code == 201
+        await asyncio.sleep(0.001)
+    raise AssertionError("whatever a crash takes with it was acknowledged")
+
+
+def test_relaxed_does_not_run_ahead_of_a_disk_that_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        assert service.keeper is not None
+        await post(client, "/workers", worker(1))
+        disk = Disk(service, monkeypatch)
+        disk.moves.clear()
+        waits = await acknowledged_until_one_waits(client)
+        assert (await client.get("/loads")).status_code == 200, "who only asks does not wait"
+        metrics = (await client.get("/metrics")).text
+        disk.moves.set()
+        assert (await waits).status_code == 201
+        assert "select_service_state_window_waits_total 1.0" in metrics
+
+    life(tmp_path, use, **RELAXED)
+
+
+def test_relaxed_takes_back_what_waited_for_a_disk_that_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing that was acknowledged before."""
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        assert service.keeper is not None
+        await post(client, "/workers", worker(1))
+        disk = Disk(service, monkeypatch)
+        disk.moves.clear()
+        waits = await acknowledged_until_one_waits(client)
+        booked = len(service.core.desk.bookings)
+        disk.code = sqlite3.SQLITE_FULL
+        disk.moves.set()
+        assert (await waits).json()["code"] == "state_disk_full"
+        assert len(service.core.desk.bookings) == booked - 1
+        await disk.heals()
+        assert (await post(client, "/reservations", body("new", worker_id=1))).status_code == 201
+
+    life(tmp_path, use, **RELAXED)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,12 @@ def opened(directory: Path) -> Store:
     return store
 
 
+def started(directory: Path) -> Rows:
+    with closing(Store(directory)) as store:
+        store.lock()
+        return contents(store)[0]
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     store = opened(tmp_path / "state")
@@ -101,6 +107,33 @@ def test_nobody_else_may_read(store: Store) -> None:
     for path in store.directory.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
     assert not list(store.directory.glob("*-shm")), "the log's index is ours alone, in memory"
+
+
+@pytest.mark.parametrize("name", ["lock", FILE, WAL])
+def test_a_link_in_the_directory_is_not_followed(store: Store, name: str) -> None:
+    """SQLite keeps its log beside where the link leads, and nobody would look at that one."""
+    store.commit([(key(1), b"one")])
+    store.close()
+    elsewhere = store.directory.with_name("elsewhere")
+    elsewhere.write_bytes(before := b"somebody else's")
+    path = store.directory / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(elsewhere)
+    with pytest.raises(StateDirUnusable, match=f"{name} is a link"):
+        started(store.directory)
+    assert elsewhere.read_bytes() == before
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["lock", FILE, WAL])
+def test_a_fifo_in_the_directory_is_not_waited_for(store: Store, name: str) -> None:
+    store.commit([(key(1), b"one")])
+    store.close()
+    path = store.directory / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(StateDirUnusable, match=f"{name} is no plain file"):
+        started(store.directory)
 
 
 def test_a_later_format_is_left_alone(store: Store) -> None:
