@@ -392,13 +392,12 @@ class SelectionCore:
 
     def next_deadline(self) -> float:
         """When `refuse_late` will have something to do; infinity: never, as things are."""
-        return self.room.next_deadline(self.partitions.values())
+        return self.room.next_deadline()
 
     def refuse_late(self, now: float, effects: Effects | None = None) -> Effects:
         """Refuse the first of those who have waited too long."""
         limit = self.limits.expired_per_turn_max
-        late = self.room.refuse_late
-        return late(self.partitions.values(), now, limit, Effects() if effects is None else effects)
+        return self.room.refuse_late(now, limit, Effects() if effects is None else effects)
 
     # -- what outlives the process -------------------------------------------------------------
 
