@@ -30,6 +30,9 @@ QueuePolicy = Literal["fcfs", "wspt"]
 _LOOK_MAX: Final = 64
 """Tickets put right while somebody asks what comes next; 2 µs each."""
 
+_LAST: Final = 1 << 64
+"""Beyond the identity of any ticket."""
+
 
 @final
 class Ticket(Struct, eq=False):
@@ -186,7 +189,7 @@ class Patience:
 
         Looks at no more than that; `next() <= now` tells that there are more to look at.
         """
-        first = list(islice(self._order.irange_key(max_key=(now, math.inf)), limit))
+        first = list(islice(self._order.irange_key(max_key=(now, _LAST)), limit))
         due = [ticket for ticket in first if ticket.deadline <= now]
         for ticket in first:
             if ticket.deadline > now:
