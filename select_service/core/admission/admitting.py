@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from select_service.core.admission.gate import Decision
     from select_service.core.admission.policies import Built
     from select_service.core.admission.queue import Ticket
-    from select_service.core.admission.tallies import ByTenant
     from select_service.core.admission.thresholds import Thresholds
     from select_service.core.changes import Changes
     from select_service.core.columns import Rows
@@ -206,12 +205,6 @@ class Admitting:
     def keepers(self) -> list[Gatekeeper]:
         """Return those of all scopes, with a worker or without. O(partitions)."""
         return [one.admission for one in self._partitions.values() if one.admission is not None]
-
-    def by_tenant(self) -> ByTenant:
-        """Return who was let in and who was not, by all gates there ever were. O(partitions)."""
-        for keeper in self.keepers():
-            _ = keeper.gate.tallies  # who was let in is counted when somebody asks
-        return self.totals.by_tenant
 
     def left(self, partition: Partition) -> None:
         """Keep what the gate of a scope has counted that was given up. O(1)."""
