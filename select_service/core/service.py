@@ -304,7 +304,7 @@ class SelectionCore:
             *(self.limits, self.desk, self.room, self.membership, self.trusting, self.admitting)
         )
         self.slimming = Slimming(lambda: all_tables(self.registry, self.desk, self.partitions))
-        inspecting = Inspecting(self.reader, self.partitions)
+        inspecting = Inspecting(self.reader, self.membership)
         self.loads = inspecting.loads
         self.load_scopes = inspecting.load_scopes
         self.load_of = inspecting.load_of

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Final, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, Meta
 
-from select_service.edge.telling import as_told
 from select_service.errors import ServiceError
 from select_service.types import SelectRequest
 from select_service.types.waves import SelectBatchRequest
@@ -55,7 +54,7 @@ _WITH_DECISION: Final = SelectRequest(explain=True)
 
 
 async def explained(
-    answer: WaveAnswer, teller: _Tells, write: Callable[[Candidate], object] = as_told
+    answer: WaveAnswer, teller: _Tells, write: Callable[[Candidate], object]
 ) -> WaveAnswer:
     """Return an answer as it goes out: with the decisions told that were asked for.
 

@@ -350,13 +350,15 @@ class Admitting:
 
     def threshold_names(self) -> list[tuple[str, str | None]]:
         """Return all models that are served or were named, and tenants, in order."""
-        entries = [(model, tenant) for model, tenant, _ in self.thresholds.entries()]
+        tenants: dict[str, list[str]] = {}
+        for model, tenant, _ in self.thresholds.entries():  # in order
+            tenants.setdefault(model, []).extend([] if tenant is None else [tenant])
         models = {worker.scope.model_name for worker in self._catalog}
-        names: dict[tuple[str, str | None], None] = dict.fromkeys(
-            [(model, None) for model in sorted(models | {model for model, _ in entries})]
-        )
-        names.update(dict.fromkeys(entries))
-        return sorted(names, key=lambda name: (name[0], name[1] is not None, name[1] or ""))
+        names: list[tuple[str, str | None]] = []
+        for model in sorted(models | tenants.keys()):
+            names.append((model, None))
+            names += [(model, tenant) for tenant in tenants.get(model, ())]
+        return names
 
     def busy_threshold(self, model: str, tenant_id: str | None) -> BusyThreshold:
         """Return what is in force for a model or one tenant of it."""

@@ -69,11 +69,11 @@ class Operating:
 
     def admission(self) -> AdmissionStatus:
         """Describe what is in force."""
-        return status_of(self._admitting, self._partitions)
+        return status_of(self._admitting, self._membership)
 
     def admission_in_steps(self) -> Generator[None, None, AdmissionStatus]:
         """Do the same with a pause after every scope and threshold."""
-        return status_in_steps(self._admitting, self._partitions)
+        return status_in_steps(self._admitting, self._membership)
 
     def change_admission(
         self, change: AdmissionChange, now: float
@@ -87,7 +87,7 @@ class Operating:
         """
         partitions = self._admitting.change(change, now)
         effects = self._relieve(partitions, now, to_judge=True)
-        return status_of(self._admitting, self._partitions), effects
+        return status_of(self._admitting, self._membership), effects
 
     def busy_thresholds(self) -> BusyThresholds:
         """List what is in force."""

@@ -89,7 +89,7 @@ class IndexMetrics(Collector):
             for tier in Tier:
                 held = sum(one.holdings[tier] for one in stats)
                 holdings.add_metric([*scope, tier.wire_name], held)
-            yield None
+                yield None
         yield from (nodes, blocks, holdings, size, unswept, orphans, dropped, refused)
 
     def _streams(self) -> Steps:

@@ -94,9 +94,9 @@ async def _decisions(api: Api, wanted: Wanted) -> Response:
     return api.writer.reply_listing("decisions", each, len(records))
 
 
-def trust(api: Api, request: Request) -> Response:
+async def trust(api: Api, request: Request) -> Response:
     """Return how far every rank's index is believed, and why."""
-    seats = api.service.trust_seats(*read_scope(request.query))
+    seats = await api.service.trust_seats(*read_scope(request.query))
     return api.writer.reply_listing("ranks", _trust(api, seats), len(seats))
 
 

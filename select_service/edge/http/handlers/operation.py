@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
+from select_service.edge.http.long_lists import written
 from select_service.edge.routing import read_query
 from select_service.errors import InvalidQuery
+from select_service.types.admission import BusyThresholds
 
 if TYPE_CHECKING:
     from select_service.edge.codec.answers import Response
@@ -16,7 +20,10 @@ THRESHOLD_QUERY: Final = ("model", "tenant_id")
 
 async def admission(api: Api, _: Request) -> Response:
     """Say which policy is in force, and what became of every class."""
-    return api.writer.reply(await api.service.admission_in_slices())
+    status = await api.service.admission_in_slices()
+    scopes = await written(api.writer, status.scopes)
+    thresholds = await written(api.writer, status.thresholds)
+    return api.writer.reply(replace(status, scopes=scopes, thresholds=thresholds))
 
 
 def change_admission(api: Api, request: Request) -> Answer:
@@ -27,7 +34,8 @@ def change_admission(api: Api, request: Request) -> Answer:
 
 async def busy_thresholds(api: Api, _: Request) -> Response:
     """List the busy thresholds of every model."""
-    return api.writer.reply(await api.service.busy_thresholds_in_slices())
+    told = await api.service.busy_thresholds_in_slices()
+    return api.writer.reply(BusyThresholds(await written(api.writer, told.thresholds)))
 
 
 def change_threshold(api: Api, request: Request) -> Answer:

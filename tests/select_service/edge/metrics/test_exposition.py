@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -302,14 +303,12 @@ def test_what_is_summed_up_is_read_in_small_steps() -> None:
             per_step[-1].add(id(one))
             return one.ledger.live, 1
 
-        adding = totals(groups.found[1].partitions, read)
-        while True:
-            try:
-                next(adding)
-            except StopIteration as done:
-                assert done.value == [0, 3 * ROWS_PER_STEP - 1]
-                break
-            per_step.append(set())
+        def added() -> Iterator[None]:
+            assert (yield from totals(rest, read)) == [0, len(rest)]
+
+        rest = groups.found[1].partitions
+        per_step += (set() for _ in added())  # a new one with each pause
+        assert len(rest) == 3 * ROWS_PER_STEP - 1
         assert max(map(len, per_step)) == ROWS_PER_STEP
         steps = [step is None for step in DemandMetrics(groups).collect()]
         families = steps.count(False)
