@@ -109,8 +109,8 @@ class Membership:
         return self.registry.streams()  # nobody else opens any, and 1,000 are copied at once
 
     def sources(self) -> Iterator[tuple[EventStream, str, str | None]]:
-        """Return every open stream with its endpoint and its replay endpoint."""
-        return iter([source[:3] for source in self._sources.values()])
+        """Yield every stream that is open now with its endpoint and its replay endpoint."""
+        return (source[:3] for source in list(self._sources.values()))
 
     def judge(self, worker: Worker) -> None:
         """Set lifecycle and reasons of a record that is about to enter its scope."""
