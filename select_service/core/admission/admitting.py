@@ -353,7 +353,7 @@ class Admitting:
         tenants: dict[str, list[str]] = {}
         for model, tenant, _ in self.thresholds.entries():  # in order
             tenants.setdefault(model, []).extend([] if tenant is None else [tenant])
-        models = {worker.scope.model_name for worker in self._catalog}
+        models = self._catalog.models()
         names: list[tuple[str, str | None]] = []
         for model in sorted(models | tenants.keys()):
             names.append((model, None))

@@ -31,20 +31,24 @@ def status_of(admitting: Admitting, membership: Membership) -> AdmissionStatus:
 def status_in_steps(
     admitting: Admitting, membership: Membership
 ) -> Generator[None, None, AdmissionStatus]:
-    """Do the same with a pause after every scope and threshold, to let others go first."""
-    partitions = [membership.partitions[scope] for scope in membership.scopes()]
-    keepers = [(one, one.admission) for one in partitions if one.admission is not None]
-    yield
+    """Do the same with a pause after every scope and threshold, to let others go first.
+
+    Each is told as it is in its turn; a scope that is given up before is left out.
+    """
     counters: dict[str, ClassTally] = {name: ClassTally() for name in admitting.classes.names}
     scopes = []
-    for partition, keeper in keepers:
+    for scope in membership.scopes():
+        yield
+        partition = membership.partitions.get(scope)
+        keeper = None if partition is None else partition.admission
+        if partition is None or keeper is None:
+            continue
         keeper.refresh(keeper.now)
         for name, tally in keeper.gate.tallies.of.items():
             total = counters.setdefault(name, ClassTally())
             for field in ClassTally.__struct_fields__:
                 setattr(total, field, getattr(total, field) + getattr(tally, field))
         scopes.append(_scope(partition, keeper))
-        yield
     thresholds = []
     names = admitting.threshold_names()
     yield
