@@ -295,6 +295,7 @@ class SelectionCore:
         self.admission = operating.admission
         self.admission_in_steps = operating.admission_in_steps
         self.change_admission = operating.change_admission
+        self.change_admission_in_steps = operating.change_admission_in_steps
         self.busy_thresholds = operating.busy_thresholds
         self.busy_thresholds_in_steps = operating.busy_thresholds_in_steps
         self.change_threshold = operating.change_threshold

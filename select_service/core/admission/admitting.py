@@ -313,6 +313,15 @@ class Admitting:
         Raises:
             InvalidField: there is no such policy, or its configuration makes no sense.
         """
+        self.put(change)
+        return self.apply(now)
+
+    def put(self, change: AdmissionChange) -> None:
+        """Make a policy the one in force; each gate follows with `apply_to`.
+
+        Raises:
+            InvalidField: there is no such policy, or its configuration makes no sense.
+        """
         try:
             read_config(change.policy, change.config)
         except ValueError as error:
@@ -323,16 +332,22 @@ class Admitting:
         except ValueError as error:
             raise InvalidField(str(error), field="config") from None
         self._mark(ADMISSION, POLICY)
-        return self.apply(now)
 
     def apply(self, now: float) -> list[Partition]:
         """Let every gate follow the policy in force, and open those that are wanted."""
-        for partition in self._partitions.values():
-            if partition.admission is not None:
-                partition.admission.change(self._build(), self._shared_returns, now)
-            elif self._wants_gate(partition):
-                self._open(partition)
-        return [one for one in self._partitions.values() if one.admission is not None]
+        return [one for one in self._partitions.values() if self.apply_to(one, now)]
+
+    def apply_to(self, partition: Partition, now: float) -> bool:
+        """Let one gate follow the policy in force, or open it if it is wanted.
+
+        Returns:
+            Whether there is a gate: somebody may have to be judged again.
+        """
+        if partition.admission is not None:
+            partition.admission.change(self._build(), self._shared_returns, now)
+        elif self._wants_gate(partition):
+            self._open(partition)
+        return partition.admission is not None
 
     # -- busy thresholds -----------------------------------------------------------------------
 
