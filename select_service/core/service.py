@@ -295,6 +295,7 @@ class SelectionCore:
         self.admission = operating.admission
         self.admission_in_steps = operating.admission_in_steps
         self.change_admission = operating.change_admission
+        self.change_admission_in_steps = operating.change_admission_in_steps
         self.busy_thresholds = operating.busy_thresholds
         self.busy_thresholds_in_steps = operating.busy_thresholds_in_steps
         self.change_threshold = operating.change_threshold
@@ -304,7 +305,7 @@ class SelectionCore:
             *(self.limits, self.desk, self.room, self.membership, self.trusting, self.admitting)
         )
         self.slimming = Slimming(lambda: all_tables(self.registry, self.desk, self.partitions))
-        inspecting = Inspecting(self.reader, self.partitions)
+        inspecting = Inspecting(self.reader, self.membership)
         self.loads = inspecting.loads
         self.load_scopes = inspecting.load_scopes
         self.load_of = inspecting.load_of
@@ -392,13 +393,12 @@ class SelectionCore:
 
     def next_deadline(self) -> float:
         """When `refuse_late` will have something to do; infinity: never, as things are."""
-        return self.room.next_deadline(self.partitions.values())
+        return self.room.next_deadline()
 
     def refuse_late(self, now: float, effects: Effects | None = None) -> Effects:
         """Refuse the first of those who have waited too long."""
         limit = self.limits.expired_per_turn_max
-        late = self.room.refuse_late
-        return late(self.partitions.values(), now, limit, Effects() if effects is None else effects)
+        return self.room.refuse_late(now, limit, Effects() if effects is None else effects)
 
     # -- what outlives the process -------------------------------------------------------------
 

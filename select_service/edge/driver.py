@@ -193,6 +193,7 @@ class Driver:
         self.admission = operating.admission
         self.admission_in_slices = operating.admission_in_slices
         self.change_admission = operating.change_admission
+        self.change_admission_in_slices = operating.change_admission_in_slices
         self.busy_thresholds = operating.busy_thresholds
         self.busy_thresholds_in_slices = operating.busy_thresholds_in_slices
         self.change_threshold = operating.change_threshold

@@ -14,6 +14,7 @@ from indexer.types import EventLossPolicy, SnapshotLimits
 from select_service.edge.driver import Driver
 from select_service.edge.driving.outfit import Companions, EdgeLimits
 from select_service.edge.state.keeper import Keeper
+from select_service.edge.telling import as_told
 from select_service.edge.waves import explained
 from select_service.types import BatchAnswer, LeaseRenewal, PairSelection
 from select_service.types.drains import DrainRequest
@@ -189,7 +190,7 @@ class SelectionService:
         self._check_writable()
         items = [(one, b"") for one in request.requests]
         answer = await self.driver.select_batch(request, items)
-        return await self._settled(await explained(answer, self.driver.teller))
+        return await self._settled(await explained(answer, self.driver.teller, as_told))
 
     async def reserve(self, request: ReservationRequest) -> ReservationAnswer:
         """Book a rank of the caller's choice; POST /reservations."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from select_service.core.effects import Effects
     from select_service.core.waves.steps import Wave
     from select_service.types import Answer
+    from select_service.types.decisions import Candidate
     from select_service.types.waves import WaveAnswer
 
 __all__ = ["WAVE_SLICE_S", "WaveBody", "WaveRunner", "explained"]
@@ -36,7 +37,9 @@ WAVE_SLICE_S: Final = 0.0003
 
 
 class _Tells(Protocol):
-    async def finish(self, answer: Answer, request: SelectRequest) -> Answer:
+    async def finish(
+        self, answer: Answer, request: SelectRequest, write: Callable[[Candidate], object]
+    ) -> Answer:
         """Return an answer with its decision told."""
 
 
@@ -50,14 +53,22 @@ class WaveBody(SelectBatchRequest, kw_only=True):
 _WITH_DECISION: Final = SelectRequest(explain=True)
 
 
-async def explained(answer: WaveAnswer, teller: _Tells) -> WaveAnswer:
-    """Return an answer as it goes out: with the decisions told that were asked for."""
+async def explained(
+    answer: WaveAnswer, teller: _Tells, write: Callable[[Candidate], object]
+) -> WaveAnswer:
+    """Return an answer as it goes out: with the decisions told that were asked for.
+
+    Args:
+        answer: as the wave has it.
+        teller: tells decisions.
+        write: as `Teller.tell` takes it.
+    """
     results = []
     for one in answer.results:
         for name in ("selection", "cache_threshold"):
             said = getattr(one, name)
             if said is not UNSET and said.decision is not UNSET:
-                told = await teller.finish(said, _WITH_DECISION)
+                told = await teller.finish(said, _WITH_DECISION, write)
                 one = msgspec.structs.replace(one, **{name: told})  # noqa: PLW2901 - as it goes out
                 await asyncio.sleep(0)
         results.append(one)

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from select_service.core.admission.gate import Decision
     from select_service.core.admission.policies import Built
     from select_service.core.admission.queue import Ticket
-    from select_service.core.admission.tallies import ByTenant
     from select_service.core.admission.thresholds import Thresholds
     from select_service.core.changes import Changes
     from select_service.core.columns import Rows
@@ -207,12 +206,6 @@ class Admitting:
         """Return those of all scopes, with a worker or without. O(partitions)."""
         return [one.admission for one in self._partitions.values() if one.admission is not None]
 
-    def by_tenant(self) -> ByTenant:
-        """Return who was let in and who was not, by all gates there ever were. O(partitions)."""
-        for keeper in self.keepers():
-            _ = keeper.gate.tallies  # who was let in is counted when somebody asks
-        return self.totals.by_tenant
-
     def left(self, partition: Partition) -> None:
         """Keep what the gate of a scope has counted that was given up. O(1)."""
         keeper, model = partition.admission, partition.scope.model_name
@@ -320,6 +313,15 @@ class Admitting:
         Raises:
             InvalidField: there is no such policy, or its configuration makes no sense.
         """
+        self.put(change)
+        return self.apply(now)
+
+    def put(self, change: AdmissionChange) -> None:
+        """Make a policy the one in force; each gate follows with `apply_to`.
+
+        Raises:
+            InvalidField: there is no such policy, or its configuration makes no sense.
+        """
         try:
             read_config(change.policy, change.config)
         except ValueError as error:
@@ -330,16 +332,22 @@ class Admitting:
         except ValueError as error:
             raise InvalidField(str(error), field="config") from None
         self._mark(ADMISSION, POLICY)
-        return self.apply(now)
 
     def apply(self, now: float) -> list[Partition]:
         """Let every gate follow the policy in force, and open those that are wanted."""
-        for partition in self._partitions.values():
-            if partition.admission is not None:
-                partition.admission.change(self._build(), self._shared_returns, now)
-            elif self._wants_gate(partition):
-                self._open(partition)
-        return [one for one in self._partitions.values() if one.admission is not None]
+        return [one for one in self._partitions.values() if self.apply_to(one, now)]
+
+    def apply_to(self, partition: Partition, now: float) -> bool:
+        """Let one gate follow the policy in force, or open it if it is wanted.
+
+        Returns:
+            Whether there is a gate: somebody may have to be judged again.
+        """
+        if partition.admission is not None:
+            partition.admission.change(self._build(), self._shared_returns, now)
+        elif self._wants_gate(partition):
+            self._open(partition)
+        return partition.admission is not None
 
     # -- busy thresholds -----------------------------------------------------------------------
 
@@ -357,13 +365,15 @@ class Admitting:
 
     def threshold_names(self) -> list[tuple[str, str | None]]:
         """Return all models that are served or were named, and tenants, in order."""
-        entries = [(model, tenant) for model, tenant, _ in self.thresholds.entries()]
-        models = {worker.scope.model_name for worker in self._catalog}
-        names: dict[tuple[str, str | None], None] = dict.fromkeys(
-            [(model, None) for model in sorted(models | {model for model, _ in entries})]
-        )
-        names.update(dict.fromkeys(entries))
-        return sorted(names, key=lambda name: (name[0], name[1] is not None, name[1] or ""))
+        tenants: dict[str, list[str]] = {}
+        for model, tenant, _ in self.thresholds.entries():  # in order
+            tenants.setdefault(model, []).extend([] if tenant is None else [tenant])
+        models = self._catalog.models()
+        names: list[tuple[str, str | None]] = []
+        for model in sorted(models | tenants.keys()):
+            names.append((model, None))
+            names += [(model, tenant) for tenant in tenants.get(model, ())]
+        return names
 
     def busy_threshold(self, model: str, tenant_id: str | None) -> BusyThreshold:
         """Return what is in force for a model or one tenant of it."""

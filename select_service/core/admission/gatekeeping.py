@@ -24,7 +24,7 @@ from select_service.core.admission.wait_times import WaitTimes
 from select_service.core.books.load_changes import LoadChanges
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterator
 
     from select_service.core.admission.asks import Verdict
     from select_service.core.admission.gate import Decision, GateName
@@ -398,13 +398,6 @@ class Gatekeeper:
         self._take_out(ticket, now)
         return self.gate.refuse_waiting(ticket.ask, now)
 
-    def expired(self, now: float, limit: int) -> Iterable[tuple[Ticket, Decision]]:
-        """Refuse up to `limit` that have waited as long as the policy lets them."""
-        for one, decision in self.gate.expired(now, limit):
-            self._time(one.item, now)
-            self._forget(one.item)
-            yield one.item, decision
-
     def withdraw(self, ticket: Ticket) -> None:
         """The client of one that waited left; charged to nobody."""
         assert ticket.ask is not None
@@ -412,10 +405,14 @@ class Gatekeeper:
         self._take_out(ticket, self.now)
         self.gate.gone(ticket.ask)
 
-    def _take_out(self, ticket: Ticket, now: float) -> None:
+    def leave_queue(self, ticket: Ticket, now: float) -> None:
+        """It will not go, whatever else becomes of it: it stands before nobody. Idempotent."""
         queue, one = self.gate.queue, ticket.waiting
         if queue is not None and one is not None:
             queue.withdraw(one, now)
+
+    def _take_out(self, ticket: Ticket, now: float) -> None:
+        self.leave_queue(ticket, now)
         self._forget(ticket)
 
     def _forget(self, ticket: Ticket) -> None:

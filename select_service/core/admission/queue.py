@@ -7,13 +7,15 @@ The driver keeps one future per Ticket.
 from __future__ import annotations
 
 import math
-from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, final
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Final, Literal, final
 
 from msgspec import Struct
 from sortedcontainers import SortedKeyList
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from select_service.core.admission.asks import Ask, Held
     from select_service.core.admission.fair_queue import Waiting
     from select_service.core.admission.gate import Decision
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
     from select_service.types import Answer, SelectRequest
 
 QueuePolicy = Literal["fcfs", "wspt"]
+
+_LOOK_MAX: Final = 64
+"""Tickets put right while somebody asks what comes next; 2 µs each."""
+
+_LAST: Final = 1 << 64
+"""Beyond the identity of any ticket."""
 
 
 @final
@@ -51,6 +59,7 @@ class Ticket(Struct, eq=False):
     held: Held | None = None  # what is kept for it of the allowance by which it was let in
     in_wave: bool = False  # it goes where others of its wave are; see `waves/steps.py`
     in_session: bool = False  # it goes where its session is; see `booking/sessions.py`
+    watched: float = math.inf  # where it stands among those whose time will be up: no later
 
     @property
     def deadline(self) -> float:
@@ -132,35 +141,65 @@ class PendingQueue:
 
 
 class Patience:
-    """Waiting tickets whose time will be up, by that time. O(log n) to enter and leave."""
+    """Waiting tickets of all scopes whose time will be up, by it. O(log n) to enter and leave.
+
+    A ticket stands where its deadline was when it was seen last. It may be later by now, when
+    another policy has let it wait for longer, and never earlier: who stands too early is moved when
+    its turn comes, so that a change of policy need not look at everybody.
+    """
 
     def __init__(self) -> None:
         self._order: SortedKeyList[Ticket, tuple[float, int]] = SortedKeyList(
-            key=lambda ticket: (ticket.until, id(ticket))
+            key=lambda ticket: (ticket.watched, id(ticket))
         )
 
     def __len__(self) -> int:
         return len(self._order)
 
     def watch(self, ticket: Ticket) -> None:
-        """From now on its time counts, if it has an end."""
-        if ticket.until != math.inf:
+        """From now on its time counts, if it has an end; again when that has come nearer."""
+        self.forget(ticket)
+        ticket.watched = ticket.deadline
+        if ticket.watched != math.inf:
             self._order.add(ticket)
 
     def forget(self, ticket: Ticket) -> None:
         """It waits no longer."""
-        if ticket.until != math.inf:
+        if ticket.watched != math.inf:
             self._order.discard(ticket)
+            ticket.watched = math.inf
 
     def next(self) -> float:
-        """When the first will have waited too long; infinity if nobody will."""
-        return self._order[0].until if self._order else math.inf
+        """When the first will have waited too long, or rarely before; infinity if nobody will."""
+        for _ in range(_LOOK_MAX):
+            if not self._order or self._settle_first():
+                break
+        return self._order[0].watched if self._order else math.inf
+
+    def _settle_first(self) -> bool:
+        """Put the first where it belongs; True when it stood there already."""
+        first = self._order[0]
+        if first.watched == first.deadline:
+            return True
+        self.watch(first)
+        return False
 
     def due(self, now: float, limit: int) -> list[Ticket]:
-        """Return up to `limit` tickets whose time is up; they stay until they are forgotten."""
-        due: list[Ticket] = []
-        for ticket in self._order:
-            if ticket.until > now or len(due) >= limit:
-                break
-            due.append(ticket)
+        """Return up to `limit` tickets whose time is up; they stay until they are forgotten.
+
+        Looks at no more than that; `next() <= now` tells that there are more to look at.
+        """
+        first = list(islice(self._order.irange_key(max_key=(now, _LAST)), limit))
+        due = [ticket for ticket in first if ticket.deadline <= now]
+        for ticket in first:
+            if ticket.deadline > now:
+                self.watch(ticket)
         return due
+
+    def check(self, waiting: Iterable[Ticket]) -> None:
+        """State every promise, given all who wait."""
+        watched = {id(ticket) for ticket in self._order}
+        assert len(watched) == len(self._order), "nobody stands there twice"
+        assert watched == {id(one) for one in waiting if one.watched != math.inf}
+        for ticket in waiting:
+            assert ticket.watched <= ticket.deadline, "nobody stands too late"

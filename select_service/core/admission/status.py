@@ -9,17 +9,17 @@ from select_service.core.admission.tallies import ClassTally
 from select_service.types.admission import AdmissionStatus, ClassCounts, ScopeAdmission
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator
 
-    from indexer.types import Scope
     from select_service.core.admission.admitting import Admitting
     from select_service.core.admission.gatekeeping import Gatekeeper
+    from select_service.core.membership import Membership
     from select_service.core.partition import Partition
 
 
-def status_of(admitting: Admitting, partitions: Mapping[Scope, Partition]) -> AdmissionStatus:
+def status_of(admitting: Admitting, membership: Membership) -> AdmissionStatus:
     """Return what is in force, and what became of everybody."""
-    steps = status_in_steps(admitting, partitions)
+    steps = status_in_steps(admitting, membership)
     while True:
         try:
             next(steps)
@@ -29,24 +29,30 @@ def status_of(admitting: Admitting, partitions: Mapping[Scope, Partition]) -> Ad
 
 
 def status_in_steps(
-    admitting: Admitting, partitions: Mapping[Scope, Partition]
+    admitting: Admitting, membership: Membership
 ) -> Generator[None, None, AdmissionStatus]:
-    """Do the same with a pause after every scope and threshold, to let others go first."""
-    keepers = [
-        (one, one.admission) for _, one in sorted(partitions.items()) if one.admission is not None
-    ]
+    """Do the same with a pause after every scope and threshold, to let others go first.
+
+    Each is told as it is in its turn; a scope that is given up before is left out.
+    """
     counters: dict[str, ClassTally] = {name: ClassTally() for name in admitting.classes.names}
     scopes = []
-    for partition, keeper in keepers:
+    for scope in membership.scopes():
+        yield
+        partition = membership.partitions.get(scope)
+        keeper = None if partition is None else partition.admission
+        if partition is None or keeper is None:
+            continue
         keeper.refresh(keeper.now)
         for name, tally in keeper.gate.tallies.of.items():
             total = counters.setdefault(name, ClassTally())
             for field in ClassTally.__struct_fields__:
                 setattr(total, field, getattr(total, field) + getattr(tally, field))
         scopes.append(_scope(partition, keeper))
-        yield
     thresholds = []
-    for model, tenant_id in admitting.threshold_names():
+    names = admitting.threshold_names()
+    yield
+    for model, tenant_id in names:
         thresholds.append(admitting.busy_threshold(model, tenant_id))
         yield
     return AdmissionStatus(

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def bands_closed_by(keeper: Gatekeeper) -> dict[int, int]:
+    """Return how often the queue that a gate has now has closed each band."""
+    queue = keeper.gate.queue
+    return dict(enumerate(queue.flaps)) if isinstance(queue, SloShed) else {}
+
+
 class Totals:
     """Counters of all gates there ever were."""
 
@@ -69,8 +75,7 @@ class Totals:
         """Return how often slo-shed closed each band, in order."""
         counts = Counter(self._bands_closed)
         for keeper in keepers:
-            if isinstance(keeper.gate.queue, SloShed):
-                counts.update(dict(enumerate(keeper.gate.queue.flaps)))
+            counts.update(bands_closed_by(keeper))
         return dict(sorted(counts.items()))
 
     def rejections(self, model_name: str) -> Counter[str]:

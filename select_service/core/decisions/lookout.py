@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 STREAMS_S: Final = 0.25
 """How old what is written down of event streams may be: to ask a thousand takes 0.2 ms."""
 
-NOTED_MAX: Final = 64
-"""Workers left to the next selection, 0.4 ms; the one that changes now is among them."""
+NOTED_MAX: Final = 16
+"""Workers left to the next selection; the one that changes now is among them. 7 µs each, and where
+nobody has looked at them for a while six times that."""
 
 _SEAT_BYTES: Final = 240
 _PLACE_BYTES: Final = 112  # of a seat in a seating, and in what that makes if somebody asks

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from select_service.core.fleet.eligibility import eligible_slots
+from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 
 if TYPE_CHECKING:
@@ -108,15 +108,21 @@ class Roles:
         whole = self.only(slots, "aggregated")
         return whole if len(whole) else rows
 
+    def _eligible(self, request: SelectRequest, workers: Mapping[int, Worker]) -> Slots:
+        """Return the slots of all who meet its wishes, ascending."""
+        if wants_everyone(request):
+            return np.flatnonzero(self._codes)  # a hundredth of what going through them takes
+        return np.array(eligible_slots(request, workers), dtype=np.int64)
+
     def legs(self, request: SelectRequest, workers: Mapping[int, Worker]) -> Legs:
         """Return who may serve a request; a pinned rank leaves the other leg free."""
-        slots = _slots(request, workers)
+        slots = self._eligible(request, workers)
         whole, prefill, decode = (
             self.only(slots, role) for role in ("aggregated", "prefill", "decode")
         )
         if request.pinned_worker is not None:
             free = msgspec.structs.replace(request, pinned_worker=None)
-            others = _NO_SLOTS if len(whole) else _slots(free, workers)
+            others = _NO_SLOTS if len(whole) else self._eligible(free, workers)
             if len(prefill):
                 decode = self.only(others, "decode")
             elif len(decode):
@@ -138,7 +144,7 @@ class Roles:
             NoEligibleWorker: nobody meets the wishes.
             NoWorkerForRole: those it may go to only prefill or only decode.
         """
-        slots = _slots(request, workers)
+        slots = self._eligible(request, workers)
         if not len(slots):
             raise NoEligibleWorker
         codes = self._codes[slots]
@@ -248,10 +254,6 @@ class Roles:
 def role_of(worker: Worker) -> Role:
     """Return what a worker is for; nobody said anything: whole requests."""
     return worker.spec.role or "aggregated"
-
-
-def _slots(request: SelectRequest, workers: Mapping[int, Worker]) -> Slots:
-    return np.array(eligible_slots(request, workers), dtype=np.int64)
 
 
 def _policy_of(worker: Worker) -> object:

@@ -290,9 +290,14 @@ def prefer(
 
 
 def preferences(preferred: Mapping[str, float], taints: Sequence[frozenset[str]]) -> Floats:
-    """Return what the cost of each candidate is multiplied with: exp(-tanh(Σ weights present))."""
-    factors = [
-        math.exp(-math.tanh(sum(weight for taint, weight in preferred.items() if taint in have)))
-        for have in taints
-    ]
-    return np.array(factors)
+    """Return what the cost of each candidate is multiplied with: exp(-tanh(Σ weights present)).
+
+    Reckoned once for each set of taints: there are few, and ranks many.
+    """
+    factor_of = {
+        have: math.exp(
+            -math.tanh(sum(weight for taint, weight in preferred.items() if taint in have))
+        )
+        for have in set(taints)
+    }
+    return np.array([factor_of[have] for have in taints])

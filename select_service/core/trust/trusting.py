@@ -25,6 +25,7 @@ from select_service.types import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from typing import TypeAlias
 
     from indexer.core.stream import EventStream
@@ -325,13 +326,25 @@ class Trusting:
 
     def seats(self, model_name: str | None = None, tenant_id: str | None = None) -> list[TrustSeat]:
         """Return who there is to tell of."""
-        return [
-            (partition, rank)
-            for scope, partition in sorted(self._membership.partitions.items())
-            if (model_name is None or scope.model_name == model_name)
-            and (tenant_id is None or scope.tenant_id == tenant_id)
-            for rank, _ in partition.seating.seats()
-        ]
+        steps = self.seats_in_steps(model_name, tenant_id)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                seats: list[TrustSeat] = end.value
+                return seats
+
+    def seats_in_steps(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> Generator[None, None, list[TrustSeat]]:
+        """Do the same with a pause after every scope; those of each are of one moment."""
+        seats: list[TrustSeat] = []
+        for scope in self._membership.scopes(model_name, tenant_id):
+            partition = self._membership.partitions.get(scope)
+            if partition is not None:  # it may have been given up meanwhile
+                seats += [(partition, rank) for rank, _ in partition.seating.seats()]
+            yield
+        return seats
 
     def table(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:
         """Return how far every rank's index is believed; O(ranks), a µs for each."""

@@ -38,7 +38,7 @@ COLD: Final = 1e-3
 """What a token that nobody asked for lately counts, of one that is computed: it breaks ties."""
 
 MASKS_PER_SLICE: Final = 32
-WORKERS_PER_SLICE: Final = 32
+WORKERS_PER_SLICE: Final = 8
 
 
 class _Seen(NamedTuple):

@@ -10,9 +10,10 @@ from select_service.core.pricing.projection import matched
 from select_service.types import LoadRow, OverlapRow, OverlapScores, ScopeLoads, SharedCache
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from indexer.types import Scope
+    from select_service.core.membership import Membership
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.scoring import Weights
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 class Inspecting:
     """Answers the inspection routes; changes nothing."""
 
-    def __init__(self, reader: Reader, partitions: Mapping[Scope, Partition]) -> None:
+    def __init__(self, reader: Reader, membership: Membership) -> None:
         self._reader = reader
-        self._partitions = partitions
+        self._partitions = membership.partitions
+        self.load_scopes = membership.scopes
 
     def loads(
         self, model_name: str | None = None, tenant_id: str | None = None
@@ -33,17 +35,6 @@ class Inspecting:
         """Return the load of every rank, by scope."""
         told = map(self.load_of, self.load_scopes(model_name, tenant_id))
         return [one for one in told if one is not None]
-
-    def load_scopes(
-        self, model_name: str | None = None, tenant_id: str | None = None
-    ) -> list[Scope]:
-        """Return the scopes there is a load of, in order."""
-        return sorted(
-            scope
-            for scope in self._partitions
-            if (model_name is None or scope.model_name == model_name)
-            and (tenant_id is None or scope.tenant_id == tenant_id)
-        )
 
     def load_of(self, scope: Scope) -> ScopeLoads | None:
         """Return the load of every rank of a scope; None: it was given up."""

@@ -69,11 +69,11 @@ class Operating:
 
     def admission(self) -> AdmissionStatus:
         """Describe what is in force."""
-        return status_of(self._admitting, self._partitions)
+        return status_of(self._admitting, self._membership)
 
     def admission_in_steps(self) -> Generator[None, None, AdmissionStatus]:
         """Do the same with a pause after every scope and threshold."""
-        return status_in_steps(self._admitting, self._partitions)
+        return status_in_steps(self._admitting, self._membership)
 
     def change_admission(
         self, change: AdmissionChange, now: float
@@ -87,7 +87,36 @@ class Operating:
         """
         partitions = self._admitting.change(change, now)
         effects = self._relieve(partitions, now, to_judge=True)
-        return status_of(self._admitting, self._partitions), effects
+        return status_of(self._admitting, self._membership), effects
+
+    def change_admission_in_steps(
+        self, change: AdmissionChange
+    ) -> Generator[Effects, float, AdmissionStatus]:
+        """Do the same a scope at a time: each step is sent the time, and yields what is to be done.
+
+        From the first on the policy is the one of new gates; a gate there is judges by the one
+        before until its turn comes. Of two changes at a time the later holds everywhere in the end.
+        All steps must be taken.
+
+        Raises:
+            InvalidField: as above, with the first step.
+        """
+        self._admitting.put(change)
+        now = yield NOTHING
+        for scope in self._membership.scopes():
+            partition = self._partitions.get(scope)
+            effects: Effects = NOTHING
+            if partition is not None and self._admitting.apply_to(partition, now):
+                effects = self._relieve([partition], now, to_judge=True)
+            now = yield effects
+        steps = status_in_steps(self._admitting, self._membership)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                status: AdmissionStatus = end.value
+                return status
+            yield NOTHING
 
     def busy_thresholds(self) -> BusyThresholds:
         """List what is in force."""

@@ -201,9 +201,7 @@ class Registering:
         return self._record(self._catalog.get(worker_id))
 
     def _recount(self) -> None:
-        self._reader.schedulable = sum(
-            worker.lifecycle == "schedulable" for worker in self._catalog
-        )
+        self._reader.schedulable = self._catalog.count("schedulable")
 
     def _record(self, worker: Worker) -> WorkerRecord:
         streams = self._membership.streams_of(worker)

@@ -193,41 +193,42 @@ class WaitingRoom:
             return refusal
 
     def check(self, partitions: Iterable[Partition]) -> None:
-        """State the promise: who waits, waits in one place."""
-        assert self._waiting == sum(one.pending_count for one in partitions)
+        """State the promise: who waits, waits in one place, and its time counts."""
+        everybody: list[Ticket] = []
+        for one in partitions:
+            everybody += one.tickets()
+            everybody += [] if one.admission is None else one.admission.displaced
+        assert self._waiting == len(everybody)
+        self._patience.check(everybody)
 
     # -- whose time is up ----------------------------------------------------------------------
 
-    def next_deadline(self, partitions: Iterable[Partition]) -> float:
+    def next_deadline(self) -> float:
         """When the first waiting request will have waited too long; infinity: none will."""
-        first = self._patience.next()
-        for partition in partitions:
-            keeper = partition.admission
-            if keeper is not None and keeper.gate.queue is not None:
-                first = min(first, keeper.gate.queue.next_expiry())
-        return first
+        return self._patience.next()
 
-    def refuse_late(
-        self, partitions: Iterable[Partition], now: float, limit: int, effects: Effects
-    ) -> Effects:
-        """Refuse up to `limit` that have waited too long; charged to nobody."""
-        for ticket in self._patience.due(now, limit):
-            partition, limit = ticket.partition, limit - 1
+    def refuse_late(self, now: float, limit: int, effects: Effects) -> Effects:
+        """Refuse up to `limit` that have waited too long, first come first; charged to nobody.
+
+        None of them stands in the way of another any more when it is told when to come again.
+        """
+        late = self._patience.due(now, limit)
+        for ticket in late:
+            partition = ticket.partition
             partition.queues.withdraw(ticket)
-            keeper = partition.admission
-            if ticket.ask is not None and keeper is not None:
-                decision = keeper.refuse_late(ticket, now)
-            else:
-                verdict = EXPIRED_WAITING
-                again_s = partition.queues.return_s(now)
-                decision = Decision("refuse", verdict.reason, verdict.code, "", "waiting", again_s)
-            effects = self._refuse(ticket, decision, now, effects)
-        for partition in partitions:
-            if limit > 0 and partition.admission is not None:
-                for ticket, decision in partition.admission.expired(now, limit):
-                    limit -= 1
-                    effects = self._refuse(ticket, decision, now, effects)
+            if partition.admission is not None:
+                partition.admission.leave_queue(ticket, now)
+        for ticket in late:
+            effects = self._refuse(ticket, self._too_late(ticket, now), now, effects)
         return effects
+
+    def _too_late(self, ticket: Ticket, now: float) -> Decision:
+        partition = ticket.partition
+        if ticket.ask is not None and partition.admission is not None:
+            return partition.admission.refuse_late(ticket, now)
+        verdict = EXPIRED_WAITING
+        again_s = partition.queues.return_s(now)
+        return Decision("refuse", verdict.reason, verdict.code, "", "waiting", again_s)
 
     def _refuse(
         self,
@@ -306,6 +307,7 @@ class WaitingRoom:
             return self._refuse(ticket, decision, now, effects, rows)
         if decision.outcome == "wait" or not keeper.can_take(rows):
             keeper.wait(ticket, ask, rows, now)
+            self._patience.watch(ticket)
             return effects
         if keeper.gate.queue is None and self._in_file_again(ticket, keeper.usable(rows), now):
             keeper.keep_for(ticket, ask, now)

@@ -98,6 +98,13 @@ class Writer:
             return Response(status, body, self._headers)
         return Response(status, body, (*self._headers, (b"warning", warning.encode())))
 
+    def written(self, part: object) -> msgspec.Raw:
+        """Return part of an answer written, to stand in its place where all would take long."""
+        try:
+            return msgspec.Raw(self.encode(part))
+        except OverflowError:
+            return msgspec.Raw(encode_capped(part))
+
     def reply_listing(self, name: str, items: AsyncIterator[object], count: int) -> Response:
         """Write an object with one long list in it, item by item.
 
@@ -118,10 +125,7 @@ class Writer:
             yield b"\x81" + self.encode(name) + b"\xdd" + count.to_bytes(4, "big")
         comma = b""
         async for item in items:
-            try:
-                yield comma + self.encode(item)
-            except OverflowError:
-                yield comma + encode_capped(item)
+            yield comma + bytes(self.written(item))
             comma = b"," if is_json else b""
         if is_json:
             yield b"]}"

@@ -141,8 +141,13 @@ def encode_capped(answer: object) -> bytes:
 
     Only sums are like that (two prompts of 2^64-1 tokens each), so this need not be quick.
     """
-    plain = msgspec.to_builtins(answer, enc_hook=_packed_in, builtin_types=(bytes,))
+    plain = msgspec.to_builtins(answer, enc_hook=_plain_in, builtin_types=(bytes,))
     return encode_msgpack(_capped(plain))
+
+
+def _plain_in(part: object) -> object:
+    """Return what `to_builtins` cannot know; what is written already is read again."""
+    return msgspec.msgpack.decode(part) if isinstance(part, msgspec.Raw) else _packed_in(part)
 
 
 def _capped(value: object) -> object:

@@ -58,7 +58,7 @@ def _state(service: Driver) -> dict[str, Any]:
 async def _admission(service: Driver, slices: Slices) -> bytes:
     """Describe admission as GET /admission does, with the refusals by reason."""
     core = service.core
-    steps = status_in_steps(core.admitting, core.partitions)
+    steps = status_in_steps(core.admitting, core.membership)
     status = await slices.through(steps)
     reasons: Counter[tuple[str, ...]] = Counter()
     for partition in list(core.partitions.values()):

@@ -71,7 +71,7 @@ class Api:
         validation: FieldValidation,
         *,
         metrics: Callable[[], Awaitable[tuple[bytes, str]]],
-        openapi: Callable[[], bytes],
+        openapi: Callable[[], Awaitable[bytes]],
         reloading: Reloading | None = None,
         guard: BodyGuard | None = None,
         refused: Callable[[Exception], None] = lambda _: None,

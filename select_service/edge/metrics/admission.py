@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import (
 from typing_extensions import override
 
 from select_service.core.admission.cache_hits import RATE_BOUNDS
+from select_service.core.admission.totals import bands_closed_by
 from select_service.core.admission.wait_times import WaitTimes
 from select_service.edge.metrics.families import (
     ROWS_PER_STEP,
@@ -25,11 +26,14 @@ from select_service.edge.metrics.families import (
     counter,
     gauge,
     histogram,
+    paced,
 )
+from select_service.edge.metrics.scope_series import counts, totals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
+    from indexer.types import WorkerRank
     from select_service.config import Settings
     from select_service.core.admission.gatekeeping import Gatekeeper
     from select_service.core.partition import Partition
@@ -95,17 +99,20 @@ class AdmissionMetrics(Collector):
             ("slo_class", *SCOPE),
         )
         for scope, partitions, _ in self._groups.found:
-            counts: Counter[tuple[str, str]] = Counter()
-            for keeper in _keepers(partitions):
-                for name, tally in keeper.gate.tallies.of.items():
-                    for outcome in (*_OUTCOMES, "waiting"):
-                        counts[name, outcome] += getattr(tally, outcome)
-            for (name, outcome), count in sorted(counts.items()):
+            became: Counter[tuple[str, str]] = Counter()
+            for one in paced(partitions):
+                if one is None:
+                    yield None
+                elif one.admission is not None:
+                    for name, tally in one.admission.gate.tallies.of.items():
+                        for outcome in (*_OUTCOMES, "waiting"):
+                            became[name, outcome] += getattr(tally, outcome)
+            for (name, outcome), count in sorted(became.items()):
                 if outcome == "waiting":
                     waiting.add_metric([name, *scope], count)
                 else:
                     requests.add_metric([name, outcome, *scope], count)
-            for name, times in _wait_times(partitions).items():
+            for name, times in (yield from _wait_times(partitions)).items():
                 buckets = _cumulated(WaitTimes.bounds, times.counts)
                 waits.add_metric([name, *scope], buckets, times.seconds)
             yield None
@@ -121,12 +128,11 @@ class AdmissionMetrics(Collector):
             "admission_rejections", "Refusals for load, by endpoint.", ("endpoint", *SCOPE)
         )
         for scope, partitions, _ in self._groups.found:
-            counts: Counter[tuple[str, ...]] = Counter()
-            for keeper in _keepers(partitions):
-                counts.update(keeper.gate.tallies.decisions)
-            for labels, count in sorted(counts.items()):
+            found = yield from counts(partitions, _decisions)
+            for labels, count in sorted(found.items()):
                 decisions.add_metric([*labels, *scope], count)
-            for endpoint, count in sorted(_rejections(partitions).items()):
+            ends = yield from counts(partitions, _rejections)
+            for endpoint, count in sorted(ends.items()):
                 rejected.add_metric([endpoint, *scope], count)
             yield None
         yield from (decisions, rejected)
@@ -136,7 +142,13 @@ class AdmissionMetrics(Collector):
         family = counter(
             "admission_tenant_requests", "Requests by who asked.", ("fairness_id", "outcome")
         )
-        told = self._service.core.admitting.by_tenant()
+        admitting = self._service.core.admitting
+        for keeper in paced(admitting.keepers()):
+            if keeper is None:
+                yield None
+            else:
+                _ = keeper.gate.tallies  # who was let in is counted when somebody asks
+        told = admitting.totals.by_tenant
         for outcome, tally in (("admitted", told.admitted), ("refused", told.refused)):
             for name, count in sorted(tally.counts.items()):
                 family.add_metric([name, outcome], count)
@@ -157,17 +169,13 @@ class AdmissionMetrics(Collector):
             SCOPE,
         )
         for scope, partitions, _ in self._groups.found:
-            keepers = list(_keepers(partitions))
-            if not keepers:
+            count, *means, busy_ranks, full_ranks, hang = yield from totals(partitions, _standing)
+            if not count:
                 continue
-            for keeper in keepers:
-                keeper.refresh(keeper.now)  # it does so when somebody asks
-            count = len(keepers)
-            saturation.add_metric(scope, sum(one.pool.saturation for one in keepers) / count)
-            drain.add_metric(scope, sum(one.pool.prefill_rate for one in keepers) / count)
-            busy.add_metric(scope, sum(one.busy.count for one in keepers))
-            full.add_metric(scope, sum(one.caps.full_slots for one in keepers))
-            hang = sum(one.ledger.loads.silent(keeper.now) for one in partitions)
+            saturation.add_metric(scope, means[0] / count)
+            drain.add_metric(scope, means[1] / count)
+            busy.add_metric(scope, busy_ranks)
+            full.add_metric(scope, full_ranks)
             silent.add_metric(scope, hang)
             yield None
         yield from (saturation, drain, busy, full, silent)
@@ -179,12 +187,18 @@ class AdmissionMetrics(Collector):
             "admission_band_closed", "Times slo-shed closed a band to arrivals.", ("band",)
         )
         admitting = self._service.core.admitting
-        keepers, totals = admitting.keepers(), admitting.totals
-        books = {id(keeper.gate.returns): keeper.gate.returns for keeper in keepers}  # some share
-        held.add_metric((), sum(book.size for book in books.values()))
-        ended.add_metric(["kept"], totals.promises.kept)
-        ended.add_metric(["broken"], totals.promises.broken)
-        for band, count in totals.bands_closed(keepers).items():
+        books: dict[int, int] = {}  # some share one
+        bands = Counter(admitting.totals.bands_closed(()))
+        for keeper in paced(admitting.keepers()):
+            if keeper is None:
+                yield None
+                continue
+            books[id(keeper.gate.returns)] = keeper.gate.returns.size
+            bands.update(bands_closed_by(keeper))
+        held.add_metric((), sum(books.values()))
+        ended.add_metric(["kept"], admitting.totals.promises.kept)
+        ended.add_metric(["broken"], admitting.totals.promises.broken)
+        for band, count in sorted(bands.items()):
             closed.add_metric([str(band)], count)
         yield from (held, ended, closed)
 
@@ -204,17 +218,13 @@ class AdmissionMetrics(Collector):
             "cache_threshold_guarded", "Thresholds set aside after too many attempts.", SCOPE
         )
         for scope, partitions, _ in self._groups.found:
-            tallies = [one.hit_tally for one in partitions]
-            sources: Counter[str] = Counter()
-            for tally in tallies:
-                sources.update(tally.rejections)
+            sources = yield from counts(partitions, lambda one: one.hit_tally.rejections)
             for source, count in sorted(sources.items()):
                 refused.add_metric([source, *scope], count)
-            counts = [sum(at) for at in zip(*(one.rates for one in tallies), strict=True)]
-            total = sum(one.rate_sum for one in tallies)
-            rates.add_metric(scope, _cumulated(RATE_BOUNDS, counts), total)
-            fallbacks.add_metric(scope, sum(one.fallbacks for one in tallies))
-            guarded.add_metric(scope, sum(one.guarded for one in tallies))
+            total, fell_back, held_back, *hits = yield from totals(partitions, _hits)
+            rates.add_metric(scope, _cumulated(RATE_BOUNDS, hits), total)
+            fallbacks.add_metric(scope, fell_back)
+            guarded.add_metric(scope, held_back)
             yield None
         yield from (refused, rates, fallbacks, guarded)
 
@@ -226,13 +236,14 @@ class AdmissionMetrics(Collector):
         prefix = "dynamo_frontend_worker_active_"
         blocks = GaugeMetricFamily(prefix + "decode_blocks", "Alias.", labels=names)
         tokens = GaugeMetricFamily(prefix + "prefill_tokens", "Alias.", labels=names)
-        seats = [
-            (partition, partition.admission, rank)
-            for partition in self._service.core.partitions.values()
-            if partition.admission is not None
-            for rank, _ in partition.seating.seats()[: self._ranks_max]
-        ]
-        for number, (partition, keeper, rank) in enumerate(seats[: self._ranks_max], 1):
+        seats: list[tuple[Partition, Gatekeeper, WorkerRank]] = []
+        for one in paced(list(self._service.core.partitions.values())):
+            if one is None:
+                yield None
+            elif (keeper := one.admission) is not None and len(seats) < self._ranks_max:
+                ranks = one.seating.seats()[: self._ranks_max - len(seats)]
+                seats += [(one, keeper, rank) for rank, _ in ranks]
+        for number, (partition, keeper, rank) in enumerate(seats, 1):
             if not number % ROWS_PER_STEP:
                 yield None
             slot = partition.seating.slot_of(rank)
@@ -249,29 +260,18 @@ class AdmissionMetrics(Collector):
         rejected = CounterMetricFamily(
             "dynamo_frontend_model_rejection", "Alias.", labels=("model", "endpoint")
         )
-        by_model: Counter[tuple[str, str]] = Counter()
-        in_engine = queued = 0
+        in_engine = queued = 0.0
         model_of: dict[Partition, str] = {}
         for scope, partitions, _ in self._groups.found:
             model_of |= dict.fromkeys(partitions, scope.model_name)
-            queued += sum(keeper.caps.waiting for keeper in _keepers(partitions))
-            in_engine += sum(one.ledger.live for one in partitions if one.admission is not None)
-        shown = set(model_of.values())
-        for partition in self._service.core.partitions.values():  # those without a worker, too
-            keeper, model = partition.admission, partition.scope.model_name
-            if keeper is None:
-                continue
-            model = model_of.get(partition, model)
-            if model in shown:  # another tenant of it may have workers still
-                for endpoint, count in keeper.rejections.items():
-                    by_model[model, endpoint] += count
-        admitting = self._service.core.admitting
-        for model in shown:
-            for endpoint, count in admitting.totals.rejections(model).items():
-                by_model[model, endpoint] += count
+            found = yield from totals(partitions, _waiting_and_live)
+            queued, in_engine = queued + found[0], in_engine + found[1]
+            yield None
+        by_model = yield from self._rejected(model_of)
         for (model, endpoint), count in sorted(by_model.items()):
             rejected.add_metric([model, endpoint], count)
         yield rejected
+        admitting = self._service.core.admitting
         requests = CounterMetricFamily("dynamo_rejection_request", "Alias: refused at N + Q.")
         requests.add_metric((), admitting.totals.at_capacity(admitting.keepers()))
         yield requests
@@ -282,30 +282,78 @@ class AdmissionMetrics(Collector):
         waiting.add_metric((), queued)
         yield waiting
 
+    def _rejected(
+        self, model_of: Mapping[Partition, str]
+    ) -> Generator[None, None, Counter[tuple[str, str]]]:
+        """Count refusals by the name a model is told under, and by endpoint."""
+        core, shown = self._service.core, set(model_of.values())
+        by_model: Counter[tuple[str, str]] = Counter()
+        for partition in paced(list(core.partitions.values())):  # those without a worker, too
+            if partition is None:
+                yield None
+                continue
+            model = model_of.get(partition, partition.scope.model_name)
+            if model in shown:  # another tenant of it may have workers still
+                for endpoint, count in _rejections(partition).items():
+                    by_model[model, endpoint] += count
+        for told in paced(shown):
+            if told is None:
+                yield None
+                continue
+            for endpoint, count in core.admitting.totals.rejections(told).items():
+                by_model[told, endpoint] += count
+        return by_model
 
-def _keepers(partitions: Iterable[Partition]) -> Iterator[Gatekeeper]:
-    return (one.admission for one in partitions if one.admission is not None)
+
+# -- what is read of one scope, in one step --------------------------------------------------------
 
 
-def _rejections(partitions: Iterable[Partition]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for keeper in _keepers(partitions):
-        counts.update(keeper.rejections)
-    return counts
+def _decisions(one: Partition) -> Mapping[tuple[str, str, str, str, str], int]:
+    return {} if one.admission is None else one.admission.gate.tallies.decisions
 
 
-def _wait_times(partitions: Iterable[Partition]) -> dict[str, WaitTimes]:
+def _rejections(one: Partition) -> Mapping[str, int]:
+    return {} if one.admission is None else one.admission.rejections
+
+
+def _standing(one: Partition) -> tuple[float, ...]:
+    """Return whether it has a gate; saturation, drain; ranks busy, full, and silent."""
+    keeper = one.admission
+    if keeper is None:
+        return (0, 0.0, 0.0, 0, 0, 0)
+    keeper.refresh(keeper.now)  # it does so when somebody asks
+    pool = keeper.pool
+    busy, full = keeper.busy.count, keeper.caps.full_slots
+    return (1, pool.saturation, pool.prefill_rate, busy, full, one.ledger.loads.silent(keeper.now))
+
+
+def _hits(one: Partition) -> tuple[float, ...]:
+    tally = one.hit_tally
+    return (tally.rate_sum, tally.fallbacks, tally.guarded, *tally.rates)
+
+
+def _waiting_and_live(one: Partition) -> tuple[int, int]:
+    keeper = one.admission
+    return (0, 0) if keeper is None else (keeper.caps.waiting, one.ledger.live)
+
+
+def _wait_times(partitions: Iterable[Partition]) -> Generator[None, None, dict[str, WaitTimes]]:
     summed: dict[str, WaitTimes] = {}
-    for keeper in _keepers(partitions):
-        for name, times in keeper.wait_times.items():
+    for one in paced(partitions):
+        if one is None:
+            yield None
+            continue
+        if one.admission is None:
+            continue
+        for name, times in one.admission.wait_times.items():
             total = summed.setdefault(name, WaitTimes())
             total.counts = [a + b for a, b in zip(total.counts, times.counts, strict=True)]
             total.seconds += times.seconds
     return summed
 
 
-def _cumulated(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    total = 0
+def _cumulated(bounds: Sequence[float], counts: Sequence[float]) -> list[tuple[str, float]]:
+    total = 0.0
     buckets: list[tuple[str, float]] = []
     for bound, count in zip([*map(str, bounds), "+Inf"], counts, strict=True):
         total += count

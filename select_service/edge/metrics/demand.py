@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
 from select_service.core.books.demand_tally import DemandTally
 from select_service.edge.metrics.families import SCOPE, Collector, counter, histogram, summary
+from select_service.edge.metrics.scope_series import totals
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from select_service.core.partition import Partition
     from select_service.edge.metrics.families import Steps
     from select_service.edge.metrics.scope_series import ScopeGroups
 
@@ -57,33 +62,39 @@ class DemandMetrics(Collector):
             (*SCOPE, "outcome"),
         )
         for scope, partitions, _ in self._groups.found:
-            tallies = [one.demand for one in partitions]
-            placed = sum(sum(one.isl_counts) for one in tallies)
+            placed, refused = yield from totals(
+                partitions, lambda one: (sum(one.demand.isl_counts), one.demand.refused)
+            )
             requests.add_metric([*scope, "placed"], placed)
-            requests.add_metric([*scope, "refused"], sum(one.refused for one in tallies))
+            requests.add_metric([*scope, "refused"], refused)
             yield None
         yield requests
         yield from self._lengths()
         for name, text, read in _SUMMARIES:
             family = summary(f"demand_{name}", text, SCOPE)
             for scope, partitions, _ in self._groups.found:
-                told = [read(one.demand) for one in partitions]
-                count, total = sum(count for count, _ in told), sum(sum_ for _, sum_ in told)
-                family.add_metric(scope, count_value=count, sum_value=total)
+                count, total = yield from totals(partitions, partial(_read, read))
+                family.add_metric(scope, count_value=int(count), sum_value=total)
                 yield None
             yield family
 
     def _lengths(self) -> Steps:
         family = histogram("demand_isl_tokens", "Prompt lengths of requests placed.", SCOPE)
         for scope, partitions, _ in self._groups.found:
-            tallies = [one.demand for one in partitions]
-            tokens = sum(one.isl_tokens for one in tallies)
-            family.add_metric(scope, _cumulated(tallies), tokens)
+            tokens, *counts = yield from totals(
+                partitions, lambda one: (one.demand.isl_tokens, *one.demand.isl_counts)
+            )
+            family.add_metric(scope, _cumulated(counts), tokens)
             yield None
         yield family
 
 
-def _cumulated(tallies: list[DemandTally]) -> list[tuple[str, float]]:
-    counts = [sum(column) for column in zip(*(one.isl_counts for one in tallies), strict=True)]
+def _read(
+    read: Callable[[DemandTally], tuple[int, float]], partition: Partition
+) -> tuple[int, float]:
+    return read(partition.demand)
+
+
+def _cumulated(counts: Sequence[float]) -> list[tuple[str, float]]:
     buckets = [(str((1 << size) - 1), float(sum(counts[: size + 1]))) for size in _SIZES]
     return [*buckets, ("+Inf", float(sum(counts)))]

@@ -19,9 +19,7 @@ from select_service.edge.metrics.families import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from prometheus_client.metrics_core import Metric
+    from collections.abc import Iterable, Sequence
 
     from indexer.core.stream import EventStream
     from indexer.core.tallies import Tallies
@@ -80,17 +78,18 @@ class IndexMetrics(Collector):
                 counted = yield from one.index.count_in_steps()
                 stats.append(counted)
                 yield None
-            nodes.add_metric(scope, sum(one.nodes for one in stats))
-            blocks.add_metric(scope, sum(one.blocks for one in stats))
-            size.add_metric(scope, sum(one.bytes for one in stats))
-            unswept.add_metric(scope, sum(one.unswept for one in stats))
-            orphans.add_metric(scope, sum(one.orphan_blocks for one in stats))
-            dropped.add_metric(scope, sum(one.orphan_blocks_dropped for one in stats))
-            refused.add_metric(scope, sum(one.events_refused for one in stats))
+            by_attribute = (
+                *((nodes, "nodes"), (blocks, "blocks"), (size, "bytes"), (unswept, "unswept")),
+                *((orphans, "orphan_blocks"), (dropped, "orphan_blocks_dropped")),
+                (refused, "events_refused"),
+            )
+            for family, attribute in by_attribute:
+                family.add_metric(scope, sum(getattr(one, attribute) for one in stats))
+                yield None
             for tier in Tier:
                 held = sum(one.holdings[tier] for one in stats)
                 holdings.add_metric([*scope, tier.wire_name], held)
-            yield None
+                yield None
         yield from (nodes, blocks, holdings, size, unswept, orphans, dropped, refused)
 
     def _streams(self) -> Steps:
@@ -116,16 +115,16 @@ class IndexMetrics(Collector):
             by_state.add_metric([state], states[state])
         yield from (by_state, listener, lag)
 
-    def _events(self) -> Iterator[Metric]:
+    def _events(self) -> Steps:
         tallies = [(one.scope, one.tallies) for one in self._groups.found]
         for name, text in _STREAM_COUNTERS:
             family = counter(f"kv_{name}", text, SCOPE)
             for scope, tally in tallies:
                 family.add_metric(scope, getattr(tally, name))
             yield family
-        yield _labelled("kv_events", "KV events.", ("kind", "dialect", "outcome"), tallies)
-        yield _labelled("kv_bad_messages", "Messages that are no batch.", ("reason",), tallies)
-        yield _labelled("kv_replays", "Replays that have ended.", ("outcome",), tallies)
+        yield from _labelled("kv_events", "KV events.", ("kind", "dialect", "outcome"), tallies)
+        yield from _labelled("kv_bad_messages", "Messages that are no batch.", ("reason",), tallies)
+        yield from _labelled("kv_replays", "Replays that have ended.", ("outcome",), tallies)
 
 
 def _state(stream: EventStream) -> str:
@@ -138,7 +137,7 @@ def _state(stream: EventStream) -> str:
 
 def _labelled(
     name: str, text: str, labels: Sequence[str], tallies: Iterable[tuple[Sequence[str], Tallies]]
-) -> Metric:
+) -> Steps:
     """Turn one dict of every tally into a family; its keys are label values."""
     family = counter(name, text, (*SCOPE, *labels))
     for scope, tally in tallies:
@@ -146,4 +145,5 @@ def _labelled(
         for key, count in sorted(counts.items(), key=str):
             values = (key,) if isinstance(key, str) else key
             family.add_metric([*scope, *values], count)
-    return family
+        yield None
+    yield family

@@ -1,28 +1,33 @@
 """Which scopes have series of their own in /metrics: those with workers, and not too many.
 
 A scope without a worker has nothing to tell, and names are cheap to make up: a worker may come
-under one after the other. Scopes beyond the limit share one name. `exposition.py` stands behind it,
-the partitions of the core before it.
+under one after the other. Scopes beyond the limit share one name. Who has had a name of its own
+keeps it, and who was summed up with others stays there, until the scope is given up: else counters
+would jump, as what it has counted went from one series to another. `exposition.py` stands behind
+it, the partitions of the core before it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from typing_extensions import override
 
 from indexer.core.tallies import Tallies
 from indexer.types import Scope
-from select_service.edge.metrics.families import ROWS_PER_STEP, Collector
+from select_service.edge.metrics.families import ROWS_PER_STEP, Collector, paced
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from select_service.core.partition import Partition
     from select_service.core.service import SelectionCore
     from select_service.edge.metrics.families import Steps
 
-__all__ = ["ScopeGroup", "ScopeGroups", "in_use"]
+__all__ = ["ScopeGroup", "ScopeGroups", "counts", "totals"]
+
+K = TypeVar("K")
 
 REST: Final = Scope("other", "other")
 
@@ -35,21 +40,48 @@ class ScopeGroup(NamedTuple):
     tallies: Tallies
 
 
-def in_use(core: SelectionCore) -> list[Partition]:
-    """Return the partitions with a worker, or with a request that waits for one; oldest first."""
-    return [one for one in core.partitions.values() if one.seating.present or one.pending_count]
+def totals(
+    partitions: Sequence[Partition], read: Callable[[Partition], Sequence[float]]
+) -> Generator[None, None, list[float]]:
+    """Return the sums of what is read of some partitions, of each in one step, number by number."""
+    sums: list[float] = []
+    for one in paced(partitions):
+        if one is None:
+            yield None
+            continue
+        told = read(one)
+        sums = [a + b for a, b in zip(sums, told, strict=True)] if sums else [*told]
+    return sums
+
+
+def counts(
+    partitions: Sequence[Partition], read: Callable[[Partition], Mapping[K, int]]
+) -> Generator[None, None, Counter[K]]:
+    """Do the same with counters."""
+    found: Counter[K] = Counter()
+    for one in paced(partitions):
+        if one is None:
+            yield None
+        else:
+            found.update(read(one))
+    return found
 
 
 class ScopeGroups(Collector):
     """Who gets series in the scrape under way: read once, by all who tell of scopes.
 
     Attributes:
-        found: `scopes_max` scopes by themselves, and the rest together.
+        found: up to `scopes_max` scopes by themselves, and the rest together.
+        in_use: how many scopes that are: those with a worker, or with a request that waits for one.
+        unlisted: how many of them are of the rest.
     """
 
     def __init__(self, core: SelectionCore, scopes_max: int) -> None:
         self._core, self._scopes_max = core, scopes_max
         self.found: list[ScopeGroup] = []
+        self.in_use = self.unlisted = 0
+        self._named: dict[Partition, None] = {}
+        self._rest: dict[Partition, None] = {}
 
     @override
     def collect(self) -> Steps:
@@ -58,24 +90,45 @@ class ScopeGroups(Collector):
         A scope that happens to be called like the rest is always part of it: a series must not
         come twice.
         """
-        partitions = in_use(self._core)
-        named = [one for one in partitions if one.scope != REST][: self._scopes_max]
+        yield from self._forget_closed()
+        named: list[Partition] = []
+        rest: list[Partition] = []
+        for one in paced(list(self._core.partitions.values())):  # oldest first
+            if one is None:
+                yield None
+            elif one.seating.present or one.pending_count:
+                (named if self._has_name(one) else rest).append(one)
+        self.in_use, self.unlisted = len(named) + len(rest), len(rest)
         tallies = yield from _tallies(self._core)
         groups = [
             ScopeGroup(one.scope, [one], tallies.get(one.scope) or Tallies()) for one in named
         ]
-        if len(named) < len(partitions):
-            alone = {one.scope for one in named}
-            rest = ScopeGroup(
-                REST, [one for one in partitions if one.scope not in alone], Tallies()
-            )
-            for one in rest.partitions:
+        if rest:
+            together = ScopeGroup(REST, rest, Tallies())
+            for one in rest:
                 if one.scope in tallies:
-                    rest.tallies.add(tallies[one.scope])
+                    together.tallies.add(tallies[one.scope])
                     yield None
-            groups.append(rest)
+            groups.append(together)
         self.found = groups
         yield None
+
+    def _has_name(self, one: Partition) -> bool:
+        """Tell whether a scope has series of its own; it is decided when it is seen first."""
+        if one in self._named or one in self._rest:
+            return one in self._named
+        has_name = one.scope != REST and len(self._named) < self._scopes_max
+        (self._named if has_name else self._rest)[one] = None
+        return has_name
+
+    def _forget_closed(self) -> Steps:
+        """Let go of scopes that were given up; one of the same name is another."""
+        for known in (self._named, self._rest):
+            for one in paced(list(known)):
+                if one is None:
+                    yield None
+                elif self._core.partitions.get(one.scope) is not one:
+                    del known[one]
 
 
 def _tallies(core: SelectionCore) -> Generator[None, None, dict[Scope, Tallies]]:

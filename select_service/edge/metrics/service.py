@@ -22,7 +22,7 @@ from select_service.edge.metrics.families import (
     counters,
     gauge,
 )
-from select_service.edge.metrics.scope_series import in_use
+from select_service.edge.metrics.scope_series import totals
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ class ServiceMetrics(Collector):
         self._service = service
         self._groups = groups
         self._rank_series_max = settings.metrics_rank_series_max
-        self._scope_series_max = settings.metrics_scope_series_max
 
     @override
     def collect(self) -> Steps:
@@ -113,12 +112,10 @@ class ServiceMetrics(Collector):
         yield left
 
     def _scopes(self) -> Iterator[Metric]:
-        count = len(in_use(self._service.core))
-        yield gauge("scopes", "Scopes with workers.", value=count)
+        groups = self._groups
+        yield gauge("scopes", "Scopes with workers.", value=groups.in_use)
         yield gauge(
-            "scopes_unlisted",
-            "Scopes summed up under `other`: too many.",
-            value=max(0, count - self._scope_series_max),
+            "scopes_unlisted", "Scopes summed up under `other`: too many.", value=groups.unlisted
         )
 
     def _selections(self) -> Iterator[Metric]:
@@ -177,8 +174,11 @@ class ServiceMetrics(Collector):
         pending = gauge("pending_requests", "Selections waiting for capacity.", SCOPE)
         tokens = gauge("pending_isl_tokens", "Prompt tokens of waiting selections.", SCOPE)
         for scope, partitions, _ in self._groups.found:
-            pending.add_metric(scope, sum(one.pending_count for one in partitions))
-            tokens.add_metric(scope, sum(one.pending_isl_tokens for one in partitions))
+            waiting = yield from totals(
+                partitions, lambda one: (one.pending_count, one.pending_isl_tokens)
+            )
+            pending.add_metric(scope, waiting[0])
+            tokens.add_metric(scope, waiting[1])
             yield None
         yield from (pending, tokens)
 
@@ -186,8 +186,9 @@ class ServiceMetrics(Collector):
         core = self._service.core
         live = gauge("reservations", "Live reservations.", ("state", *SCOPE))
         for scope, partitions, _ in self._groups.found:
-            prefilling = sum(one.ledger.loads.prefilling for one in partitions)
-            total = sum(one.ledger.live for one in partitions)
+            prefilling, total = yield from totals(
+                partitions, lambda one: (one.ledger.loads.prefilling, one.ledger.live)
+            )
             live.add_metric(["prefill", *scope], prefilling)
             live.add_metric(["decode", *scope], total - prefilling)
             yield None

@@ -11,7 +11,14 @@ from prometheus_client.metrics_core import (
 from typing_extensions import override
 
 from select_service.core.shadow.tally import ShadowTally
-from select_service.edge.metrics.families import SCOPE, Collector, counter, gauge, histogram
+from select_service.edge.metrics.families import (
+    SCOPE,
+    Collector,
+    counter,
+    gauge,
+    histogram,
+    paced,
+)
 from select_service.types.shadow import REGRET_BOUNDS
 
 if TYPE_CHECKING:
@@ -60,8 +67,10 @@ class ShadowMetrics(Collector):
         told = []
         for scope, partitions, _ in self._groups.found:
             tally = ShadowTally()
-            for partition in partitions:
-                if partition.shadow_tally is not None:
+            for partition in paced(partitions):
+                if partition is None:
+                    yield None
+                elif partition.shadow_tally is not None:
                     tally.add(partition.shadow_tally)
             told.append((scope, tally))
             yield None

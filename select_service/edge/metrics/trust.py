@@ -63,7 +63,8 @@ class TrustMetrics(Collector):
             "trust_shrunk_ranks", "Ranks whose overlap credit is shrunk, by reason.", ("reason",)
         )
         shrunk_by: Counter[str] = Counter()
-        for number, seat in enumerate(self._service.trust_seats(), 1):
+        seats = yield from self._service.core.trusting.seats_in_steps()
+        for number, seat in enumerate(seats, 1):
             if not number % ROWS_PER_STEP:
                 yield None
             row = self._service.trust_row(seat)

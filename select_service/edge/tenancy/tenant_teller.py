@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from select_service.edge.telling import as_told
 from select_service.errors import DecisionNotFound
 from select_service.types.decisions import Decision
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from select_service.edge.telling import Teller, Wanted
     from select_service.errors import ServiceError
     from select_service.types import Answer, SelectRequest
+    from select_service.types.decisions import Candidate
 
 __all__ = ["TenantTeller"]
 
@@ -69,26 +71,41 @@ class TenantTeller:
             self._note_foreign()
         return await self._teller.matching(msgspec.structs.replace(wanted, tenants=self._tenants))
 
-    async def each(self, records: list[Record], *, candidates: bool) -> AsyncIterator[Decision]:
+    async def each(
+        self,
+        records: list[Record],
+        *,
+        candidates: bool,
+        write: Callable[[Candidate], object] = as_told,
+    ) -> AsyncIterator[Decision]:
         """Tell one after another."""
-        async for decision in self._teller.each(records, candidates=candidates):
+        async for decision in self._teller.each(records, candidates=candidates, write=write):
             yield self._named_by_client(decision)
 
-    async def tell(self, record: object) -> Decision:
+    async def tell(
+        self, record: object, write: Callable[[Candidate], object] = as_told
+    ) -> Decision:
         """Tell a whole decision."""
-        return self._named_by_client(await self._teller.tell(record))
+        return self._named_by_client(await self._teller.tell(record, write))
 
-    async def finish(self, answer: Answer, request: SelectRequest) -> Answer:
+    async def finish(
+        self,
+        answer: Answer,
+        request: SelectRequest,
+        write: Callable[[Candidate], object] = as_told,
+    ) -> Answer:
         """Return an answer as it goes out."""
-        told = await self._teller.finish(answer, request)
+        told = await self._teller.finish(answer, request, write)
         if not isinstance(told.decision, Decision):
             return told
         decision = self._named_by_client(told.decision)
         return msgspec.structs.replace(told, decision=decision)
 
-    async def finish_refusal(self, error: ServiceError) -> None:
+    async def finish_refusal(
+        self, error: ServiceError, write: Callable[[Candidate], object] = as_told
+    ) -> None:
         """Tell what led to a refusal, if that was asked for."""
-        await self._teller.finish_refusal(error)
+        await self._teller.finish_refusal(error, write)
         if isinstance(error.decision, Decision):
             error.decision = self._named_by_client(error.decision)
 

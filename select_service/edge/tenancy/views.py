@@ -388,14 +388,14 @@ class TenantView:
         """GET /loads: one of them."""
         return self._service.load_of(scope)
 
-    def trust_seats(
+    async def trust_seats(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[TrustSeat]:
         """GET /trust: whom to tell of."""
         return [
             seat
             for tenant in self._asked(tenant_id)
-            for seat in self._service.trust_seats(model_name, tenant)
+            for seat in await self._service.trust_seats(model_name, tenant)
         ]
 
     def trust_row(self, seat: TrustSeat) -> RankTrustRow:

@@ -77,11 +77,14 @@ class Inspecting:
         """GET /trust, all at once."""
         return self._core.trust(model_name, tenant_id)
 
-    def trust_seats(
+    async def trust_seats(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[TrustSeat]:
-        """GET /trust: whom to tell of, each in its turn by `trust_row`."""
-        return self._core.trusting.seats(model_name, tenant_id)
+        """GET /trust: whom to tell of, each in its turn by `trust_row`; found in slices.
+
+        Those of a scope are of one moment; who comes in later is left out.
+        """
+        return await Slices().through(self._core.trusting.seats_in_steps(model_name, tenant_id))
 
     def trust_row(self, seat: TrustSeat) -> RankTrustRow:
         """GET /trust: one of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,9 @@ from select_service.edge.slices import Slices
 from select_service.errors import WorkerNotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from select_service.core.effects import Effects
     from select_service.core.watching.witness import Witness
     from select_service.edge.driving.turn import Turn
     from select_service.types.admission import (
@@ -38,6 +42,7 @@ class Operating:
         """
         self._core, self._clock, self._carry_out = turn
         self._witness = witness
+        self._changing: set[asyncio.Task[AdmissionStatus]] = set()
 
     def admission(self) -> AdmissionStatus:
         """GET /admission, all at once."""
@@ -47,8 +52,36 @@ class Operating:
         """GET /admission; others have their turn every fraction of a millisecond."""
         return await Slices().through(self._core.admission_in_steps())
 
+    async def change_admission_in_slices(self, change: AdmissionChange) -> AdmissionStatus:
+        """PUT /admission; it holds everywhere when it is answered, whether or not its caller stays.
+
+        Others have their turn every fraction of a millisecond; what is judged meanwhile may be
+        judged by the policy before. Housekeeping goes on with who waits.
+
+        Raises:
+            InvalidField: there is no such policy, or its configuration makes no sense.
+        """
+        steps = self._core.change_admission_in_steps(change)
+        self._carry_out(next(steps))
+        self.note_change("admission", msgspec.to_builtins(change))
+        task = asyncio.get_running_loop().create_task(self._drive(steps))
+        self._changing.add(task)
+        task.add_done_callback(self._changing.discard)
+        return await asyncio.shield(task)
+
+    async def _drive(self, steps: Generator[Effects, float, AdmissionStatus]) -> AdmissionStatus:
+        slices = Slices()
+        while True:
+            try:
+                effects = steps.send(self._clock())
+            except StopIteration as done:
+                status: AdmissionStatus = done.value
+                return status
+            self._carry_out(effects)
+            await slices.breathe()
+
     def change_admission(self, change: AdmissionChange) -> AdmissionStatus:
-        """PUT /admission; housekeeping goes on with who waits."""
+        """PUT /admission, all at once; housekeeping goes on with who waits."""
         status, effects = self._core.change_admission(change, self._clock())
         self._carry_out(effects)
         self.note_change("admission", msgspec.to_builtins(change))

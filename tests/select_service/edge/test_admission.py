@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from select_service.edge.driver import Driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.server import Server
+from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.serving import (
     PROMPT,
     SETTINGS,
@@ -482,3 +484,39 @@ def test_who_leaves_with_more_requests_behind_the_waiting_one_waits_no_longer() 
         await until(lambda: service.admission().scopes[0].waiting == 0)
 
     on_a_port(use, max_inflight_default=1)
+
+
+def test_a_change_of_policy_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With gates for 1,024 models it held the loop for 300 ms; it is finished whoever goes."""
+    monkeypatch.setattr("select_service.edge.slices.SLICE_S", 0.0)
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        for number in range(20):
+            seat(service, number, model_name=f"m{number:02}")
+        plain = (await client.get("/admission")).json()
+        assert plain["scopes"] == []
+        asking = asyncio.ensure_future(client.put("/admission", json={"policy": "reject-all"}))
+        partitions = list(service.core.partitions.values())
+        seen = set[int]()
+        for _ in range(200):
+            await asyncio.sleep(0)
+            seen.add(sum(one.admission is not None for one in partitions))
+            if len(seen) >= 5:
+                break
+        assert len(seen) >= 5, "some gates at a time"
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: all(one.admission is not None for one in partitions))
+        answer = await client.put("/admission", json={"policy": "slo-shed"})
+        assert {one.admission.gate.policy.name for one in partitions if one.admission} == {
+            "slo-shed"
+        }
+        assert answer.json() == (await client.get("/admission")).json()
+        assert [one["model_name"] for one in answer.json()["scopes"]] == [
+            f"m{number:02}" for number in range(20)
+        ]
+        bad = await client.put("/admission", json={"policy": "nobody"})
+        problem(bad, 422, "invalid_field", "policy")
+        service.core.check()
+
+    in_process(use)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from select_service import NoEligibleWorker, SelectionService, SelectRequest, WorkerSpec
 from select_service.edge.driver import Driver
 from select_service.edge.telling import SLICE, Wanted
+from select_service.types.decisions import Candidate
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.serving import PROMPT, in_process, seat, until
 
@@ -244,6 +246,49 @@ def test_a_large_fleet_is_told_in_slices_and_whole() -> None:
         assert [(one["worker_id"], one["dp_rank"]) for one in ranks] == expected
         (one,) = (await client.get("/decisions?candidates=true")).json()["decisions"]
         assert one["candidates"] == ranks
+
+    in_process(use)
+
+
+def test_a_large_fleet_is_written_in_slices() -> None:
+    """To write a thousand ranks at once took longer than to tell them."""
+    written: list[int] = []
+
+    def write(rank: Candidate) -> int:
+        written.append(rank.dp_rank)
+        return rank.dp_rank
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        ranks = 3 * SLICE
+        ends = {str(at): "tcp://127.0.0.1:9" for at in range(ranks)}
+        more = {"kv_events_endpoint": None, "kv_events_endpoints": ends}
+        seat(service, 1, data_parallel_size=ranks, **more)
+        await client.post("/select", json=PROMPT | {"selection_id": "s"})
+        record = service.teller.find("s")
+        telling = asyncio.ensure_future(service.teller.tell(record, write))
+        turns = [0]
+        while not telling.done():
+            await asyncio.sleep(0)
+            turns.append(len(written))
+        assert max(after - before for before, after in pairwise(turns)) == SLICE
+        assert telling.result().candidates == written == list(range(ranks))
+
+    in_process(use)
+
+
+def test_a_sum_that_messagepack_cannot_say_is_told_as_the_nearest() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 1)
+        huge = PROMPT | {"isl_tokens": 2**64 - 1}
+        for _ in range(2):
+            told = await client.post("/select_and_reserve", json=huge)
+            assert told.status_code == 200
+        for path in ("/select", "/select_pair"):
+            asked = {"explain": True, "selection_id": path}
+            answer = await client.post(path, json=PROMPT | asked, headers=PACKED)
+            rank = msgspec.msgpack.decode(answer.content)["decision"]["candidates"][0]
+            assert rank["worker_id"] == 1
+            assert rank["prefill_tokens"] == 2**64 - 1
 
     in_process(use)
 

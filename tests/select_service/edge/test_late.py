@@ -10,9 +10,10 @@ from importlib import import_module
 
 import pytest
 
-from select_service.edge import late
+from select_service.edge import late, slices
 from select_service.edge.http.document import Document
 from select_service.edge.http.openapi import describe
+from select_service.edge.http.routes import ROUTES
 from tests.live.http import exchange
 from tests.select_service.edge.serving import listening, until
 
@@ -117,8 +118,25 @@ def test_who_asks_before_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(10):
         next(steps)
     assert not Document._made
-    assert document.text() == describe(529)
+    assert asyncio.run(document.text()) == describe(529)
     assert list(steps) == []
+
+
+def test_who_asks_before_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first to ask, in the first seconds, held the loop for 30 ms."""
+    monkeypatch.setattr(Document, "_made", {})
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+
+    async def run() -> None:
+        document, turns = Document(503), 0
+        both = [asyncio.ensure_future(document.text()) for _ in range(2)]
+        while not all(one.done() for one in both):
+            await asyncio.sleep(0)
+            turns += 1
+        assert [one.result() for one in both] == [describe(503)] * 2
+        assert turns > len(ROUTES), "not all at once"
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), MemoryError("no room")])
@@ -137,6 +155,6 @@ def test_a_document_that_could_not_be_made_is_made_later(
         without.setattr("select_service.edge.http.openapi.describing", describing)
         for _ in range(2):
             with pytest.raises(type(error)):
-                document.text()
+                asyncio.run(document.text())
         asyncio.run(late.load_in_turns(document.steps()))
-    assert document.text() == describe(503)
+    assert asyncio.run(document.text()) == describe(503)

@@ -70,7 +70,7 @@ def decision(api: Api, request: Request) -> Answer:
 
 
 async def _decision(api: Api, record: Record) -> Response:
-    return api.writer.reply(await api.service.teller.tell(record))
+    return api.writer.reply(await api.service.teller.tell(record, api.writer.written))
 
 
 def decisions(api: Api, request: Request) -> Answer:
@@ -90,13 +90,13 @@ def decisions(api: Api, request: Request) -> Answer:
 async def _decisions(api: Api, wanted: Wanted) -> Response:
     teller = api.service.teller
     records = await teller.matching(wanted)
-    each = teller.each(records, candidates=wanted.candidates)
+    each = teller.each(records, candidates=wanted.candidates, write=api.writer.written)
     return api.writer.reply_listing("decisions", each, len(records))
 
 
-def trust(api: Api, request: Request) -> Response:
+async def trust(api: Api, request: Request) -> Response:
     """Return how far every rank's index is believed, and why."""
-    seats = api.service.trust_seats(*read_scope(request.query))
+    seats = await api.service.trust_seats(*read_scope(request.query))
     return api.writer.reply_listing("ranks", _trust(api, seats), len(seats))
 
 

@@ -4,30 +4,46 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
+from select_service.edge.http.long_lists import written
 from select_service.edge.routing import read_query
-from select_service.errors import InvalidQuery
+from select_service.errors import InvalidQuery, ServiceError
+from select_service.types.admission import BusyThresholds
 
 if TYPE_CHECKING:
     from select_service.edge.codec.answers import Response
     from select_service.edge.http.api import Answer, Api, Request
+    from select_service.types.admission import AdmissionStatus
 
 THRESHOLD_QUERY: Final = ("model", "tenant_id")
 
 
 async def admission(api: Api, _: Request) -> Response:
     """Say which policy is in force, and what became of every class."""
-    return api.writer.reply(await api.service.admission_in_slices())
+    return await _told(api, await api.service.admission_in_slices())
 
 
-def change_admission(api: Api, request: Request) -> Answer:
+async def _told(api: Api, status: AdmissionStatus, warning: str | None = None) -> Response:
+    scopes = await written(api.writer, status.scopes)
+    thresholds = await written(api.writer, status.thresholds)
+    return api.writer.reply(replace(status, scopes=scopes, thresholds=thresholds), 200, warning)
+
+
+async def change_admission(api: Api, request: Request) -> Response:
     """Put another policy in force at once; who waits is judged again."""
     decoded = api.bodies.admission.decode(request.body)
-    return api.answer(decoded, lambda change, _: api.service.change_admission(change))
+    try:
+        status = await api.service.change_admission_in_slices(decoded.request)
+    except ServiceError as error:
+        return api.refusal(error, decoded.warning)
+    return await _told(api, status, decoded.warning)
 
 
 async def busy_thresholds(api: Api, _: Request) -> Response:
     """List the busy thresholds of every model."""
-    return api.writer.reply(await api.service.busy_thresholds_in_slices())
+    told = await api.service.busy_thresholds_in_slices()
+    return api.writer.reply(BusyThresholds(await written(api.writer, told.thresholds)))
 
 
 def change_threshold(api: Api, request: Request) -> Answer:

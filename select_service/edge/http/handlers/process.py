@@ -75,6 +75,6 @@ async def _metrics(api: Api) -> Response:
     return Response(200, body, ((b"content-type", media_type.encode()),))
 
 
-def openapi(api: Api, _: Request) -> Response:
+async def openapi(api: Api, _: Request) -> Response:
     """Return this description."""
-    return Response(200, api.describe(), ALWAYS_JSON)
+    return Response(200, await api.describe(), ALWAYS_JSON)

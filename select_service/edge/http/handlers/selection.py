@@ -78,12 +78,12 @@ async def _wait(api: Api, ticket: Ticket, request: SelectRequest, warning: str |
 async def _explain(
     api: Api, answer: Decided, request: SelectRequest, warning: str | None
 ) -> Response:
-    told = await api.service.teller.finish(answer, request)
+    told = await api.service.teller.finish(answer, request, api.writer.written)
     return api.writer.reply(told, 200, warning)
 
 
 async def _refuse(api: Api, error: ServiceError, warning: str | None) -> Response:
-    await api.service.teller.finish_refusal(error)
+    await api.service.teller.finish_refusal(error, api.writer.written)
     return api.refusal(error, warning)
 
 
@@ -108,7 +108,7 @@ async def _select_batch(api: Api, decoded: Decoded[WaveBody]) -> Response:
             await asyncio.sleep(0)
     try:
         answer = await api.service.select_batch(wants, items)
-        answer = await explained(answer, api.service.teller)
+        answer = await explained(answer, api.service.teller, api.writer.written)
     except ServiceError as refusal:
         return api.refusal(refusal, warning)
     return api.writer.reply(answer, 200, warning)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast, get_args
 
+from select_service.edge.http.long_lists import written
 from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in
 from select_service.edge.http.worker_list import AT_ONCE_MAX, records
 from select_service.edge.routing import read_count, read_query, read_u64
@@ -81,7 +82,7 @@ async def _candidates(
     api: Api, count: int, model_name: str | None, tenant_id: str | None, role: Role | None
 ) -> Response:
     found = await api.service.scale_down_candidates(count, model_name, tenant_id, role)
-    return api.writer.reply(ScaleDownCandidates(candidates=found))
+    return api.writer.reply(ScaleDownCandidates(candidates=await written(api.writer, found)))
 
 
 def workers(api: Api, request: Request) -> Answer:

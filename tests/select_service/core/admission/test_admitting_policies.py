@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -164,6 +165,40 @@ def test_slo_shed_expires_at_the_target() -> None:
     some._did(some.core.refuse_late(some.now))
     assert isinstance(ticket.answer, AdmissionRefused)
     assert some.core.partitions[DEFAULT].pending_count == 0
+
+
+def test_whose_time_is_up_is_known_without_a_look_at_every_scope(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 1,000 gates each turn of housekeeping asked all of them, and so did each timer."""
+    some = saturated()
+    ticket = ticket_of(some.take("c", 2, slo_class="critical", slo_ttft_ms=500))
+    with monkeypatch.context() as blind:
+        blind.delattr(some.core, "partitions")
+        assert some.core.next_deadline() == some.now + 0.5
+        some.now += 0.5
+        effects = some.core.refuse_late(some.now)
+        assert some.core.next_deadline() == math.inf
+    some._did(effects)
+    assert isinstance(ticket.answer, AdmissionRefused)
+
+
+def test_another_policy_has_other_deadlines() -> None:
+    some = saturated()
+    soon = ticket_of(some.take("soon", 2, slo_class="critical", slo_ttft_ms=500))
+    gone = ticket_of(some.take("gone", 3, slo_class="critical", slo_ttft_ms=400))
+    change(some, "slo-shed", hysteresis=0.5)
+    some.core.check()
+    assert some.core.next_deadline() <= some.now + 0.4
+    assert some.core.withdraw(gone)
+    some.core.check()
+    assert some.core.next_deadline() == some.now + 0.5
+    change(some, "always-admit")
+    some.core.check()
+    some.now += 1.0
+    some._did(some.core.refuse_late(some.now))
+    assert not isinstance(soon.answer, AdmissionRefused), "nothing is late under this policy"
+    some.core.check()
 
 
 def test_another_policy_judges_who_waits_again() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,13 +24,15 @@ from prometheus_client.metrics_core import (
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from select_service.core.partition import Partition
 from select_service.edge.app import create_driver
 from select_service.edge.driver import Driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.admission import AdmissionMetrics
+from select_service.edge.metrics.demand import DemandMetrics
 from select_service.edge.metrics.exposition import Metrics
-from select_service.edge.metrics.families import Steps
-from select_service.edge.metrics.scope_series import ScopeGroups
+from select_service.edge.metrics.families import ROWS_PER_STEP, Steps
+from select_service.edge.metrics.scope_series import ScopeGroups, totals
 from select_service.edge.metrics.text import LINES_PER_STEP, text_of
 from select_service.types import ReservationRequest, SelectAndReserveRequest
 from select_service.types.drains import DrainRequest
@@ -257,6 +260,61 @@ def test_scopes_beyond_the_limit_are_summed_up() -> None:
         assert sorted(named) == ["m1", "m2", "other"]
 
     in_process(use, metrics_scope_series_max=2)
+
+
+def test_no_counter_jumps_when_a_scope_with_a_name_goes() -> None:
+    """The next in line got its name: what it had counted went from `other` to series of its own."""
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        counted = "demand_requests_total"
+        rest = {"model_name": "other", "tenant_id": "other", "outcome": "placed"}
+        for number in range(3):
+            seat(service, number, model_name=f"m{number}")
+            for _ in range(number + 1):
+                await client.post("/select", json=PROMPT | {"model_name": f"m{number}"})
+        assert value(await scrape(client), counted, **rest) == 3
+        service.delete_worker(0)
+        samples = await scrape(client)
+        assert value(samples, counted, **rest) == 3
+        assert value(samples, "scopes") == 2
+        assert value(samples, "scopes_unlisted") == 1
+        seat(service, 7, model_name="m7")
+        await client.post("/select", json=PROMPT | {"model_name": "m7"})
+        seat(service, 0, model_name="m0")
+        samples = await scrape(client)
+        assert value(samples, counted, **rest) == 4
+        assert value(samples, counted, **rest | {"model_name": "m0", "tenant_id": "default"}) == 1
+        assert value(samples, "scopes_unlisted") == 2
+
+    in_process(use, metrics_scope_series_max=2)
+
+
+def test_what_is_summed_up_is_read_in_small_steps() -> None:
+    """A thousand scopes under one name were added up in one step of 4 ms."""
+
+    async def use(_: httpx.AsyncClient, service: Driver) -> None:
+        for number in range(3 * ROWS_PER_STEP):
+            seat(service, number, model_name=f"m{number}")
+        groups = ScopeGroups(service.core, 1)
+        assert sum(1 for _ in groups.collect()) >= 3
+        per_step: list[set[int]] = [set()]
+
+        def read(one: Partition) -> tuple[int, int]:
+            per_step[-1].add(id(one))
+            return one.ledger.live, 1
+
+        def added() -> Iterator[None]:
+            assert (yield from totals(rest, read)) == [0, len(rest)]
+
+        rest = groups.found[1].partitions
+        per_step += (set() for _ in added())  # a new one with each pause
+        assert len(rest) == 3 * ROWS_PER_STEP - 1
+        assert max(map(len, per_step)) == ROWS_PER_STEP
+        steps = [step is None for step in DemandMetrics(groups).collect()]
+        families = steps.count(False)
+        assert steps.count(True) >= 4 * families, "one for each of two names, two within the rest"
+
+    in_process(use)
 
 
 def test_strangers_make_no_series() -> None:
