@@ -11,6 +11,7 @@ from select_service.core.books.demand_tally import DemandTally
 from select_service.edge.metrics.families import SCOPE, Collector, counter, histogram, summary
 
 if TYPE_CHECKING:
+    from select_service.core.books.unserved import Unserved
     from select_service.edge.metrics.families import Steps
     from select_service.edge.metrics.scope_series import ScopeGroups
 
@@ -46,14 +47,14 @@ _SUMMARIES: Final[tuple[tuple[str, str, Callable[[DemandTally], tuple[int, float
 class DemandMetrics(Collector):
     """Requests, lengths and times by scope."""
 
-    def __init__(self, groups: ScopeGroups) -> None:
-        self._groups = groups
+    def __init__(self, groups: ScopeGroups, unserved: Unserved) -> None:
+        self._groups, self._unserved = groups, unserved
 
     @override
     def collect(self) -> Steps:
         requests = counter(
             "demand_requests",
-            "Requests for a worker; those refused are demand, too.",
+            "Requests for a worker; those refused are demand, too. Unserved: there was none.",
             (*SCOPE, "outcome"),
         )
         for scope, partitions, _ in self._groups.found:
@@ -62,6 +63,8 @@ class DemandMetrics(Collector):
             requests.add_metric([*scope, "placed"], placed)
             requests.add_metric([*scope, "refused"], sum(one.refused for one in tallies))
             yield None
+        for scope, count in self._unserved.rows():
+            requests.add_metric([*scope, "unserved"], count)
         yield requests
         yield from self._lengths()
         for name, text, read in _SUMMARIES:
