@@ -163,7 +163,7 @@ class SelectionCore:
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
         self._open_books(kinds, trust, life)
-        self.reader = Reader(config, self.partitions, self.limits)
+        self.reader = Reader(config, self.partitions, self.membership.pins, self.limits)
         self.admitting = Admitting(settings, self.catalog, self.partitions, self.limits)
         self.shadowing = Shadowing(config, self.partitions, watch.stopwatch)
         # a recording is asked what any other policy would have done

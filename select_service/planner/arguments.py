@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
 from select_service.planner.edge.predictors import PREDICTORS, PredictorSettings
 from select_service.planner.edge.what_if import Question
@@ -35,6 +36,9 @@ __all__ = [
 MODES = ("compatible", "slo")
 PROFILE = "measured TTFT and ITL of an engine, as the profiler writes them"
 NO_LIKENESS = "what came in the past after times like this one decides nothing"
+_SHORTEST_S = 0.01
+"""Between two looks or plans; below it nothing else would be done."""
+_PORT_MOST = 65535
 N = TypeVar("N", int, float)
 
 
@@ -52,7 +56,7 @@ def add_goals(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--adjustment-interval",
-        type=_positive,
+        type=_interval,
         default=180.0,
         metavar="S",
         help=f"between plans {told}",
@@ -125,7 +129,7 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
     add_kalman(parser)
     add(
         "--adjustment-interval",
-        type=_positive,
+        type=_interval,
         default=180.0,
         metavar="S",
         help="between two numbers of the series (default: %(default)s)",
@@ -221,12 +225,12 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--adjustment-interval",
-        type=_positive,
+        type=_interval,
         default=60.0,
         metavar="S",
         help=f"between plans {told}",
     )
-    add("--load-interval", type=_positive, default=5.0, metavar="S", help=f"fast loop {told}")
+    add("--load-interval", type=_interval, default=5.0, metavar="S", help=f"fast loop {told}")
     add("--no-likeness", action="store_true", help=f"slo: {NO_LIKENESS}")
     add("--startup", type=_positive, default=60.0, metavar="S", help=f"of an engine {told}")
     add("--max-gpu-budget", type=int, default=64, metavar="GPUS", help=f"never more {told}")
@@ -295,17 +299,30 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         default="prometheus",
         help=f"where demand is read {told}",
     )
-    add("--prometheus-url", default="http://127.0.0.1:9090", metavar="URL", help=f"asked {told}")
+    add(
+        "--prometheus-url",
+        type=_url,
+        default="http://127.0.0.1:9090",
+        metavar="URL",
+        help=f"asked {told}",
+    )
     add(
         "--prometheus-names",
         choices=("dynamo", "selector"),
         default="dynamo",
         help=f"whose metrics {told}",
     )
-    add("--selector", action="append", default=[], metavar="URL", help="once per selector")
+    add(
+        "--selector",
+        action="append",
+        type=_url,
+        default=[],
+        metavar="URL",
+        help="once per selector, none of them behind an address they share",
+    )
     add("--token-file", type=Path, metavar="FILE", help="bearer token for selectors")
     add("--trace", type=Path, metavar="FILE", help="requests, for --metrics-source trace")
-    add("--load-interval", type=_positive, default=5.0, metavar="S", help=f"fast loop {told}")
+    add("--load-interval", type=_interval, default=5.0, metavar="S", help=f"fast loop {told}")
     add(
         "--start-time",
         type=_positive,
@@ -317,7 +334,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add("--no-likeness", action="store_true", help=NO_LIKENESS)
     connectors = ("dry-run", "kubernetes", "virtual", "ray")
     add("--connector", choices=connectors, default="dry-run", help=f"who scales {told}")
-    add("--kubernetes-api", metavar="URL", help="API server (default: that of the pod)")
+    add("--kubernetes-api", type=_url, metavar="URL", help="API server (default: that of the pod)")
     add("--namespace", metavar="NAME", help="of the resources (default: that of the pod)")
     add(
         "--lease",
@@ -327,7 +344,13 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         f"the virtual connector {told}",
     )
     add("--lease-name", default="select-planner", metavar="NAME", help=f"of that {told}")
-    add("--ray-dashboard", default="http://127.0.0.1:8265", metavar="URL", help=f"of Ray {told}")
+    add(
+        "--ray-dashboard",
+        type=_url,
+        default="http://127.0.0.1:8265",
+        metavar="URL",
+        help=f"of Ray {told}",
+    )
     add(
         "--ray-token-file",
         type=Path,
@@ -344,7 +367,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
     add("--state-dir", type=Path, metavar="DIR", help="history that survives, and the lock")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help=f"listened on {told}")
-    add("--port", type=_count, default=9085, metavar="N", help=f"the same {told}")
+    add("--port", type=_port, default=9085, metavar="N", help=f"the same {told}")
 
 
 def settings_of(arguments: argparse.Namespace) -> RunSettings:
@@ -428,6 +451,27 @@ def _at_least_0(text: str) -> float:
 
 def _share(text: str) -> float:
     return _within(text, float, "a share between 0 and 1", lambda value: 0 < value < 1)
+
+
+def _interval(text: str) -> float:
+    what = f"a number of seconds, at least {_SHORTEST_S}"
+    return _within(text, float, what, lambda value: _SHORTEST_S <= value < float("inf"))
+
+
+def _port(text: str) -> int:
+    return _within(text, int, "a port, 0 to 65535", lambda value: 0 <= value <= _PORT_MOST)
+
+
+def _url(text: str) -> str:
+    """Take an address that can be asked; one that cannot would be asked in vain for ever."""
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is not http://HOST:PORT or https://HOST:PORT")
+    return text
 
 
 def _natural(text: str) -> int:

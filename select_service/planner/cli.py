@@ -117,6 +117,8 @@ def _plain(answer: dict[str, object]) -> str:
 def _predict(arguments: argparse.Namespace) -> int:
     from select_service.planner.edge import what_if
 
+    if sys.stdin is None:  # it was closed by who started this
+        raise PlannerError("standard input is closed: a JSON list of numbers is read from it")
     series = what_if.read_series(sys.stdin.read())
     _print(what_if.predict(_flags().tuning_of(arguments), series))
     return 0
@@ -125,6 +127,7 @@ def _predict(arguments: argparse.Namespace) -> int:
 def _replay(arguments: argparse.Namespace) -> int:
     from select_service.planner.edge import replayed  # the simulator
 
+    _expect_writable(arguments.out)
     question = _flags().replay_of(arguments)
     results = replayed.replay(question, print_line=_tell)
     if arguments.json:
@@ -142,6 +145,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     from select_service.planner.edge import inspecting
     from select_service.planner.edge.profile_files import read_profile
 
+    _expect_writable(arguments.out)
     profile = read_profile(arguments.directory)
     for text in inspecting.measured(profile):
         print(text)
@@ -150,6 +154,16 @@ def _profile(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         _write(arguments.out, inspecting.html(profile, str(arguments.directory)))
     return 0
+
+
+def _expect_writable(path: Path | None) -> None:
+    """See that charts can be written before minutes are spent on them."""
+    from select_service.simulator.results import expect_writable
+
+    try:
+        expect_writable(None if path is None else str(path))
+    except OSError as error:
+        raise PlannerError(f"{error.filename}: {error.strerror}") from error
 
 
 def _write(path: Path, text: str) -> None:

@@ -152,9 +152,14 @@ def bars(title: str, names: Sequence[str], values: Sequence[float], *, y: str) -
             f'height="{height:.1f}" fill="{COLOURS[number % len(COLOURS)]}">'
             f"<title>{escape(name)}: {value:.4g}</title></rect>"
             f'<text x="{(begin + end) / 2:.1f}" y="{floor - height - 3:.1f}" class="v">'
-            f"{value:.3g}</text>"
+            f"{_amount(value)}</text>"
         )
     return _sheet(title, parts)
+
+
+def _amount(value: float) -> str:
+    """Write it above a bar: three digits, or all of a large one."""
+    return f"{value:.3g}" if value < 1e3 else f"{value:,.0f}"  # noqa: PLR2004
 
 
 def _frame(title: str, across: _Axis | None, up: _Axis, x: str, y: str) -> str:

@@ -27,7 +27,9 @@ from select_service.core.tape.items import (
 )
 from select_service.core.tape.reading import BadRecording, Tape
 from select_service.simulator.core.stage import Stage, changed_weights, recorded_choice
+from select_service.simulator.course import Clock, Course, Part
 from select_service.simulator.recordings import play
+from select_service.types import RouterConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from select_service.simulator.core.stage import Choice, Rank, WeightsFor
     from select_service.simulator.recordings import Played
 
-__all__ = ["Difference", "Missing", "Replay", "Spread", "WhatIf", "replay"]
+__all__ = ["Difference", "Missing", "Place", "RankWork", "Replay", "Spread", "WhatIf", "replay"]
 
 _ORDINARY: Final = Asked()
 
@@ -109,6 +111,19 @@ class Spread(Struct):
     prefill_tokens_max_over_mean: float
 
 
+class RankWork(Struct):
+    """What one rank was given, of what was compared; tokens are those it had to compute."""
+
+    model_name: str
+    tenant_id: str
+    worker_id: int
+    dp_rank: int
+    requests_recorded: int = 0
+    requests: int = 0
+    prefill_tokens_recorded: int = 0
+    prefill_tokens: int = 0
+
+
 class WhatIf(Struct):
     """What other weights would have chosen, one decision at a time."""
 
@@ -126,6 +141,8 @@ class WhatIf(Struct):
     wave_members: int = 0
     wave_members_moved: int = 0
     examples: list[Difference] = []
+    ranks: list[RankWork] = []  # all that ever sat in a scope where something was placed
+    sizes: list[tuple[int, int, int]] = []  # tokens to prefill: so many; decisions then, and now
 
 
 class Replay(Struct):
@@ -148,6 +165,8 @@ class Replay(Struct):
     events: dict[str, int] = {}
     changes: int = 0
     missing: list[Missing] = []
+    config: RouterConfig | None = None  # in force when the first file began
+    course: list[Part] = []
     what_if: WhatIf | None = None
 
     @property
@@ -188,6 +207,7 @@ class _Tally:
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str, int, int], int] = {}
         self.tokens: dict[tuple[str, str, int, int], int] = {}
+        self.sizes: dict[int, int] = {}
         self.total = 0
 
     def note(self, house: House, choice: Choice) -> None:
@@ -196,16 +216,27 @@ class _Tally:
         at, tokens = (*house.scope, *rank), choice.prefill_tokens or 0
         self.requests[at] = self.requests.get(at, 0) + 1
         self.tokens[at] = self.tokens.get(at, 0) + tokens
+        size = _rough(tokens)
+        self.sizes[size] = self.sizes.get(size, 0) + 1
         self.total += tokens
+
+    def among(self, ranks: set[tuple[str, str, int, int]]) -> list[tuple[str, str, int, int]]:
+        scopes = {at[:2] for at in self.requests}
+        return sorted(at for at in ranks if at[:2] in scopes)
 
     def spread(self, ranks: set[tuple[str, str, int, int]]) -> Spread | None:
         if not self.requests:
             return None
-        scopes = {at[:2] for at in self.requests}
-        among = [at for at in ranks if at[:2] in scopes]
+        among = self.among(ranks)
         requests = np.array([self.requests.get(at, 0) for at in among], dtype=float)
         tokens = np.array([self.tokens.get(at, 0) for at in among], dtype=float)
         return Spread(*_evenness(requests), *_evenness(tokens))
+
+
+def _rough(tokens: int) -> int:
+    """Return it to three per cent, so that there are few different ones."""
+    coarse = max(0, tokens.bit_length() - 6)
+    return tokens >> coarse << coarse
 
 
 def _evenness(values: Floats) -> tuple[float, float]:
@@ -230,8 +261,7 @@ class _Player:
         self._examples: list[Difference] = []
         self._stages: dict[int, Stage] = {}
         self._tape: Tape | None = None
-        self._first_at: float | None = None
-        self._last_at = 0.0
+        self._clock, self._course = Clock(), Course()
         self._ranks: set[tuple[str, str, int, int]] = set()
         self._then, self._now = _Tally(), _Tally()
         self._isl_tokens = self._changed = self._compared = self._moved = 0
@@ -281,6 +311,9 @@ class _Player:
         assert header is not None
         if header.service not in self.told.service:
             self.told.service.append(header.service)
+        if self.told.config is None:
+            self.told.config = header.config
+        self._clock.open(header)
         self._stages.clear()
         self._as_was = changed_weights(header.config, {})
         self._other = changed_weights(header.config, self._changes) if self._changes else None
@@ -305,9 +338,10 @@ class _Player:
         asked, seed = item.asked or _ORDINARY, told.decisions
         weights = self._as_was(item.weights, asked)
         again = stage.choose(item, weights, RecordedRandom(item.draws, seed))
-        self._time(item.at)
+        part = self._course.at(self._clock.since(item.at))
         told.decisions += 1
         self._count(recorded)
+        part.decided[recorded.kind] = part.decided.get(recorded.kind, 0) + 1
         if again.where == recorded.where:
             told.reproduced += 1
         else:
@@ -330,8 +364,14 @@ class _Player:
         if other.rank is not None:
             self._now.note(house, other)
         self._isl_tokens += isl
+        part = self._course.at(self._clock.since(item.at))
+        part.compared += 1
+        part.prompt_tokens += isl
+        part.prefill_tokens_recorded += again.prefill_tokens or 0
+        part.prefill_tokens += other.prefill_tokens or 0
         if other.where != again.where:
             self._changed += 1
+            part.changed += 1
             if len(self._examples) < self._examples_max:
                 self._examples.append(self._difference(path, house, item, again, other))
 
@@ -353,7 +393,7 @@ class _Player:
         return Difference(
             file=str(path),
             decision=self.told.decisions,
-            at_s=item.at - (self._first_at or 0.0),
+            at_s=self._clock.since(item.at),
             model_name=house.scope.model_name,
             tenant_id=house.scope.tenant_id,
             selection_id=item.selection_id,
@@ -399,7 +439,7 @@ class _Player:
         return Difference(
             file=str(path),
             decision=self.told.decisions,
-            at_s=item.at - (self._first_at or item.at),
+            at_s=self._clock.since(item.at),
             model_name=house.scope.model_name,
             tenant_id=house.scope.tenant_id,
             selection_id=None,
@@ -413,15 +453,11 @@ class _Player:
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def _time(self, at: float) -> None:
-        if self._first_at is None:
-            self._first_at = at
-        self._last_at = max(at, self._last_at)
-
     def end(self, tapes: Sequence[Tape]) -> Replay:
         """Return what there is to tell."""
         told = self.told
-        told.seconds = self._last_at - (self._first_at or self._last_at)
+        told.seconds = self._clock.latest
+        told.course = self._course.parts(told.seconds)
         told.missing += [
             Missing(name, "cut off")
             for name, tape in zip(told.files, tapes, strict=True)
@@ -444,8 +480,18 @@ class _Player:
                 wave_members=told.wave_members,
                 wave_members_moved=self._moved,
                 examples=self._examples,
+                ranks=[_rank_work(at, then, now) for at in then.among(self._ranks)],
+                sizes=[
+                    (size, then.sizes.get(size, 0), now.sizes.get(size, 0))
+                    for size in sorted(then.sizes.keys() | now.sizes.keys())
+                ],
             )
         return told
+
+
+def _rank_work(at: tuple[str, str, int, int], then: _Tally, now: _Tally) -> RankWork:
+    counts = (then.requests, now.requests, then.tokens, now.tokens)
+    return RankWork(*at, *(one.get(at, 0) for one in counts))
 
 
 def _place(choice: Choice) -> Place:

@@ -310,6 +310,55 @@ def test_workers_that_are_lost_wake_and_those_yet_to_come_do_not(tmp_path: Path)
 
 @pytest.mark.heavy
 @NEEDS_PROMTOOL
+def test_a_fleet_at_zero_on_purpose_wakes_nobody(tmp_path: Path) -> None:
+    """Its planner wants nobody at 20m; at 40m it is asked again, and engines start or do not."""
+    workers = P + 'workers{lifecycle="schedulable",namespace="%s"}'
+    asked = P + 'demand_requests_total{namespace="%s",model_name="%s",tenant_id="t",outcome="%s"}'
+    failed = P + 'selections_failed_total{code="x",namespace="%s"}'
+    desired = (
+        'select_planner_replicas_desired{namespace="%s",model_name="m",tenant_id="t",role="%s"}'
+    )
+    series = []
+    for name, served, back in (
+        ("wanted", ("m",), "0+0x5 4+0x54"),  # back within five minutes
+        ("stuck", ("m",), "0+0x59"),  # its engines never come
+        ("shared", ("m", "n"), "0+0x59"),  # n is of no planner, and lost
+        ("alone", (), "0+0x59"),  # what it was for nobody knows
+    ):
+        values = {
+            workers % name: f"4+0x20 0+0x19 {back}",
+            failed % name: "0+0x40 0+9x4 36+0x55" if name == "wanted" else "0+0x40 0+9x59",
+        }
+        for model in served:
+            values[asked % (name, model, "placed")] = "0+9x20 stale"
+            values[asked % (name, model, "unserved")] = "_x40 1+9x59"
+        series += [{"series": _with(one, name), "values": told} for one, told in values.items()]
+        if name != "alone":
+            for role in ("prefill", "decode"):
+                series.append({"series": desired % (name, role), "values": "2+0x19 0+0x20 2+0x60"})
+    _promise(
+        tmp_path,
+        series,
+        {
+            "SelectServiceNoWorkers": {
+                "19m": None,
+                "30m": ["alone", "shared"],
+                "44m": ["alone", "shared"],
+                "50m": ["alone", "shared"],
+                "60m": ["alone", "shared", "stuck"],
+            },
+            "SelectServiceStillNoWorkers": {
+                "39m": ["alone"],
+                "54m": ["alone"],
+                "60m": ["alone", "shared", "stuck"],
+            },
+        },
+        namespace=True,
+    )
+
+
+@pytest.mark.heavy
+@NEEDS_PROMTOOL
 def test_a_snapshot_that_was_never_written_is_missed(tmp_path: Path) -> None:
     failures = P + 'index_snapshot_failures_total{kind="disk"}'
     writes = P + "index_snapshot_writes_total{}"
@@ -326,9 +375,16 @@ def test_a_snapshot_that_was_never_written_is_missed(tmp_path: Path) -> None:
 
 
 def _promise(
-    directory: Path, series: list[dict[str, str]], told: dict[str, dict[str, list[str] | None]]
+    directory: Path,
+    series: list[dict[str, str]],
+    told: dict[str, dict[str, list[str] | None]],
+    *,
+    namespace: bool = False,
 ) -> None:
-    """Have promtool say of which instances each alert fires, by the times it is looked at."""
+    """Have promtool say of which instances each alert fires, by the times it is looked at.
+
+    With `namespace` each instance is in one of its own name.
+    """
     rules = {alert["alert"]: alert for alert in alerts()}
     extra = {"SelectServiceNoWorkers": {"lifecycle": "schedulable"}}
     extra["SelectServiceStillNoWorkers"] = extra["SelectServiceNoWorkers"]
@@ -338,6 +394,7 @@ def _promise(
             fires = []
             for instance in instances or ():
                 labels = {"job": "select-service", "instance": instance, **extra.get(name, {})}
+                labels |= {"namespace": instance} if namespace else {}
                 fires.append(_fires(rules[name], labels))
             tests.append({"eval_time": at, "alertname": name, "exp_alerts": fires})
     test = {"interval": "1m", "input_series": series, "alert_rule_test": tests}

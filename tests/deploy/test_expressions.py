@@ -6,9 +6,11 @@ import re
 
 import pytest
 
+from select_service.planner.edge.serving import PlannerMetrics
 from tests.deploy.dashboard import BOARD, written
 from tests.deploy.everything import EVERYONE, Family, alerts, exported, expressions, rules
 from tests.deploy.expressions import OF_COUNTERS, Matcher, Use, read
+from tests.select_service.planner.edge.test_loop import loop_of
 
 SCRAPED = {"up": Family("gauge", set())}
 OPEN = {"code", "status", "outcome", "end", "route"}
@@ -17,7 +19,13 @@ OPEN = {"code", "status", "outcome", "end", "route"}
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
-    return SCRAPED | exported(tmp_path_factory.mktemp("service"))
+    return SCRAPED | planned() | exported(tmp_path_factory.mktemp("service"))
+
+
+def planned() -> dict[str, Family]:
+    """Gauges of the planner."""
+    gauges = (one for one in PlannerMetrics(loop_of()).collect() if one.type == "gauge")
+    return {one.name: Family("gauge", set(getattr(one, "_labelnames", ()))) for one in gauges}
 
 
 def recorded() -> dict[str, Family]:
@@ -34,7 +42,7 @@ def test_an_expression(where: str, expression: str, families: dict[str, Family])
     known = families | recorded()
     reading = read(expression)
     assert reading.uses, "a panel without a series"
-    labels = set(EVERYONE)
+    labels = {*EVERYONE, "namespace"}  # which discovery in Kubernetes adds, and nobody else has
     for use in reading.uses:
         assert use.metric in known, f"{where}: there is no {use.metric}"
         family = known[use.metric]

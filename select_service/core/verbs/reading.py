@@ -1,7 +1,7 @@
 """From a request to what it is about: its partition, its prompt in one form, the weights in force.
 
 What every verb does first, and the order in which a request's faults are found.
-Nothing is changed and nothing decided here.
+Nothing is decided here, and nothing changed but what is counted.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
+from select_service.core.books.unserved import Unserved
 from select_service.core.fleet.eligibility import check_wishes
 from select_service.core.pricing.prompt import read_prompt
 from select_service.core.pricing.scoring import weights_in_force
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from indexer.types import Scope
+    from select_service.core.fleet.pins import Pins
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.scoring import Weights
@@ -38,7 +40,11 @@ class Reader:
     """Reads requests against what is there now."""
 
     def __init__(
-        self, config: RouterConfig, partitions: Mapping[Scope, Partition], limits: CoreLimits
+        self,
+        config: RouterConfig,
+        partitions: Mapping[Scope, Partition],
+        pins: Pins,
+        limits: CoreLimits,
     ) -> None:
         self._limits = limits
         self.config = config
@@ -48,7 +54,9 @@ class Reader:
         """Requests for a scope without workers while others had some."""
         self.strayed_to: Scope | None = None
         """Where the last of them went."""
-        self._partitions = partitions
+        self.unserved = Unserved()
+        """Requests for a worker of scopes that have none any more."""
+        self._partitions, self._pins = partitions, pins
         self._overridden: dict[tuple[float | bool | None, ...], Weights] = {}
         self.weights = weights_in_force(config, None)
         """In force for who has none of its own."""
@@ -59,7 +67,13 @@ class Reader:
         Raises:
             ServiceError: of the scope, the prompt, or what it wishes for.
         """
-        partition, prompt, weights = self.prompt(request)
+        try:
+            partition, prompt, weights = self.prompt(request)
+        except NoSchedulableWorker:
+            scope = request.scope
+            if scope in self._partitions or self._pins.get(scope) is not None:
+                self.unserved.note(scope)
+            raise
         if request.pinned_worker is not None:
             check_wishes(request)
         if request.is_pair:  # its legs are compared in the contract's blocks

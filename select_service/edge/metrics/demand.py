@@ -15,6 +15,7 @@ from select_service.edge.metrics.scope_series import totals
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from select_service.core.books.unserved import Unserved
     from select_service.core.partition import Partition
     from select_service.edge.metrics.families import Steps
     from select_service.edge.metrics.scope_series import ScopeGroups
@@ -51,14 +52,14 @@ _SUMMARIES: Final[tuple[tuple[str, str, Callable[[DemandTally], tuple[int, float
 class DemandMetrics(Collector):
     """Requests, lengths and times by scope."""
 
-    def __init__(self, groups: ScopeGroups) -> None:
-        self._groups = groups
+    def __init__(self, groups: ScopeGroups, unserved: Unserved) -> None:
+        self._groups, self._unserved = groups, unserved
 
     @override
     def collect(self) -> Steps:
         requests = counter(
             "demand_requests",
-            "Requests for a worker; those refused are demand, too.",
+            "Requests for a worker; those refused are demand, too. Unserved: there was none.",
             (*SCOPE, "outcome"),
         )
         for scope, partitions, _ in self._groups.found:
@@ -68,6 +69,8 @@ class DemandMetrics(Collector):
             requests.add_metric([*scope, "placed"], placed)
             requests.add_metric([*scope, "refused"], refused)
             yield None
+        for scope, count in self._unserved.rows():
+            requests.add_metric([*scope, "unserved"], count)
         yield requests
         yield from self._lengths()
         for name, text, read in _SUMMARIES:

@@ -70,7 +70,7 @@ class Metrics:
             IndexMetrics(service, settings, groups),
             AdmissionMetrics(service, settings, groups),
             DecisionMetrics(service),
-            DemandMetrics(groups),
+            DemandMetrics(groups, service.core.reader.unserved),
             TrustMetrics(service, settings),
             ShadowMetrics(service, groups),
             ReplicaMetrics(service),

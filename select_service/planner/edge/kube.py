@@ -5,6 +5,7 @@ The token is read again for every request: it is rotated. Used by the connector 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
 from pathlib import Path
@@ -103,8 +104,10 @@ class Kube:
     ) -> KubeAnswer:
         """Send one request.
 
+        An error need not be JSON: a balancer before the server answers with pages of its own.
+
         Raises:
-            ConnectorError: there was no answer, or none that is JSON.
+            ConnectorError: there was no whole answer in time, or no JSON with 200.
         """
         kind = "application/merge-patch+json" if merge else "application/json"
         headers = {"accept": "application/json"}
@@ -113,17 +116,26 @@ class Kube:
         try:
             if self._token_file is not None:
                 headers["authorization"] = f"Bearer {self._token_file.read_text().strip()}"
-            response = await self._client.request(
-                method,
-                self._url + path,
-                content=None if body is None else msgspec.json.encode(body),
-                headers=headers,
-            )
-            found = msgspec.json.decode(response.content or b"{}", type=dict[str, object])
-        except (httpx.HTTPError, OSError, msgspec.MsgspecError) as error:
+            async with asyncio.timeout(TIMEOUT_S):
+                response = await self._client.request(
+                    method,
+                    self._url + path,
+                    content=None if body is None else msgspec.json.encode(body),
+                    headers=headers,
+                )
+        except TimeoutError as error:
+            why = f"no whole answer within {TIMEOUT_S:g} s"
+            raise ConnectorError(f"{method} {path}: {why}") from error
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
             raise ConnectorError(
                 f"{method} {path}: {str(error) or type(error).__name__}"
             ) from error
+        try:
+            found = msgspec.json.decode(response.content or b"{}", type=dict[str, object])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            if response.is_success:
+                raise ConnectorError(f"{method} {path}: {error}") from error
+            found = {}
         told = response.headers.get("retry-after", "")
         # API servers send whole seconds; a date would be some proxy's
         wait_s = min(float(told), RETRY_AFTER_MAX_S) if told.isdecimal() else 0.0

@@ -157,8 +157,14 @@ def _model(
 
 
 def _pool(key: ModelKey, pool: PoolTarget, give_up_s: float) -> PoolSettings:
-    if not (pool.start_s > 0 and pool.stabilisation_s >= 0):
-        raise SettingsError(f"{key} {pool.role}: start_s or stabilisation_s is impossible")
+    for name in ("start_s", "stabilisation_s"):
+        if not 0 <= getattr(pool, name) < math.inf:
+            raise SettingsError(f"{key} {pool.role}: {name} must be a number, at least 0")
+    if not pool.start_s:
+        raise SettingsError(f"{key} {pool.role}: start_s must be above 0")
+    for name in ("step_up", "step_down"):
+        if getattr(pool, name) < 1:
+            raise SettingsError(f"{key} {pool.role}: {name} must be at least 1")
     if pool.gpus < 1 or pool.replicas_min < 0 or pool.replicas_max < max(1, pool.replicas_min):
         raise SettingsError(f"{key} {pool.role}: gpus, replicas_min or replicas_max is impossible")
     return PoolSettings(

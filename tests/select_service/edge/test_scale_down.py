@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
+from select_service.core.books.unserved import UNSERVED_MAX, Unserved
 from select_service.edge.driver import Driver
-from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value
+from select_service.planner.edge.sources.selector import SelectorSource
+from select_service.planner.types import Missing, ModelKey, Value
+from tests.select_service.edge.metrics.test_exposition import SCOPE, Samples, scrape, value
 from tests.select_service.edge.serving import PROMPT, in_process, seat
 
 SHARED = [1, 2, 3, 4]
@@ -161,3 +165,52 @@ def test_demand_is_counted_with_what_was_refused() -> None:
         assert 0 < ttft <= value(told, "demand_request_seconds_sum", **SCOPE)
 
     in_process(use)
+
+
+def test_a_fleet_at_zero_is_still_asked_for() -> None:
+    """Or nobody would ever start it again: its scope is given up, and what was refused with it."""
+
+    def asked(told: Samples) -> dict[frozenset[tuple[str, str]], float]:
+        return {
+            labels: count
+            for (name, labels), count in told.items()
+            if name == "select_service_demand_requests_total"
+        }
+
+    ours = frozenset({**SCOPE, "outcome": "unserved"}.items())
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service, 1)
+        assert (await client.post("/select", json=PROMPT)).status_code == 200
+        assert ours not in asked(await scrape(client))
+        await client.delete("/workers/1")
+        source = SelectorSource(["http://test"], client=client, clock=lambda: 0.0)
+        key = ModelKey("default")
+        await source.windows([key], 180.0)
+        for count in (1, 2, 3):
+            assert (await client.post("/select", json=PROMPT)).status_code == 503
+            stray = {**PROMPT, "model_name": f"made up {count}"}
+            assert (await client.post("/select", json=stray)).status_code == 503
+            assert asked(await scrape(client)) == {ours: count}, "of nobody made up"
+            assert (await source.loads([key]))[key].arrived == Value(1.0)
+            if count == 2:
+                core = service.core
+                for turn in range(100):  # a linger, and the time to sweep
+                    core.tick(asyncio.get_running_loop().time() + 11.0 * turn)
+                assert not core.partitions
+        window = (await source.windows([key], 180.0))[key]
+        assert window.requests == Value(3.0)
+        assert isinstance(window.isl, Missing), "held, and not nothing"
+
+    in_process(use)
+
+
+def test_those_that_are_unserved_are_few() -> None:
+    unserved = Unserved()
+    for number in range(3 * UNSERVED_MAX):
+        for _ in range(2):
+            unserved.note(Scope(f"m{number}", "t"))
+    rows = unserved.rows()
+    assert len(rows) == UNSERVED_MAX
+    assert {count for _, count in rows} == {2}
+    assert rows[-1][0].model_name == f"m{3 * UNSERVED_MAX - 1}"

@@ -15,6 +15,9 @@ import yaml
 
 from select_service.planner.arguments import settings_of
 from select_service.planner.cli import _parser, main
+from select_service.planner.edge.predictors import PredictorSettings
+from select_service.planner.edge.settings import build_fleet, read_targets
+from select_service.planner.errors import SettingsError
 from tests.select_service.planner.golden import PROFILE, golden
 
 CASES = golden("replicas_golden")["cases"]
@@ -199,6 +202,69 @@ def test_wrong_usage_is_told(flag: list[str], capsys: pytest.CaptureFixture[str]
         main([str(one) for one in ("plan", *plan_flags(CASES[0]), *flag)])
     assert ended.value.code == 2
     assert flag[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--prometheus-url", "localhost:9090"], "'localhost:9090' is not http://HOST:PORT"),
+        (["--selector", "http://s", "--selector", "http://s:99999"], "is not http://HOST:PORT"),
+        (["--selector", "http://a\nb"], "is not http://HOST:PORT"),
+        (["--kubernetes-api", "https://"], "is not http://HOST:PORT"),
+        (["--ray-dashboard", "http://[bad"], "is not http://HOST:PORT"),
+        (["--port", "65536"], "'65536' is not a port, 0 to 65535"),
+        (["--adjustment-interval", "1e-300"], "'1e-300' is not a number of seconds, at least"),
+        (["--load-interval", "inf"], "'inf' is not a number of seconds, at least"),
+    ],
+)
+def test_what_could_never_be_asked_is_refused_at_the_start(
+    flags: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--model-name", "m", *flags])
+    assert ended.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_charts_that_can_never_be_written_are_refused_before_anything_is_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "no" / "charts.html"
+    flags = ["--profile-results-dir", str(tmp_path), "--trace", str(tmp_path / "none")]
+    for command in (["replay", *flags], ["profile", "inspect", str(tmp_path)]):
+        code, _, told = asked(capsys, *command, "--out", str(out))
+        assert code == 1
+        assert f"{out}: No such file or directory" in told
+
+
+def test_a_series_from_nowhere_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a service manager starts it, or a shell by <&-."""
+    monkeypatch.setattr("sys.stdin", None)
+    code, _, told = asked(capsys, "predict", "--predictor", "constant")
+    assert (code, told.count("\n")) == (1, 1)
+    assert "standard input is closed" in told
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("start_s", value) for value in (".inf", ".nan", "0", "-1")),
+        *(("stabilisation_s", value) for value in (".inf", ".nan", "-1")),
+        *((step, value) for step in ("step_up", "step_down") for value in ("0", "-5")),
+    ],
+)
+def test_a_pool_that_could_not_be_scaled_is_refused_by_its_field(
+    field: str, value: str, tmp_path: Path
+) -> None:
+    """Each of them failed every turn, or scaled the other way."""
+    path = tmp_path / "targets.yaml"
+    pool = f"{{role: decode, {field}: {value}}}"
+    profile = PROFILE
+    path.write_text(f"models: [{{model_name: m, profile_results_dir: {profile}, pools: [{pool}]}}]")
+    with pytest.raises(SettingsError, match=f"m decode: {field} must be"):
+        build_fleet(read_targets(path), PredictorSettings(name="constant"), 8)
 
 
 def test_the_manifest_has_flags_we_know_and_no_right_too_many() -> None:

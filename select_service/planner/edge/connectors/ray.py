@@ -124,13 +124,17 @@ class RayConnector(OneByOne):
 
     async def _send(self, method: str, body: dict[str, Any] | None) -> _Applications:
         try:
-            response = await self._client.request(
-                method, self._url, json=body, headers=self._headers
-            )
+            async with asyncio.timeout(TIMEOUT_S):
+                response = await self._client.request(
+                    method, self._url, json=body, headers=self._headers
+                )
             response.raise_for_status()
             content = response.content if method == "GET" else b"{}"
             return msgspec.json.decode(content, type=_Applications)
-        except (httpx.HTTPError, msgspec.MsgspecError) as error:
+        except TimeoutError as error:
+            why = f"no whole answer within {TIMEOUT_S:g} s"
+            raise ConnectorError(f"{self._url}: {why}") from error
+        except (httpx.HTTPError, httpx.InvalidURL, msgspec.MsgspecError, UnicodeError) as error:
             raise ConnectorError(f"{self._url}: {str(error) or type(error).__name__}") from error
 
     async def _call(self, namespace: str, name: str, method: str, *arguments: int) -> Any:

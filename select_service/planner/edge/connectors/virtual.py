@@ -7,7 +7,7 @@ client that died does not stop the planner; a report about an older decision cha
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import PoolKey
 
-__all__ = ["ENDS", "Completion", "End", "Issued", "VirtualConnector"]
+__all__ = ["ENDS", "Completion", "End", "Issued", "There", "VirtualConnector"]
 
 TIMEOUT_S: Final = 1800.0
 WAIT_MAX_S: Final = 60.0
 _REASONS_MAX: Final = 20
+REPLICAS_MAX: Final = 1_000_000
+"""Of a pool: nobody has more, and a report that says so is damaged."""
 
 End: TypeAlias = Literal["done", "failed", "timed_out"]
 """What became of a decision: who carries it out said so, or nobody said anything in time."""
@@ -39,11 +41,17 @@ class Issued(msgspec.Struct, frozen=True):
     reason: str
 
 
+class There(Target, frozen=True):
+    """How many replicas one pool has, as who scales it says."""
+
+    replicas: Annotated[int, msgspec.Meta(ge=0, le=REPLICAS_MAX)]
+
+
 class Completion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """POST /v1/decision/{id}/complete."""
 
     status: Literal["done", "failed"]
-    replicas: list[Target] = []
+    replicas: list[There] = []
     """What there is now, where it is not what was asked for."""
     message: str = ""
 

@@ -77,7 +77,10 @@ class KubeLease(Timed):
             return await self._write("POST", self._all, "")
         if answer.status != _OK:
             raise ConnectorError(f"lease {self._name}: {answer.said}")
-        lease = msgspec.convert(answer.body, type=_Lease)
+        try:
+            lease = msgspec.convert(answer.body, type=_Lease)
+        except msgspec.ValidationError as error:
+            raise ConnectorError(f"lease {self._name}: {error}") from error
         spec = lease.spec
         if (spec.holder_identity, spec.renew_time) != self._seen:
             self._seen, self._seen_at = (spec.holder_identity, spec.renew_time), self._clock()

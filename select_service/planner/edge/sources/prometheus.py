@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import httpx
 import msgspec
 
-from select_service.planner.edge.sources.source import counted, ratio
+from select_service.planner.edge.sources.source import counted, fetched, ratio
 from select_service.planner.errors import SourceError
 from select_service.planner.types import Idle, Load, Missing, Value, Window
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["DYNAMO", "SELECTOR", "Names", "PrometheusSource"]
 
 TIMEOUT_S: Final = 10.0
+_OK: Final = 200
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,15 +194,21 @@ class PrometheusSource:
         The first of several counts; what there are no series of is not there.
         """
         try:
-            response = await self._client.get(self._url, params={"query": query})
-            body = msgspec.json.decode(response.content, type=_Answer)
-        except (httpx.HTTPError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise SourceError(f"{self._url}: {str(error) or type(error).__name__}") from error
+            page = await fetched(
+                self._client, self._url, params={"query": query}, within_s=TIMEOUT_S
+            )
+        except SourceError as error:
+            raise SourceError(f"{self._url}: {error}") from error
+        try:
+            body = msgspec.json.decode(page.body, type=_Answer)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            said = f"answered {page.status}" if page.status != _OK else str(error)
+            raise SourceError(f"{self._url}: {said}") from error
         if body.status != "success" or body.data is None:
-            raise SourceError(f"{self._url}: {body.error or response.status_code}: {query}")
+            raise SourceError(f"{self._url}: {body.error or page.status}: {query}")
         told: dict[str, float] = {}
         for sample in body.data.result:
-            value = float(sample.value[1])
+            value = _value(sample.value[1])
             if math.isfinite(value):
                 told.setdefault(sample.metric.get("of", ""), value)
         return told
@@ -220,6 +227,14 @@ class _Answer(msgspec.Struct):
     status: str
     data: _Data | None = None
     error: str = ""
+
+
+def _value(text: str) -> float:
+    """Return what Prometheus writes as a number; what it never would is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _quoted(text: str) -> str:

@@ -1,74 +1,139 @@
 """Windows out of the selectors' own /metrics: two scrapes, and what happened between them.
 
-A counter that is smaller than before has started again: what it shows has all happened since.
-Selectors each see a part of the traffic, so counters are summed; the load on the engines is known
-to all of them, so of gauges the largest counts, never the sum.
+A selector that has started again has counted all it shows since; who tells no start of his process
+has, where a counter is smaller than before. Who is scraped for the first time has counted an
+unknown part of it before: what he shows then is where counting begins, and the time until then is
+missing. Selectors each see a part of the traffic, so counters are summed; the load on the engines
+is known to all of them, so of gauges the largest counts, never the sum.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from select_service.planner.core.lengths import from_buckets
-from select_service.planner.edge.sources.source import counted, ratio
+from select_service.planner.edge.sources.source import counted, fetched, ratio
+from select_service.planner.errors import SourceError
 from select_service.planner.types import IDLE, Idle, Load, Missing, Value, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from select_service.planner.types import ModelKey, Reading
 
 __all__ = ["SelectorSource", "parse"]
 
 TIMEOUT_S: Final = 5.0
+_OK: Final = 200
 PREFIX: Final = "select_service_"
 Samples: TypeAlias = dict[tuple[str, str, str, str], float]
 """By name, model, tenant and bucket; summed over every other label."""
 
 
-def parse(text: str) -> Samples:
-    """Read what the planner needs of an exposition; names without the prefix."""
+STARTED: Final = ("process_start_time_seconds", "", "", "")
+_READ: Final = tuple(
+    PREFIX + name
+    for name in (
+        *("demand_", "rank_prefill_tokens{", "reservations{"),
+        *("pending_requests{", "pending_isl_tokens{"),
+    )
+)
+_STARTS_MAX: Final = 8  # processes behind one address that are told from restarts
+
+
+def parse(text: str, models: Iterable[str] | None = None) -> Samples:
+    """Read what the planner needs of an exposition; names without the prefix.
+
+    Of a thousand models and ranks few lines are: the others are passed over, not parsed.
+
+    Args:
+        text: the page.
+        models: by name, whose lines are read; None: all.
+
+    Raises:
+        ValueError: one of these lines is none.
+    """
+    ours = None if models is None else [f'model_name="{_escaped(name)}"' for name in set(models)]
+    lines = [
+        line
+        for line in text.split("\n")
+        if (line.startswith(_READ) and (ours is None or any(one in line for one in ours)))
+        or line.startswith(STARTED[0])
+    ]
     samples: Samples = defaultdict(float)
-    for family in text_string_to_metric_families(text):
-        if not family.name.startswith(PREFIX):
-            continue
+    for family in text_string_to_metric_families("\n".join([*lines, ""])):
         for one in family.samples:
             labels = one.labels
-            if "model_name" not in labels:
+            if not math.isfinite(one.value):
                 continue
-            key = (
-                one.name.removeprefix(PREFIX),
-                labels["model_name"],
-                labels.get("tenant_id", "default"),
-                labels.get("le", ""),
-            )
-            samples[key] += one.value
+            if one.name == STARTED[0]:
+                samples[STARTED] = one.value
+            elif "model_name" in labels:
+                key = (
+                    one.name.removeprefix(PREFIX),
+                    labels["model_name"],
+                    labels.get("tenant_id", "default"),
+                    labels.get("le", ""),
+                )
+                samples[key] += one.value
     return dict(samples)
 
 
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
 class _Selector:
-    """One selector's last scrape, and sums over the time since a window began."""
+    """One selector's last scrape, and sums over the time since a window began.
+
+    Attributes:
+        error: why it could not be scraped; empty: it could.
+        is_new: its counters have begun after the window.
+        is_new_to_looks: and after the last look.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self.last: Samples | None = None
         self.grown: Samples = defaultdict(float)
         self.error = "not scraped yet"
+        self.is_new = self.is_new_to_looks = False
+        self._starts: deque[float] = deque(maxlen=_STARTS_MAX)  # of processes, the last one's last
 
     def take(self, samples: Samples) -> None:
-        """Add what counters gained since the scrape before."""
-        if self.last is not None:
+        """Add what counters gained since the scrape before.
+
+        Raises:
+            ValueError: a process answers that was followed by another one already.
+        """
+        started = samples.get(STARTED)
+        known = self._starts[-1] if self._starts else None
+        has_restarted = started is not None and known is not None and started != known
+        if has_restarted and started in self._starts:
+            # what each has counted is told in turns, and would count as new in every one
+            raise ValueError("several processes answer in turns: name every selector by itself")
+        if started is not None and started != known:
+            self._starts.append(started)
+        if self.last is None:
+            self.is_new = self.is_new_to_looks = True
+        else:
             for key, value in samples.items():
-                before = self.last.get(key, 0.0)
+                before = 0.0 if has_restarted else self.last.get(key, 0.0)
                 self.grown[key] += value - before if value >= before else value
         self.last = samples
         self.error = ""
+
+    def begin(self) -> None:
+        """A window begins with what was scraped last."""
+        self.grown = defaultdict(float)
+        self.is_new = self.is_new_to_looks = False
 
 
 class SelectorSource:
@@ -102,27 +167,27 @@ class SelectorSource:
         """Scrape, and return what happened since the last call.
 
         A selector that could not be scraped makes the whole interval missing: its share of the
-        traffic is not known. The next window that is known then covers that time, too.
+        traffic is not known. The next window that is known then covers that time, too, unless it
+        was never scraped before: then counting begins there.
         """
-        await self._scrape()
+        await self._scrape(models)
         seconds += self._lost_s
         told = {model: self._window(model, seconds) for model in models}
         is_lost = any(one.error for one in self._selectors)
         self._lost_s = seconds if is_lost else 0.0
-        for one in self._selectors if not is_lost else ():
-            one.grown = defaultdict(float)
         self._live.clear()
         if not is_lost:
+            for one in self._selectors:
+                one.begin()
             self._counted.clear()
-        self._looked_at = self._clock()
+            self._looked_at = self._clock()
         return told
 
     async def loads(self, models: Sequence[ModelKey]) -> dict[ModelKey, Load]:
         """Scrape, and return the load of this moment."""
-        await self._scrape()
-        now = self._clock()
-        seconds, self._looked_at = now - self._looked_at, now
-        told = {}
+        await self._scrape(models)
+        now, told = self._clock(), {}
+        seconds = now - self._looked_at
         for model in models:
             live = self._gauge("reservations", model)
             if isinstance(live, Value):
@@ -134,27 +199,35 @@ class SelectorSource:
                 arrived=self._arrived(model),
                 seconds=seconds,
             )
+        if not any(one.error for one in self._selectors):  # else the next look covers this time
+            self._looked_at = now
+            for one in self._selectors:
+                one.is_new_to_looks = False
         return told
 
     async def close(self) -> None:
         """Let go of the connections."""
         await self._client.aclose()
 
-    async def _scrape(self) -> None:
-        await asyncio.gather(*(self._scrape_one(one) for one in self._selectors))
+    async def _scrape(self, models: Sequence[ModelKey]) -> None:
+        names = {model.model_name for model in models}
+        await asyncio.gather(*(self._scrape_one(one, names) for one in self._selectors))
 
-    async def _scrape_one(self, one: _Selector) -> None:
+    async def _scrape_one(self, one: _Selector, models: set[str]) -> None:
         try:
-            response = await self._client.get(f"{one.url}/metrics", headers=self._headers)
-            if not response.is_success:
-                raise ValueError(f"answered {response.status_code}")  # noqa: TRY301 - told below
+            page = await fetched(
+                self._client, f"{one.url}/metrics", headers=self._headers, within_s=TIMEOUT_S
+            )
+            if page.status != _OK:
+                raise SourceError(f"answered {page.status}")  # noqa: TRY301 - told below
             # a page of somebody else's is no selector that has counted nothing: what it shows
             # the next time would all have happened in between
-            if PREFIX not in response.text:
-                raise ValueError("no metrics of a selector")  # noqa: TRY301 - as above
-            one.take(parse(response.text))
-        except (httpx.HTTPError, ValueError) as error:
-            one.error = f"{one.url}: {str(error) or type(error).__name__}"
+            text = page.body.decode()
+            if PREFIX not in text:
+                raise SourceError("no metrics of a selector")  # noqa: TRY301 - as above
+            one.take(parse(text, models))
+        except (SourceError, ValueError) as error:
+            one.error = f"{one.url}: {error}"
 
     def _arrived(self, model: ModelKey) -> Reading:
         """Requests since the last look; not known while a selector cannot be asked."""
@@ -164,12 +237,19 @@ class SelectorSource:
             return Missing("; ".join(lost) or "no selector counts demand")
         before = self._counted.get(model, 0.0)
         self._counted[model] = total
+        new = [one.url for one in self._selectors if one.is_new_to_looks]
+        if new:
+            return Missing(f"counting begins at {', '.join(new)}")
         return counted(total - before, "no selector counts demand")
 
     def _window(self, model: ModelKey, seconds: float) -> Window:
         lost = [one.error for one in self._selectors if one.error]
         if lost:
             return Window(seconds=seconds, requests=Missing("; ".join(lost)))
+        new = [one.url for one in self._selectors if one.is_new]
+        if new:
+            why = f"counting begins at {', '.join(new)}"
+            return Window(seconds=seconds, requests=Missing(why))
         requests = counted(self._sum("demand_requests_total", model), "no selector counts demand")
         live = self._live.get(model)
         return Window(

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from select_service.planner.edge import kube as kube_module
+from select_service.planner.edge.connectors import ray as ray_module
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector, path_of
 from select_service.planner.edge.connectors.ray import RayConnector
-from select_service.planner.edge.connectors.virtual import Completion, VirtualConnector
+from select_service.planner.edge.connectors.virtual import Completion, There, VirtualConnector
 from select_service.planner.edge.kube import Kube
 from select_service.planner.errors import MissingExtra, SettingsError
 from select_service.planner.types import PoolState
@@ -322,7 +326,7 @@ def test_virtual_failures_and_time_outs() -> None:
         clock = Clock()
         connector = virtual(clock, timeout_s=60.0, first_id=7)
         await connector.apply([target(DECODE, 4)], [])
-        failed = Completion("failed", [target(DECODE, 3)], "no GPUs left")
+        failed = Completion("failed", [There("m", "default", "decode", 3)], "no GPUs left")
         assert connector.complete(8, failed)
         assert (await connector.states([DECODE]))[DECODE] == PoolState(3, 3)
         assert "no GPUs left" in connector.problems[DECODE]
@@ -458,3 +462,58 @@ def test_ray_is_an_extra_and_names_are_checked(monkeypatch: pytest.MonkeyPatch) 
         RayConnector({PREFILL: "actor/a/b"})
     with pytest.raises(SettingsError, match="want serve/APPLICATION/DEPLOYMENT"):
         RayConnector({PREFILL: "deployments/x"})
+
+
+@pytest.mark.parametrize("replicas", [-1, 2**40])
+def test_a_report_of_replicas_nobody_can_have_is_refused(replicas: int) -> None:
+    """Below zero they came into the state file, which the next start took for damaged."""
+    there = {"model_name": "m", "tenant_id": "default", "role": "decode", "replicas": replicas}
+    with pytest.raises(msgspec.ValidationError, match=r"replicas"):
+        msgspec.convert({"status": "done", "replicas": [there]}, type=Completion)
+
+
+@pytest.mark.parametrize("page", ["<html>Service Unavailable</html>", "\xff", "[" * 9])
+def test_a_balancer_before_the_api_server_is_heard(page: str) -> None:
+    """Its pages are no JSON, and its Retry-After is meant."""
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(503, content=page.encode("latin-1"), headers={"retry-after": "7"})
+
+    async def use() -> None:
+        client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+        kube = Kube("http://kube", "inference", client=client)
+        connector = KubernetesConnector(kube, {DECODE: "deployments/decode"}, Clock())
+        assert await connector.states([DECODE]) == {}
+        assert connector.problems[DECODE].endswith("/scale: 503")
+        await connector.states([DECODE])
+        assert "wants to be left alone" in connector.problems[DECODE]
+        assert len(asked) == 1
+
+    run(use)
+
+
+def test_an_answer_that_never_ends_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube_module, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(ray_module, "TIMEOUT_S", 0.1)
+
+    class Dribble(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"{"
+            await asyncio.Event().wait()
+
+    def client() -> httpx.AsyncClient:
+        answer = httpx.Response(200, stream=Dribble())
+        return httpx.AsyncClient(transport=httpx.MockTransport(lambda _: answer))
+
+    async def use() -> None:
+        kube = Kube("http://kube", "inference", client=client())
+        for connector in (
+            KubernetesConnector(kube, {DECODE: "deployments/decode"}),
+            RayConnector({DECODE: "serve/app/decode"}, "http://ray", client=client()),
+        ):
+            assert await connector.states([DECODE]) == {}
+            assert "no whole answer within 0.1 s" in connector.problems[DECODE]
+
+    run(use)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from select_service.planner.edge.sources import prometheus as prometheus_module
+from select_service.planner.edge.sources import selector as selector_module
+from select_service.planner.edge.sources import source as source_module
 from select_service.planner.edge.sources.prometheus import SELECTOR, PrometheusSource
-from select_service.planner.edge.sources.selector import SelectorSource
+from select_service.planner.edge.sources.selector import SelectorSource, parse
 from select_service.planner.edge.sources.trace import TraceSource, read_trace
 from select_service.planner.errors import TraceError
 from select_service.planner.types import IDLE, Load, Missing, ModelKey, Reading, Value, Window
-from tests.select_service.planner.edge.fakes import KEY, run
+from tests.select_service.planner.edge.fakes import KEY, Clock, run
 from tests.select_service.planner.golden import GOLDEN
 
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -145,6 +149,7 @@ class Selectors:
         self.down: set[str] = set()
         self.pages: dict[str, httpx.Response] = {}  # of somebody who is no selector
         self.has_demand = True
+        self.started: dict[str, float] = {}
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         name = request.url.host
@@ -169,6 +174,8 @@ class Selectors:
                 lines.append(f"select_service_demand_isl_tokens_bucket{labels} {share * count}")
             lines.append(f"select_service_demand_isl_tokens_sum{{{scope}}} {1500 * count}")
             lines.append(f"select_service_demand_isl_tokens_count{{{scope}}} {count}")
+        if name in self.started:
+            lines.append(f"process_start_time_seconds {self.started[name]}")
         return httpx.Response(200, text="\n".join(lines) + "\n")
 
 
@@ -242,6 +249,155 @@ def test_a_page_that_is_no_selector_s_is_missing_and_no_new_beginning(
         assert number(window.requests) == pytest.approx(30.0), "not all 130 in one interval"
 
     run(use)
+
+
+def test_a_selector_that_has_counted_more_since_its_start_than_before_it() -> None:
+    """By the counter alone it would have gained the difference of the two."""
+    fake = Selectors()
+    fake.started["a"] = 1000.0
+
+    async def use() -> None:
+        source = SelectorSource(["http://a"], client=client(fake.answer))
+        await source.windows([KEY], 180.0)
+        fake.requests["a"], fake.started["a"] = 250.0, 2000.0
+        window = (await source.windows([KEY], 180.0))[KEY]
+        assert number(window.requests) == pytest.approx(250.0)
+        assert number(window.isl) == pytest.approx(1500.0)
+
+    run(use)
+
+
+def test_several_selectors_behind_one_address_are_told() -> None:
+    """A Service in front of replicas: each turn would count all that the other one ever has."""
+    fake = Selectors()
+
+    async def use() -> None:
+        source = SelectorSource(["http://a"], client=client(fake.answer))
+        for started in (1000.0, 1001.0, 1000.0):
+            fake.started["a"] = started
+            window = (await source.windows([KEY], 180.0))[KEY]
+        assert isinstance(window.requests, Missing)
+        assert "name every selector by itself" in window.requests.why
+
+    run(use)
+
+
+def test_what_came_while_a_selector_was_silent_did_not_come_in_one_look() -> None:
+    fake, clock = Selectors(), Clock()
+
+    async def use() -> None:
+        source = SelectorSource(["http://a", "http://b"], client=client(fake.answer), clock=clock)
+        await source.windows([KEY], 180.0)
+        for fake.down in (set(), {"b"}, {"b"}, set[str](), set[str]()):
+            clock.now += 5.0
+            fake.requests = {name: count + 25.0 for name, count in fake.requests.items()}
+            load = (await source.loads([KEY]))[KEY]
+            if fake.down:
+                assert isinstance(load.arrived, Missing)
+            else:
+                assert number(load.arrived) / load.seconds == pytest.approx(10.0)
+
+    run(use)
+
+
+def test_counting_begins_with_the_last_selector_that_is_found() -> None:
+    """Planner and selectors are started together: who comes later was not followed before."""
+    fake, clock = Selectors(), Clock()
+
+    async def use() -> None:
+        source = SelectorSource(["http://a", "http://b"], client=client(fake.answer), clock=clock)
+        fake.down = {"b"}
+        assert isinstance((await source.windows([KEY], 180.0))[KEY].requests, Missing)
+        for seconds in (100.0, 80.0, 100.0, 80.0):
+            clock.now += seconds
+            fake.requests = {name: count + 10 * seconds for name, count in fake.requests.items()}
+            fake.down = set()
+            if seconds == 100.0:
+                load = (await source.loads([KEY]))[KEY]
+                assert isinstance(load.arrived, Missing) or number(load.arrived) == 2000.0
+                continue
+            window = (await source.windows([KEY], 180.0))[KEY]
+            assert isinstance(window.requests, Missing) or clock.now > 300.0
+        assert isinstance(load.arrived, Value), "it is followed by now"
+        assert number(window.requests) / window.seconds == pytest.approx(20.0)
+
+    run(use)
+
+
+def test_of_a_large_page_few_lines_are_read() -> None:
+    others = [f'select_service_demand_requests_total{{model_name="{n}"}} 1' for n in range(999)]
+    broken = "select_service_rank_requests{"  # of no concern
+    name = 'a "b" \\ c'
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+    mine = f'select_service_demand_requests_total{{model_name="{escaped}"}} 7'
+    nothing = 'select_service_reservations{model_name="7"} NaN'
+    text = "\n".join([*others, broken, mine, nothing, ""])
+    assert parse(text, [name]) == {("demand_requests_total", name, "default", ""): 7.0}
+    assert parse(text, ["7"]) == {("demand_requests_total", "7", "default", ""): 1.0}
+    assert len(parse(text)) == 1000
+    with pytest.raises(ValueError, match=r"."):
+        parse("select_service_demand_requests_total{", None)
+
+
+class Dribble(httpx.AsyncByteStream):
+    """A body that does not end."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda _: httpx.Response(200, stream=Dribble()), "no whole answer within 0.1 s"),
+        (lambda _: httpx.Response(200, content=b"x" * 101), "more than 100 bytes"),
+        (lambda _: (_ for _ in ()).throw(httpx.InvalidURL("no address")), "no address"),
+    ],
+)
+def test_who_never_ends_an_answer_holds_nobody_up(
+    answer: Answer, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_module, "PAGE_BYTES_MAX", 100)
+    monkeypatch.setattr(prometheus_module, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(selector_module, "TIMEOUT_S", 0.1)
+
+    async def use() -> None:
+        for source in (
+            PrometheusSource("http://p", SELECTOR, client(answer)),
+            SelectorSource(["http://a"], client=client(answer)),
+        ):
+            window = (await source.windows([KEY], 180.0))[KEY]
+            assert isinstance(window.requests, Missing)
+            assert why in window.requests.why
+
+    run(use)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (httpx.Response(502, text="<html>"), "http://p/api/v1/query: answered 502"),
+        (httpx.Response(302, headers={"location": "/login"}), "answered 302"),
+        (httpx.Response(200, text="{"), "truncated"),
+        (httpx.Response(200, json=["status"]), "Expected `object`"),
+    ],
+)
+def test_what_prometheus_answers_instead_is_told(answer: httpx.Response, why: str) -> None:
+    async def use() -> None:
+        source = PrometheusSource("http://p", SELECTOR, client(lambda _: answer))
+        window = (await source.windows([KEY], 180.0))[KEY]
+        assert isinstance(window.requests, Missing)
+        assert why in window.requests.why
+
+    run(use)
+
+
+@pytest.mark.parametrize("number", ["NaN", "+Inf", "-Inf", "seven", ""])
+def test_a_number_that_is_none_is_missing(number: str) -> None:
+    window, _ = prometheus_window(dict.fromkeys(FRONTEND, number))
+    assert isinstance(window.requests, Missing)
+    assert isinstance(window.isl, Missing)
 
 
 def test_a_selector_that_counts_no_demand_is_missing() -> None:

@@ -1,0 +1,103 @@
+"""What a replay tells, as lines for a terminal; its page takes the words of places from here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from select_service.simulator.replaying import (
+        Difference,
+        Missing,
+        Place,
+        Replay,
+        Spread,
+        WhatIf,
+    )
+
+__all__ = ["as_text", "in_words", "missing", "percent"]
+
+
+def as_text(told: Replay) -> str:
+    """Return it for people."""
+    lines = [
+        f"{len(told.files)} file(s) of select-service {', '.join(told.service) or '?'}, "
+        f"{told.seconds:.1f} s: {told.decisions} decisions",
+        f"  placed {told.placed}, pairs {told.pairs}, in {told.waves} waves {told.wave_members}, "
+        f"below the cache threshold {told.cache_thresholds}",
+    ]
+    for name, counts in (("refused", told.refused), ("life", told.life), ("events", told.events)):
+        if counts:
+            shown = ", ".join(f"{what} {count}" for what, count in sorted(counts.items()))
+            lines.append(f"  {name}: {shown}")
+    lines += (f"  missing: {missing(gap)}" for gap in told.missing)
+    share = told.reproduced / told.decisions if told.decisions else 1.0
+    lines.append(f"reproduced {told.reproduced} of {told.decisions} ({percent(share)})")
+    if told.first_difference is not None:
+        lines += ["the first that is another one now:", *_difference(told.first_difference)]
+    if told.what_if is not None:
+        lines += _what_if(told.what_if)
+    return "\n".join(lines) + "\n"
+
+
+def _what_if(told: WhatIf) -> list[str]:
+    shown = ", ".join(f"{name}={value}" for name, value in told.weights.items())
+    lines = [
+        "",
+        f"what if {shown}, every decision under the loads and caches it met:",
+        f"  agreement {percent(told.agreement)}: {told.changed} of {told.decisions} go elsewhere",
+        f"  tokens to prefill {told.prefill_tokens_recorded} -> {told.prefill_tokens}, "
+        f"cached {told.cached_tokens_recorded} -> {told.cached_tokens}",
+    ]
+    if told.spread_recorded is not None and told.spread is not None:
+        lines.append(f"  spread {_spread(told.spread_recorded)} -> {_spread(told.spread)}")
+    if told.in_session:
+        lines.append(f"  {told.in_session} of them stay with their session, as they did")
+    if told.wave_members:
+        lines.append(f"  of {told.wave_members} in waves {told.wave_members_moved} go elsewhere")
+    for one in told.examples:
+        lines += _difference(one)
+    return lines
+
+
+def missing(gap: Missing) -> str:
+    """Return what is not there, of which file and why."""
+    what = "the end" if gap.notes is None else f"{gap.notes} notes"
+    return f"{what} of {gap.file} ({gap.why})"
+
+
+def _spread(one: Spread) -> str:
+    return (
+        f"requests CoV {one.requests_cov:.3f} max/mean {one.requests_max_over_mean:.2f}, "
+        f"tokens CoV {one.prefill_tokens_cov:.3f} max/mean {one.prefill_tokens_max_over_mean:.2f}"
+    )
+
+
+def _difference(one: Difference) -> list[str]:
+    name = " ".join(filter(None, (one.reservation_id, one.selection_id)))
+    member = "" if one.wave_member is None else f" member {one.wave_member} of a wave,"
+    return [
+        f"  decision {one.decision} {name} after {one.at_s:.3f} s,{member} {one.model_name} "
+        f"{one.tenant_id}, {one.isl_tokens} tokens, {one.candidates} candidates",
+        f"    recorded {in_words(one.recorded)}",
+        f"    now      {in_words(one.replayed)}",
+    ]
+
+
+def in_words(place: Place) -> str:
+    """Return where a request goes, what it costs there and why it does not, in one line."""
+    facts = {
+        name: value
+        for name in place.__struct_fields__
+        if name != "outcome" and (value := getattr(place, name)) is not None
+    }
+    told = ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in facts.items()
+    )
+    return f"{place.outcome} {told}".rstrip()
+
+
+def percent(share: float) -> str:
+    """Return it for people; 100 % is said of all only."""
+    text = f"{share:.2%}"
+    return "99.99%" if text == "100.00%" and share < 1.0 else text
