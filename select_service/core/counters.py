@@ -14,6 +14,8 @@ class Counters:
     selections: int = 0
     selected_isl_tokens: int = 0  # of their prompts
     selected_prefill_tokens: int = 0  # of them, what the worker chosen has yet to compute
+    selected_forgone_tokens: int = 0  # of those, what another candidate has cached
+    selections_forgoing: int = 0  # that went past one who has more of their prompt
     selections_waited: int = 0
     selections_withdrawn: int = 0  # their client went away while they waited
     waves: int = 0  # begun

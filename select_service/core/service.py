@@ -75,7 +75,7 @@ if all(
         usable("select_service.core._books", 10),
         usable("select_service.core._booking", 4),
         usable("select_service.core._fingerprints", 2),
-        usable("select_service.core._shortcut", 8),
+        usable("select_service.core._shortcut", 10),
     ]
 ):
     from select_service.core._booking import Clerk as _Clerk
