@@ -30,6 +30,7 @@ class Counters:
     reservations_refused: int = 0  # there are as many as may be
     reservations_freed: int = 0
     reservations_expired: int = 0
+    reservations_expired_early: int = 0  # or with a missed lease, and were spoken of after all
     reservations_lease_ended: int = 0  # with the lease they lived under
     reservations_dropped: int = 0  # their rank or worker went
     cached_tokens_told: dict[str, int] = field(default_factory=dict)

@@ -212,7 +212,10 @@ class ServiceMetrics(Collector):
         pins = core.membership.pins
         remembered.add_metric((), bookings.freed_bytes + claims.ended_bytes + pins.nbytes)
         yield remembered
-        events = ("booked", "repeated", "conflicting", "freed", "expired", "lease_ended", "dropped")
+        events = (
+            *("booked", "repeated", "conflicting", "freed", "expired", "expired_early"),
+            *("lease_ended", "dropped"),
+        )
         yield counters(
             *("reservation_events", "What happened to reservations.", "event"),
             {event: getattr(core.counters, f"reservations_{event}") for event in events},

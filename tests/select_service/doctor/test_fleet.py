@@ -107,6 +107,28 @@ def test_callers_that_never_free(context: Context) -> None:
     play(context, scenario, config=NO_EVENTS, core={"reservation_ttl_s": 20.0})
 
 
+def test_requests_that_outlive_their_reservations(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        ward.register(1)
+        service = ward.service
+        for number in range(12):
+            body = {"reservation_id": f"long{number}", "worker_id": 1, "token_ids": prompt(number)}
+            service.reserve(msgspec.convert(body, ReservationRequest))
+        ward.clock.skipped += 30
+        await ward.until(lambda: service.core.counters.reservations_expired == 12)
+        for number in range(100):  # most are short, so that more are freed than expire
+            await ward.ask(prompt(number))
+        assert await ward.codes() == []
+        for number in range(4):
+            service.free(f"long{number}")
+        (finding,) = await ward.examine()
+        assert finding.code == "reservations-outlived"
+        assert finding.what == "4 reservations were spoken of lately that had expired before"
+        assert await ward.pass_time(130) == []
+
+    play(context, scenario, config=NO_EVENTS, core={"reservation_ttl_s": 20.0})
+
+
 def test_a_wall_clock_that_is_set(context: Context) -> None:
     async def scenario(ward: Ward) -> None:
         ward.register(1)
