@@ -385,7 +385,8 @@ class SelectionCore:
         more |= self._upkeep.go_on(may_expire, now, effects)
         more |= self.trusting.keep(now)
         effects.reread += self.trusting.take_rereads()
-        self.admitting.reports.age(now, self.admitting.settings.load_report_stale_s)
+        for partition in self.admitting.reports.age(now, self.admitting.settings):
+            self.room.relieve(partition, now, effects)
         self.refuse_late(now, effects)
         self.slimming.go_on(now)
         return more, effects
