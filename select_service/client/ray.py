@@ -141,6 +141,13 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
             self._count("error")
         return ranked or self._two(candidate_replicas, pending_request)
 
+    def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
+        """A replica has taken it: however long it takes, its end will be told."""
+        super().on_request_routed(pending_request, replica_id, result)
+        seen = self._seen.get(id(pending_request))
+        if self._routing is not None and seen is not None and seen.request() is pending_request:
+            self._routing.taken(seen.ticket)
+
     def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
         """It is over: so is its booking."""
         super().on_request_completed(replica_id, internal_request_id)

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Routing", "RoutingOptions"]
 
 BOOKED_MAX_S: Final = 3600.0
-"""A request that Serve never says to be over (a choice that was dispatched by nobody) is freed."""
+"""Of a choice that was dispatched by nobody Serve never says that it is over: it is freed. How long
+a request may take that a replica has is nobody's business here."""
 
 _FLUSH_S: Final = 0.5
 """Longest wait for the end of a booking that is made anew under its id."""
@@ -109,6 +110,7 @@ class Routing:
         self._paused_until = 0.0
         self._under_way: dict[tuple[str, int], deque[Ticket]] = {}  # by request and worker
         self._tickets: dict[Ticket, None] = {}  # not over, oldest first
+        self._untaken: dict[Ticket, None] = {}  # of them, those of which no end may ever be told
         self._names: set[str] = set()  # in use by tickets
         self._moves: set[asyncio.Task[None]] = set()
         self.counts: Counter[str] = Counter()
@@ -248,6 +250,10 @@ class Routing:
             self._moves.add(task)
             task.add_done_callback(self._moves.discard)
 
+    def taken(self, ticket: Ticket) -> None:
+        """A replica has it, and Serve will say when it is over."""
+        self._untaken.pop(ticket, None)
+
     def completed(self, request: str, worker_id: int) -> None:
         """A request has ended at a replica; the oldest of that name, if calls share it."""
         key = (request, worker_id)
@@ -268,6 +274,7 @@ class Routing:
         if not ticket.is_over:
             ticket.is_over = True
             self._tickets.pop(ticket, None)
+            self._untaken.pop(ticket, None)
             self._release_name(ticket)
             self._outlet.free(ticket.client, ticket.reservation)
 
@@ -280,13 +287,15 @@ class Routing:
     def _hold(self, ticket: Ticket, booked: Reservation) -> None:
         ticket.reservation, ticket.worker_id = booked, booked.worker_id
         self._outlet.hold(ticket.client)
-        self._tickets[ticket] = None
-        oldest = next(iter(self._tickets))
-        if len(self._tickets) > _REMEMBERED or oldest.since < monotonic() - BOOKED_MAX_S:
-            self._count("forgotten")
+        self._tickets[ticket] = self._untaken[ticket] = None
+        if len(self._tickets) > _REMEMBERED:
+            self._forget(next(iter(self._tickets)))
+        oldest = next(iter(self._untaken))
+        if oldest.since < monotonic() - BOOKED_MAX_S:
             self._forget(oldest)
 
     def _forget(self, ticket: Ticket) -> None:
+        self._count("forgotten")
         self.drop(ticket)
         for key, tickets in list(self._under_way.items()):
             if ticket in tickets:
@@ -328,6 +337,7 @@ class Routing:
         """State every promise."""
         assert all(self._under_way.values())
         assert not any(ticket.is_over for ticket in self._tickets)
+        assert self._untaken.keys() <= self._tickets.keys()
         assert {ticket.name for ticket in self._tickets if ticket.has_name} <= self._names
 
 

@@ -30,7 +30,7 @@ from select_service.types import (
     RouterConfig,
     TrustSettings,
 )
-from select_service.types.admission import AdmissionSettings, Mode
+from select_service.types.admission import AdmissionSettings, Mode, StaleReports
 from select_service.types.doctor import DoctorLimits
 from select_service.types.policy import Policy
 from select_service.types.shadow import ShadowSettings, Weight
@@ -232,6 +232,7 @@ class Defaults(Struct, frozen=True, kw_only=True):
     return_slots_max: int = _ADMISSION.return_slots_max
     tenant_labels_max: int = _ADMISSION.tenant_labels_max
     load_report_stale_s: float = _ADMISSION.load_report_stale_s
+    load_report_stale_as: StaleReports = _ADMISSION.load_report_stale_as
     load_report_bytes_max: int = _ADMISSION.load_report_bytes_max
     doctor_interval_s: float = _DOCTOR.interval_s
     doctor_samples_max: int = _DOCTOR.samples_max

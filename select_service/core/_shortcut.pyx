@@ -55,7 +55,7 @@ cdef extern from "Python.h":
     bint PyBytes_CheckExact(PyObject *one)
     bint PyLong_CheckExact(PyObject *one)
 
-ABI = 9  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 11  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -202,9 +202,15 @@ cdef enum:
     COUNT_SELECTIONS
     COUNT_ISL_TOKENS
     COUNT_PREFILL_TOKENS
+    COUNT_FORGONE_TOKENS
+    COUNT_FORGOING
 
 cdef Layout counts = Layout(
-    Counters(), ("selections", "selected_isl_tokens", "selected_prefill_tokens")
+    Counters(),
+    (
+        "selections", "selected_isl_tokens", "selected_prefill_tokens", "selected_forgone_tokens",
+        "selections_forgoing",
+    ),
 )
 
 cdef enum:
@@ -653,6 +659,11 @@ cdef class Shortcut:
                 track, matched, shared, self._draw, NULL, self._is_ours, decode_scale, delay,
                 eviction, expects, context_scale, pace, now, preference, temperature, self._rng,
             )
+            if matched is not None:
+                self._count_forgone(
+                    glance.pricer, matched, among, count, chosen.row, isl_tokens,
+                    <uint64_t>glance.block_size,
+                )
         finally:
             if among != NULL:
                 PyBuffer_Release(&view)
@@ -765,6 +776,30 @@ cdef class Shortcut:
         ticket = self._ticket(asked, request, local, reservation_id, fingerprint, weights)
         seen = packed, matched, shared, None
         self._keep(ticket, seen, rows, slot, now, None, None, present)
+        return 0
+
+    cdef int _count_forgone(
+        self, Pricer pricer, list matched, const int64_t *among, Py_ssize_t count, Py_ssize_t chosen,
+        uint64_t isl_tokens, uint64_t size,
+    ) except -1:
+        """Count what another candidate has cached of what the chosen one has to compute."""
+        cdef const double *device = pricer._scratch
+        cdef double held = device[chosen], most = held
+        cdef Py_ssize_t at, row
+        for group in matched:
+            if <double>group[0] > held:
+                break
+        else:
+            return 0  # as a rule: nobody at all has more of it
+        for at in range(count):
+            row = at if among == NULL else among[at]
+            if device[row] > most:
+                most = device[row]
+        cdef uint64_t cached = <uint64_t>held * size, could = <uint64_t>most * size
+        could = isl_tokens if isl_tokens < could else could
+        if could > cached:
+            add(counts, self._counters, COUNT_FORGONE_TOKENS, could - cached)
+            add(counts, self._counters, COUNT_FORGOING, 1)
         return 0
 
     cdef int _count(self, Glance glance, answer, isl, uint64_t isl_tokens, left) except -1:

@@ -14,6 +14,8 @@ class Counters:
     selections: int = 0
     selected_isl_tokens: int = 0  # of their prompts
     selected_prefill_tokens: int = 0  # of them, what the worker chosen has yet to compute
+    selected_forgone_tokens: int = 0  # of those, what another candidate has cached
+    selections_forgoing: int = 0  # that went past one who has more of their prompt
     selections_waited: int = 0
     selections_withdrawn: int = 0  # their client went away while they waited
     waves: int = 0  # begun
@@ -28,6 +30,7 @@ class Counters:
     reservations_refused: int = 0  # there are as many as may be
     reservations_freed: int = 0
     reservations_expired: int = 0
+    reservations_expired_early: int = 0  # or with a missed lease, and were spoken of after all
     reservations_lease_ended: int = 0  # with the lease they lived under
     reservations_dropped: int = 0  # their rank or worker went
     cached_tokens_told: dict[str, int] = field(default_factory=dict)

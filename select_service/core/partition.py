@@ -23,7 +23,12 @@ from select_service.core.books.loads import worked_off
 from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
 from select_service.core.fleet.seating import Seating
 from select_service.core.pricing.picking import pick
-from select_service.core.pricing.placement import Placement, device_overlap, worker_overlap
+from select_service.core.pricing.placement import (
+    Placement,
+    device_overlap,
+    forgone_tokens,
+    worker_overlap,
+)
 from select_service.core.pricing.projection import matched, project
 from select_service.core.pricing.scoring import (
     SEQUENCE_TOKENS,
@@ -168,6 +173,9 @@ class Partition:
             overlap = worker_overlap(worker, projection.matched, self.index.block_size)
             device, host = float(taken.device[position]), float(taken.host[position])
             disk = float(taken.disk[position])
+        cached = projection.cached_tokens
+        left = max(0, prompt.isl_tokens - int(cached[position]))
+        forgone = left - max(0, min(left, prompt.isl_tokens - int(cached.max())))
         seen: Seen | None = None
         if watched:
             held: Groups | OverlapColumns | None = projection.matched
@@ -183,7 +191,8 @@ class Partition:
             device,
             host,
             disk,
-            max(0, prompt.isl_tokens - int(projection.cached_tokens[position])),
+            left,
+            forgone,
             int(projection.decode[position]),
             present,
             seen,
@@ -234,6 +243,10 @@ class Partition:
         cached = device * size
         if trust is not None:  # what we believe need not be computed
             cached = int(cached * trust[slot])
+        left = isl_tokens - cached if cached < isl_tokens else 0
+        forgone = 0
+        if matched is not None and left:
+            forgone = forgone_tokens(matched, rows, isl_tokens, size, left, trust)
         seen: Seen | None = None
         if watched:
             believed = None if trust is None else trust.tobytes()
@@ -254,7 +267,8 @@ class Partition:
             float(device),
             0.0,
             0.0,
-            isl_tokens - cached if cached < isl_tokens else 0,
+            left,
+            forgone,
             decode,
             weights,
             seen,

@@ -75,7 +75,7 @@ if all(
         usable("select_service.core._books", 11),
         usable("select_service.core._booking", 4),
         usable("select_service.core._fingerprints", 2),
-        usable("select_service.core._shortcut", 9),
+        usable("select_service.core._shortcut", 11),
     ]
 ):
     from select_service.core._booking import Clerk as _Clerk
@@ -386,7 +386,8 @@ class SelectionCore:
         more |= self._upkeep.go_on(may_expire, now, effects)
         more |= self.trusting.keep(now)
         effects.reread += self.trusting.take_rereads()
-        self.admitting.reports.age(now, self.admitting.settings.load_report_stale_s)
+        for partition in self.admitting.reports.age(now, self.admitting.settings):
+            self.room.relieve(partition, now, effects)
         self.refuse_late(now, effects)
         self.slimming.go_on(now)
         return more, effects

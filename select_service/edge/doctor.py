@@ -87,6 +87,7 @@ class Doctor:
             sampler=sampler,
             counters=core.counters,
             replica_counters=core.replicas.counters,
+            reports=core.admitting.reports,
             replica_timeout_s=core.limits.replica_timeout_s,
             limits=limits,
             now=clock(),

@@ -24,11 +24,13 @@ __all__ = [
     "Mode",
     "RankMetrics",
     "ScopeAdmission",
+    "StaleReports",
     "WorkerMetrics",
     "WorkerMetricsAnswer",
 ]
 
 Mode = Literal["token-capacity", "none"]
+StaleReports = Literal["full", "unknown"]
 Count = Annotated[float, Meta(ge=0.0)]
 
 
@@ -56,6 +58,7 @@ class AdmissionSettings(Struct, kw_only=True):
     return_slots_max: int = 65_536
     tenant_labels_max: int = 32
     load_report_stale_s: float = 10.0
+    load_report_stale_as: StaleReports = "full"  # what such a rank is for slo-shed
     load_report_bytes_max: int = 128 << 10  # of a worker with a thousand ranks, in one message
 
 

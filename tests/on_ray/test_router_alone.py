@@ -245,6 +245,42 @@ def test_nobody_answers(server: Server) -> None:
     play(server, act, selectors=[f"http://127.0.0.1:{free_port()}"])
 
 
+def test_who_serve_takes_first_of_its_own_choice_is_not_always_the_same(server: Server) -> None:
+    """A choice without a reservation takes the first of the first group: it must be anybody."""
+
+    async def act(scene: Scene) -> None:
+        groups = [await scene.choose(scene.request()) for _ in range(64)]
+        assert {group[0][0] for group in groups} == set(NAMES)
+
+    play(server, act, selectors=[f"http://127.0.0.1:{free_port()}"])
+
+
+def test_an_agent_that_takes_two_hours_is_not_forgotten(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from select_service.client import routing
+
+    clock = [0.0]
+    monkeypatch.setattr(routing, "monotonic", lambda: clock[0])
+
+    async def act(scene: Scene) -> None:
+        agent = scene.request("agent")
+        one = (await scene.choose(agent))[0][0]
+        scene.send(agent, one)
+        (replica,) = (it for it in scene.replicas if it.replica_id.unique_id == one)
+        scene.router.on_request_routed(agent, replica.replica_id, None)
+        await asyncio.sleep(0)
+        clock[0] += 2 * 3600.0
+        chat = scene.request("chat", token_ids=list(range(1000, 1064)))
+        other = (await scene.choose(chat))[0][0]
+        await scene.until({one: 1, other: 1})
+        chat.future.cancel()
+        await scene.until({one: 1})
+        scene.complete(one, "agent")
+
+    play(server, act)
+
+
 def test_replicas_nobody_has_registered(server: Server) -> None:
     async def act(scene: Scene) -> None:
         from ray.serve._private.common import ReplicaID

@@ -65,6 +65,7 @@ FIXED = (
     ("select_service.edge.http.protocol", "LINGER_S", "seconds a refused client may go on sending"),
     ("select_service.edge.state.store", "LOG_BYTES", "bytes of the state's log, from the start"),
     ("select_service.edge.state.journal", "BATCH_ROWS_MAX", "rows in one commit"),
+    ("select_service.core.books.lapsed", "LAPSED_MAX", "names of expired reservations remembered"),
     ("select_service.core.books.bookings", "LONG_ID_CHARS", "longest freed id remembered in full"),
     ("select_service.edge.logs", "VALUE_CHARS_MAX", "characters of a value in the log"),
     (

@@ -162,7 +162,15 @@ ADMISSION: Final = (
         values.seconds(zero=False),
         "S",
         "age at which what a worker told of its load is believed no longer",
-        watch="worker_reports_heard_total",
+        watch="worker_reports_stale",
+        reloads=True,
+    ),
+    Flag(
+        "--load-report-stale-as",
+        values.choice("full", "unknown"),
+        "full|unknown",
+        "what a rank whose report is that old is for slo-shed: full, or as loaded as it is booked",
+        watch="worker_reports_stale",
         reloads=True,
     ),
     Flag(

@@ -198,13 +198,13 @@ class Gatekeeper:
             self.pool.tell_waiting(slot, told.num_requests_waiting)
         self.changes.note(slot)
 
-    def report_stale(self, worker: Worker, dp_rank: int) -> None:
-        """What a rank told is too old: its blocks are not believed, and it counts as full."""
+    def report_stale(self, worker: Worker, dp_rank: int, *, is_full: bool) -> None:
+        """What a rank told is too old: its blocks are not believed, and it may count as full."""
         slot = worker.slots.get(dp_rank)
         if slot is not None and slot in self._seats:
             self.busy.report(slot, None)
             self.pool.tell_waiting(slot, None)
-            self.pool.mark_stale(slot, stale=True)
+            self.pool.mark_stale(slot, stale=is_full)
             self.changes.note(slot)
 
     # -- load ----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import msgspec
 from indexer.core.hashing import unpack_i64
 from select_service.core.books.bookings import Booking, Bookings
 from select_service.core.books.deadlines import rounded_up
+from select_service.core.books.lapsed import Lapsed
 from select_service.core.books.leases import Leases
 from select_service.core.books.ledger import BLOCKS_PER_STEP
 from select_service.core.effects import NOTHING, Effects
@@ -75,6 +76,7 @@ class Desk:
     def __init__(self, limits: CoreLimits, counters: Counters, router_id: int, epoch: int) -> None:
         self.bookings = Bookings(freed_ids_max=limits.freed_ids_max)
         self.leases = Leases(limits)
+        self._lapsed = Lapsed()
         self._limits = limits
         self._counters = counters
         self.announcer = Announcer(limits, router_id, epoch)
@@ -284,9 +286,7 @@ class Desk:
         Raises:
             ReservationNotFound: nothing live has that id.
         """
-        booking = self.bookings.find(name)
-        if booking is None:
-            raise ReservationNotFound(name)
+        booking = self._get(name)
         partition, reservation = booking.partition, booking.reservation
         if not reservation.prefill_done:
             demand = partition.demand
@@ -314,7 +314,7 @@ class Desk:
         Raises:
             ReservationNotFound: nothing live has that id.
         """
-        booking = self.bookings.get(name)
+        booking = self._get(name)
         booking.partition.ledger.output_block(booking.reservation, decay_fraction, now, count)
         self._cared_for(booking, now)
         if self.announcer.speaks:
@@ -327,7 +327,24 @@ class Desk:
         Raises:
             ReservationNotFound: nothing live has that id.
         """
-        return self.bookings.get(name).reservation.output_blocks
+        return self._get(name).reservation.output_blocks
+
+    def _get(self, name: str) -> Booking:
+        """Return the live booking a lifecycle call is for.
+
+        Raises:
+            ReservationNotFound: nothing live has that id.
+        """
+        booking = self.bookings.find(name)
+        if booking is None:
+            self._miss(name)
+            raise ReservationNotFound(name)
+        return booking
+
+    def _miss(self, name: str) -> None:
+        """A call came for what is not live: perhaps it was taken for dead too early."""
+        if self._lapsed.hear(name):
+            self._counters.reservations_expired_early += 1
 
     def _cared_for(self, booking: Booking, now: float) -> None:
         """A lifecycle call came: it lives, and is ours if its owner is gone."""
@@ -397,6 +414,7 @@ class Desk:
         """
         booking = self.bookings.find(name)
         if booking is None:
+            self._miss(name)
             said = self.announcer.freed_unbooked(name, now) if self.announcer.speaks else None
             if said is not None:
                 self.bookings.remember(name, now)
@@ -432,6 +450,7 @@ class Desk:
                 partition.ledger.touch(reservation, now)
                 steps += 1
                 continue
+            self._lapsed.note(reservation)
             steps += self._end(partition, reservation, now, effects)
             self._counters.reservations_expired += 1
             if steps >= limit:
@@ -454,6 +473,9 @@ class Desk:
                 steps += 1
                 continue
             partition = self.bookings.get(reservation.reservation_id).partition
+            ended = reservation.lease
+            if ended is not None and self.leases.ending(ended.lease_id) == "expired":
+                self._lapsed.note(reservation)
             steps += self._end(partition, reservation, now, effects)
             lighter.add(partition)
             self._counters.reservations_lease_ended += 1

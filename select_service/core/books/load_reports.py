@@ -1,6 +1,8 @@
 """What workers tell of their own load, the latest of each rank: kept also where no gate is yet.
 
-A report counts until it is too old (`--load-report-stale-s`) and goes with its worker.
+A report counts until it is too old (`--load-report-stale-s`) and goes with its worker. What a rank
+that has told something and does not any more is taken for is a setting: who stops dispatch because
+of a lost reporter must be able to choose otherwise.
 """
 
 from __future__ import annotations
@@ -10,24 +12,25 @@ from typing import TYPE_CHECKING
 from select_service.types.admission import RankMetrics, WorkerMetricsAnswer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from indexer.types import Scope
     from select_service.core.admission.gatekeeping import Gatekeeper
     from select_service.core.fleet.catalog import Catalog, Worker
     from select_service.core.partition import Partition
-    from select_service.types.admission import WorkerMetrics
+    from select_service.types.admission import AdmissionSettings, StaleReports, WorkerMetrics
 
 
 class Report:
     """What one rank told, and when."""
 
-    __slots__ = ("at", "stale", "told")
+    __slots__ = ("at", "stale", "stale_as", "told")
 
     def __init__(self, told: RankMetrics, at: float) -> None:
         self.told = told
         self.at = at
         self.stale = False
+        self.stale_as: StaleReports | None = None  # what gates were told it is
 
 
 class LoadReports:
@@ -80,15 +83,29 @@ class LoadReports:
         """It is gone, and what it told with it."""
         self.by_worker.pop(worker_id, None)
 
-    def age(self, now: float, stale_s: float) -> None:
-        """Stop believing what is too old; O(ranks that ever told anything)."""
-        oldest = now - stale_s
+    def stale(self) -> Iterator[tuple[int, int, Report]]:
+        """Yield (worker, rank, report) of those that are too old."""
         for worker_id, ranks in self.by_worker.items():
             for rank, report in ranks.items():
-                if report.stale or report.at >= oldest:
+                if report.stale:
+                    yield worker_id, rank, report
+
+    def age(self, now: float, settings: AdmissionSettings) -> set[Partition]:
+        """Stop believing what is too old; O(ranks that ever told anything).
+
+        Returns:
+            Where somebody who waits may go now.
+        """
+        changed: set[Partition] = set()
+        oldest, stale_as = now - settings.load_report_stale_s, settings.load_report_stale_as
+        for worker_id, ranks in self.by_worker.items():
+            for rank, report in ranks.items():
+                if (not report.stale and report.at >= oldest) or report.stale_as == stale_as:
                     continue
-                report.stale = True
+                report.stale, report.stale_as = True, stale_as
                 worker = self._catalog.find(worker_id)
                 partition = None if worker is None else self._partitions.get(worker.scope)
                 if worker is not None and partition is not None and partition.admission:
-                    partition.admission.report_stale(worker, rank)
+                    partition.admission.report_stale(worker, rank, is_full=stale_as == "full")
+                    changed.add(partition)
+        return changed

@@ -317,6 +317,23 @@ NEVER_FREED: Final = Cause(
     "Call DELETE /reservations/{id} at the end of every request, with the id that was booked, "
     "also of those that fail; or book under a lease.",
 )
+REPORTS_STALE: Final = Cause(
+    "load-reports-stale",
+    "warning",
+    "The rank has told of its load and does not any more: whoever posted /workers/{id}/metrics or "
+    "published kv_metrics has stopped. Thresholds go by what is booked; for slo-shed it counts as "
+    "full, and with enough such ranks nobody is let in.",
+    "Start again what reports, register the worker anew (DELETE, POST) to forget what it told, or "
+    "set --load-report-stale-as unknown, by which it is as loaded as it is booked.",
+)
+EXPIRED_EARLY: Final = Cause(
+    "reservations-outlived",
+    "warning",
+    "Requests go on for longer than their reservations live: nothing was said of them for their "
+    "time to live, so their load went while they ran, and workers look idler than they are.",
+    "Raise --reservation-ttl-s, book with a ttl_s, or book under a lease that is renewed as long "
+    "as the caller lives (the Python client does); output_block is a sign of life, too.",
+)
 UNREACHABLE_FROM_HERE: Final = Cause(
     "unreachable-from-here",
     "warning",
@@ -337,6 +354,6 @@ CAUSES: Final = (
     *(LORA_MISMATCH, SALT_MISMATCH, INDEX_UNTRUE),
     *(REPLICA_UNREACHABLE, REPLICA_REFUSED, REPLICA_SILENT, REPLICA_BEHIND),
     *(REPLICA_WORKERS, REPLICA_NAMESAKE),
-    *(UNKNOWN_MODEL, NEVER_FREED),
+    *(UNKNOWN_MODEL, NEVER_FREED, EXPIRED_EARLY, REPORTS_STALE),
 )
 """All that the service can find; the labels of the metric."""

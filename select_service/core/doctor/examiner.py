@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from indexer.core.stream import EventStream
     from indexer.types import LinkState
+    from select_service.core.books.load_reports import LoadReports
     from select_service.core.counters import Counters, ReplicaCounters
     from select_service.core.doctor.causes import Cause
     from select_service.core.doctor.sampling import Sampler
@@ -62,6 +63,7 @@ class Examiner:
         sampler: Sampler,
         counters: Counters,
         replica_counters: ReplicaCounters,
+        reports: LoadReports,
         replica_timeout_s: float,
         limits: DoctorLimits,
         now: float,
@@ -70,6 +72,7 @@ class Examiner:
         self._membership = membership
         self._reader = reader
         self._sampler = sampler
+        self._reports = reports
         self._limits = limits
         self._replica_timeout_s = replica_timeout_s
         self._habits = Habits(reader, counters, replica_counters, now)
@@ -107,6 +110,7 @@ class Examiner:
         yield from self._look_at_streams(now, wall_now, link_of)
         yield from self._look_at_prompts(now)
         yield from self._look_at_trust(now)
+        yield from self._look_at_reports(now)
         found = [*look_at_replicas(peers, replicas, self._replica_timeout_s)]
         found += [*self._habits.look(now), *self._wall_clock.look(now, wall_ahead)]
         for cause, subject, what in found:
@@ -232,6 +236,18 @@ class Examiner:
                 if rank is not None and at is not None:
                     what = f"of the cached tokens expected, {rank.missing_share:.0%} were not there"
                     self.suspicions.suspect(causes.INDEX_UNTRUE, _subject(scope, at), what, now)
+            yield
+
+    def _look_at_reports(self, now: float) -> Iterator[None]:
+        """Where nobody judges by what ranks tell, nobody needs it."""
+        for worker_id, dp_rank, report in [*self._reports.stale()]:
+            worker = self._catalog.find(worker_id)
+            partition = None if worker is None else self._membership.partitions.get(worker.scope)
+            if worker is None or partition is None or partition.admission is None:
+                continue
+            what = f"it last told of its load {now - report.at:.0f} s ago"
+            subject = _subject(worker.scope, WorkerRank(worker_id, dp_rank))
+            self.suspicions.suspect(causes.REPORTS_STALE, subject, what, now)
             yield
 
 

@@ -25,6 +25,9 @@ STRAYED_MIN: Final = 5
 EXPIRED_MIN: Final = 10
 """Reservations that nobody freed, within the window, and more than were freed."""
 
+EARLY_MIN: Final = 3
+"""Reservations within the window that were spoken of after they had expired: no late repeat."""
+
 SET_S: Final = 5.0
 """From one examination to the next clocks drift by far less; NTP sets what is off by more."""
 
@@ -137,17 +140,20 @@ class Habits:
         counters = self._counters
         return (
             *(self._reader.strayed, counters.reservations_expired, counters.reservations_freed),
-            self._replicas.namesakes,
+            *(counters.reservations_expired_early, self._replicas.namesakes),
         )
 
     def look(self, now: float) -> Iterator[Suspect]:
         """Name what has gone on lately."""
-        strayed, expired, freed, namesakes = self._growth.of(self._counts(), now)
+        strayed, expired, freed, early, namesakes = self._growth.of(self._counts(), now)
         scope = self._reader.strayed_to
         if strayed >= STRAYED_MIN and scope is not None:
             subject = Subject(model_name=scope.model_name, tenant_id=scope.tenant_id)
             yield causes.UNKNOWN_MODEL, subject, f"{strayed} requests lately, no worker"
-        if expired >= EXPIRED_MIN and expired > freed:
+        if early >= EARLY_MIN:
+            said = f"{early} reservations were spoken of lately that had expired before"
+            yield causes.EXPIRED_EARLY, Subject(), said
+        elif expired >= EXPIRED_MIN and expired > freed:
             said = f"{expired} reservations expired lately, {freed} were freed"
             yield causes.NEVER_FREED, Subject(), said
         if namesakes:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from msgspec import Struct
 
 from select_service.types import Overlap
 
 if TYPE_CHECKING:
-    from select_service.core.decisions.record import Seen
+    from select_service.core.columns import Floats, Rows
+    from select_service.core.decisions.record import Groups, Seen
     from select_service.core.fleet.catalog import Worker
     from select_service.core.pricing.plain_pricer import Pricer
     from select_service.core.pricing.projection import Overlap as OverlapColumns
@@ -28,9 +30,40 @@ class Placement(Struct, frozen=True):
     host_blocks: float  # extension
     disk_blocks: float  # extension
     effective_prefill_tokens: int
+    forgone_tokens: int  # of them, what another candidate has cached
     potential_decode_blocks: int
     weights: Weights
     seen: Seen | None = None  # what decided it, when somebody keeps that
+
+
+def forgone_tokens(
+    matched: Groups, rows: Rows, isl_tokens: int, block_size: int, left: int, trust: Floats | None
+) -> int:
+    """Return how much less of a prompt the candidate with most of it would have to compute.
+
+    Nearly always the chosen rank is that one, and this is a look at each group; else O(ranks that
+    hold more).
+
+    Args:
+        matched: (blocks, slots) on devices, disjoint.
+        rows: the candidates.
+        isl_tokens: length of the prompt.
+        block_size: tokens of a block.
+        left: tokens that the chosen rank has to compute.
+        trust: by what the credit of each slot is multiplied; None: 1.0.
+    """
+    least = left
+    for blocks, slots in matched:
+        cached = blocks * block_size
+        if isl_tokens - cached >= least:
+            continue
+        here = slots[slots < rows.stop if isinstance(rows, slice) else np.isin(slots, rows)]
+        if not len(here):
+            continue
+        if trust is not None:
+            cached = int(cached * trust[here].max())
+        least = min(least, max(0, isl_tokens - cached))
+    return left - least
 
 
 def device_overlap(

@@ -228,6 +228,9 @@ class Placing:
         counters.selections += 1
         counters.selected_isl_tokens += ticket.prompt.isl_tokens
         counters.selected_prefill_tokens += placement.effective_prefill_tokens
+        if placement.forgone_tokens:
+            counters.selected_forgone_tokens += placement.forgone_tokens
+            counters.selections_forgoing += 1
         partition, worker = ticket.partition, placement.worker
         demand, isl_tokens = partition.demand, ticket.prompt.isl_tokens
         demand.isl_counts[isl_tokens.bit_length()] += 1

@@ -21,7 +21,7 @@ from select_service.core.admission.queue import Ticket
 from select_service.core.booking.fingerprints import in_order
 from select_service.core.books.bookings import Booking
 from select_service.core.effects import NOTHING, Effects
-from select_service.core.pricing.placement import device_overlap
+from select_service.core.pricing.placement import device_overlap, forgone_tokens
 from select_service.core.pricing.prompt import Prompt
 from select_service.core.verbs.placing import sketch
 from select_service.types import SelectAndReserveRequest, SelectRequest
@@ -295,6 +295,11 @@ class Shortcut:
             blocks, worker = partition.pricer.matched_at(slot), partition.seating.rank_at(slot)[0]
             overlap = device_overlap(worker, partition.pricer, size, blocks)
             left = max(isl_tokens - blocks * size, 0)
+            if left:
+                forgone = forgone_tokens(matched, glance.rows, isl_tokens, size, left, None)
+                if forgone:
+                    self._counters.selected_forgone_tokens += forgone
+                    self._counters.selections_forgoing += 1
         self._count(partition.demand, sketched.worker_id, isl_tokens, left)
         packed = self._packed(partition) if partition.is_watched else b""  # before it is booked
         answer = replace(

@@ -73,6 +73,11 @@ class AdmissionMetrics(Collector):
             "Reports of ranks that the worker has not declared.",
             value=self._service.core.admitting.reports.dropped,
         )
+        yield gauge(
+            "worker_reports_stale",
+            "Ranks that told of their load and do not any more.",
+            value=sum(1 for _ in self._service.core.admitting.reports.stale()),
+        )
         topic = self._service.load_topic
         yield counter(
             "worker_reports_heard", "Reports on workers' event endpoints.", value=topic.heard

@@ -128,6 +128,16 @@ class ServiceMetrics(Collector):
                 "Of them, tokens the chosen worker had yet to compute.",
                 core.selected_prefill_tokens,
             ),
+            (
+                "selected_forgone_tokens",
+                "Of those, tokens that another candidate held.",
+                core.selected_forgone_tokens,
+            ),
+            (
+                "selections_forgoing",
+                "Selections that went past a candidate who held more of their prompt.",
+                core.selections_forgoing,
+            ),
             ("waves", "Waves of prompts, POST /select_batch.", core.waves),
             ("wave_samples", "Samples in them.", core.wave_samples),
             ("waves_undone", "Of all or none: none.", core.waves_undone),
@@ -203,7 +213,10 @@ class ServiceMetrics(Collector):
         pins = core.membership.pins
         remembered.add_metric((), bookings.freed_bytes + claims.ended_bytes + pins.nbytes)
         yield remembered
-        events = ("booked", "repeated", "conflicting", "freed", "expired", "lease_ended", "dropped")
+        events = (
+            *("booked", "repeated", "conflicting", "freed", "expired", "expired_early"),
+            *("lease_ended", "dropped"),
+        )
         yield counters(
             *("reservation_events", "What happened to reservations.", "event"),
             {event: getattr(core.counters, f"reservations_{event}") for event in events},

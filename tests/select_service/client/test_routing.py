@@ -307,3 +307,24 @@ def test_what_serve_forgets_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
         routing.completed("r", 5)
 
     assert play(act).counts["forgotten"] == 1
+
+
+def test_an_hour_is_nothing_for_a_request_that_a_replica_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(rooms, "monotonic", lambda: clock[0])
+
+    async def act(routing: Routing, client: Pretender) -> None:
+        agent, _ = await ranked(routing, "agent")
+        routing.routed(agent, "long", 5)
+        routing.taken(agent)
+        lost, _ = await ranked(routing, "lost")  # a choice that nobody will dispatch
+        routing.routed(lost, "none", 5)
+        clock[0] += 2 * 3600.0
+        last, _ = await ranked(routing, "last")
+        assert client.live == [("agent", 5), ("last", 5)]
+        routing.drop(last)
+        routing.completed("long", 5)
+
+    assert play(act).counts["forgotten"] == 1

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from indexer.core.hashing import pack_u64
+from indexer.types import Tier, WorkerRank
 from select_service.core.replicas.events import ReplicaEnvelope
 from select_service.core.replicas.wire import encode_message
 from select_service.errors import (
@@ -281,3 +283,47 @@ def test_refused_selections_are_counted_by_code(fleet: Fleet) -> None:
     with pytest.raises(InvalidRequest):
         fleet.take("r", 1, isl=0)
     assert fleet.core.counters.selections_failed == {"no_eligible_worker": 1, "invalid_request": 1}
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["said in a list", "packed"])
+def test_hits_given_away_are_counted(packed: bool) -> None:
+    fleet = Fleet()
+    for worker_id in (1, 2, 3):
+        fleet.worker(worker_id)
+    fleet.hold(1, [1, 2, 3])
+    fleet.hold(2, [1])
+    counters = fleet.core.counters
+
+    def select(**wishes: Any) -> tuple[int, int, int]:
+        hashes: Any = [1, 2, 3, 4]
+        request = SelectRequest(
+            block_hashes=pack_u64(hashes) if packed else hashes,
+            sequence_hashes=pack_u64(hashes) if packed else hashes,
+            isl_tokens=64,
+            **wishes,
+        )
+        answer, _ = fleet.core.select(request, fleet.now)
+        chosen = selection_of(answer).worker_id
+        return chosen, counters.selections_forgoing, counters.selected_forgone_tokens
+
+    assert select() == (1, 0, 0)
+    fleet.book("large", 1, *range(900, 990))
+    assert select() == (2, 1, 32), "48 tokens are at worker 1, and 16 at worker 2"
+    assert select(allowed_worker_ids=[2, 3]) == (2, 1, 32), "what may not be had is not given away"
+    assert select(allowed_worker_ids=[1, 3]) == (3, 2, 80)
+    fleet.drain(1)
+    assert select() == (2, 2, 80)
+
+
+def test_hits_given_away_on_lower_tiers_are_counted_as_what_they_are_worth() -> None:
+    fleet = Fleet()
+    fleet.worker(1)
+    fleet.worker(2)
+    fleet.hold(1, [1, 2])
+    index = fleet.core.partitions[DEFAULT].index
+    index.store(WorkerRank(1, 0), Tier.HOST_PINNED, 1002, [1003, 1004], pack_u64([3, 4]))
+    fleet.book("large", 1, *range(900, 990))
+    assert selection_of(fleet.select(1, 2, 3, 4)).worker_id == 2
+    counters = fleet.core.counters
+    assert counters.selections_forgoing == 1
+    assert counters.selected_forgone_tokens == round((2 + 0.75 * 2) * 16)

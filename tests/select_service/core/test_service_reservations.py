@@ -224,6 +224,23 @@ def test_silence_ends_a_reservation_and_signs_of_life_do_not(fleet: Fleet) -> No
     assert fleet.load(2) == (0, 0, 0)
 
 
+def test_a_call_for_what_has_expired_tells_that_it_was_alive(fleet: Fleet) -> None:
+    for name in ("agent", "lost", "chat"):
+        fleet.book(name, 1, 1)
+    fleet.tick(301.0)
+    counters = fleet.core.counters
+    assert (counters.reservations_expired, counters.reservations_expired_early) == (3, 0)
+    with pytest.raises(ReservationNotFound):
+        fleet.core.output_block("agent", None, fleet.now)
+    fleet.free("agent")  # the same one once more
+    fleet.free("chat")
+    assert counters.reservations_expired_early == 2
+    fleet.book("ended", 1, 1)
+    fleet.free("ended")
+    fleet.free("ended")  # a repeat says nothing
+    assert counters.reservations_expired_early == 2
+
+
 def test_a_ttl_of_zero_never_expires() -> None:
     fleet = Fleet(limits=CoreLimits(reservation_ttl_s=0.0))
     fleet.worker(1)

@@ -19,6 +19,7 @@ from select_service.types import (
     SelectAndReserveRequest,
     WorkerSpec,
 )
+from select_service.types.admission import AdmissionChange, RankMetrics, WorkerMetrics
 from select_service.types.doctor import PeerLink
 from tests.live.ports import HOST, free_port
 from tests.select_service.doctor.ward import BLOCK, Ward, play, prompt
@@ -105,6 +106,50 @@ def test_callers_that_never_free(context: Context) -> None:
         assert await ward.pass_time(130) == []
 
     play(context, scenario, config=NO_EVENTS, core={"reservation_ttl_s": 20.0})
+
+
+def test_requests_that_outlive_their_reservations(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        ward.register(1)
+        service = ward.service
+        for number in range(12):
+            body = {"reservation_id": f"long{number}", "worker_id": 1, "token_ids": prompt(number)}
+            service.reserve(msgspec.convert(body, ReservationRequest))
+        ward.clock.skipped += 30
+        await ward.until(lambda: service.core.counters.reservations_expired == 12)
+        for number in range(100):  # most are short, so that more are freed than expire
+            await ward.ask(prompt(number))
+        assert await ward.codes() == []
+        for number in range(4):
+            service.free(f"long{number}")
+        (finding,) = await ward.examine()
+        assert finding.code == "reservations-outlived"
+        assert finding.what == "4 reservations were spoken of lately that had expired before"
+        assert await ward.pass_time(130) == []
+
+    play(context, scenario, config=NO_EVENTS, core={"reservation_ttl_s": 20.0})
+
+
+def test_a_worker_that_tells_of_its_load_no_more(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        service = ward.service
+        for worker_id in (1, 2, 3):
+            ward.register(worker_id)
+        for worker_id in (1, 2):
+            service.report(worker_id, WorkerMetrics(ranks=[RankMetrics(num_requests_waiting=0)]))
+        assert await ward.pass_time(8) == []
+        service.report(1, WorkerMetrics(ranks=[RankMetrics(num_requests_waiting=0)]))
+        ward.clock.skipped += 4
+        await ward.until(lambda: [*service.core.admitting.reports.stale()])
+        assert await ward.codes() == []  # nobody judges by it
+        service.change_admission(AdmissionChange(policy="slo-shed"))
+        (finding,) = await ward.examine()
+        assert (finding.code, finding.subject.worker_id) == ("load-reports-stale", 2)
+        assert finding.what.startswith("it last told of its load 1")
+        service.report(2, WorkerMetrics(ranks=[RankMetrics(num_requests_waiting=0)]))
+        assert await ward.codes() == []
+
+    play(context, scenario, config=NO_EVENTS)
 
 
 def test_a_wall_clock_that_is_set(context: Context) -> None:

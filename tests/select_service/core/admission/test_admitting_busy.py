@@ -18,7 +18,7 @@ from select_service.types import PinnedWorker
 from select_service.types.admission import AdmissionSettings, RankMetrics, WorkerMetrics
 from tests.select_service.core.admission.gated import fleet, keeper_of, refused, threshold
 from tests.select_service.core.admission.golden import BUSY
-from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of, ticket_of
 
 
 @pytest.mark.parametrize("case", BUSY["cases"], ids=lambda case: str(case["name"]))
@@ -190,6 +190,26 @@ def test_a_rank_nobody_declared_is_dropped_and_a_silent_one_is_not_believed_for_
     some.worker(1, endpoint="http://other", total_kv_blocks=100)
     some.delete(1)
     assert some.core.admitting.reports.by_worker == {}
+
+
+def test_a_fleet_whose_reporters_stop_is_full_or_goes_by_what_is_booked() -> None:
+    some = fleet(record={"total_kv_blocks": 100}, policy="slo-shed", load_report_stale_s=5.0)
+    report(some, kv_used_blocks=1)
+    some.tick(6.0)
+    assert keeper_of(some).pool.saturation == 1.0
+    assert len([*some.core.admitting.reports.stale()]) == 1
+    waits = ticket_of(some.take("a", 1))
+    some.core.admitting.settings.load_report_stale_as = "unknown"
+    some.tick(1.0)
+    assert keeper_of(some).pool.saturation < 0.1
+    assert selection_of(waits.answer).worker_id == 1
+    selection_of(some.take("b", 2))
+    some.core.admitting.settings.load_report_stale_as = "full"
+    some.tick(1.0)
+    assert keeper_of(some).pool.saturation == 1.0
+    report(some, kv_used_blocks=1)
+    assert not [*some.core.admitting.reports.stale()]
+    assert keeper_of(some).pool.saturation < 0.1
 
 
 def test_a_rank_that_comes_again_has_told_nothing() -> None:
