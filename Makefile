@@ -29,7 +29,7 @@ NOT_AGAIN := CC=false
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo bench bench-middle bench-quick bench-plot wheel fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-forecast soak iproute test-long test-browser chromium peer promtool manifests pins sbom client twin readme dashboard clean
+.PHONY: run demo bench bench-middle bench-quick bench-plot wheel fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-forecast soak iproute test-long test-browser chromium peer promtool manifests pins sbom client twin readme dashboard pictures clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -200,6 +200,12 @@ manifests: $(VENV)/.installed-test
 # deploy/grafana/select-service.json out of panels.yaml beside it; a test compares them.
 dashboard: $(VENV)/.installed-test
 	$(BIN)/python -m tests.deploy.dashboard
+
+# deploy/pictures: the demo's table, and the console before its traffic. In two minutes, and never the
+# same to the last pixel: only when they have changed.
+pictures: $(VENV)/.installed-browser chromium
+	$(BIN)/select-service demo --plain --requests 300 --rate 60 --snapshot deploy/pictures/demo.svg
+	$(BIN)/python -m tests.browser.pictures
 
 # What the image installs, by hash, out of pyproject.toml; a test holds it to the bounds there. What
 # is pinned already stays so: ARGS=--upgrade takes the newest.

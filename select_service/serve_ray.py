@@ -54,7 +54,7 @@ def app(args: dict[str, Any]) -> Any:
     Args:
         args: `replicas` (2), `num_cpus` (1) of each, `namespace` ("select-service") of the meeting
             point, `name` of the deployment, and every flag of the service without its dashes:
-            `{"host": "127.0.0.1", "queue-max": 100}`.
+            `{"host": "127.0.0.1", "max-queued-default": 8}`.
 
     Raises:
         ValueError: a flag that is none, or one that makes no sense here.

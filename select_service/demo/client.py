@@ -107,6 +107,11 @@ class SelectorClient:
         """The request is over."""
         await self._call("DELETE", f"/reservations/{quote(reservation_id)}")
 
+    async def draining(self) -> set[int]:
+        """Workers of this model that somebody drains, of the answer to GET /workers."""
+        records = await self._call("GET", f"/workers?model_name={quote(self.model_name)}")
+        return {one["worker_id"] for one in records if one["lifecycle"] == "draining"}
+
     async def loads(self) -> list[dict[str, Any]]:
         """The rows of this model in GET /loads."""
         scopes = await self._call("GET", f"/loads?model_name={quote(self.model_name)}")

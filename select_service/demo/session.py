@@ -301,7 +301,10 @@ class Session:
 
     async def _audit(self) -> tuple[int, int]:
         """Compare index and pools on the last prompts; (probes, still wrong at the deadline)."""
-        audible = [w for w in self.workers.values() if self._has_spoken(w)]
+        draining = await self._client.draining()  # from the console, say: nobody is told of them
+        audible = [
+            w for w in self.workers.values() if self._has_spoken(w) and w.worker_id not in draining
+        ]
         suspects: Sequence[list[int]] = list(self._prompts)
         probes = len(suspects) * len(audible)
         deadline = time.perf_counter() + self.settings.settle_timeout_s
@@ -309,7 +312,7 @@ class Session:
             wrong: dict[int, int] = {}
             for position, prompt in enumerate(suspects):
                 said = await self._client.device_blocks(prompt)
-                misses = sum(said[w.worker_id] != w.engine.pool.match(prompt) for w in audible)
+                misses = sum(said.get(w.worker_id) != w.engine.pool.match(prompt) for w in audible)
                 if misses:
                     wrong[position] = misses
             if not wrong or time.perf_counter() > deadline:

@@ -126,11 +126,10 @@ def workers_of_pod(pod: Pod) -> Iterator[WorkerSpec]:
     ready = any(one.type == "Ready" and one.status == "True" for one in status.conditions or ())
     if pod.metadata.deletionTimestamp or status.phase != "Running" or not (ready and status.podIP):
         return
-    ports = {
-        port.name: port.containerPort
-        for container in reversed(pod.spec.containers)
-        for port in reversed(container.ports or [])
-    }
+    ports: dict[str, int] = {}
+    for container in pod.spec.containers:
+        for port in container.ports or ():
+            ports.setdefault(port.name, port.containerPort)
     yield _worker(pod.metadata, pod.metadata.name, status.podIP, ports)
 
 
@@ -140,7 +139,10 @@ def workers_of_slice(piece: EndpointSlice) -> Iterator[WorkerSpec]:
     Raises:
         BadAnnotation: they do not say what these are.
     """
-    ports = {port.name or "": port.port for port in piece.ports or () if port.port}
+    ports: dict[str, int] = {}
+    for port in piece.ports or ():
+        if port.port:
+            ports.setdefault(port.name or "", port.port)
     for endpoint in piece.endpoints or ():
         conditions = endpoint.conditions
         if conditions.ready is False or conditions.terminating or not endpoint.addresses:
@@ -170,8 +172,8 @@ def _worker(meta: Meta, name: str, address: str, ports: Mapping[str, int]) -> Wo
     }
     start, size = _whole(said, "data-parallel-start-rank"), _whole(said, "data-parallel-size")
     port = _port(said, "port", ports, HTTP)
-    if port is None and ports:
-        port = list(ports.values())[-1]
+    if port is None:
+        port = next(iter(ports.values()), None)  # the first that is named
     events = _port(said, "kv-events-port", ports, KV_EVENTS)
     replay = _port(said, "kv-replay-port", ports, KV_REPLAY)
     worker_id = _whole(said, "worker-id")

@@ -21,6 +21,9 @@ __all__ = ["main"]
 _DAYS_MAX = 36_500
 """A century: dates end in the year 9999."""
 
+_NEW_BEARER = "print a new token on stderr and its line for --token-file on stdout"
+_NEW_PAIR = "write a new key pair to FILE (0600) and print the public key"
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run one of the two; returns the exit code."""
@@ -73,7 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     token = kinds.add_parser("token", help="bearer tokens")
     make = token.add_subparsers(dest="verb", required=True).add_parser(
         "new",
-        help="print a new token on stderr and its line for --token-file on stdout",
+        help=_NEW_BEARER,
+        description=f"{_NEW_BEARER[0].upper()}{_NEW_BEARER[1:]}.",
         allow_abbrev=False,
     )
     make.add_argument("--name", required=True, help="who will bear it")
@@ -84,9 +88,12 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("--days", type=_days, help="how long it is good for")
     keys = kinds.add_parser("keys", help="key pairs for CURVE")
     pair = keys.add_subparsers(dest="verb", required=True).add_parser(
-        "new", help="write a new key pair to FILE (0600) and print the public key"
+        "new",
+        help=_NEW_PAIR,
+        description=f"{_NEW_PAIR[0].upper()}{_NEW_PAIR[1:]}.",
+        allow_abbrev=False,
     )
-    pair.add_argument("file", metavar="FILE")
+    pair.add_argument("file", metavar="FILE", help="for both keys; one that exists stays")
     return parser
 
 

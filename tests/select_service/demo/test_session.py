@@ -47,6 +47,7 @@ class Selector:
         self.lifecycle = "schedulable"
         self.forgets_to_free = False
         self.keeps_workers = False
+        self.draining: set[int] = set()  # by an operator, at the end
         self.index_error = 0
         self.refuse_after: int | None = None
         self.loads_fail_after: int | None = None
@@ -60,6 +61,12 @@ class Selector:
     def post_workers(self, _: str, body: dict[str, Any]) -> object:
         self.registered.add(body["worker_id"])
         return {"lifecycle": self.lifecycle}
+
+    def get_workers(self, _: str, __: object) -> object:
+        return [
+            {"worker_id": w, "lifecycle": "draining" if w in self.draining else self.lifecycle}
+            for w in self.workers
+        ]
 
     def delete_workers(self, worker_id: str, _: object) -> object:
         if self.keeps_workers:
@@ -118,6 +125,7 @@ class Selector:
         rows = [
             {"worker_id": w, "device_blocks": self._match(w, body["token_ids"])}
             for w in self.workers
+            if w not in self.draining
         ]
         return {"workers": rows}
 
@@ -206,6 +214,14 @@ def test_a_wrong_index_is_found() -> None:
     selector.index_error = 1
     _, summary = run(selector)
     assert summary.audit_wrong == summary.audit_probes > 0
+
+
+def test_a_worker_that_drains_is_not_asked_about() -> None:
+    selector = Selector()
+    selector.draining = {2}
+    _, summary = run(selector)
+    assert summary.audit_probes == 40
+    assert summary.problems() == []
 
 
 def test_refusals_are_counted_and_end_their_conversation() -> None:

@@ -121,6 +121,24 @@ def test_a_port_by_name() -> None:
     assert spec.endpoint == "http://10.0.0.1:5557"
 
 
+@pytest.mark.parametrize(
+    "names", [("api", "metrics", "kv-events"), ("", "metrics", ""), ("api", "metrics", "api")]
+)
+def test_without_a_port_called_http_it_is_the_first(names: tuple[str, ...]) -> None:
+    numbers = list(zip(names, (8000, 9090, 5557), strict=True))
+    fields = pod("10.0.0.1")
+    (container,) = fields["spec"]["containers"]
+    container["ports"] = [{"name": name, "containerPort": port} for name, port in numbers]
+    (of_pod,) = read(fields)
+    piece = {
+        "metadata": {"name": "s-1", "namespace": "ns"},
+        "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {}}],
+        "ports": [{"name": name, "port": port} for name, port in numbers],
+    }
+    (of_slice,) = workers_of_slice(msgspec.convert(piece, EndpointSlice))
+    assert of_pod.endpoint == of_slice.endpoint == "http://10.0.0.1:8000"
+
+
 def test_slices_name_pods_as_pods_do() -> None:
     piece = {
         "metadata": {
