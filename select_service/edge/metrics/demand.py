@@ -69,8 +69,8 @@ class DemandMetrics(Collector):
             requests.add_metric([*scope, "placed"], placed)
             requests.add_metric([*scope, "refused"], refused)
             yield None
-        for scope, count in self._unserved.rows():
-            requests.add_metric([*scope, "unserved"], count)
+        for scope, unserved in self._unserved.rows():
+            requests.add_metric([*scope, "unserved"], unserved)
         yield requests
         yield from self._lengths()
         for name, text, read in _SUMMARIES:

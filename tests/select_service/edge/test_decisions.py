@@ -271,7 +271,8 @@ def test_a_large_fleet_is_written_in_slices() -> None:
             await asyncio.sleep(0)
             turns.append(len(written))
         assert max(after - before for before, after in pairwise(turns)) == SLICE
-        assert telling.result().candidates == written == list(range(ranks))
+        told: object = telling.result().candidates
+        assert told == written == list(range(ranks))
 
     in_process(use)
 

@@ -273,11 +273,12 @@ def test_several_selectors_behind_one_address_are_told() -> None:
 
     async def use() -> None:
         source = SelectorSource(["http://a"], client=client(fake.answer))
+        told = []
         for started in (1000.0, 1001.0, 1000.0):
             fake.started["a"] = started
-            window = (await source.windows([KEY], 180.0))[KEY]
-        assert isinstance(window.requests, Missing)
-        assert "name every selector by itself" in window.requests.why
+            told.append((await source.windows([KEY], 180.0))[KEY].requests)
+        assert isinstance(told[-1], Missing)
+        assert "name every selector by itself" in told[-1].why
 
     run(use)
 
@@ -308,18 +309,20 @@ def test_counting_begins_with_the_last_selector_that_is_found() -> None:
         source = SelectorSource(["http://a", "http://b"], client=client(fake.answer), clock=clock)
         fake.down = {"b"}
         assert isinstance((await source.windows([KEY], 180.0))[KEY].requests, Missing)
+        loads, windows = [], []
         for seconds in (100.0, 80.0, 100.0, 80.0):
             clock.now += seconds
             fake.requests = {name: count + 10 * seconds for name, count in fake.requests.items()}
             fake.down = set()
             if seconds == 100.0:
-                load = (await source.loads([KEY]))[KEY]
-                assert isinstance(load.arrived, Missing) or number(load.arrived) == 2000.0
+                loads.append((await source.loads([KEY]))[KEY])
+                arrived = loads[-1].arrived
+                assert isinstance(arrived, Missing) or number(arrived) == 2000.0
                 continue
-            window = (await source.windows([KEY], 180.0))[KEY]
-            assert isinstance(window.requests, Missing) or clock.now > 300.0
-        assert isinstance(load.arrived, Value), "it is followed by now"
-        assert number(window.requests) / window.seconds == pytest.approx(20.0)
+            windows.append((await source.windows([KEY], 180.0))[KEY])
+            assert isinstance(windows[-1].requests, Missing) or clock.now > 300.0
+        assert isinstance(loads[-1].arrived, Value), "it is followed by now"
+        assert number(windows[-1].requests) / windows[-1].seconds == pytest.approx(20.0)
 
     run(use)
 
