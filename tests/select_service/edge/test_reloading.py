@@ -59,6 +59,8 @@ def another(field: str) -> object:
         return "token-capacity"
     if field == "cache_hit_scope":
         return "gpu"
+    if field == "load_report_stale_as":
+        return "unknown"
     if field == "cache_hit_basis":
         return "cacheable"
     if field == "shadow_weights":
