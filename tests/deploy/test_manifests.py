@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from itertools import chain
@@ -333,24 +332,3 @@ def test_the_dockerfile_is_linted() -> None:
     command = [str(tools.HADOLINT), "--no-color", str(DEPLOY / "Dockerfile")]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.skipif(not tools.YAMLLINT.exists(), reason="no yamllint here: make manifests")
-def test_yaml_is_linted() -> None:
-    files = [
-        path
-        for path in sorted(DEPLOY.rglob("*.yaml"))
-        if "templates" not in path.parts and path.name != "panels.yaml"
-    ]
-    assert len(files) > 20
-    rules = (
-        "{extends: default, rules: {document-start: disable, line-length: {max: 200},"
-        " truthy: {check-keys: false}, comments-indentation: disable,"
-        " braces: {max-spaces-inside: 0}, comments: {min-spaces-from-content: 1}}}"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "yamllint", "--strict", "-d", rules, *map(str, files)],
-        check=False, capture_output=True, text=True, timeout=60,
-        env={"PYTHONPATH": str(tools.YAMLLINT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr

