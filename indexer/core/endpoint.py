@@ -24,11 +24,16 @@ def why_no_base(url: str) -> str | None:
     """
     if not url.isprintable() or " " in url or "\\" in url:
         return "it has a character that must be escaped"
+    return why_elsewhere(url)
+
+
+def why_elsewhere(url: str) -> str | None:
+    """Tell why a path behind a URL is not what is asked for there, or not by us alone."""
     if "?" in url:
         return "it has a query"
     if "#" in url:
         return "it has a fragment"
-    if "@" in url.partition("://")[2].partition("/")[0]:
+    if "@" in url:  # a password may have a slash in it, and is none of a path's then
         return "it has a user's name"
     return None
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import msgspec
 
 from indexer.core.frost import BadFrost, FrozenRun, RankChanged
+from indexer.edge.aside import Aside
 from indexer.edge.snapshot_file import (
     NAME,
     PIECE_BYTES,
@@ -109,6 +110,7 @@ class Snapshots:
         self.damage: dict[str, int] = {}
         self.rejected: dict[str, int] = {}
         self._directory = directory
+        self._disk = Aside("index-snapshot")
         self._registry = registry
         self._clock = clock
         self._reader: SnapshotReader | None = None
@@ -125,7 +127,7 @@ class Snapshots:
     async def open(self) -> None:
         """Look at what an earlier life has left."""
         try:
-            reader = await asyncio.to_thread(SnapshotReader, self._directory / NAME)
+            reader = await self._disk.do(SnapshotReader, self._directory / NAME)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -158,9 +160,10 @@ class Snapshots:
         return (stream.scope, stream.rank) in self._entries
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Let go of the file, and of the thread. Idempotent."""
         self._entries, self._offered = {}, {}
         self.forget_unclaimed()
+        self._disk.close()
 
     async def load(self, source: Source) -> bool:
         """Give a stream that has heard nothing back what it knew; False: it begins without.
@@ -213,7 +216,7 @@ class Snapshots:
 
     async def _thaw(self, entry: Entry, stream: EventStream, index: KvIndex) -> None:
         assert self._reader is not None
-        pieces = await asyncio.to_thread(self._reader.read, entry)
+        pieces = await self._disk.do(self._reader.read, entry)
         if stream.closed or index.holds_anything(stream.rank):
             raise _LeftOut("closed" if stream.closed else "recovered")
         thaw = index.thaw(stream.rank, entry.head.home)
@@ -281,26 +284,25 @@ class Snapshots:
         self, sources: list[Source], positions: _Positions, listeners: Listeners
     ) -> bool:
         started = self._clock()
-        loop = asyncio.get_running_loop()
         left_out: dict[str, int] = {}
         ranks = blocks = 0
         writer: SnapshotWriter | None = None
         try:
-            writer = await asyncio.to_thread(SnapshotWriter, self._directory)
+            writer = await self._disk.do(SnapshotWriter, self._directory)
             async for rank in self._ranks(sources, listeners, left_out):
                 if writer.written + rank.size > self.limits.bytes_max:
                     _count(left_out, "no_room")
                     continue
                 ranks += 1
                 blocks += sum(rank.end.blocks)
-                await asyncio.to_thread(writer.add, rank)
-            await asyncio.to_thread(writer.finish)
+                await self._disk.do(writer.add, rank)
+            await self._disk.do(writer.finish)
         except OSError as error:
             self._failed(error)
             return False
         finally:
             if writer is not None:
-                loop.run_in_executor(None, writer.abandon)  # nothing when it has finished
+                self._disk.begin(writer.abandon)  # nothing when it has finished
         if left_out.get("no_room"):
             _log.warning(
                 "index snapshot: %d ranks left out, more than %d bytes",
@@ -308,7 +310,7 @@ class Snapshots:
                 self.limits.bytes_max,
             )
         path = self._directory / NAME
-        self.written_at = (await asyncio.to_thread(path.stat)).st_mtime
+        self.written_at = (await self._disk.do(path.stat)).st_mtime
         self.seconds = self._clock() - started
         self.bytes, self.blocks, self.left_out = writer.written, blocks, left_out
         self.ranks = ranks
@@ -340,7 +342,7 @@ class Snapshots:
     async def _carry_over(self, entry: Entry) -> FrozenRank:
         assert self._reader is not None
         try:
-            pieces = await asyncio.to_thread(self._reader.read, entry)
+            pieces = await self._disk.do(self._reader.read, entry)
         except BadSnapshot:
             raise _LeftOut("damaged") from None
         return FrozenRank(_encode(entry.head), pieces, entry.end)

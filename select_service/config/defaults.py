@@ -28,6 +28,7 @@ from select_service.types import (
     DumpLimits,
     ReplicaLimits,
     RouterConfig,
+    StateLimits,
     TrustSettings,
 )
 from select_service.types.admission import AdmissionSettings, Mode, StaleReports
@@ -55,6 +56,7 @@ _ADMISSION: Final = AdmissionSettings()
 _STREAMS: Final = StreamLimits()
 _SNAPSHOTS: Final = SnapshotLimits()
 _REPLICAS: Final = ReplicaLimits()
+_STATE: Final = StateLimits()
 _RECOVERY: Final = RecoveryLimits()
 _REACH: Final = ReachSettings()
 _BODIES: Final = BodyLimits()
@@ -156,6 +158,8 @@ class Defaults(Struct, frozen=True, kw_only=True):
     state_dir: str | None = None
     durability: Durability = Durability.STRICT
     durability_window_s: float = 0.05
+    state_stall_s: float = _STATE.stall_s
+    state_waiting_max: int = _STATE.waiting_max
     index_snapshot_interval_s: float = _SNAPSHOTS.interval_s
     index_snapshot_bytes_max: int = _SNAPSHOTS.bytes_max
     index_snapshot_hold_s: float = _SNAPSHOTS.hold_s

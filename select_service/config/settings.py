@@ -23,6 +23,7 @@ from select_service.types import (
     DumpLimits,
     ReplicaLimits,
     RouterConfig,
+    StateLimits,
     TrustSettings,
 )
 from select_service.types.admission import AdmissionSettings
@@ -140,6 +141,11 @@ class Settings(Defaults, frozen=True, kw_only=True):
     def replica_limits(self) -> ReplicaLimits:
         """Bounds of the replica plane."""
         return self._of(ReplicaLimits, "replica_")
+
+    @property
+    def state_limits(self) -> StateLimits:
+        """How long the state directory's disk is waited for, and by how many."""
+        return self._of(StateLimits, "state_")
 
     @property
     def body_limits(self) -> BodyLimits:

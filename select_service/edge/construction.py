@@ -105,7 +105,8 @@ def _keeper(settings: Settings) -> Keeper | None:
 
     strict = settings.durability is Durability.STRICT
     directory = Path(settings.state_dir)
-    return Keeper(directory, strict=strict, interval_s=settings.durability_window_s)
+    window_s, limits = settings.durability_window_s, settings.state_limits
+    return Keeper(directory, strict=strict, interval_s=window_s, limits=limits)
 
 
 def _recording(settings: Settings) -> Recording | None:

@@ -80,6 +80,16 @@ class StateDiskFull(ServiceError):
         super().__init__("the disk of the state directory is full, ask again when it has room")
 
 
+class StateStalled(ServiceError):
+    """The disk of the state directory takes its time: too long, or too many wait for it."""
+
+    status = 503
+    code = "state_stalled"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}, ask again")
+
+
 class ShuttingDown(ServiceError):
     """The process is leaving; waiting requests are sent away, to whoever stands in for it."""
 

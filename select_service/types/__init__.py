@@ -91,6 +91,7 @@ from select_service.types.settings import (
     DumpLimits,
     ReplicaLimits,
     RouterConfig,
+    StateLimits,
     TrustSettings,
 )
 from select_service.types.workers import (
@@ -177,6 +178,7 @@ __all__ = [
     "SelectRequest",
     "Selection",
     "SharedCache",
+    "StateLimits",
     "StateStatus",
     "Token",
     "TokenList",

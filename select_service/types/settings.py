@@ -133,6 +133,13 @@ class ReplicaLimits(Struct, kw_only=True):
     snapshots_max: int = 8  # given out at one time, 503 beyond
 
 
+class StateLimits(Struct, frozen=True, kw_only=True):
+    """How long the state directory's disk is waited for, and by how many."""
+
+    stall_s: float = 10.0  # one commit; what clients wait for an answer at the most, about
+    waiting_max: int = 16_384  # answers, twice `--connections-max`; some 3 KB each
+
+
 class DumpLimits(Struct, kw_only=True):
     """Bounds of GET /dump. Written as `CoreLimits` is."""
 

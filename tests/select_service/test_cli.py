@@ -270,9 +270,10 @@ def test_what_a_unix_socket_cannot_be(args: list[str]) -> None:
     ("url", "why"),
     [
         ("ftp://proxy", "not an http:// or https:// URL"),
-        ("http://proxy/?token=x", "has a query"),
+        ("http://proxy/?token=secret", "has a query"),
         ("http://proxy/#part", "has a fragment"),
         ("http://name:secret@proxy", "a user's name"),
+        ("http://name:se/secret@proxy", "a user's name"),
         ("http://pro xy", "must be escaped"),
         ("http://", "names no host"),
         ("http://:80", "names no host"),
@@ -292,6 +293,31 @@ def test_a_url_that_no_path_can_be_put_behind(
     assert flag in said
     assert why in " ".join(said.split())
     assert "secret" not in said
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://peer/?token=secret", "has a query"),
+        ("http://peer/any#", "has a fragment"),
+        ("http://name:secret@peer", "a user's name"),
+    ],
+)
+def test_a_peer_that_would_be_asked_for_anything_else_than_a_dump(
+    url: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.parse(["--indexer-peers", f"http://good,{url}"], {})
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert "--indexer-peers" in said
+    assert why in " ".join(said.split())
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize("url", ["peer:8092", "http://", "ftp://peer", "http://[::1"])
+def test_a_peer_that_nobody_can_be_asked_by_is_none(url: str) -> None:
+    assert cli.parse(["--indexer-peers", url], {}).indexer_peers == (url,)
 
 
 def test_replicas_may_reach_it_through_a_proxy() -> None:

@@ -31,6 +31,20 @@ KEEPING: Final = (
         watch="state_window_waits_total",
     ),
     Flag(
+        "--state-stall-s",
+        values.seconds(zero=False),
+        "S",
+        "a disk that has a commit for so long counts as one that refuses, until it has taken it",
+        watch="state_stalls_total",
+    ),
+    Flag(
+        "--state-waiting-max",
+        values.whole(1, values.COUNT_MAX),
+        "N",
+        "answers that wait for the disk, their clients there or gone; beyond, changes are refused",
+        watch="state_waiting",
+    ),
+    Flag(
         "--index-snapshot-interval-s",
         values.seconds(zero=True),
         "S",

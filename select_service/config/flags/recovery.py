@@ -26,7 +26,7 @@ RECOVERY: Final = (
     ),
     Flag(
         "--indexer-peers",
-        values.listed,
+        values.peer_urls,
         "URL,…",
         "services whose /dump fills the index at the start, the first that answers wins",
         watch="index_recovery_attempts_total",

@@ -11,7 +11,7 @@ import msgspec
 
 from indexer.config import ReachSettings
 from indexer.core.curve_key import is_curve_key
-from indexer.core.endpoint import SCHEMES, why_no_base
+from indexer.core.endpoint import SCHEMES, why_elsewhere, why_no_base
 from indexer.core.reach import Reach
 from indexer.edge.plain_file import open_plain
 from select_service.config.environment import parse_float
@@ -195,7 +195,7 @@ def http_url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise ValueError(f"{text!r} is not an http:// or https:// URL")
     if (why := why_no_base(text)) is not None:
-        raise ValueError(f"{text.rpartition('@')[2]!r} is not to be asked: {why}")
+        raise ValueError(f"{_without_secrets(text)!r} is not to be asked: {why}")
     try:
         parts = urlsplit(text)
         named = parts.hostname and parts.port != 0
@@ -204,6 +204,23 @@ def http_url(text: str) -> str:
     if not named:
         raise ValueError(f"{text!r} names no host, or no port of it")
     return text.rstrip("/")
+
+
+def peer_urls(text: str) -> tuple[str, ...]:
+    """Read base URLs of peers, split at commas.
+
+    One that nobody can be asked by is none, as in the reference: the service starts without. One
+    by which something else would be asked, or that has credentials, which logs show, is refused.
+    """
+    urls = listed(text)
+    for url in urls:
+        if (why := why_elsewhere(url)) is not None:
+            raise ValueError(f"{_without_secrets(url)!r} is not to be asked: {why}")
+    return urls
+
+
+def _without_secrets(url: str) -> str:
+    return url.rpartition("@")[2].partition("?")[0]
 
 
 def host_port(text: str) -> str:

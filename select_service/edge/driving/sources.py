@@ -14,6 +14,7 @@ from indexer.edge.descriptors import descriptors_left
 from indexer.edge.listener import Listeners
 from indexer.errors import EndpointRefused, NoDescriptorLeft
 from indexer.types import StreamLimits
+from select_service.edge.sparing import Sparing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,6 +79,7 @@ class EventSources:
         self._credentials = credentials
         self._recording = recording
         self._held: list[Listen] = []  # until recovery is over
+        self._refusals = Sparing(_log.warning, turn.clock)
         self._poor: dict[int, None] = {}  # workers that wait for a descriptor, the first first
         self._again: asyncio.Handle | None = None
         self.listeners: Listeners | None = None
@@ -174,7 +176,7 @@ class EventSources:
                 _log.warning("event source refused for now: %s (worker %d)", error, worker_id)
             self._try_later()
         else:
-            _log.warning("event source refused: %s (worker %d)", error, worker_id)
+            self._refusals.tell("", f"event source refused: {error} (worker {worker_id})")
         self._carry_out(self._core.refuse_source(stream.rank, str(error), self._clock()))
 
     def _try_later(self) -> None:

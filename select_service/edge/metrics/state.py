@@ -35,6 +35,9 @@ class StateMetrics(Collector):
         waits = counter(
             "state_window_waits", "Answers that relaxed durability made wait after all."
         )
+        waiting = gauge("state_waiting", "Answers that wait for the disk.")
+        stalls = counter("state_stalls", "Commits the disk has had for longer than it may.")
+        away = counter("state_turned_away", "Changes refused because too many answers wait.")
         restored = gauge("state_restored", "Records brought back at the start.", ("kind",))
         dropped = gauge("state_dropped", "Those that had no place any more.", ("kind",))
         damage = gauge("state_damage", "Faults found in the state directory at the start.")
@@ -50,6 +53,9 @@ class StateMetrics(Collector):
             failures.add_metric((), journal.failures)
             released.add_metric((), keeper.released)
             waits.add_metric((), journal.window_waits)
+            waiting.add_metric((), journal.waiting)
+            stalls.add_metric((), journal.stalls)
+            away.add_metric((), journal.turned_away)
             for kind, count in status.restored.items():
                 restored.add_metric([kind], count)
             for kind, count in status.dropped.items():
@@ -57,4 +63,5 @@ class StateMetrics(Collector):
             damage.add_metric((), len(status.damage))
             lost.add_metric((), status.rows_lost)
         yield from (pending, writable, commits, seconds, rows, failures)
-        yield from (released, waits, restored, dropped, damage, lost)
+        yield from (released, waits, waiting, stalls, away)
+        yield from (restored, dropped, damage, lost)

@@ -18,6 +18,7 @@ from select_service.core.replicas.checksum import GarbledReplicaMessage, is_chec
 from select_service.core.replicas.messages import SnapshotEnd, SnapshotHead
 from select_service.core.replicas.wire import MalformedReplicaMessage, decode_part
 from select_service.edge.security.passport import Passport
+from select_service.edge.sparing import Sparing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -43,14 +44,8 @@ READ_TIMEOUT_S: Final = 5.0
 PULLS_WAITING_MAX: Final = 256
 """Pulls under way or waiting their turn; the core asks again for what is left out."""
 
-FAILURE_LOG_S: Final = 10.0
-FAILURES_TOLD_MAX: Final = 4
-"""In so long the log says of so many pulls why they failed that one peer has caused: what it says
-of itself may be another thing with every heartbeat, and it may speak for hundreds."""
-
 ADDRESSES_REMEMBERED: Final = 1024
-"""Addresses that failed, with how long to leave them alone; and peers, with when that was
-told."""
+"""Addresses that failed, with how long to leave them alone."""
 
 
 _NOBODY: Final = "http://127.0.0.1:0/"  # refused at once, and nothing leaves the machine
@@ -147,14 +142,12 @@ class Pulls:
         self._carry_out = carry_out
         self._limits = limits
         self._clock = clock
-        self._log = log
+        self._failures = Sparing(log, clock)
         self.passport = passport or Passport()
         self._addresses = addresses
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by router id of the publisher
         self._turn = asyncio.Semaphore(limits.pulls_max)
         self._failed: OrderedDict[str, tuple[float, float]] = OrderedDict()  # url → (until, next)
-        # peer → (since when, told since then, not told)
-        self._told: OrderedDict[str, tuple[float, int, int]] = OrderedDict()
         self._clients: dict[str, httpx.AsyncClient] = {}  # by scheme
         self.running = 0
         self.outcomes = dict.fromkeys(
@@ -210,31 +203,16 @@ class Pulls:
             except PullFailed as error:
                 self._note_failure(url)
                 self.outcomes[error.outcome] += 1
-                self._tell(pull.peer, f"snapshot of replica at {where}: {error}")
+                self._failures.tell(pull.peer, f"snapshot of replica at {where}: {error}")
             except Exception as error:  # noqa: BLE001 - a bug must not end the healing
                 self._note_failure(url)
                 self.outcomes["error"] += 1
-                self._tell(pull.peer, f"snapshot of replica at {where}: {error!r}")
+                self._failures.tell(pull.peer, f"snapshot of replica at {where}: {error!r}")
             else:
                 self._failed.pop(url, None)
                 self.outcomes["complete"] += 1
             finally:
                 self.running -= 1
-
-    def _tell(self, peer: str, what: str) -> None:
-        """Log a failure, or count it for the next time."""
-        now = self._clock()
-        since, told, untold = self._told.pop(peer, (now, 0, 0))
-        if now - since >= FAILURE_LOG_S:
-            since, told = now, 0
-        if told < FAILURES_TOLD_MAX:
-            self._log(f"{what} ({untold} more since last told)" if untold else what)
-            told, untold = told + 1, 0
-        else:
-            untold += 1
-        self._told[peer] = since, told, untold
-        while len(self._told) > ADDRESSES_REMEMBERED:
-            self._told.popitem(last=False)
 
     def _note_failure(self, url: str) -> None:
         _, wait = self._failed.pop(url, (0.0, self._limits.pull_backoff_s))

@@ -6,6 +6,7 @@ the keys return to the queue, whoever waited is refused, and the commit is tried
 succeeds: a row is the whole state behind its key, so writing late or twice is writing right.
 Where answers need not wait for the disk they do as soon as it is so far behind that a crash would
 take more than was agreed to: it stands still, or there is more to write than it can.
+A disk that says nothing for too long counts as one that refuses, until it has spoken.
 `store.py` behind it knows SQLite; `driver.py` before it decides what a refusal means.
 """
 
@@ -23,7 +24,8 @@ from typing import TYPE_CHECKING, Final
 
 from select_service.core.changes import WHOLE
 from select_service.edge.state.store import Damage, Store
-from select_service.errors import ServiceError, StateDiskFull, StateUnwritable
+from select_service.errors import ServiceError, StateDiskFull, StateStalled, StateUnwritable
+from select_service.types import StateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,6 +53,9 @@ AGES_MAX: Final = 16
 """How finely it is known since when changes wait, in parts of the window. Half of that is left for
 gathering, so that a disk which keeps up never has anybody wait."""
 
+ANSWERS_PER_TURN: Final = 128
+"""Of those that a commit lets go; some 20 µs each, and thousands may have waited."""
+
 RETRY_S: Final = 0.25
 """How long a disk that refused is left alone."""
 
@@ -63,16 +68,25 @@ class Journal:
     `open` and `close` may be called without a loop; everything between belongs to one loop.
     """
 
-    def __init__(self, directory: Path, *, strict: bool = True, interval_s: float = 0.05) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        strict: bool = True,
+        interval_s: float = 0.05,
+        limits: StateLimits | None = None,
+    ) -> None:
         """Name the directory; `open` takes it.
 
         Args:
             directory: made when it is not there.
             strict: whoever changes something waits for the disk.
             interval_s: otherwise, when a change has waited for so long to be written, no other
-                one is acknowledged before it is.
+                one is acknowledged before it is, but for those that are on disk themselves.
+            limits: how long the disk is waited for, and by how many.
         """
         self.strict = strict
+        self.limits = limits or StateLimits()
         self.told = 0  # whoever made a change with an ordinal up to this may know that it is made
         self.store = Store(directory)
         self.damage = Damage()
@@ -80,6 +94,8 @@ class Journal:
         self.commits = 0
         self.rows_written = 0
         self.failures = 0
+        self.stalls = 0  # commits that the disk has had for too long
+        self.turned_away = 0  # changes that were refused because too many answers wait
         self.window_waits = 0  # answers that waited although they need not have
         self.commit_seconds = 0.0
         self._window_s = interval_s
@@ -95,6 +111,8 @@ class Journal:
         self._answered = asyncio.Event()
         self._flying: dict[StateKey, int] = {}  # keys with the writer, by ordinal
         self._timer: asyncio.Handle | None = None
+        self._handed_at: float | None = None  # while the writer has a batch
+        self._watch: asyncio.TimerHandle | None = None  # looks how long it has had it
         self._gathering = False  # it is a wait for others
         self._expected = 0  # rows that came together lately
         self._slowness = 0.0  # of the last commit, in seconds
@@ -105,6 +123,11 @@ class Journal:
     def pending(self) -> int:
         """Rows that are not on disk yet."""
         return len(self._flying) + (0 if self._changes is None else len(self._changes.marked))
+
+    @property
+    def waiting(self) -> int:
+        """Answers that wait for the disk, those too whose callers have gone."""
+        return len(self._waiting)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -149,16 +172,29 @@ class Journal:
         self._flush_anyway()  # who lives here now
 
     async def close(self) -> None:
-        """Write what is left if the disk lets us, and let go of the directory. Idempotent."""
+        """Write what is left if the disk lets us, and let go of the directory. Idempotent.
+
+        A disk that stands still is not waited for: its directory is let go of when it moves.
+        """
         thread, self._thread = self._thread, None
-        if thread is not None:
-            while (self.pending or self._busy) and self.refusal is None:
-                self._flush()
-                await self._answered.wait()
-            self._drop_timer()
-            self._work.put(None)
-            await asyncio.to_thread(thread.join)
-        self.store.close()
+        if thread is None:
+            if self._loop is None:  # else the writer lets go
+                self.store.close()
+            return
+        while (self.pending or self._busy) and self.refusal is None:
+            self._flush()
+            await self._answered.wait()
+        self._drop_timer()
+        self._handed_at = None
+        if self._watch is not None:
+            self._watch.cancel()
+        if self.pending:
+            _log.error("the disk did not take the last changes", extra={"rows": self.pending})
+        self._work.put(None)
+        is_stalled = isinstance(self.refusal, StateStalled)
+        await asyncio.to_thread(thread.join, 0.0 if is_stalled else self.limits.stall_s)
+        if thread.is_alive():
+            _log.error("the disk of the state directory stands still, it is not waited for")
 
     # -- what the verbs see --------------------------------------------------------------------
 
@@ -177,6 +213,17 @@ class Journal:
             self._drop_timer()
             self._schedule(0.0)
 
+    def check_writable(self) -> None:
+        """Refuse a change that is not made yet, if it cannot be written or not be waited for.
+
+        Raises:
+            ServiceError: the disk refuses, or as many wait for it as may.
+        """
+        self._check_taken()
+        if len(self._waiting) >= self.limits.waiting_max:
+            self.turned_away += 1
+            raise StateStalled(f"{len(self._waiting)} answers wait for the disk of the state")
+
     def settled(self) -> asyncio.Future[None] | None:
         """Return what to await before a change may be acknowledged; None: nothing.
 
@@ -187,19 +234,22 @@ class Journal:
         """
         if self._changes is None or self._loop is None:
             return None
-        if self.refusal is not None:
-            raise self.refusal
+        self._check_taken()
         ordinal = self._changes.marks
         if ordinal <= self._written_up_to or not self.pending:
             return None
         if not self.strict:
-            if not self._is_behind():
+            if not self._is_behind() and not self._waiting:  # else it would overtake
                 self.told = ordinal
                 return None
             self.window_waits += 1
         future: asyncio.Future[None] = self._loop.create_future()  # each its own: may be cancelled
         self._waiting.append((ordinal, future))
         return future
+
+    def _check_taken(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal.with_traceback(None)  # it would keep every request it has met
 
     # -- loop side -----------------------------------------------------------------------------
 
@@ -266,10 +316,34 @@ class Journal:
             assert self._loop is not None
             self._loop.call_soon(self._fill, changes, batch, rest)
         else:
+            assert self._loop is not None
+            self._handed_at = self._loop.time()
+            if self._watch is None:  # one for many commits
+                self._watch = self._loop.call_later(self.limits.stall_s, self._look)
             self._work.put(batch)
+
+    def _look(self) -> None:
+        assert self._loop is not None
+        self._watch = None
+        if self._handed_at is None:
+            return
+        left = self._handed_at + self.limits.stall_s - self._loop.time()
+        if left > 0:
+            self._watch = self._loop.call_later(left, self._look)
+        else:
+            self._stalled()
+
+    def _stalled(self) -> None:
+        """The writer says nothing: for who waits that is a refusal, though it may yet write."""
+        self.stalls += 1
+        seconds = self.limits.stall_s
+        _log.error("the disk of the state directory stands still", extra={"seconds": seconds})
+        self._refuse(StateStalled(f"the state has not been written to disk for {seconds:g} s"))
+        self._answered.set()  # whoever closes waits no longer
 
     def _written(self, seconds: float, error: Exception | None) -> None:
         """The writer has answered."""
+        self._handed_at = None
         self._busy = False
         self._answered.set()
         if error is None:
@@ -295,35 +369,51 @@ class Journal:
         for key, ordinal in self._flying.items():
             self._changes.written(key, ordinal)
         self._flying.clear()
-        caught_up = not self.strict and not self._is_behind()
-        while self._waiting and (caught_up or self._waiting[0][0] <= self._written_up_to):
+        self._let_go()
+        self.note() if self.strict else self._flush()
+
+    def _let_go(self) -> None:
+        """Let those answer who need not wait any longer, some in this turn, others in the next."""
+        caught_up = not self.strict and self.refusal is None and not self._is_behind()
+        for _ in range(ANSWERS_PER_TURN):
+            if not self._waiting or not (caught_up or self._waiting[0][0] <= self._written_up_to):
+                return
             ordinal, future = self._waiting.popleft()
             self.told = max(self.told, ordinal)
             if not future.done():
                 future.set_result(None)
-        self.note() if self.strict else self._flush()
+        assert self._loop is not None
+        self._loop.call_soon(self._let_go)
 
     def _failed(self, error: Exception) -> None:
         assert self._changes is not None
         self.failures += 1
         if self.refusal is None:
             _log.error("the state cannot be written: %s", error)
-        self.refusal = _refusal_for(error)
-        self.refusal.retry_after_s = RETRY_S  # then it is tried again
         for key, ordinal in sorted(self._flying.items(), key=_ordinal, reverse=True):
             if key not in self._changes.marked:  # else it has changed again: that entry does
                 self._changes.marked[key] = ordinal
                 self._changes.marked.move_to_end(key, last=False)
         self._flying.clear()
-        self._on_failure()
-        while self._waiting:
-            _, future = self._waiting.popleft()
-            if not future.done():
-                future.set_exception(self.refusal)
-                future.exception()  # nobody may be waiting any more
+        self._refuse(_refusal_for(error))
         self._drop_timer()
         if self._thread is not None and self._loop is not None:
             self._timer = self._loop.call_later(RETRY_S, self._flush_anyway)
+
+    def _refuse(self, error: ServiceError) -> None:
+        """Refuse whoever waits for what is not on disk, and changes from now on."""
+        error.retry_after_s = RETRY_S  # then it is tried again
+        self.refusal = error
+        self._on_failure()
+        while self._waiting:
+            ordinal, future = self._waiting.popleft()
+            if future.done():
+                continue
+            if ordinal <= self._written_up_to:  # and its turn to be told had not come
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+                future.exception()  # nobody may be waiting any more
 
     # -- writer side ---------------------------------------------------------------------------
 
@@ -336,9 +426,10 @@ class Journal:
             try:
                 loop.call_soon_threadsafe(self._written, perf_counter() - started, error)
             except RuntimeError:  # the loop is closed: nobody is left to tell
-                return
+                break
             if error is None:
                 self.store.reserve_log()  # it was opened anew
+        self.store.close()
 
 
 def _attempt(store: Store, batch: Sequence[tuple[StateKey, bytes | None]]) -> Exception | None:

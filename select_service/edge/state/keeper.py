@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from select_service.core.effects import Effects
     from select_service.core.state import State
     from select_service.edge.state.store import Row
+    from select_service.types import StateLimits
 
 __all__ = ["Keeper"]
 
@@ -60,18 +61,26 @@ def next_epoch(last: int, wall: float) -> int:
 class Keeper:
     """One state directory in use by one driver."""
 
-    def __init__(self, directory: Path, *, strict: bool = True, interval_s: float = 0.05) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        strict: bool = True,
+        interval_s: float = 0.05,
+        limits: StateLimits | None = None,
+    ) -> None:
         """Take the directory and read it; what it holds goes to the core in `restore`.
 
         Args:
             directory: made when it is not there; for this process alone.
             strict: acknowledge what is on disk, and nothing else.
             interval_s: otherwise, the changes of so long are the most a crash may take with it.
+            limits: how long the disk is waited for, and by how many.
 
         Raises:
             StateDirUnusable: another process has it, or it cannot be read.
         """
-        self.journal = Journal(directory, strict=strict, interval_s=interval_s)
+        self.journal = Journal(directory, strict=strict, interval_s=interval_s, limits=limits)
         loaded = self.journal.open()
         self._rows = loaded.rows
         was = loaded.identity or Identity(0, 0)
@@ -150,10 +159,9 @@ class Keeper:
         """Refuse a verb that would change something while the disk takes nothing.
 
         Raises:
-            ServiceError: 503, with a code of its own when it is full.
+            ServiceError: 503, with a code of its own when it is full, and when it stands still.
         """
-        if self.journal.refusal is not None:
-            raise self.journal.refusal
+        self.journal.check_writable()
 
     def settled(self) -> asyncio.Future[None] | None:
         """Return what to await before everything done so far may be acknowledged.

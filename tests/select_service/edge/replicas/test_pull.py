@@ -21,13 +21,12 @@ from select_service.core.replicas.messages import (
 )
 from select_service.core.replicas.wire import encode_part
 from select_service.edge.replicas.pull import (
-    FAILURE_LOG_S,
-    FAILURES_TOLD_MAX,
     Frames,
     PullFailed,
     Pulls,
     snapshot_url,
 )
+from select_service.edge.sparing import LINES_MAX, PERIOD_S
 from select_service.types import ReplicaLimits
 
 ROUTER = 7
@@ -288,12 +287,12 @@ def test_pulls_that_fail_are_told_once_in_a_while_and_by_where_they_were_heard_o
 
         await fail("tcp://a:1", 20)
         await fail("tcp://b:1", 20)
-        assert len(said) == 2 * FAILURES_TOLD_MAX
+        assert len(said) == 2 * LINES_MAX
         nonlocal now
-        now += FAILURE_LOG_S
+        now += PERIOD_S
         await fail("tcp://a:1", 1)
-        assert len(said) == 2 * FAILURES_TOLD_MAX + 1
-        assert f"({20 - FAILURES_TOLD_MAX} more since last told)" in said[-1]
+        assert len(said) == 2 * LINES_MAX + 1
+        assert f"({20 - LINES_MAX} more since last told)" in said[-1]
         await client.close()
 
     asyncio.run(asyncio.wait_for(run(Reader()), 20))

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import random
 import sqlite3
 import subprocess
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -15,6 +17,8 @@ import pytest
 from select_service.config import Durability
 from select_service.edge.driver import Driver
 from select_service.edge.state import journal as journal_module
+from select_service.errors import StateDirUnusable
+from select_service.types import ReservationRequest
 from tests.select_service.edge.serving import PROMPT, until, worker
 from tests.select_service.edge.state.lives import body, life, post
 
@@ -223,6 +227,271 @@ def test_relaxed_takes_back_what_waited_for_a_disk_that_refuses(
         assert (await post(client, "/reservations", body("new", worker_id=1))).status_code == 201
 
     life(tmp_path, use, **RELAXED)
+
+
+class SetLoop:
+    """The running loop, but for what time it is."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+
+class Turnstile(threading.Event):
+    """Lets one through for each time it is opened, and everybody once it is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._permits = threading.Semaphore(0)
+
+    def open_once(self) -> None:
+        self._permits.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.is_set() or self._permits.acquire(timeout=timeout)
+
+    def set(self) -> None:
+        super().set()
+        self._permits.release()
+
+
+class Window:
+    """Bookings on a disk that moves when we let it, and what may be known of them."""
+
+    def __init__(self, service: Driver, disk: Disk, window_s: float) -> None:
+        self.service, self.disk, self.window_s = service, disk, window_s
+        self.turnstile = disk.moves = Turnstile()
+        self.loop = SetLoop()
+        disk.journal._loop = cast("Any", self.loop)
+        self.made: dict[str, float] = {}
+        self.waits: dict[asyncio.Future[None], str] = {}
+        self.counts = {"at once": 0, "late": 0}
+
+    def book(self) -> None:
+        name = f"r{len(self.made)}"
+        self.made[name] = self.loop.now
+        request = ReservationRequest(reservation_id=name, worker_id=1, token_ids=[1] * 16)
+        self.service.reserve(request)
+        one = self.disk.journal.settled()
+        if one is None:
+            self.acknowledged(name, "at once")
+        else:
+            self.waits[one] = name
+
+    def acknowledged(self, name: str, how: str) -> None:
+        self.counts[how] += 1
+        there = self.disk.journal.store._places
+        if ("reservation", name) in there:
+            return  # whoever waited no longer risks anything, nor does this say anything of others
+        since = [at for name, at in self.made.items() if ("reservation", name) not in there]
+        assert self.loop.now - min(since, default=self.loop.now) < self.window_s, how
+
+    async def see(self) -> None:
+        for _ in range(4):
+            await asyncio.sleep(0)
+        for one in [one for one in self.waits if one.done()]:
+            self.acknowledged(self.waits.pop(one), "late")
+
+    async def commit(self) -> None:
+        commits = self.disk.journal.commits
+        self.turnstile.open_once()
+        while self.disk.journal.commits == commits:
+            await self.see()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_relaxed_keeps_its_window_to_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Whenever a change that is not on disk is acknowledged, none such is older than the window."""
+    window_s = 1000.0  # by a clock that we set; no timer runs out meanwhile
+    rng = random.Random(seed)
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        assert service.keeper is not None
+        journal = service.keeper.journal
+        await post(client, "/workers", worker(1))
+        while journal.pending:
+            journal._flush()
+            await asyncio.sleep(0.001)
+        disk = Disk(service, monkeypatch)
+        window = Window(service, disk, window_s)
+        try:
+            for _ in range(600):
+                window.loop.now += rng.choice((0.0, 1.0, 20.0, 90.0))
+                window.book()
+                if rng.random() < 0.1:
+                    journal._flush()
+                if rng.random() < 0.08 and journal._busy:
+                    await window.commit()
+                await window.see()
+        finally:
+            disk.moves.set()
+        assert min(window.counts.values()) > 20, window.counts
+
+    life(tmp_path, use, durability=Durability.RELAXED, durability_window_s=window_s)
+
+
+STALLS: dict[str, Any] = {"state_stall_s": 0.05}
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+def test_a_disk_that_stands_still_is_one_that_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability
+) -> None:
+    """Nobody waits for ever; what was refused is not there when the disk moves again."""
+
+    async def first(client: httpx.AsyncClient, service: Driver) -> None:
+        assert service.keeper is not None
+        await post(client, "/workers", worker(1))
+        await post(client, "/reservations", body("old", worker_id=1))
+        while service.keeper.journal.pending:
+            await asyncio.sleep(0.001)
+        disk = Disk(service, monkeypatch)
+        disk.moves.clear()
+        calls = [post(client, "/reservations", body(f"r{n}", worker_id=1)) for n in range(3)]
+        for answer in await asyncio.gather(*calls):
+            assert answer.status_code == 201 or answer.json()["code"] == "state_stalled"
+        while service.keeper.journal.refusal is None:
+            await asyncio.sleep(0.001)
+        told = {one.reservation.reservation_id for one in service.core.desk.bookings.newest(10)}
+        refused = await client.delete("/reservations/old")
+        assert (refused.status_code, refused.json()["code"]) == (503, "state_stalled")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await post(client, "/select", PROMPT)).status_code == 200, "reads go on"
+        assert not (await client.get("/ready")).json()["state"]["writable"]
+        assert "select_service_state_stalls_total 1.0" in (await client.get("/metrics")).text
+        disk.moves.set()
+        await disk.heals()
+        assert (await post(client, "/reservations", body("new", worker_id=1))).status_code == 201
+        kept.extend((*told, "new"))
+
+    async def second(_: httpx.AsyncClient, service: Driver) -> None:
+        live = {one.reservation.reservation_id for one in service.core.desk.bookings.newest(10)}
+        assert live == set(kept)
+
+    kept: list[str] = []
+    window = 0.02 if durability is Durability.STRICT else 0.4  # they are told at once
+    life(tmp_path, first, durability=durability, durability_window_s=window, **STALLS)
+    life(tmp_path, second)
+    assert len(kept) == (2 if durability is Durability.STRICT else 5)
+
+
+def test_nobody_leaves_a_disk_that_stands_still_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process ends; the directory is let go of when the disk moves."""
+    disks: list[Disk] = []
+    writers: list[threading.Thread] = []
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        await post(client, "/workers", worker(1))
+        disks.append(Disk(service, monkeypatch))
+        disks[0].moves.clear()
+        writers.extend(one for one in threading.enumerate() if one.name == "state-writer")
+        waits = asyncio.ensure_future(post(client, "/reservations", body("r", worker_id=1)))
+        while not disks[0].journal.waiting:
+            await asyncio.sleep(0.001)
+        await service.close()
+        assert (await waits).json()["code"] == "state_stalled"
+
+    async def again(_: httpx.AsyncClient, service: Driver) -> None:
+        assert len(service.core.catalog) == 1
+
+    life(tmp_path, use, **STALLS)
+    with pytest.raises(StateDirUnusable, match="in use"):
+        life(tmp_path, again)
+    disks[0].moves.set()
+    for writer in writers:
+        writer.join()
+    life(tmp_path, again)
+
+
+def test_so_many_answers_wait_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks again and again, and hangs up each time, leaves no more behind than that."""
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        assert service.keeper is not None
+        await post(client, "/workers", worker(1))
+        disk = Disk(service, monkeypatch)
+        disk.moves.clear()
+        for _ in range(3):
+            call = asyncio.ensure_future(post(client, "/reservations", body("same", worker_id=1)))
+            waiting = disk.journal.waiting
+            while disk.journal.waiting == waiting:
+                await asyncio.sleep(0)
+            call.cancel()
+        answer = await post(client, "/reservations", body("other", worker_id=1))
+        assert (answer.status_code, answer.json()["code"]) == (503, "state_stalled")
+        assert service.core.desk.bookings.live("other") is None, "refused before it began"
+        metrics = (await client.get("/metrics")).text
+        assert "select_service_state_waiting 3.0" in metrics
+        assert "select_service_state_turned_away_total 1.0" in metrics
+        disk.moves.set()
+        while disk.journal.waiting:
+            await asyncio.sleep(0.001)
+        assert (await post(client, "/reservations", body("other", worker_id=1))).status_code == 201
+
+    life(tmp_path, use, state_waiting_max=3)
+
+
+def test_a_refusal_keeps_nothing_of_those_who_heard_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is one error for all, for as long as a disk stands still."""
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        assert service.keeper is not None
+        await post(client, "/workers", worker(1))
+        disk = Disk(service, monkeypatch)
+        disk.moves.clear()
+        for number in range(20):
+            answer = await post(client, "/reservations", body(f"r{number}", worker_id=1))
+            assert answer.json()["code"] == "state_stalled"
+        assert disk.journal.refusal is not None
+        depth = sum(1 for _ in traceback.walk_tb(disk.journal.refusal.__traceback__))
+        assert depth < 20, "the frames of one request, and not of all"
+        disk.moves.set()
+        await disk.heals()
+
+    life(tmp_path, use, **STALLS)
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+def test_many_that_waited_are_answered_a_few_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability
+) -> None:
+    """And nobody overtakes them: else what is refused would be kept."""
+    monkeypatch.setattr(journal_module, "ANSWERS_PER_TURN", 1)
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        assert service.keeper is not None
+        journal = service.keeper.journal
+        await post(client, "/workers", worker(1))
+        disk = Disk(service, monkeypatch)
+        disk.moves.clear()
+        service.reserve(ReservationRequest(reservation_id="r", worker_id=1, token_ids=[1] * 16))
+        waits: list[asyncio.Future[None]] = []
+        while len(waits) < 3:
+            if (one := journal.settled()) is not None:
+                waits.append(one)
+            await asyncio.sleep(0.001)
+        disk.moves.set()
+        await waits[0]
+        assert [one.done() for one in waits] == [True, False, False]
+        late = journal.settled()
+        if late is not None:
+            await late
+            assert all(one.done() for one in waits)
+        await asyncio.gather(*waits)
+
+    life(tmp_path, use, durability=durability, durability_window_s=0.02)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""Failures that others cause are told so often and no oftener."""
+
+import logging
+
+import httpx
+import pytest
+
+from select_service.edge.driver import Driver
+from select_service.edge.sparing import LINES_MAX, PARTIES_REMEMBERED, PERIOD_S, Sparing
+from tests.select_service.edge.serving import in_process, worker
+
+
+def test_each_party_has_its_lines_and_says_what_it_left_out() -> None:
+    said: list[str] = []
+    now = 1.0
+    sparing = Sparing(said.append, lambda: now)
+    for number in range(10):
+        sparing.tell("a", f"a {number}")
+        sparing.tell("b", f"b {number}")
+    assert said == [f"{who} {number}" for number in range(LINES_MAX) for who in "ab"]
+    now += PERIOD_S
+    sparing.tell("a", "again")
+    sparing.tell("a", "once more")
+    assert said[-2:] == [f"again ({10 - LINES_MAX} more since last told)", "once more"]
+
+
+def test_of_so_many_parties_it_is_remembered() -> None:
+    said: list[str] = []
+    sparing = Sparing(said.append, lambda: 1.0)
+    for number in range(2 * PARTIES_REMEMBERED):
+        sparing.tell(str(number), "failed")
+    assert len(said) == 2 * PARTIES_REMEMBERED
+    assert len(sparing._told) == PARTIES_REMEMBERED
+
+
+def test_who_registers_what_may_not_be_connected_to_writes_no_log_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        for number in range(50):
+            record = worker(number, kv_events_endpoint=f"tcp://169.254.169.254:{number + 1}")
+            answer = await client.post("/workers", json=record)
+            assert answer.json()["lifecycle"] != "schedulable", "its record says why"
+
+    in_process(use, connect_deny=("169.254.0.0/16",))
+    lines = [one for one in caplog.messages if "event source refused" in one]
+    assert len(lines) == LINES_MAX
