@@ -159,6 +159,7 @@ class Examiner:
                 seen.add(rank)
                 if stream.kv_state == "uncertain" and now - watch.known_since < PAST_S:
                     past_missing |= {scope, (scope, rank)}
+                    look = look._replace(is_past_missing=True)
                 subject = _subject(scope, rank, endpoint)
                 for cause, what in watch.look(look):
                     suspect(cause, subject, what, now)
@@ -181,7 +182,15 @@ class Examiner:
         wall_now: float,
     ) -> Look:
         if stream.last_event_at is not None:  # then the samples say what it was asked
-            return Look(link, replay, 0, holds_anything=True, now=now, wall_now=wall_now)
+            return Look(
+                link,
+                replay,
+                0,
+                holds_anything=True,
+                is_past_missing=False,
+                now=now,
+                wall_now=wall_now,
+            )
         partition = self._membership.partitions[stream.scope]
         slot = partition.index.slot_of(stream.rank)
         requests = 0
@@ -189,7 +198,15 @@ class Examiner:
             loads = partition.ledger.loads
             requests = int(loads.requests[slot]) if loads.decode[slot] else 0
         holds = partition.index.holds_anything(stream.rank)
-        return Look(link, replay, requests, holds, now, wall_now)
+        return Look(
+            link,
+            replay,
+            requests,
+            holds_anything=holds,
+            is_past_missing=False,
+            now=now,
+            wall_now=wall_now,
+        )
 
     def _only_decodes(self, worker_id: int) -> bool:
         """Whether what a worker caches comes from others, who tell of it."""
@@ -212,7 +229,7 @@ class Examiner:
             if partition is not None and not self._only_decodes(sample.worker_id):
                 watch = self._watches.get(WorkerRank(sample.worker_id, sample.dp_rank))
                 if watch is not None and sample.new_blocks:
-                    watch.asked(sample.at, sample.end + sample.isl_tokens.to_bytes(8))
+                    watch.asked(sample.at, sample.end)
                 self._prompts.judge(sample, partition.index, self._stored)
             yield
         for found in self._prompts.suspects(

@@ -165,11 +165,15 @@ def _holds(index: KvIndex, beginning: bytes, slot: int | None) -> bool:
 
 
 def _tried(index: KvIndex, misses: list[Sample], slot: int | None) -> Cause | None:
-    """Find a way in which a prompt matches after all."""
+    """Find a way in which a prompt matches after all.
+
+    Where events carry the very salt and adapter of a request both sides call them the same: that
+    its tokens match under others as well is then a prompt that is sent under several.
+    """
     found = sorted(index.newest_namespaces(CHAINS_MAX))[:NAMESPACES_MAX]
     for sample in [one for one in misses if one.tokens][-TRIALS_MAX:]:
         size = len(sample.beginning) // HASH_BYTES * index.block_size
-        for namespace in (BASE_NAMESPACE, *found):
+        for namespace in () if sample.namespace in found else (BASE_NAMESPACE, *found):
             if namespace != sample.namespace and _would_match(
                 index, sample.tokens[:size], namespace, slot
             ):

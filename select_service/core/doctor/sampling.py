@@ -40,7 +40,7 @@ class Sample(Struct, frozen=True, gc=False):
     form: Form
     namespace: Namespace  # the request's; unknown, and the base, with hashes
     tokens: list[int]  # the same, and one more; only of prompts that came as tokens
-    end: bytes = b""  # hash of its last block: with its length it tells one prompt from others
+    end: bytes = b""  # hash of its last block: it tells one chain of blocks from others
 
 
 class Sampler:

@@ -32,6 +32,10 @@ SILENCE_AGAIN_S: Final = 120.0
 ASKS_AGAIN_MIN: Final = 5
 """The same of one that has spoken before: some of its prompts may have been cached after all."""
 
+ASKS_PAST_MIN: Final = 20
+"""The same where what it cached before it was listened to was never told: it may hold all that
+comes again."""
+
 EVENTS_MIN: Final = 4
 """Events that could not be used, and nothing else, until that is no accident."""
 
@@ -71,6 +75,7 @@ class Look(NamedTuple):
     replay_endpoint: str | None
     requests: int  # that the rank carries
     holds_anything: bool
+    is_past_missing: bool  # it may hold what it never told of
     now: float
     wall_now: float
 
@@ -150,6 +155,8 @@ class StreamWatch:
         enough, long_s = ASKS_MIN, SILENCE_S
         if self._heard_at is not None:
             enough, long_s = ASKS_AGAIN_MIN, SILENCE_AGAIN_S
+            if look.is_past_missing:
+                enough = ASKS_PAST_MIN
         if self._asks < enough or len(self._prompts) < ASKS_MIN:
             return None
         if look.now - self._asked_since < long_s:

@@ -529,3 +529,24 @@ def test_a_stream_that_is_not_followed_yet_is_no_fault(context: Context) -> None
         assert await ward.pass_time(60) == []
 
     play(context, scenario, streams=StreamLimits(tick_s=0.01, poll_after_s=0.0))
+
+
+def test_who_may_hold_what_it_never_told_of_may_be_silent_for_longer(context: Context) -> None:
+    """An engine tells nothing of prompts it has cached already: it takes many to call it mute."""
+
+    async def scenario(ward: Ward) -> None:
+        engine = ward.engine()
+        for number in range(10):
+            engine.compute(prompt(number))  # before anybody listens
+        await ward.hire(engine, replay=False)
+        engine.compute(prompt(99))
+        await ward.heard(engine)
+        await ward.pass_time(10)
+        for number in range(10):
+            await ward.ask(prompt(number))
+        assert await ward.pass_time(140) == []
+        for number in range(200, 211):
+            await ward.ask(prompt(number))
+        assert await ward.pass_time(10) == ["no-events"]
+
+    play(context, scenario)

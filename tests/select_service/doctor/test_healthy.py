@@ -25,6 +25,7 @@ class Fleet:
         self.ever = 0
         self.restarted_at: dict[int, float] = {}
         self.booked = 0
+        self.have_past: set[int] = set()  # workers with blocks that nobody was told of
 
     async def hire(self) -> None:
         self.ever += 1
@@ -33,6 +34,8 @@ class Fleet:
         if self.dice.random() < 0.5:  # it was there before us
             for number in range(self.dice.randrange(4)):
                 engine.compute(prompt(number))
+        if engine.held and not self.replay:
+            self.have_past.add(self.ever)
         await self.ward.hire(engine, self.ever, replay=self.replay)
 
     def fire(self) -> None:
@@ -48,6 +51,7 @@ class Fleet:
         if now - self.restarted_at.get(worker, -1e9) < 60:
             return  # more would be a storm
         self.restarted_at[worker] = now
+        self.have_past.discard(worker)
         (stream,) = self.ward.streams(worker)
         before = stream.tallies.messages
         engine = self.engines[worker] = self.engines[worker].restart()
@@ -91,6 +95,8 @@ class Fleet:
             if self.dice.random() < 0.8:
                 await self.serve()
             found = await self.ward.pass_time(10)
+            if self.have_past & self.engines.keys():
+                found = [code for code in found if code != "past-events-missing"]  # it is true
             assert found == [], (step, await self.ward.examine())
 
 

@@ -290,3 +290,28 @@ def test_blocks_that_nobody_told_of_since_prove_nothing(context: Context) -> Non
         assert codes == ["no-events"]  # it was given prompts, as far as anybody can tell
 
     play(context, scenario)
+
+
+def test_one_prompt_under_several_adapters_is_no_mismatch(context: Context) -> None:
+    """What the rank was sent before it was listened to is missing; that is what has to be said."""
+
+    async def scenario(ward: Ward) -> None:
+        engine = ward.engine()
+        for number in range(4):
+            engine.compute(prompt(number), lora_name="a")  # before anybody listens
+        await ward.hire(engine, replay=False)
+        for number in range(4):
+            engine.compute(prompt(number))  # the same for the base model: told, and indexed
+        engine.compute(prompt(99), lora_name="a")
+        await ward.heard(engine)
+        for round_ in range(6):
+            for number in range(4):
+                tokens = prompt(number)
+                await ward.ask(tokens, lora_name="a")
+                engine.compute(tokens, lora_name="a")
+            engine.compute(prompt(200 + round_), lora_name="a")
+            await ward.heard(engine)
+            await ward.pass_time(10)
+        assert await ward.codes() == ["past-events-missing"]
+
+    play(context, scenario)

@@ -51,7 +51,6 @@ class Engine:
         self.clock_off_s = 0.0
         self.block = BLOCK
         self.is_silent = False
-        self.is_heard = False
         self.twist: Callable[[dict[str, Any]], dict[str, Any]] = lambda event: event
         self.sees: Callable[[Sequence[int]], Sequence[int]] = lambda tokens: tokens
 
@@ -127,17 +126,11 @@ class Ward:
         }
         self.register(worker_id, **(sources | fields))
         publishers = {one.sockets.endpoint: one for one in self.engines}
-        for stream, endpoint, _ in self.service.core.membership.sources():
+        new = [stream for stream in self.streams(worker_id) if stream not in before]
+        for stream, endpoint, _ in [*self.service.core.membership.sources()]:
             one = publishers.get(endpoint)
-            if (
-                one is None
-                or one.is_heard
-                or stream in before
-                or stream not in self.streams(worker_id)
-            ):
-                continue
-            await self.until(one.sockets.has_subscriber)
-            one.is_heard = True  # of further subscribers it is not told
+            if one is not None and stream in new:  # each has a connection of its own
+                await self.until(one.sockets.has_subscriber)
         await self.until(lambda: all(self.is_connected(s) for s in self.streams(worker_id)))
 
     def register(self, worker_id: int = 1, **fields: Any) -> None:
