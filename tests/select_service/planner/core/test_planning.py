@@ -428,9 +428,30 @@ def test_a_slow_fleet_gets_more_engines() -> None:
 
 def test_starts_are_timed() -> None:
     time = StartTime(prior_s=100.0)
-    for now, starting in ((0.0, 0), (10.0, 2), (50.0, 1), (70.0, 0), (90.0, 0)):
-        time.follow(PoolState(3, 3 - starting), now)
+    for now, desired, ready in ((0.0, 1, 1), (10.0, 3, 1), (50.0, 3, 2), (70.0, 3, 3), (90.0, 3, 3)):
+        time.follow(PoolState(desired, ready), now)
     assert time.seconds == pytest.approx(100.0 + 0.3 * (60.0 - 100.0))
+
+
+def test_who_is_not_ready_for_a_moment_has_not_started() -> None:
+    """Ten readiness probes that failed once made starts of two minutes ones of eight seconds."""
+    time = StartTime(prior_s=120.0)
+    for blip in range(10):
+        for at, ready in ((0.0, 6), (60.0, 5), (65.0, 6)):
+            time.follow(PoolState(6, ready), 100.0 * blip + at)
+    assert time.seconds == 120.0
+    time.follow(PoolState(6, 5), 1000.0)  # one is lost, and two are asked for meanwhile
+    time.follow(PoolState(8, 5), 1030.0)
+    time.follow(PoolState(8, 8), 1130.0)
+    assert time.seconds == pytest.approx(120.0 + 0.3 * (100.0 - 120.0))
+
+
+def test_a_start_whose_begin_nobody_saw_is_no_measure() -> None:
+    """A planner that is started again while engines start would take the rest for the whole."""
+    time = StartTime(prior_s=120.0)
+    for now, ready in ((0.0, 2), (5.0, 4)):
+        time.follow(PoolState(4, ready), now)
+    assert time.seconds == 120.0
 
 
 def test_history_is_learnt_again() -> None:
