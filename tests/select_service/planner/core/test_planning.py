@@ -77,6 +77,10 @@ class Run:
         windows = {one.key: window for one in self.fleet.models}
         return self._apply(self.fleet.slow(windows, self.states, self.now))
 
+    def slow_each(self, windows: dict[ModelKey, Window]) -> Decision:
+        self.now += INTERVAL
+        return self._apply(self.fleet.slow(windows, self.states, self.now))
+
     def fast(self, load: Load) -> Decision:
         self.now += 5.0
         return self._apply(self.fleet.fast({KEY: load}, self.states, self.now))
@@ -187,6 +191,32 @@ def test_several_models_share_by_weight() -> None:
     theirs = sum(run.states[pool.key].desired for pool in second.pools)
     assert theirs > sum(run.counts)
     assert theirs + sum(run.counts) == 12
+
+
+def test_who_surges_has_the_same_share_as_who_was_forecast() -> None:
+    """What was planned for it before was taken for its need: it got two engines of a kind."""
+    other = ModelKey("other")
+    run = Run(model(), model(other), gpus_max=14)
+    quiet = replace(BUSY, requests=Value(900.0))
+    run.slow_each({KEY: BUSY, other: quiet})
+    assert [run.states[pool.key].desired for pool in run.fleet.models[1].pools] == [1, 1]
+    load = Load(arrived=Value(150.0), seconds=5.0)  # as many as of the first
+    decision = run.fleet.fast({KEY: load, other: load}, run.states, run.now + 5.0)
+    assert [one.replicas for one in decision.targets] == [3, 4, 3, 4]
+
+
+def test_who_is_held_has_the_same_share_as_who_was_forecast() -> None:
+    """Metrics were lost after a quiet interval, before anything was taken away."""
+    other = ModelKey("other")
+    run = Run(model(), model(other), gpus_max=20)
+    quiet = replace(BUSY, requests=Value(180.0))
+    lost = Window(seconds=INTERVAL, requests=Missing("no Prometheus"))
+    run.slow_each({KEY: quiet, other: BUSY})
+    run.slow_each({KEY: quiet, other: quiet})
+    run.slow_each({KEY: BUSY, other: lost})
+    run.fleet.gpus_max = 14
+    decision = run.slow_each({KEY: BUSY, other: lost})
+    assert [one.replicas for one in decision.targets] == [3, 4, 3, 4]
 
 
 def test_engines_of_different_sizes_fill_the_budget_and_never_more() -> None:
