@@ -377,6 +377,35 @@ def test_virtual_decisions_reach_who_has_heard_of_later_ones() -> None:
     run(use)
 
 
+def test_virtual_ids_are_never_led_to_where_nobody_can_follow() -> None:
+    """One reader asked for the last id there is, and no other was ever told anything again."""
+
+    async def use() -> None:
+        connector = virtual(Clock(), first_id=7)
+        assert await connector.next(2**53 - 1, 0.0) is None
+        await connector.apply([target(DECODE, 4)], [])
+        issued = await connector.next(7, 0.0)
+        assert issued is not None
+        assert issued.decision_id == 8
+        assert await connector.next(2**52, 0.0) is not None
+        assert connector.decision_id < 2**53
+
+    run(use)
+
+
+def test_virtual_waits_are_over_when_the_planner_ends() -> None:
+    async def use() -> None:
+        connector = virtual(Clock())
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(connector.next(0, 60.0))
+            await asyncio.sleep(0)  # it waits now
+            connector.end()
+        assert waiting.result() is None
+        assert await connector.next(0, 60.0) is None  # nor does who comes back at once
+
+    run(use)
+
+
 class FakeServe:
     """Ray Serve's REST API."""
 

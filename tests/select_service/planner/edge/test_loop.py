@@ -356,8 +356,15 @@ def test_what_is_told_over_http() -> None:
             assert (await client.post("/v1/decision/9/complete", json=done)).status_code == 404
             assert (await client.post(path, content=b" " * 65_537)).status_code == 413
             assert (await client.post(path, content=in_parts())).status_code == 413
-            for after in ("x", "-1", str(2**53)):
+            endless = "9" * 5_000  # more digits than `int` reads
+            for after in ("x", "-1", str(2**53), endless):
                 assert (await client.get(f"/v1/decision?after={after}")).status_code == 400
+            path = f"/v1/decision/{endless}/complete"
+            assert (await client.post(path, json=done)).status_code == 404
+            assert (await client.get("/decisions?limit=0")).json() == {"decisions": []}
+            for limit in ("1", "x", "-1", endless):
+                told = await client.get(f"/decisions?limit={limit}")
+                assert len(told.json()["decisions"]) == 1
             (noted,) = (await client.get("/decisions")).json()["decisions"]
             assert noted["acted"]
             loop.source.window = replace(BUSY, requests=Missing("gone"))  # type: ignore[attr-defined]
