@@ -221,14 +221,23 @@ class Loop:
                 if one not in allowed:
                     words = f"GPUs that others were to give back are still in use: {one.replicas}"
                     failed[str(one.pool)] = f"{one.pool}: {words} would be above the ceiling"
-            if not allowed:
-                continue
-            outcome = await self.connector.apply(allowed, reasons)
-            failed |= {str(pool): why for pool, why in outcome.failed.items()}
-            self.counts.changes += len(outcome.done)
-            for one in outcome.done:
-                self.states[one.pool] = PoolState(one.replicas, self.states[one.pool].ready)
+            alone = not self.connector.tells_all_at_once
+            for part in [[one] for one in allowed] if alone else [allowed]:
+                failed |= await self._apply(part, reasons)
         return failed
+
+    async def _apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> dict[str, str]:
+        """Ask for some targets, if the lease is ours still: those before may have taken long."""
+        if not targets:
+            return {}
+        if not self.is_leader or not (self._lease.is_sure or await self._lease.held()):
+            self.is_leader = False
+            return {str(one.pool): f"{one.pool}: the lease has run out" for one in targets}
+        outcome = await self.connector.apply(targets, reasons)
+        self.counts.changes += len(outcome.done)
+        for one in outcome.done:
+            self.states[one.pool] = PoolState(one.replicas, self.states[one.pool].ready)
+        return {str(pool): why for pool, why in outcome.failed.items()}
 
     def _keep(self) -> None:
         if self._state is None or not self.is_leader:

@@ -126,9 +126,7 @@ async def _run(settings: RunSettings) -> None:
         first_id=memory.decision_id,
     )
     server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(loop), log_level="warning", timeout_graceful_shutdown=_LEAVE_S
-        )
+        uvicorn.Config(create_app(loop), log_level="warning", timeout_graceful_shutdown=_LEAVE_S)
     )
     try:
         with _listener(settings.host, settings.port) as listener:

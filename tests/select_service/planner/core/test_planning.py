@@ -458,7 +458,8 @@ def test_a_slow_fleet_gets_more_engines() -> None:
 
 def test_starts_are_timed() -> None:
     time = StartTime(prior_s=100.0)
-    for now, desired, ready in ((0.0, 1, 1), (10.0, 3, 1), (50.0, 3, 2), (70.0, 3, 3), (90.0, 3, 3)):
+    seen = ((0.0, 1, 1), (10.0, 3, 1), (50.0, 3, 2), (70.0, 3, 3), (90.0, 3, 3))
+    for now, desired, ready in seen:
         time.follow(PoolState(desired, ready), now)
     assert time.seconds == pytest.approx(100.0 + 0.3 * (60.0 - 100.0))
 

@@ -15,13 +15,14 @@ import msgspec
 import pytest
 
 from select_service.planner.edge import kube as kube_module
+from select_service.planner.edge.connectors import connector as connector_module
 from select_service.planner.edge.connectors import ray as ray_module
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector, path_of
 from select_service.planner.edge.connectors.ray import RayConnector
 from select_service.planner.edge.connectors.virtual import Completion, There, VirtualConnector
 from select_service.planner.edge.kube import Kube
 from select_service.planner.errors import MissingExtra, SettingsError
-from select_service.planner.types import PoolState
+from select_service.planner.types import PoolKey, PoolState
 from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, FakeKube, run, target
 
 RESOURCES = {PREFILL: "deployments/prefill", DECODE: "apps/v1/deployments/decode"}
@@ -179,6 +180,27 @@ def test_kubernetes_that_is_slow_is_given_up() -> None:
         await gone.wait()
         server.close()
         await server.wait_closed()
+
+    run(use)
+
+
+def test_setting_a_pool_ends_before_another_may_have_the_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of three tries had a time-out of its own: longer than the rest of a lease."""
+    monkeypatch.setattr(connector_module, "ACT_S", 0.05)
+
+    class Endless(connector_module.OneByOne):
+        async def _state(self, pool: PoolKey) -> PoolState:
+            raise AssertionError
+
+        async def _set(self, pool: PoolKey, replicas: int) -> None:
+            await asyncio.Event().wait()
+
+    async def use() -> None:
+        outcome = await Endless().apply([target(PREFILL, 3)], [])
+        assert outcome.failed == {PREFILL: "m prefill: not done within 0.05 s"}
+        assert not outcome.done
 
     run(use)
 

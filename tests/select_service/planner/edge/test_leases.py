@@ -57,7 +57,7 @@ class ByWorld(Timed):
         self._name = name
 
     async def _ask(self) -> bool:
-        world, holds = self._world, self._is_sure
+        world, holds = self._world, self.is_sure
         there_s, back_s = world.late_s
         world.clock.now += there_s
         if world.is_cut[0]:

@@ -182,6 +182,38 @@ def test_a_kubernetes_lease_changes_hands_when_it_is_not_renewed() -> None:
     run(use)
 
 
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_who_acts_for_longer_than_its_lease_asks_for_it_again(*, is_taken: bool) -> None:
+    """It was asked for once for all pools: a slow API server's took a minute and a half."""
+    fake, clock = FakeKube(), Clock()
+    fake.deployment("prefill", 1, 1)
+    fake.deployment("decode", 1, 1)
+    lease = "/apis/coordination.k8s.io/v1/namespaces/inference/leases/planner"
+
+    async def use() -> None:
+        def slowly(path: str) -> None:
+            clock.now += DURATION_S
+            if is_taken:
+                fake.objects[lease]["spec"]["holderIdentity"] = "two"
+
+        fake.patched = slowly
+        resources = {PREFILL: "deployments/prefill", DECODE: "deployments/decode"}
+        connector = KubernetesConnector(fake.kube(), resources)
+        loop = loop_of(connector, KubeLease(fake.kube(), "planner", "one", clock))
+        await loop.slow()
+        first, second = (one.replicas for one in loop.decisions[-1].targets)
+        states = await connector.states([PREFILL, DECODE])
+        assert first > 1
+        assert second > 1
+        assert states[PREFILL].desired == first
+        assert states[DECODE].desired == (1 if is_taken else second)
+        assert loop.is_leader is not is_taken
+        failed = loop.decisions[-1].failed
+        assert failed == ({"m decode": "m decode: the lease has run out"} if is_taken else {})
+
+    run(use)
+
+
 def test_who_ends_gives_the_lease_back_and_the_next_need_not_wait() -> None:
     """The connector's client, which is the lease's, was closed before it could be said."""
     fake = FakeKube()
