@@ -113,6 +113,7 @@ class Loop:
         self._models = [one.key for one in fleet.models]
         self._pools = [pool.key for model in fleet.models for pool in model.pools]
         self._asked_at = clock()
+        self._ended_at = wall()  # the last interval, for who is started after us
 
     @property
     def is_ready(self) -> bool:
@@ -145,6 +146,7 @@ class Loop:
     async def slow(self) -> Decision:
         """Do one interval."""
         asked_at, self._asked_at = self._asked_at, self._clock()
+        self._ended_at = self._wall()
         seconds = self._asked_at - asked_at
         self.windows = await self.source.windows(self._models, seconds or self.fleet.interval_s)
         for key, window in self.windows.items():
@@ -243,7 +245,7 @@ class Loop:
         if self._state is None or not self.is_leader:
             return
         try:
-            self._state.write(self.fleet, self.decision_id, self.states)
+            self._state.write(self.fleet, self.decision_id, self.states, self._ended_at)
         except PlannerError as error:
             self.counts.state_failures += 1
             _log.error("%s", error)

@@ -194,7 +194,7 @@ def _state(fleet: Fleet, settings: RunSettings) -> tuple[StateFile | None, Memor
     except OSError as error:
         raise SettingsError(f"{settings.state_dir}: {error.strerror}") from error
     state = StateFile(settings.state_dir / "planner.json")
-    memory = state.read(fleet)
+    memory = state.read(fleet, _wall())
     if state.damaged:
         logging.getLogger("select_planner").warning("the state file was damaged and is put aside")
     return state, memory

@@ -13,6 +13,7 @@ from select_service.planner.core.demand import Demand, Interval, Predictors
 from select_service.planner.core.kalman import Kalman
 from select_service.planner.core.planning import Fleet, Model, PoolSettings
 from select_service.planner.core.prediction import Constant, Predictor
+from select_service.planner.core.recurring import Recurring
 from select_service.planner.core.sizing import Goals
 from select_service.planner.core.steadying import PoolLimits, StartTime, Steady
 from select_service.planner.core.surface import Surface
@@ -158,6 +159,49 @@ def test_missing_intervals_hold_replicas_and_then_the_load_decides() -> None:
     for _ in range(70):
         run.fast(quiet)
     assert run.counts == (1, 1)
+
+
+@pytest.mark.parametrize("how", ["missing", "asleep"])
+def test_what_recurs_is_foreseen_on_time_after_what_nobody_counted(how: str) -> None:
+    """Every interval without metrics, or without a planner, moved all bursts to come by one."""
+    lost, period = 7, 15
+
+    def window(step: int) -> Window:
+        return replace(BUSY, requests=Value(21_000.0 if step % period >= 13 else 6_000.0))
+
+    planned = model()
+    planned.demand = Demand(
+        Predictors(Predictor(Recurring()), Predictor(Constant()), Predictor(Constant()))
+    )
+    run, known = Run(planned), 90
+    for step in range(known):
+        run.slow(window(step))
+    for _ in range(lost):
+        if how == "missing":
+            run.slow(Window(seconds=INTERVAL, requests=Missing("no Prometheus")))
+        else:
+            run.now += INTERVAL
+    for step in range(known + lost, known + lost + 2 * period):
+        run.slow(window(step))
+        forecast = planned.demand.forecast(INTERVAL)
+        assert forecast is not None
+        expected = window(step + 1).requests
+        assert isinstance(expected, Value)
+        assert forecast.rate * INTERVAL == pytest.approx(expected.value, rel=0.1)
+
+
+def test_time_passes_while_metrics_are_missing_from_the_start() -> None:
+    planned = model()
+    planned.demand = Demand(
+        Predictors(Predictor(Recurring()), Predictor(Constant()), Predictor(Constant()))
+    )
+    run, past = Run(planned), [Interval(6_000.0, 3000.0, 300.0)] * 40
+    planned.recall(past, 1.0, 1.0, 1.0, INTERVAL)
+    for _ in range(2):
+        run.slow(Window(seconds=INTERVAL, requests=Missing("no Prometheus")))
+    run.slow(BUSY)
+    assert [one.requests for one in planned.demand.history[-3:]] == [6_000.0, 6_000.0, 5_400.0]
+    assert len(planned.demand.history) == len(past) + 3
 
 
 def test_a_failed_forecast_is_no_crash() -> None:

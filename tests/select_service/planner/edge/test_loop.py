@@ -12,6 +12,7 @@ import httpx
 import msgspec
 import pytest
 
+from select_service.planner.core.demand import Demand, Predictors
 from select_service.planner.core.planning import Fleet
 from select_service.planner.edge.connectors.connector import Connector, DryRun, Outcome
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
@@ -20,13 +21,22 @@ from select_service.planner.edge.leases.file import FileLease
 from select_service.planner.edge.leases.kubernetes import KubeLease
 from select_service.planner.edge.leases.lease import DURATION_S, Lease, NoLease
 from select_service.planner.edge.loop import Loop, _next
-from select_service.planner.edge.predictors import PredictorSettings
+from select_service.planner.edge.predictors import PredictorSettings, make_predictor
 from select_service.planner.edge.running import _listener, single_model
 from select_service.planner.edge.serving import create_app
 from select_service.planner.edge.settings import build_fleet, read_targets
 from select_service.planner.edge.state_file import Memory, StateFile
 from select_service.planner.errors import InfeasiblePlan, SettingsError, SourceError
-from select_service.planner.types import Load, Missing, ModelKey, PoolState, Target, Value, Window
+from select_service.planner.types import (
+    IDLE,
+    Load,
+    Missing,
+    ModelKey,
+    PoolState,
+    Target,
+    Value,
+    Window,
+)
 from tests.select_service.planner.core.test_planning import BUSY
 from tests.select_service.planner.edge.fakes import DECODE, KEY, PREFILL, Clock, FakeKube, run
 from tests.select_service.planner.golden import PROFILE
@@ -301,6 +311,68 @@ def test_a_restart_with_another_interval_remembers_the_same_traffic(tmp_path: Pa
         fleet = loop_of().fleet
         StateFile(path).read(fleet)
         assert len(fleet.models[0].demand.history) == 4
+
+    run(use)
+
+
+def test_a_restart_knows_how_long_it_was_away(tmp_path: Path) -> None:
+    """What comes again was expected later by as long as no planner had been there."""
+    path, period = tmp_path / "planner.json", 15
+
+    def recurring(source: Told) -> Loop:
+        loop = loop_of(source=source, state=StateFile(path))
+        predictors = (make_predictor(PredictorSettings(name="recurring")) for _ in range(3))
+        loop.fleet.models[0].demand = Demand(Predictors(*predictors))
+        return loop
+
+    def forecast_after(at: float) -> float:
+        again = recurring(Told())
+        assert StateFile(path).read(again.fleet, at).decision_id
+        forecast = again.fleet.models[0].demand.forecast(180.0)
+        assert forecast is not None
+        return forecast.rate * 180.0
+
+    async def use() -> None:
+        source = Told()
+        loop = recurring(source)
+        for step in range(90):  # the next burst comes after 13 more
+            loop._clock.now += 180.0  # type: ignore[attr-defined]
+            source.window = replace(BUSY, requests=Value(9000.0 if step % period >= 13 else 900.0))
+            await loop.slow()
+        for away, requests in ((0, 900.0), (12, 900.0), (13, 9000.0), (28, 9000.0), (-50, 900.0)):
+            assert forecast_after(1000.0 + 180.0 * away) == pytest.approx(requests)
+        assert forecast_after(1e300) > 0
+        source.window = Window(seconds=180.0, requests=Missing("no Prometheus"))
+        await loop.slow()
+        assert forecast_after(1000.0 + 180.0 * 12) == pytest.approx(9000.0)
+        whole = path.read_bytes()
+        for name, value in (("at", -1.0), ("missed", -1)):
+            memory = msgspec.json.decode(whole)
+            where = memory if name == "at" else memory["models"][0]
+            where[name] = value
+            path.write_bytes(msgspec.json.encode(memory))
+            assert StateFile(path).read(loop_of().fleet).decision_id == 0
+
+    run(use)
+
+
+def test_a_restart_lets_an_idle_fleet_go(tmp_path: Path) -> None:
+    """Nothing was taken for what comes before the first traffic: engines stayed for ever."""
+    path = tmp_path / "planner.json"
+
+    async def use() -> None:
+        loop = loop_of(state=StateFile(path))
+        for _ in range(5):
+            loop._clock.now += 180.0  # type: ignore[attr-defined]
+            await loop.slow()
+        there = {one.pool: one.replicas for one in loop.decisions[-1].targets}
+        assert min(there.values()) > 1
+        again = loop_of(DryRun(there), source=Told(Window(seconds=180.0, requests=IDLE)))
+        StateFile(path).read(again.fleet)
+        for _ in range(10):
+            again._clock.now += 180.0  # type: ignore[attr-defined]
+            await again.slow()
+        assert [one.replicas for one in again.decisions[-1].targets] == [1, 1]
 
     run(use)
 
