@@ -91,6 +91,9 @@ class PrometheusSource:
         self._names = names
         self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
 
+    async def begin(self, models: Sequence[ModelKey]) -> None:
+        """Counters are read over a time, whenever that began."""
+
     async def windows(self, models: Sequence[ModelKey], seconds: float) -> dict[ModelKey, Window]:
         """Ask for every model; one that cannot be asked about has missing readings only."""
         told = await asyncio.gather(*(self._window(model, seconds) for model in models))

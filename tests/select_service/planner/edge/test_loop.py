@@ -14,6 +14,7 @@ import pytest
 
 from select_service.planner.core.demand import Demand, Predictors
 from select_service.planner.core.planning import Fleet
+from select_service.planner.core.warming import TracedRequest
 from select_service.planner.edge.connectors.connector import Connector, DryRun, Outcome
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
 from select_service.planner.edge.connectors.virtual import Completion, VirtualConnector
@@ -25,6 +26,7 @@ from select_service.planner.edge.predictors import PredictorSettings, make_predi
 from select_service.planner.edge.running import _listener, single_model
 from select_service.planner.edge.serving import create_app
 from select_service.planner.edge.settings import build_fleet, read_targets
+from select_service.planner.edge.sources.trace import TraceSource
 from select_service.planner.edge.state_file import Memory, StateFile
 from select_service.planner.errors import InfeasiblePlan, SettingsError, SourceError
 from select_service.planner.types import (
@@ -51,6 +53,9 @@ class Told:
     def __init__(self, window: Window = BUSY) -> None:
         self.window = window
         self.load = Load()
+
+    async def begin(self, models: list[ModelKey]) -> None:
+        pass
 
     async def windows(self, models: list[ModelKey], seconds: float) -> dict[ModelKey, Window]:
         return dict.fromkeys(models, self.window)
@@ -563,6 +568,42 @@ def test_the_loop_ticks_and_survives_a_turn_that_fails() -> None:
             await task
         assert loop.counts.faults == 2
         assert len(loop.decisions) >= 2
+
+    run(use)
+
+
+def test_no_interval_of_a_trace_is_left_out() -> None:
+    """The first look, where counters begin, took the first one away."""
+
+    async def use() -> None:
+        trace = TraceSource([TracedRequest(0.001, 3000.0, 300.0)])
+        loop = loop_of(source=trace)  # type: ignore[arg-type] # a source
+        loop.fleet.interval_s = 0.05
+        loop._clock = asyncio.get_running_loop().time
+        loop._asked_at = loop._clock()
+        loop._fast_s = None
+        task = asyncio.ensure_future(loop.run())
+        while not loop.windows:
+            await asyncio.sleep(0)
+        task.cancel()
+        assert loop.windows[KEY].requests == Value(1.0)
+
+    run(use)
+
+
+def test_gpus_are_counted_for_as_long_as_they_were_there() -> None:
+    """By the engines at the end of an interval, however many there were within it."""
+
+    async def use() -> None:
+        connector = DryRun({PREFILL: 1, DECODE: 1})
+        loop = loop_of(connector)
+        clock = loop._clock
+        for seconds, there in ((5.0, 10), (170.0, 2), (5.0, 1)):
+            clock.now += seconds  # type: ignore[attr-defined]
+            connector._counts[PREFILL] = there
+            connector._counts[DECODE] = 0
+            await loop._look()
+        assert loop.counts.gpu_seconds == 5.0 * 10 + 170.0 * 2 + 5.0 * 1
 
     run(use)
 

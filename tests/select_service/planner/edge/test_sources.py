@@ -268,6 +268,25 @@ def test_a_page_that_is_no_selector_s_is_missing_and_no_new_beginning(
     run(use)
 
 
+def test_a_series_that_is_away_for_a_page_has_not_counted_all_anew() -> None:
+    """Of one that was no number, or not there, all it had ever counted came within a look."""
+    fake = Selectors()
+
+    async def use() -> None:
+        source = SelectorSource(["http://a"], client=client(fake.answer))
+        await source.begin([KEY])
+        for away in (dict.fromkeys("ab", float("nan")), None):
+            there = dict(fake.requests)
+            fake.has_demand, fake.requests = away is not None, away or there
+            await source.windows([KEY], 180.0)
+            fake.has_demand, fake.requests = True, {"a": there["a"] + 7.0, "b": 10.0}
+            window = (await source.windows([KEY], 180.0))[KEY]
+            assert number(window.requests) == pytest.approx(7.0)
+            assert number(window.isl) == pytest.approx(1500.0)
+
+    run(use)
+
+
 def test_a_selector_that_has_counted_more_since_its_start_than_before_it() -> None:
     """By the counter alone it would have gained the difference of the two."""
     fake = Selectors()
