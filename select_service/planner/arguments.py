@@ -318,7 +318,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         type=_url,
         default=[],
         metavar="URL",
-        help="once per selector, none of them behind an address they share",
+        help="once per selector, none of them behind an address they share; for --metrics-source "
+        "selector and for --drain",
     )
     add("--token-file", type=Path, metavar="FILE", help="bearer token for selectors")
     add("--trace", type=Path, metavar="FILE", help="requests, for --metrics-source trace")
@@ -365,6 +366,18 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help="replicas that are not there are not waited for any longer than that after the last "
         f"came, nor is a report of what became of a decision {told}",
     )
+    add(
+        "--drain",
+        action="store_true",
+        help="engines that go are chosen and drained first: a count is lowered when they are idle",
+    )
+    add(
+        "--drain-timeout",
+        type=_positive,
+        default=300.0,
+        metavar="S",
+        help=f"or after so long {told}",
+    )
     add("--state-dir", type=Path, metavar="DIR", help="history that survives, and the lock")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help=f"listened on {told}")
     add("--port", type=_port, default=9085, metavar="N", help=f"the same {told}")
@@ -392,6 +405,7 @@ def settings_of(arguments: argparse.Namespace) -> RunSettings:
         selectors=tuple(arguments.selector),
         warmup_trace=arguments.load_predictor_warmup_trace,
         decision_timeout_s=arguments.decision_timeout,
+        drain_s=arguments.drain_timeout if arguments.drain else None,
         fast_s=None if arguments.no_load_loop else arguments.load_interval,
         correct=not arguments.no_correction,
         likens=not arguments.no_likeness,
@@ -407,7 +421,11 @@ def _expect_used(arguments: argparse.Namespace) -> None:
     """
     source, connector = arguments.metrics_source, arguments.connector
     for given, name, is_used in (
-        (arguments.selector, "--selector is of --metrics-source selector", source == "selector"),
+        (
+            arguments.selector,
+            "--selector is of --metrics-source selector and of --drain",
+            source == "selector" or arguments.drain,
+        ),
         (arguments.trace, "--trace is of --metrics-source trace", source == "trace"),
         (arguments.model_name, "--model-name: --targets names them", arguments.targets is None),
         (

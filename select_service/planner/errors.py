@@ -9,6 +9,7 @@ __all__ = [
     "MissingExtra",
     "PlannerError",
     "ProfileError",
+    "SelectorError",
     "SettingsError",
     "SourceError",
     "TraceError",
@@ -45,6 +46,10 @@ class TraceError(PlannerError):
 
 class SourceError(PlannerError):
     """Metrics that could not be read; the interval counts as missing, not as idle."""
+
+
+class SelectorError(PlannerError):
+    """A selector that could not be asked about a worker, or told that it goes."""
 
 
 class ConnectorError(PlannerError):

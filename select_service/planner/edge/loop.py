@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from select_service.planner.core.planning import Fleet
     from select_service.planner.edge.connectors.connector import Connector
     from select_service.planner.edge.leases.lease import Lease
+    from select_service.planner.edge.retiring import Retiring
     from select_service.planner.edge.sources.source import Source
     from select_service.planner.edge.state_file import StateFile
     from select_service.planner.types import Decision, Load, ModelKey, PoolKey, Window
@@ -50,6 +51,8 @@ class Noted(msgspec.Struct, frozen=True):
     acted: bool
     """False: another planner holds the lease, or nothing had to change."""
     failed: dict[str, str]
+    waiting: dict[str, str] = {}
+    """Pools that keep their engines until those who go are idle, and what is in flight there."""
 
 
 class Counts(msgspec.Struct):
@@ -77,6 +80,7 @@ class Loop:
         wall: seconds since 1970.
         fast_s: between two looks at the load; None: forecasts alone.
         state: where the past is kept, if anywhere.
+        retiring: who lets engines finish before they go; None: whoever stops them does.
     """
 
     def __init__(
@@ -91,10 +95,12 @@ class Loop:
         fast_s: float | None = 5.0,
         state: StateFile | None = None,
         first_id: int = 0,
+        retiring: Retiring | None = None,
     ) -> None:
         self.fleet = fleet
         self.source = source
         self.connector = connector
+        self.retiring = retiring
         self._lease = lease
         self._clock, self._wall = clock, wall
         self._fast_s = fast_s
@@ -108,6 +114,7 @@ class Loop:
         self.states: dict[PoolKey, PoolState] = {}
         self.terms: dict[str, float] = {}
         self.infeasible: tuple[str, ...] = ()
+        self._waits: dict[PoolKey, str] = {}
         self._models = [one.key for one in fleet.models]
         self._pools = [pool.key for model in fleet.models for pool in model.pools]
         self._asked_at = self._looked_at = clock()
@@ -179,9 +186,14 @@ class Loop:
     async def _act(self, decision: Decision, loop: str) -> bool:
         """Carry a decision out, if it is ours to act; returns whether anybody was asked."""
         self.is_leader = await self._lease.held()
-        changed = [one for one in decision.targets if self.states[one.pool].desired != one.replicas]
+        waits, begun = await self._retire(decision)
+        changed = [
+            one
+            for one in decision.targets
+            if self.states[one.pool].desired != one.replicas and one.pool not in waits
+        ]
         self.counts.decisions[loop] = self.counts.decisions.get(loop, 0) + 1
-        if not changed and loop == "fast":
+        if not changed and not begun and loop == "fast":
             return False  # many times a minute, and nothing to tell
         failed: dict[str, str] = {}
         words = [
@@ -201,12 +213,23 @@ class Loop:
                 *(list(decision.reasons), list(decision.infeasible), decision.gpus),
                 acted=acted,
                 failed=failed,
+                waiting={str(pool): why for pool, why in waits.items()},
             )
         )
         if words:
             prefix = "" if self.is_leader else "not acting, another planner holds the lease: "
             _log.info("%s%s", prefix, "; ".join([*words, *decision.reasons]))
         return acted
+
+    async def _retire(self, decision: Decision) -> tuple[dict[PoolKey, str], bool]:
+        """Return the pools whose engines are to finish first, and whether one of them is new."""
+        before = self._waits
+        self._waits = {}
+        if self.retiring is not None and not self.is_leader:
+            self.retiring.forget()
+        elif self.retiring is not None:
+            self._waits = await self.retiring.settle(decision.targets, self.states)
+        return self._waits, not self._waits.keys() <= before.keys()
 
     async def _carry_out(self, changed: Sequence[Target], reasons: Sequence[str]) -> dict[str, str]:
         """Ask for every change, or for as much as may be; returns what went wrong, by pool."""
@@ -234,7 +257,10 @@ class Loop:
         outcome = await self.connector.apply(targets, reasons)
         self.counts.changes += len(outcome.done)
         for one in outcome.done:
-            self.states[one.pool] = PoolState(one.replicas, self.states[one.pool].ready)
+            state = self.states[one.pool]
+            if self.retiring is not None and one.replicas < state.desired:
+                self.retiring.lowered(one.pool)
+            self.states[one.pool] = PoolState(one.replicas, state.ready)
         return {str(pool): why for pool, why in outcome.failed.items()}
 
     def _keep(self) -> None:
@@ -248,8 +274,9 @@ class Loop:
 
     async def close(self) -> None:
         """Let go of everything; of the lease first: the connector's client gives it back."""
-        for one in (self._lease, self.source, self.connector):
-            await one.close()
+        for one in (self._lease, self.source, self.retiring, self.connector):
+            if one is not None:
+                await one.close()
 
 
 def measured(window: Window, name: str) -> float | None:

@@ -27,6 +27,8 @@ from select_service.planner.edge.leases.ray import RayLease
 from select_service.planner.edge.loop import Loop
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.ray_cluster import joined
+from select_service.planner.edge.retiring import Retiring
+from select_service.planner.edge.selectors import Selectors
 from select_service.planner.edge.serving import create_app
 from select_service.planner.edge.settings import (
     ModelSettings,
@@ -78,6 +80,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     ray_dashboard: str = "http://127.0.0.1:8265"
     ray_token_file: Path | None = None
     decision_timeout_s: float = 1800.0
+    drain_s: float | None = None
+    """Engines that go get so long to finish what they have; None: nobody asks them."""
     state_dir: Path | None = None
     fast_s: float | None = 5.0
     correct: bool = True
@@ -114,16 +118,18 @@ async def _run(settings: RunSettings) -> None:
     if isinstance(lease, FileLease) and not await lease.held():
         told = lease.holder or "it has not said which"
         raise LeaseHeld(f"another planner is here ({told}): it has locked {lease.taken}")
+    connector = _connector(settings, fleet, resources_of(models), kube, memory)
     loop = Loop(
         fleet,
         _source(settings),
-        _connector(settings, fleet, resources_of(models), kube, memory),
+        connector,
         lease,
         clock=time.monotonic,
         wall=_wall,
         fast_s=settings.fast_s,
         state=state,
         first_id=memory.decision_id,
+        retiring=_retiring(settings, connector),
     )
     server = uvicorn.Server(
         uvicorn.Config(create_app(loop), log_level="warning", timeout_graceful_shutdown=_LEAVE_S)
@@ -276,6 +282,25 @@ def _connector(
 
     assert kube is not None, "it was made for this connector"
     return KubernetesConnector(kube, resources)
+
+
+def _retiring(settings: RunSettings, connector: Connector) -> Retiring | None:
+    """Return who drains engines before they go.
+
+    Raises:
+        SettingsError: there is nobody to ask, or the connector chooses who goes by itself.
+    """
+    if settings.drain_s is None:
+        return None
+    from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
+
+    if not settings.selectors:
+        raise SettingsError("--drain needs --selector URL: the selectors are told who goes")
+    if not isinstance(connector, KubernetesConnector | VirtualConnector):
+        raise SettingsError(f"--drain: who goes is not for us to say with {settings.connector}")
+    pods = connector.pods() if isinstance(connector, KubernetesConnector) else {}
+    selectors = Selectors(settings.selectors, _token(settings.token_file))
+    return Retiring(selectors, pods, time.monotonic, settings.drain_s)
 
 
 def single_model(

@@ -212,6 +212,7 @@ class PlannerMetrics(Collector):
         for name, value in sorted(counts.decisions.items()):
             decided.add_metric([name], value)
         yield decided
+        yield from self._retired()
         connector = self._loop.connector
         if isinstance(connector, VirtualConnector):
             ends = CounterMetricFamily(
@@ -222,6 +223,27 @@ class PlannerMetrics(Collector):
             for end, count in connector.ends.items():
                 ends.add_metric([end], count)
             yield ends
+
+    def _retired(self) -> Iterator[Metric]:
+        retiring = self._loop.retiring
+        if retiring is None:
+            return
+        leaving = _gauge("workers_leaving", "Drained, their count not lowered yet.", _POOL)
+        for pool, one in retiring.pools.items():
+            labels = (pool.model.model_name, pool.model.tenant_id, pool.role)
+            leaving.add_metric(labels, len(one.named))
+        yield leaving
+        ends = CounterMetricFamily(
+            PREFIX + "leavers",
+            "Workers that were to go: idle when they went, late, or they stayed after all.",
+            labels=("end",),
+        )
+        for end, count in retiring.ends.items():
+            ends.add_metric([end], count)
+        yield ends
+        failed = CounterMetricFamily(PREFIX + "drain_failures", "Turns that nobody could be asked.")
+        failed.add_metric((), retiring.failures)
+        yield failed
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:

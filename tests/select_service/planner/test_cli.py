@@ -63,7 +63,7 @@ def test_what_was_not_measured_makes_nobody_faster(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (["--selector", "http://s"], "--selector is of --metrics-source selector"),
+        (["--selector", "http://s"], "--selector is of --metrics-source selector and of --drain"),
         (["--trace", "t.jsonl"], "--trace is of --metrics-source trace"),
         (["--targets", "t.yaml"], "--model-name: --targets names them"),
         (["--ray-token-file", "t"], "--ray-token-file is of --connector ray"),
@@ -275,6 +275,7 @@ def test_the_manifest_has_flags_we_know_and_no_right_too_many() -> None:
     settings = settings_of(_parser().parse_args(container["args"]))
     assert container["ports"] == [{"name": "http", "containerPort": settings.port}]
     assert settings.connector == "kubernetes"
+    assert settings.drain_s is None, "or drain.yaml is needed, too"
     for rule in by_kind["Role"]["rules"]:
         (resource, *_) = rule["resources"]
         assert all("*" not in one for one in (*rule["resources"], *rule["verbs"]))
@@ -283,3 +284,14 @@ def test_the_manifest_has_flags_we_know_and_no_right_too_many() -> None:
         else:
             wanted = {"get", "patch"} if resource.endswith("/scale") else {"get"}
             assert set(rule["verbs"]) == wanted
+
+
+def test_who_drains_may_patch_pods_and_nothing_else() -> None:
+    path = Path(__file__).parents[3] / "deploy" / "planner"
+    role, binding = yaml.safe_load_all((path / "drain.yaml").read_text("utf-8"))
+    (rule,) = role["rules"]
+    assert (rule["resources"], set(rule["verbs"])) == (["pods"], {"list", "patch"})
+    beside = list(yaml.safe_load_all((path / "kubernetes.yaml").read_text("utf-8")))
+    (account,) = [one["metadata"]["name"] for one in beside if one["kind"] == "ServiceAccount"]
+    assert [one["name"] for one in binding["subjects"]] == [account]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]

@@ -17,6 +17,7 @@ import msgspec
 from typing_extensions import override
 
 from select_service.planner.edge.connectors.connector import OneByOne
+from select_service.planner.edge.connectors.pods import Pods
 from select_service.planner.errors import ConnectorError, SettingsError
 from select_service.planner.types import PoolState
 
@@ -100,6 +101,10 @@ class KubernetesConnector(OneByOne):
         self._count_ready = {
             path for path in self._paths.values() if path.rsplit("/", 2)[1] in _COUNTING
         }
+
+    def pods(self) -> dict[PoolKey, Pods]:
+        """Return the pods of every pool, by which somebody can say who goes."""
+        return {pool: Pods(self._kube, path) for pool, path in self._paths.items()}
 
     async def close(self) -> None:
         """Let go of the connections."""

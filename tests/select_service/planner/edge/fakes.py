@@ -51,7 +51,8 @@ class FakeKube:
 
     As the API conventions have it: errors are Status objects, a patch that names another
     `resourceVersion` than the object's is a conflict, one that is no merge patch is not supported,
-    replicas below 0 are invalid, and numbers that are 0 are left out of a Scale.
+    replicas below 0 are invalid, and numbers that are 0 are left out of a Scale. Pods lie beside;
+    `control` takes those away that are too many, as the controllers choose them.
     """
 
     def __init__(self) -> None:
@@ -65,17 +66,43 @@ class FakeKube:
         self.refuses = 0  # the status of every answer, if it is one
         self.retry_after = ""  # beside it
         self.breaks: Exception | None = None  # instead of an answer
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.forbids_pods = False
         self.patched: Callable[[str], None] = lambda path: None
         self.version = 1
 
-    def deployment(self, name: str, replicas: int, ready: int) -> None:
-        path = f"/apis/apps/v1/namespaces/inference/deployments/{name}"
+    def deployment(self, name: str, replicas: int, ready: int, plural: str = "deployments") -> None:
+        path = f"/apis/apps/v1/namespaces/inference/{plural}/{name}"
         self.objects[path] = {
-            "kind": "Deployment",
+            "kind": {"deployments": "Deployment", "statefulsets": "StatefulSet"}[plural],
             "metadata": {"name": name, "uid": "u", "resourceVersion": "1"},
             "spec": {"replicas": replicas, "template": {"spec": {}}},
             "status": {"replicas": replicas, "readyReplicas": ready},
         }
+
+    def pod(self, name: str, of: str, ip: str) -> None:
+        self.pods[name] = {
+            "metadata": {"name": name, "labels": {"app": of}, "annotations": {"kept": "yes"}},
+            "status": {"podIP": ip, "podIPs": [{"ip": ip}]},
+        }
+
+    def control(self, name: str, plural: str = "deployments") -> set[str]:
+        """Take away the pods that are too many; returns the addresses of those."""
+        path = f"/apis/apps/v1/namespaces/inference/{plural}/{name}"
+        wanted = self.objects[path]["spec"]["replicas"]
+        ours = [one for one in self.pods.values() if one["metadata"]["labels"]["app"] == name]
+
+        def first_to_go(pod: dict[str, Any]) -> tuple[int, int]:
+            told = pod["metadata"]
+            cost = int(told["annotations"].get("controller.kubernetes.io/pod-deletion-cost", 0))
+            ordinal = int(told["name"].rpartition("-")[2], 36)
+            return (-ordinal, 0) if plural == "statefulsets" else (cost, ordinal)
+
+        gone = sorted(ours, key=first_to_go)[: max(0, len(ours) - wanted)]
+        for pod in gone:
+            del self.pods[pod["metadata"]["name"]]
+        self.objects[path]["status"] = {"replicas": wanted, "readyReplicas": wanted}
+        return {str(pod["status"]["podIP"]) for pod in gone}
 
     def kube(self, token_file: Path | None = None) -> Kube:
         client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
@@ -94,6 +121,8 @@ class FakeKube:
         if self.refuses:
             told = {"retry-after": self.retry_after} if self.retry_after else {}
             return refusal(self.refuses, "no", told)
+        if "/pods" in path:
+            return self._pod(request, path, body)
         base = path.removesuffix("/scale")
         if base not in self.objects:
             return refusal(404, "not found")
@@ -119,9 +148,29 @@ class FakeKube:
             "apiVersion": "autoscaling/v1",
             "metadata": found["metadata"],
             "spec": {"replicas": spec} if spec else {},
-            "status": {"replicas": status},
+            "status": {"replicas": status, "selector": f"app={found['metadata']['name']}"},
         }
         return httpx.Response(200, json=scale)
+
+    def _pod(self, request: httpx.Request, path: str, body: Any) -> httpx.Response:
+        if self.forbids_pods:
+            return refusal(403, "pods is forbidden")
+        if request.method == "GET":
+            key, _, value = request.url.params["labelSelector"].partition("=")
+            found = [
+                one for one in self.pods.values() if one["metadata"]["labels"].get(key) == value
+            ]
+            return httpx.Response(200, json={"kind": "PodList", "items": found})
+        name = path.rpartition("/")[2]
+        if name not in self.pods:
+            return refusal(404, f'pods "{name}" not found')
+        annotations = self.pods[name]["metadata"]["annotations"]
+        for annotation, value in body["metadata"]["annotations"].items():
+            if value is None:  # as a merge patch has it
+                annotations.pop(annotation, None)
+            else:
+                annotations[annotation] = value
+        return httpx.Response(200, json=self.pods[name])
 
     def _wrong(
         self, request: httpx.Request, body: Any, metadata: dict[str, Any]

@@ -1,0 +1,138 @@
+"""Pods behind a scale: which of them Kubernetes takes away when there shall be fewer.
+
+A ReplicaSet goes by the annotation `controller.kubernetes.io/pod-deletion-cost`: those who are to
+go are marked with it. A StatefulSet or a LeaderWorkerSet takes the highest ordinals: there it is
+known who goes. A worker's pod is the one that has its endpoint's address.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from select_service.planner.errors import ConnectorError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from select_service.planner.edge.kube import Kube, KubeAnswer
+
+__all__ = ["DELETION_COST", "Pod", "Pods"]
+
+DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+FIRST_TO_GO: Final = str(-(2**31))
+"""No pod's cost is lower: an int32."""
+_BY_ORDINAL: Final = frozenset({"statefulsets", "leaderworkersets"})
+_OK, _NOT_FOUND = 200, 404
+_T = TypeVar("_T")
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    name: str
+    annotations: dict[str, str] | None = None
+
+
+class _Address(msgspec.Struct, frozen=True):
+    ip: str
+
+
+class _PodStatus(msgspec.Struct, frozen=True, rename={"ip": "podIP", "ips": "podIPs"}):
+    ip: str | None = None
+    ips: list[_Address] | None = None  # of both families
+
+
+class Pod(msgspec.Struct, frozen=True):
+    """One pod, as far as it matters who goes."""
+
+    metadata: _Meta
+    status: _PodStatus = _PodStatus()
+
+    @property
+    def addresses(self) -> set[str]:
+        """All it can be reached at."""
+        found = {one.ip for one in self.status.ips or ()}
+        return found | {self.status.ip} if self.status.ip else found
+
+    @property
+    def goes_first(self) -> bool:
+        """Whether it is marked."""
+        return (self.metadata.annotations or {}).get(DELETION_COST) == FIRST_TO_GO
+
+
+class _Pods(msgspec.Struct):
+    items: list[Pod]
+
+
+class _ScaleStatus(msgspec.Struct, frozen=True):
+    selector: str = ""
+
+
+class _Scale(msgspec.Struct, frozen=True):
+    status: _ScaleStatus = _ScaleStatus()
+
+
+class Pods:
+    """The pods of one resource.
+
+    Args:
+        kube: the API server.
+        path: of the resource.
+    """
+
+    def __init__(self, kube: Kube, path: str) -> None:
+        self._kube = kube
+        self._path = path
+        _, plural, self._name = path.rsplit("/", 2)
+        self.go_by_ordinal = plural in _BY_ORDINAL
+        """Nobody can choose: the highest ordinals go."""
+
+    async def all(self) -> list[Pod]:
+        """Return them.
+
+        Raises:
+            ConnectorError: the resource does not tell its pods, or they may not be read.
+        """
+        answer = await self._kube.ask("GET", f"{self._path}/scale")
+        labels = _read(answer, f"{self._path}/scale", _Scale).status.selector
+        if not labels:
+            raise ConnectorError(f"{self._path}/scale names no selector of its pods")
+        path = f"/api/v1/namespaces/{self._kube.namespace}/pods?labelSelector={quote(labels)}"
+        answer = await self._kube.ask("GET", path)
+        return _read(answer, path, _Pods).items
+
+    def by_ordinal(self, pods: Sequence[Pod]) -> list[Pod]:
+        """Return those that have an ordinal, who goes first first."""
+        prefix = f"{self._name}-"
+        ordinals = {
+            int(rest): one
+            for one in pods
+            if (rest := one.metadata.name.removeprefix(prefix)).isdecimal()
+            and one.metadata.name.startswith(prefix)
+        }
+        return [ordinals[number] for number in sorted(ordinals, reverse=True)]
+
+    async def mark(self, pod: Pod, *, goes_first: bool) -> None:
+        """Say whether a pod goes before all others; one that has gone already needs no mark.
+
+        Raises:
+            ConnectorError: it may not be marked.
+        """
+        if pod.goes_first == goes_first:
+            return
+        path = f"/api/v1/namespaces/{self._kube.namespace}/pods/{pod.metadata.name}"
+        cost = FIRST_TO_GO if goes_first else None
+        body = {"metadata": {"annotations": {DELETION_COST: cost}}}
+        answer = await self._kube.ask("PATCH", path, body, merge=True)
+        if answer.status not in (_OK, _NOT_FOUND):
+            raise ConnectorError(f"{path}: {answer.said}")
+
+
+def _read(answer: KubeAnswer, what: str, kind: type[_T]) -> _T:
+    if answer.status != _OK:
+        raise ConnectorError(f"{what}: {answer.said}")
+    try:
+        return msgspec.convert(answer.body, type=kind)
+    except msgspec.ValidationError as error:
+        raise ConnectorError(f"{what}: {error}") from error

@@ -1,0 +1,217 @@
+"""What selectors are asked about workers, and told: who goes, and gets no more work.
+
+Catalogs are not shared, so every selector is told; of a worker that one of them does not know it is
+not. What is in flight is shared between replicas, but not at once: a worker is idle when all of
+them say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from urllib.parse import urlencode, urlsplit
+
+import httpx
+import msgspec
+
+from select_service.planner.errors import SelectorError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from select_service.planner.types import ModelKey, PoolKey
+
+__all__ = ["Candidate", "Selectors", "Worker"]
+
+TIMEOUT_S: Final = 5.0
+CANDIDATES_MAX: Final = 64
+"""That a selector names at once."""
+DRAINING: Final = "draining: "
+_JSON: Final = {"content-type": "application/json"}
+_OK, _NOT_FOUND = 200, 404
+_T = TypeVar("_T")
+
+
+class _Record(msgspec.Struct, frozen=True):
+    """A row of the catalog, as far as it is needed here."""
+
+    worker_id: int
+    endpoint: str | None = None
+    lifecycle: str = ""
+    not_schedulable_reasons: list[str] = []
+
+
+class Worker(NamedTuple):
+    """What the selectors that know it say of a worker."""
+
+    worker_id: int
+    host: str
+    """Address of its endpoint; empty: it has none that can be read."""
+    drains: frozenset[str | None]
+    """Why it drains, in the words of who drains it, by each of them; None: it does not."""
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One that is cheap to lose."""
+
+    worker_id: int
+    drains: bool = False
+
+
+class _Candidates(msgspec.Struct):
+    candidates: list[Candidate]
+
+
+class _Status(msgspec.Struct):
+    safe_to_terminate: bool = False
+    waiting_for: list[str] = []
+
+
+class Selectors:
+    """Every selector of a fleet.
+
+    Args:
+        urls: of each of them.
+        token: bearer token, where they ask for one; it must be allowed to drain.
+        client: for tests.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], token: str | None = None, client: httpx.AsyncClient | None = None
+    ) -> None:
+        self._urls = [url.rstrip("/") for url in urls]
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
+        self._headers = headers
+
+    async def workers(self, model: ModelKey) -> dict[int, Worker]:
+        """Return the catalog of a model, of all selectors that answer, by id.
+
+        Raises:
+            SelectorError: none does.
+        """
+        pages = await self._of_any(f"/workers?{_scope(model)}", list[_Record])
+        found: dict[int, Worker] = {}
+        for record in (one for page in pages for one in page):
+            before = found.get(record.worker_id)
+            drains = frozenset({_why(record)}) | (before.drains if before else frozenset())
+            found[record.worker_id] = Worker(record.worker_id, _host(record), drains)
+        return found
+
+    async def candidates(self, pool: PoolKey, count: int) -> list[Candidate]:
+        """Return who is cheapest to lose, by the first selector that says; who drains comes first.
+
+        Raises:
+            SelectorError: none does.
+        """
+        most = min(count, CANDIDATES_MAX)
+        path = f"/scale_down_candidates?{_scope(pool.model)}&role={pool.role}&count={most}"
+        pages = await self._of_any(path, _Candidates)
+        return pages[0].candidates
+
+    async def in_flight(self, worker_id: int) -> str:
+        """Return what is in flight on a worker that drains, in words; empty: nothing.
+
+        Raises:
+            SelectorError: a selector does not say.
+        """
+        path = f"/workers/{worker_id}/drain"
+        told = await asyncio.gather(*(self._ask("GET", url + path, _Status) for url in self._urls))
+        busy = [", ".join(one.waiting_for) for one in told if one and not one.safe_to_terminate]
+        return next((one or "work" for one in busy), "")
+
+    async def drain(self, worker_id: int, reason: str) -> None:
+        """Give a worker no more work, at every selector that knows it. Repeatable.
+
+        Raises:
+            SelectorError: one of them was not told.
+        """
+        body = msgspec.json.encode({"reason": reason})
+        await self._tell("POST", worker_id, body)
+
+    async def undrain(self, worker_id: int) -> None:
+        """Let a worker be chosen again, everywhere. Repeatable.
+
+        Raises:
+            SelectorError: one of them was not told.
+        """
+        await self._tell("DELETE", worker_id)
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._client.aclose()
+
+    async def _tell(self, method: str, worker_id: int, body: bytes | None = None) -> None:
+        path = f"/workers/{worker_id}/drain"
+        told = await asyncio.gather(
+            *(self._ask(method, url + path, _Status, body) for url in self._urls),
+            return_exceptions=True,
+        )
+        for one in told:  # all were told, those behind one that fails, too
+            if isinstance(one, BaseException):
+                raise one
+
+    async def _of_any(self, path: str, kind: type[_T]) -> list[_T]:
+        """Return the answers there are.
+
+        Raises:
+            SelectorError: there is none.
+        """
+        told = await asyncio.gather(
+            *(self._ask("GET", url + path, kind) for url in self._urls), return_exceptions=True
+        )
+        found: list[_T] = []
+        for one in told:
+            if isinstance(one, BaseException):
+                if not isinstance(one, SelectorError):
+                    raise one
+            elif one is not None:
+                found.append(one)
+        if found:
+            return found
+        errors = [str(one) for one in told if isinstance(one, BaseException)]
+        raise SelectorError("; ".join(errors) or f"no selector knows {path}")
+
+    async def _ask(
+        self, method: str, url: str, kind: type[_T], body: bytes | None = None
+    ) -> _T | None:
+        """Return an answer; None: what is asked about is not known there.
+
+        Raises:
+            SelectorError: there is none that can be read, in time.
+        """
+        headers = self._headers if body is None else {**self._headers, **_JSON}
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await self._client.request(method, url, content=body, headers=headers)
+        except TimeoutError as error:
+            raise SelectorError(f"{url}: no whole answer within {TIMEOUT_S:g} s") from error
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            raise SelectorError(f"{url}: {str(error) or type(error).__name__}") from error
+        if answer.status_code == _NOT_FOUND:
+            return None
+        if answer.status_code != _OK:
+            raise SelectorError(f"{url}: answered {answer.status_code}")
+        try:
+            return msgspec.json.decode(answer.content, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise SelectorError(f"{url}: {error}") from error
+
+
+def _scope(model: ModelKey) -> str:
+    return urlencode({"model_name": model.model_name, "tenant_id": model.tenant_id})
+
+
+def _host(record: _Record) -> str:
+    try:
+        return urlsplit(record.endpoint or "").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _why(record: _Record) -> str | None:
+    """Return why a worker drains; it may have been drained without a word."""
+    told = [one for one in record.not_schedulable_reasons if one.startswith(DRAINING)]
+    if told:
+        return told[0].removeprefix(DRAINING)
+    return "" if record.lifecycle == "draining" else None

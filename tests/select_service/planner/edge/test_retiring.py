@@ -1,0 +1,448 @@
+"""A scale-down that cuts nobody off: two selectors, an API server, and what is in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+from typing_extensions import override
+
+from select_service.edge.app import create_app, create_driver
+from select_service.edge.driver import Driver
+from select_service.planner.cli import main
+from select_service.planner.core.leaving import GONE_S
+from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
+from select_service.planner.edge.connectors.pods import DELETION_COST
+from select_service.planner.edge.connectors.virtual import VirtualConnector
+from select_service.planner.edge.retiring import Retiring
+from select_service.planner.edge.selectors import Selectors
+from select_service.planner.edge.serving import create_app as create_planner
+from select_service.planner.types import PoolState
+from tests.select_service.edge.serving import SETTINGS, seat
+from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, FakeKube, run, target
+from tests.select_service.planner.edge.test_loop import Told, loop_of
+
+NAMES = ("one", "two")
+MOST_S = 300.0
+
+
+class Selecting(httpx.AsyncBaseTransport):
+    """Two selectors of one fleet, each at a host of its own."""
+
+    def __init__(self) -> None:
+        self.services: dict[str, Driver] = {}
+        self.doors: dict[str, httpx.ASGITransport] = {}
+        self.down: set[str] = set()
+        self.asked: list[tuple[str, str, str]] = []
+
+    async def start(self, name: str) -> None:
+        settings = replace(SETTINGS)
+        self.services[name] = create_driver(settings)
+        await self.services[name].start()
+        self.doors[name] = httpx.ASGITransport(create_app(self.services[name], settings))
+
+    def seat(self, worker_id: int, **fields: Any) -> None:
+        fields = {"model_name": "m", "role": "decode"} | fields
+        for service in self.services.values():
+            seat(service, worker_id, endpoint=f"http://10.0.0.{worker_id}:8000", **fields)
+
+    @override
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        name = request.url.host
+        self.asked.append((name, request.method, request.url.path))
+        if name in self.down:
+            raise httpx.ConnectError("connection refused")
+        return await self.doors[name].handle_async_request(request)
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=self)
+
+    async def book(self, name: str, worker_id: int, reservation_id: str) -> None:
+        body = {"model_name": "m", "sequence_hashes": [1], "isl_tokens": 16, "worker_id": worker_id}
+        body |= {"reservation_id": reservation_id, "effective_prefill_tokens": 16, "dp_rank": 0}
+        async with self.client() as client:
+            answer = await client.post(f"http://{name}/reservations", json=body)
+            assert answer.is_success, answer.text
+
+    async def end(self, name: str, reservation_id: str) -> None:
+        async with self.client() as client:
+            assert (await client.delete(f"http://{name}/reservations/{reservation_id}")).is_success
+
+    def drained(self, name: str = "one") -> dict[int, str]:
+        """Who drains, and why, by one of them."""
+        core = self.services[name].core
+        found = {one.worker_id: core.drain_status(one.worker_id) for one in core.workers()}
+        return {id_: str(one.reason) for id_, one in found.items() if one.drains}
+
+    async def close(self) -> None:
+        for service in self.services.values():
+            await service.close()
+
+
+class House:
+    """Selectors, an API server, and who lets engines go."""
+
+    def __init__(self, plural: str = "deployments") -> None:
+        self.selecting = Selecting()
+        self.fake = FakeKube()
+        self.plural = plural
+        self.clock = Clock()
+        self.connector = KubernetesConnector(
+            self.fake.kube(), {DECODE: f"{plural}/decode", PREFILL: "deployments/prefill"}
+        )
+        self.retiring = self.another()
+
+    def another(self) -> Retiring:
+        """A planner, as if the one before had ended."""
+        urls = [f"http://{name}" for name in NAMES]
+        selectors = Selectors(urls, client=self.selecting.client())
+        return Retiring(selectors, self.connector.pods(), self.clock, MOST_S)
+
+    async def wants(self, replicas: int, desired: int) -> str:
+        """Return what the lower count waits for."""
+        state = PoolState(desired, desired)
+        waiting = await self.retiring.settle([target(DECODE, replicas)], {DECODE: state})
+        for leaving in self.retiring.pools.values():
+            leaving.check()
+        return waiting.get(DECODE, "")
+
+    def marked(self) -> set[str]:
+        return {
+            pod["status"]["podIP"]
+            for pod in self.fake.pods.values()
+            if DELETION_COST in pod["metadata"]["annotations"]
+        }
+
+    def scaled(self, replicas: int) -> set[int]:
+        """The count is lowered, and the controllers act on it; returns whose pods went."""
+        path = f"/apis/apps/v1/namespaces/inference/{self.plural}/decode"
+        self.fake.objects[path]["spec"]["replicas"] = replicas
+        self.retiring.lowered(DECODE)
+        gone = {int(ip.rpartition(".")[2]) for ip in self.fake.control("decode", self.plural)}
+        for service in self.selecting.services.values():
+            for worker_id in gone:
+                service.delete_worker(worker_id)
+        return gone
+
+
+def housed(
+    use: Callable[[House], Awaitable[None]], plural: str = "deployments", workers: int = 4
+) -> None:
+    async def whole() -> None:
+        house = House(plural)
+        try:
+            for name in NAMES:
+                await house.selecting.start(name)
+            house.fake.deployment("decode", workers, workers, plural)
+            house.fake.deployment("prefill", 1, 1)
+            for worker_id in range(1, 1 + workers):
+                house.selecting.seat(worker_id)
+                house.fake.pod(f"decode-{worker_id}", "decode", f"10.0.0.{worker_id}")
+            house.selecting.seat(50, role="prefill")
+            house.fake.pod("prefill-z", "prefill", "10.0.0.50")
+            await use(house)
+        finally:
+            await house.retiring.close()
+            await house.selecting.close()
+
+    run(whole)
+
+
+def test_who_goes_is_idle_and_is_whom_kubernetes_takes() -> None:
+    async def use(house: House) -> None:
+        for worker_id in (1, 2, 3):  # the fourth is the cheapest: it does nothing
+            await house.selecting.book("one", worker_id, f"r{worker_id}")
+        await house.selecting.book("two", 4, "r4")  # but for what the other one books there
+        why = await house.wants(3, 4)
+        assert why == "worker 4: 1 reservation (0 s of 300)"
+        assert house.selecting.drained("one") == house.selecting.drained("two")
+        assert house.selecting.drained() == {4: "select-planner: m decode needs fewer"}
+        assert not house.marked(), "not before it may go"
+        house.clock.now += 20.0
+        assert "(20 s of 300)" in await house.wants(3, 4)
+        await house.selecting.end("two", "r4")
+        assert await house.wants(3, 4) == ""
+        assert house.marked() == {"10.0.0.4"}
+        assert house.fake.pods["decode-4"]["metadata"]["annotations"]["kept"] == "yes"
+        assert house.scaled(3) == {4}
+        assert house.retiring.ends == {"idle": 1, "late": 0, "stayed": 0}
+        assert await house.wants(3, 3) == ""
+        asked = len(house.selecting.asked)
+        assert await house.wants(3, 3) == ""
+        assert len(house.selecting.asked) == asked, "nobody is asked while nobody goes"
+
+    housed(use)
+
+
+def test_who_is_needed_again_works_again_everywhere() -> None:
+    async def use(house: House) -> None:
+        for worker_id in (1, 2, 3, 4):
+            await house.selecting.book("one", worker_id, f"r{worker_id}")
+        assert "worker" in await house.wants(1, 4)
+        first = list(house.selecting.drained())
+        assert len(first) == 3
+        for worker_id in (1, 2, 3, 4):
+            await house.selecting.end("one", f"r{worker_id}")
+        assert await house.wants(1, 4) == ""  # marked, but the count is not lowered yet
+        assert len(house.marked()) == 3
+        assert await house.wants(3, 4) == ""
+        assert len(house.selecting.drained()) == len(house.marked()) == 1
+        house.selecting.down.add("two")
+        assert await house.wants(4, 4) == ""
+        assert house.selecting.drained("two"), "it could not be told"
+        assert not house.selecting.drained("one"), "the other one was"
+        assert house.retiring.failures == 1
+        house.selecting.down.clear()
+        assert await house.wants(4, 4) == ""
+        assert house.selecting.drained("one") == house.selecting.drained("two") == {}
+        assert not house.marked()
+        assert house.retiring.ends["stayed"] == 3
+
+    housed(use)
+
+
+def test_nobody_waits_for_ever() -> None:
+    async def use(house: House) -> None:
+        await house.selecting.book("one", 1, "r1")
+        for worker_id in (2, 3, 4):
+            await house.selecting.book("one", worker_id, f"r{worker_id}")
+        assert await house.wants(3, 4)
+        house.clock.now += MOST_S - 1
+        assert await house.wants(3, 4)
+        house.clock.now += 1
+        assert await house.wants(3, 4) == ""
+        assert len(house.marked()) == 1, "it is still the one who was told to go"
+        (late,) = house.selecting.drained()
+        assert house.scaled(3) == {late}
+        assert house.retiring.ends["late"] == 1
+
+    housed(use)
+
+
+def test_selectors_that_do_not_answer_keep_engines_for_a_while_only() -> None:
+    async def use(house: House) -> None:
+        house.selecting.down |= set(NAMES)
+        assert "connection refused" in await house.wants(3, 4)
+        house.clock.now += MOST_S
+        assert await house.wants(3, 4) == ""
+        assert house.retiring.failures == 2
+        house.selecting.down.clear()
+        house.fake.forbids_pods = True
+        house.retiring = house.another()
+        why = await house.wants(3, 4)
+        assert "403: pods is forbidden" in why, "drained in vain, if another one is taken"
+
+    housed(use)
+
+
+def test_a_stateful_set_takes_the_highest_ordinals_and_so_do_we() -> None:
+    async def use(house: House) -> None:
+        for worker_id in (10, 11):
+            house.selecting.seat(worker_id)
+            house.fake.pod(f"decode-{worker_id}", "decode", f"10.0.0.{worker_id}")
+        await house.selecting.book("one", 11, "r")  # not the cheapest
+        path = "/apis/apps/v1/namespaces/inference/statefulsets/decode"
+        house.fake.objects[path]["spec"]["replicas"] = 6
+        assert "worker 11" in await house.wants(4, 6)
+        assert set(house.selecting.drained()) == {10, 11}
+        await house.selecting.end("one", "r")
+        assert await house.wants(4, 6) == ""
+        assert not house.marked(), "it would not be heard"
+        assert house.scaled(4) == {10, 11}
+
+    # ordinals are numbers in base 36 to the fake's Deployments, and these have one digit there
+    housed(use, "statefulsets")
+
+
+def test_a_planner_that_starts_again_goes_on_where_the_last_one_was() -> None:
+    async def use(house: House) -> None:
+        for worker_id in (1, 2, 3, 4):
+            await house.selecting.book("one", worker_id, f"r{worker_id}")
+        assert await house.wants(2, 4)
+        before = house.selecting.drained()
+        assert len(before) == 2
+        house.retiring = house.another()
+        assert "2 reservations" not in await house.wants(2, 4)
+        assert house.selecting.drained() == before, "the same two"
+        house.retiring = house.another()  # and now nobody is to go any more
+        assert await house.wants(4, 4) == ""
+        assert house.selecting.drained() == before, "their pods may be on the way out"
+        house.clock.now += GONE_S
+        assert await house.wants(4, 4) == ""
+        assert house.selecting.drained("one") == house.selecting.drained("two") == {}
+
+    housed(use)
+
+
+def test_who_was_not_taken_works_on() -> None:
+    """An older controller, or somebody's hand: another pod went than the one that was marked."""
+
+    async def use(house: House) -> None:
+        assert await house.wants(3, 4) == ""
+        (drained,) = house.selecting.drained()
+        house.retiring.lowered(DECODE)
+        for service in house.selecting.services.values():
+            service.delete_worker(1 if drained != 1 else 2)
+        assert await house.wants(3, 3) == ""
+        assert house.selecting.drained()
+        house.clock.now += GONE_S
+        assert await house.wants(3, 3) == ""
+        assert not house.selecting.drained()
+
+    housed(use)
+
+
+def test_whom_somebody_else_drains_goes_first_and_stays_his() -> None:
+    async def use(house: House) -> None:
+        for name in NAMES:
+            async with house.selecting.client() as client:
+                body = {"reason": "a broken fan"}
+                await client.post(f"http://{name}/workers/2/drain", json=body)
+        assert await house.wants(3, 4) == ""
+        assert house.selecting.drained() == {2: "a broken fan"}
+        assert house.marked() == {"10.0.0.2"}
+        assert await house.wants(4, 4) == ""
+        assert house.selecting.drained() == {2: "a broken fan"}
+        assert not house.marked()
+
+    housed(use)
+
+
+def test_who_is_gone_or_was_put_back_meanwhile_is_replaced_or_told_again() -> None:
+    async def use(house: House) -> None:
+        for worker_id in (1, 2, 3, 4):
+            await house.selecting.book("one", worker_id, f"r{worker_id}")
+        assert await house.wants(3, 4)
+        (named,) = house.selecting.drained()
+        house.selecting.services["two"].undrain_worker(named)
+        assert await house.wants(3, 4)
+        assert named in house.selecting.drained("two")
+        for service in house.selecting.services.values():
+            service.delete_worker(named)
+        house.selecting.seat(9)  # its replacement
+        assert await house.wants(3, 4) == "", "the newcomer is idle"
+        assert set(house.selecting.drained()) == {9}
+
+    housed(use)
+
+
+def test_an_answer_that_hangs_keeps_no_other_pool() -> None:
+    async def use(house: House) -> None:
+        async def hang(request: httpx.Request) -> httpx.Response:
+            if "/workers" in request.url.path:
+                await asyncio.sleep(3600)
+            return httpx.Response(200, json={"candidates": []})
+
+        client = httpx.AsyncClient(transport=httpx.MockTransport(hang))
+        retiring = Retiring(Selectors(["http://s"], client=client), {}, house.clock, MOST_S)
+        targets = [target(DECODE, 1), target(PREFILL, 1)]
+        states = {DECODE: PoolState(2, 2), PREFILL: PoolState(2, 2)}
+        waiting = await asyncio.wait_for(retiring.settle(targets, states), 19.0)
+        assert set(waiting) == {DECODE, PREFILL}
+        assert "no whole answer within 5 s" in waiting[DECODE]
+        await retiring.close()
+
+    housed(use)
+
+
+def test_the_loop_holds_a_lower_count_back_and_says_so() -> None:
+    async def use(house: House) -> None:
+        loop = loop_of(house.connector)
+        loop.retiring = house.retiring
+        clock: Any = loop._clock
+        for worker_id in range(1, 21):
+            await house.selecting.book("two", worker_id, f"r{worker_id}")
+
+        async def after(seconds: float) -> int:
+            clock.now += seconds
+            house.clock.now += seconds
+            await loop.slow()
+            path = "/apis/apps/v1/namespaces/inference/deployments/decode"
+            return int(house.fake.objects[path]["spec"]["replicas"])
+
+        while not any(one.waiting for one in loop.decisions):
+            assert await after(180.0) == 20
+        noted = loop.decisions[-1]
+        assert ": 1 reservation" in noted.waiting["m decode"]
+        assert not any("decode" in one for one in noted.changed)
+        assert house.retiring.pools[DECODE].named
+        page = httpx.AsyncClient(
+            transport=httpx.ASGITransport(create_planner(loop)), base_url="http://p"
+        )
+        async with page:
+            told = (await page.get("/metrics")).text
+        leaving = 'select_planner_workers_leaving{model_name="m",role="decode",tenant_id="default"}'
+        assert f"{leaving} {len(house.retiring.pools[DECODE].named)}.0" in told
+        decisions = len(loop.decisions)
+        await loop.fast()
+        assert len(loop.decisions) == decisions, "it is told once, not at every look"
+        named = set(house.selecting.drained())
+        for worker_id in named:
+            await house.selecting.end("two", f"r{worker_id}")
+        count = await after(5.0)
+        assert count == 20 - len(named)
+        assert house.scaled(count) == named
+        assert house.retiring.ends["idle"] == len(named)
+
+    housed(use, workers=20)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--drain"], "--drain needs --selector URL"),
+        (["--drain", "--selector", "http://s"], "not for us to say with dry-run"),
+        (["--selector", "http://s"], "--selector is of --metrics-source selector and of --drain"),
+    ],
+)
+def test_drains_that_nobody_could_carry_out_are_refused(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.select_service.planner.golden import PROFILE
+
+    plain = ["run", "--model-name", "m", "--profile-results-dir", str(PROFILE), "--port", "0"]
+    assert main([*plain, *flags]) in {1, 2}
+    assert says in capsys.readouterr().err
+
+
+def test_readers_of_the_virtual_connector_are_told_by_the_selectors_who_goes() -> None:
+    async def use(house: House) -> None:
+        connector = VirtualConnector({DECODE: PoolState(4, 4)}, house.clock, lambda: 0.0, 60.0)
+        selectors = Selectors(["http://one", "http://two"], client=house.selecting.client())
+        retiring = Retiring(selectors, {}, house.clock, MOST_S)
+        states = await connector.states([DECODE])
+        assert await retiring.settle([target(DECODE, 3)], states) == {}
+        async with house.selecting.client() as client:
+            path = "http://two/scale_down_candidates?model_name=m&role=decode"
+            (told,) = (await client.get(path)).json()["candidates"]
+        assert told["drains"]
+        assert set(house.selecting.drained()) == {told["worker_id"]}
+        await retiring.close()
+
+    housed(use)
+
+
+def test_a_fleet_in_which_nobody_acts_drains_nobody() -> None:
+    class Never:
+        is_sure = False
+
+        async def held(self) -> bool:
+            return False
+
+        async def close(self) -> None:
+            pass
+
+    async def use(house: House) -> None:
+        loop = loop_of(house.connector, lease=Never(), source=Told())
+        loop.retiring = house.retiring
+        for _ in range(6):
+            loop._clock.now += 180.0  # type: ignore[attr-defined]
+            await loop.slow()
+        assert not house.selecting.asked
+        assert not house.retiring.pools
+
+    housed(use)
