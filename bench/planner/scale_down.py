@@ -4,6 +4,8 @@ The service routes Mooncake's conversation trace over simulated engines. Halfway
 are taken away: those it advises (`/scale_down_candidates`), the newest ones, or none. What counts
 is the hit rate of the next quarter of the trace. Beside them stands a fleet that was as small from
 the beginning: what it misses is for want of room, and no choice of who goes brings it back.
+Rows of those the service names tell what it foretold of their loss (`hit_rate_loss_so_far`), and in
+how many seeds they were `advised` to go at all.
 `--every` tries every set of so many, too: the best of them bounds what any advice could do.
 `--pause` lets the advised ones go one after the other, too. Leaves a JSON file.
 """
@@ -80,6 +82,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     gone: int
     choice: str
     after: After
+    foretold: float | None = None  # the share of the hit rate that can go with them
+    advised: bool | None = None  # whether they may go, by that
 
 
 def told(asked: Generator[None, None, T]) -> T:
@@ -104,11 +108,15 @@ class Halfway:
         self._cluster = cluster
         self.ids = cluster.worker_ids("workers")
 
-    def advised(self, gone: int) -> list[int]:
-        """Return whom the service advises to take away."""
+    def candidates(self, gone: int) -> list[ScaleDownCandidate]:
+        """Return whom the service advises to take away, and what it says of that."""
         core = self._router.replicas[0].core
         asked: list[ScaleDownCandidate] = told(core.scale_down_candidates(gone, None, None))
-        return [one.worker_id for one in asked]
+        return asked
+
+    def advised(self, gone: int) -> list[int]:
+        """Return whom the service advises to take away."""
+        return [one.worker_id for one in self.candidates(gone)]
 
     def newest(self, gone: int) -> list[int]:
         """Return who came last."""
@@ -176,12 +184,19 @@ def removals(fleet: Fleet, gone: Sequence[int], pause_s: float = 0.0) -> list[Ru
     with halfway(fleet) as there:
         found = [Run(fleet=fleet, gone=0, choice="none", after=there.without([]))]
         for count in gone:
-            for choice, leaving in (
-                ("advised", there.advised(count)),
-                ("newest", there.newest(count)),
-            ):
-                after = there.without(leaving)
-                found.append(Run(fleet=fleet, gone=count, choice=choice, after=after))
+            named = there.candidates(count)
+            found.append(
+                Run(
+                    fleet=fleet,
+                    gone=count,
+                    choice="advised",
+                    after=there.without([one.worker_id for one in named]),
+                    foretold=named[-1].hit_rate_loss_so_far,
+                    advised=named[-1].advised,
+                )
+            )
+            after = there.without(there.newest(count))
+            found.append(Run(fleet=fleet, gone=count, choice="newest", after=after))
             if pause_s and count > 1:
                 after = there.without(there.advised(count), pause_s)
                 choice = f"advised, {pause_s:g} s apart"
@@ -256,6 +271,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     lost_error: float  # standard error of that mean
     lost_by_stage: tuple[float, ...]
     busy: float
+    foretold: float | None = None  # points, of those who were named by the service
+    advised_seeds: int | None = None  # in which it says that they may go
 
 
 def rows_of(runs: Sequence[Run]) -> list[Row]:
@@ -278,6 +295,7 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
             ),
             strict=True,
         )
+        foretold = [100 * run.foretold for run in found if run.foretold is not None]
         rows.append(
             Row(
                 workers=fleet.workers,
@@ -291,6 +309,8 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
                 lost_error=statistics.stdev(lost) / len(lost) ** 0.5 if len(lost) > 1 else 0.0,
                 lost_by_stage=tuple(statistics.mean(one) for one in stages),
                 busy=statistics.mean(run.after.busy for run in found),
+                foretold=statistics.mean(foretold) if foretold else None,
+                advised_seeds=sum(map(bool, (run.advised for run in found))) if foretold else None,
             )
         )
     return rows
@@ -298,10 +318,13 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
 
 def _said(row: Row) -> str:
     stages = " ".join(f"{one:5.2f}" for one in row.lost_by_stage)
+    foretold = ""
+    if row.foretold is not None:
+        foretold = f", foretold {row.foretold:.2f}, advised in {row.advised_seeds}"
     return (
         f"{row.gone} of {row.workers}, speed {row.speed:g}, {row.choice:11} "
         f"{100 * row.hit_rate:6.2f} % hits, {row.lost:5.2f} +- {row.lost_error:.2f} points lost "
-        f"(by stage {stages}), {row.busy:.2f} busy, {row.seeds} seeds"
+        f"(by stage {stages}), {row.busy:.2f} busy, {row.seeds} seeds{foretold}"
     )
 
 

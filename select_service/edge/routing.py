@@ -36,6 +36,7 @@ H = TypeVar("H")
 OPEN: Final = "open"
 """The scope of routes that need no token."""
 
+_SHARE: Final = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?")
 _NUMBER: Final = re.compile(r"\+?0*([0-9]{1,20})")  # what u64 parsers of the reference accept
 
 
@@ -204,6 +205,19 @@ def read_count(name: str, text: str | None, default: int, most: int | None = Non
     if most is not None and int(found[1]) > most:
         raise InvalidQuery(f"`{name}` must be at most {most}", field=name)
     return int(found[1])
+
+
+def read_share(name: str, text: str | None, default: float) -> float:
+    """Read a number from 0 to 1 in a query, such as 0.05.
+
+    Raises:
+        InvalidQuery: it is none.
+    """
+    if text is None:
+        return default
+    if not _SHARE.fullmatch(text) or float(text) > 1:
+        raise InvalidQuery(f"`{name}` must be a number from 0 to 1", field=name)
+    return float(text)
 
 
 def read_id(name: str, text: str | None) -> int | None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-__all__ = ["DrainRequest", "DrainStatus", "ScaleDownCandidate", "ScaleDownCandidates"]
+__all__ = [
+    "HIT_RATE_LOSS_MAX",
+    "DrainRequest",
+    "DrainStatus",
+    "ScaleDownCandidate",
+    "ScaleDownCandidates",
+]
+
+HIT_RATE_LOSS_MAX: Final = 0.02
+"""Of the hit rate, that may go with those who are advised to, unless another share is asked for."""
 
 
 class DrainRequest(Struct, kw_only=True):
@@ -48,6 +57,14 @@ class ScaleDownCandidate(Struct, frozen=True, kw_only=True):
 
     Where caches are full this is what is missed, whoever goes."""
     reused_tokens: float  # found in its cache lately; half of it is forgotten every ten minutes
+    hit_rate_loss_so_far: float
+    """What the hit rate of its scope will lose by it and those before it; 0.02 is two points.
+
+    An estimate from what was asked for lately (`advising.py` has the formula and what it was held
+    against), 0 where nothing was."""
+    advised: bool
+    """Whether that is within the `hit_rate_loss_max` asked for (0.02): as far as caches go, it and
+    those before it may leave. Whether the rest can carry the load is the planner's to say."""
     reservations: int
     prefill_tokens: int
     decode_blocks: int

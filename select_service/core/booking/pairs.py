@@ -85,7 +85,8 @@ class Pairs:
         ]
         for leg in legs:
             effects = self._desk.confirm(partition, leg, request, answer, effects)
-        self._count(plan, ticket, tokens)
+        computes, _ = partition.seating.rank_at(couple.prefill_slot)
+        self._count(plan, ticket, computes.worker_id, tokens)
         return answer, effects
 
     def book_one(
@@ -117,15 +118,13 @@ class Pairs:
         answer = _answer(ticket, plan, prefill=None, decode=leg)
         reservation = self._desk.book(partition, placement.slot, order, now)
         effects = self._desk.confirm(partition, reservation, request, answer, effects)
-        self._count(plan, ticket, tokens)
+        self._count(plan, ticket, placement.worker.worker_id, tokens)
         return answer, effects
 
-    def _count(self, plan: Plan, ticket: Ticket, prefill_tokens: int) -> None:
+    def _count(self, plan: Plan, ticket: Ticket, worker_id: int, prefill_tokens: int) -> None:
         key, counters = (plan.mode, plan.reason), self._counters
-        isl_tokens, demand = ticket.prompt.isl_tokens, ticket.partition.demand
-        demand.isl_counts[isl_tokens.bit_length()] += 1
-        demand.isl_tokens += isl_tokens
-        demand.prefill_tokens += prefill_tokens
+        isl_tokens = ticket.prompt.isl_tokens
+        ticket.partition.demand.place(worker_id, isl_tokens, prefill_tokens)
         counters.selections += 1
         counters.selected_isl_tokens += isl_tokens
         counters.selected_prefill_tokens += prefill_tokens

@@ -26,6 +26,7 @@ class DemandTally:
         "ended",
         "fades_at",
         "first_tokens",
+        "forgotten",
         "isl_counts",
         "isl_tokens",
         "output_tokens",
@@ -53,15 +54,31 @@ class DemandTally:
         self.reused: dict[int, float] = {}
         """Prompt tokens found in a worker's cache, by worker, fading: how hot its blocks are."""
         self.fades_at = 0.0
+        self.forgotten = 0.0  # of `isl_tokens`, when it last faded
+
+    @property
+    def asked_lately(self) -> float:
+        """Prompt tokens that were given a worker, fading as `reused`, which is a share of them."""
+        return self.isl_tokens - self.forgotten
+
+    def place(self, worker_id: int, isl_tokens: int, prefill_tokens: int) -> None:
+        """A prompt was given a worker, on which so many of its tokens are to be computed."""
+        self.isl_counts[isl_tokens.bit_length()] += 1
+        self.isl_tokens += isl_tokens
+        self.prefill_tokens += prefill_tokens
+        if prefill_tokens < isl_tokens:
+            found = self.reused.get(worker_id, 0.0)
+            self.reused[worker_id] = found + (isl_tokens - prefill_tokens)
 
     def fade(self, now: float) -> None:
-        """Forget half of what was reused, every ten minutes; part of housekeeping."""
+        """Forget half of what was reused and asked for, every ten minutes; part of housekeeping."""
         if now < self.fades_at:
             return
         has_begun, self.fades_at = self.fades_at > 0, now + FADES_S
         if not has_begun:
             return
         self.reused = {one: tokens / 2 for one, tokens in self.reused.items() if tokens > 1}
+        self.forgotten += self.asked_lately / 2
 
     def tell_output(self, tokens: int, first_token_at: float, now: float) -> None:
         """A request ended that had told of its output; `first_token_at` 0: of nothing else."""

@@ -4,7 +4,8 @@ A worker that goes takes along what it computes, and the blocks nobody else has.
 active load, in tokens. The second counts as far as those blocks are in use: what requests found on
 the worker lately, spread evenly over its blocks. Blocks that several hold are lost with the last of
 them, and what was found on any of them with it. So it is a set that is chosen, by
-`fleet/cheapest_set.py`; here is what is at stake.
+`fleet/cheapest_set.py`; here is what is at stake, and how many of a set are advised to go at all:
+where caches are full their room is missed, whoever goes, and it is worth what was found in it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 from indexer.core.node import bits
 from indexer.types import WorkerRank
 from select_service.core.fleet.cheapest_set import cheapest_set, marginals
-from select_service.types.drains import ScaleDownCandidate
+from select_service.types.drains import HIT_RATE_LOSS_MAX, ScaleDownCandidate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Mapping, Sequence
@@ -56,6 +57,8 @@ class _Seat(NamedTuple):
     load: float
     block_worth: float  # tokens that are lost with one of its blocks
     room: float | None  # its share of the KV blocks of those asked for, if all have said
+    found: float  # on it, as a share of the prompt tokens its scope was asked for lately
+    displaced: float  # hits that its share of all that was computed would push out elsewhere
 
 
 class _Lost(NamedTuple):
@@ -77,12 +80,14 @@ class Advising:
         model_name: str | None,
         tenant_ids: Collection[str] | None,
         role: Role | None = None,
+        hit_rate_loss_max: float = HIT_RATE_LOSS_MAX,
     ) -> Generator[None, None, list[ScaleDownCandidate]]:
         """Return up to `count` workers that are cheap to lose together, in the order to lose them.
 
         Workers that drain already come first: they are leaving anyway. None: of all models, of all
-        tenants, whatever they are for. What others hold, too, is not lost. Yields between slices of
-        work, O(nodes of all ranks) in all.
+        tenants, whatever they are for. What others hold, too, is not lost. Advised are those with
+        whom no more than `hit_rate_loss_max` of the hit rate can go. Yields between slices of work,
+        O(nodes of all ranks) in all.
         """
         partitions = [
             one
@@ -109,7 +114,7 @@ class Advising:
         order = yield from cheapest_set(loads, lost.tokens, drains, count)
         costs = yield from marginals(order, loads, lost.tokens)
         sole = yield from marginals(order, [0.0] * len(seats), lost.blocks)
-        return _told([seats[place] for place in order], costs, sole)
+        return _told([seats[place] for place in order], costs, sole, hit_rate_loss_max)
 
 
 def _asked_for(partition: Partition, role: Role | None) -> list[Worker]:
@@ -135,6 +140,10 @@ def _sit(seen: _Seen, role: Role | None, seats: list[_Seat]) -> Generator[None, 
     present = _asked_for(partition, role)
     rooms = [(one.spec.total_kv_blocks or 0) * len(one.slots) for one in present]
     room_of_all = sum(rooms) if all(rooms) else 0
+    demand = partition.demand
+    churn, churned = loads.churn, loads.recent.churned
+    asked = max(1.0, demand.asked_lately)
+    hit_rate = sum(demand.reused.values()) / asked
     extra: dict[int, int] = {}
     for holder, worker_id in seen.owners.items():
         extra[worker_id] = extra.get(worker_id, 0) + copies.get(holder, 0)
@@ -154,7 +163,9 @@ def _sit(seen: _Seen, role: Role | None, seats: list[_Seat]) -> Generator[None, 
             cost_tokens_so_far=0.0,
             sole_blocks=0,
             blocks=sum(sum(index.blocks_of(rank)) for rank in attached),
-            reused_tokens=partition.demand.reused.get(worker.worker_id, 0.0),
+            reused_tokens=demand.reused.get(worker.worker_id, 0.0),
+            hit_rate_loss_so_far=0.0,
+            advised=False,
             reservations=sum(int(loads.requests[slot]) for slot in slots),
             prefill_tokens=sum(loads.prefill_left[slot] for slot in slots),
             decode_blocks=sum(int(loads.decode[slot]) for slot in slots),
@@ -165,7 +176,10 @@ def _sit(seen: _Seen, role: Role | None, seats: list[_Seat]) -> Generator[None, 
         decode_blocks = sum(float(loads.decode[slot]) for slot in slots)
         load = told.prefill_tokens + decode_blocks * index.block_size
         worth = told.reused_tokens / distinct + COLD * index.block_size
-        seats.append(_Seat(told, load, worth, room / room_of_all if room_of_all else None))
+        share = room / room_of_all if room_of_all else None
+        computed = sum(float(churn[slot]) for slot in slots) / churned if churned > 0 else 0.0
+        found, displaced = told.reused_tokens / asked, computed * hit_rate
+        seats.append(_Seat(told, load, worth, share, found, displaced))
 
 
 def _lost(
@@ -195,15 +209,22 @@ def _lost(
 
 
 def _told(
-    seats: Sequence[_Seat], costs: Sequence[float], sole: Sequence[float]
+    seats: Sequence[_Seat],
+    costs: Sequence[float],
+    sole: Sequence[float],
+    hit_rate_loss_max: float,
 ) -> list[ScaleDownCandidate]:
     answer: list[ScaleDownCandidate] = []
     so_far = 0.0
     rooms: dict[tuple[str, str], float] = {}
+    hits: dict[tuple[str, str], tuple[float, float]] = {}
     for seat, cost, blocks in zip(seats, costs, sole, strict=True):
         so_far += cost
         scope = seat.told.model_name, seat.told.tenant_id
         rooms[scope] = rooms.get(scope, 0.0) + (seat.room or 0.0)
+        found, displaced = hits.get(scope, (0.0, 0.0))
+        hits[scope] = found + seat.found, displaced + seat.displaced
+        loss = _hit_rate_loss(*hits[scope])
         answer.append(
             replace(
                 seat.told,
@@ -211,10 +232,24 @@ def _told(
                 cost_tokens_so_far=so_far,
                 sole_blocks=int(blocks),
                 room_so_far=UNSET if seat.room is None else rooms[scope],
+                hit_rate_loss_so_far=loss,
+                advised=loss <= hit_rate_loss_max,
                 pod_deletion_cost=_deletion_cost(cost, drains=seat.told.drains),
             )
         )
     return answer
+
+
+def _hit_rate_loss(found: float, displaced: float) -> float:
+    """Return what the hit rate will lose by those on whom so much of it was found.
+
+    At once what was found on them is missed: that is `found`. Then their prompts are computed by
+    the others, where they are found again, and push out as much as they did here: in the long run
+    hits go down with the room, by `displaced`. The cheapest to lose had bad luck lately, so that
+    the first alone says too little of them; the mean of both is within six tenths of a point of
+    what a recorded trace lost (`bench/planner/README.md`).
+    """
+    return max(found, (found + displaced) / 2)
 
 
 def _deletion_cost(cost: float, *, drains: bool) -> int:

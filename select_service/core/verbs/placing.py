@@ -232,15 +232,8 @@ class Placing:
             counters.selected_forgone_tokens += placement.forgone_tokens
             counters.selections_forgoing += 1
         partition, worker = ticket.partition, placement.worker
-        demand, isl_tokens = partition.demand, ticket.prompt.isl_tokens
-        demand.isl_counts[isl_tokens.bit_length()] += 1
-        demand.isl_tokens += isl_tokens
-        demand.prefill_tokens += placement.effective_prefill_tokens
-        cached = isl_tokens - placement.effective_prefill_tokens
-        if cached > 0:
-            reused, worker_id = demand.reused, worker.worker_id
-            reused[worker_id] = reused.get(worker_id, 0.0) + cached
         computed = placement.effective_prefill_tokens
+        partition.demand.place(worker.worker_id, ticket.prompt.isl_tokens, computed)
         answer = _selection(partition, worker, placement.dp_rank, placement.overlap, computed)
         if ticket.request.selection_id is not None:
             answer.selection_id = ticket.request.selection_id

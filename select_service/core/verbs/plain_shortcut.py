@@ -337,12 +337,7 @@ class Shortcut:
         counters.selections += 1
         counters.selected_isl_tokens += isl_tokens
         counters.selected_prefill_tokens += left
-        demand.isl_counts[isl_tokens.bit_length()] += 1
-        demand.isl_tokens += isl_tokens
-        demand.prefill_tokens += left
-        if left < isl_tokens:
-            reused = demand.reused
-            reused[worker_id] = reused.get(worker_id, 0.0) + (isl_tokens - left)
+        demand.place(worker_id, isl_tokens, left)
 
     @staticmethod
     def _packed(partition: Partition) -> bytes:

@@ -33,6 +33,7 @@ from select_service.types import (
     LeaseList,
     Ready,
 )
+from select_service.types.drains import HIT_RATE_LOSS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -178,10 +179,12 @@ class TenantView:
         model_name: str | None = None,
         tenant_id: str | None = None,
         role: Role | None = None,
+        hit_rate_loss_max: float = HIT_RATE_LOSS_MAX,
     ) -> list[ScaleDownCandidate]:
         """GET /scale_down_candidates, of tenants the token may see."""
+        among = self._asked(tenant_id)
         return await self._service.scale_down_candidates(
-            count, model_name, role=role, among=self._asked(tenant_id)
+            count, model_name, None, role, hit_rate_loss_max, among=among
         )
 
     def report(self, worker_id: int, metrics: WorkerMetrics) -> WorkerMetricsAnswer:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from select_service.core.fleet.discovery import API
+from select_service.types.drains import HIT_RATE_LOSS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -72,6 +73,7 @@ class Registering:
         model_name: str | None = None,
         tenant_id: str | None = None,
         role: Role | None = None,
+        hit_rate_loss_max: float = HIT_RATE_LOSS_MAX,
         *,
         among: Collection[str] | None = None,
     ) -> list[ScaleDownCandidate]:
@@ -80,7 +82,9 @@ class Registering:
         The loop is let go every few hundred microseconds.
         """
         tenant_ids = among if tenant_id is None else (tenant_id,)
-        asked = self._core.scale_down_candidates(count, model_name, tenant_ids, role)
+        asked = self._core.scale_down_candidates(
+            count, model_name, tenant_ids, role, hit_rate_loss_max
+        )
         until = self._clock() + CANDIDATES_SLICE_S
         while True:
             try:

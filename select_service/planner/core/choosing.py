@@ -71,6 +71,12 @@ class Chooser:
             if is_mute or self.losses[best] < _FAITH * self.losses[self.chosen]:
                 self.chosen = best
 
+    def skip(self, intervals: int) -> list[float]:
+        """Let time pass of which nothing is known; see there. Forecasts of it judge nobody."""
+        for made in self._forecasts.values():
+            made.clear()
+        return self.recurring.skip(intervals) if self.recurring else []
+
     def opinions(self, steps: int = 1) -> dict[str, float]:
         """Return the forecast of every candidate that has one of its own, by name."""
         return {

@@ -159,11 +159,30 @@ class Demand:
         self._expected: dict[int, dict[str, float]] = {}  # by interval: requests, by model
 
     def warm_up(self, intervals: Iterable[Interval]) -> None:
-        """Learn a past: a trace, or what was there before a restart."""
-        for one in intervals:
-            self._learn(one)
+        """Learn a trace; until the first traffic nothing contradicts it."""
+        self.recall(intervals)
         for predictor in self._all:
             predictor.begin_live()
+
+    def recall(self, intervals: Iterable[Interval]) -> None:
+        """Learn what was there before a restart, and go on from it: nothing is nothing."""
+        for one in intervals:
+            self._learn(one)
+
+    def skip(self, intervals: int) -> None:
+        """So many have passed of which nothing is known: time goes on, and nothing is learnt."""
+        if intervals <= 0:
+            return
+        self._learnt += intervals
+        self._expected = {
+            at: forecasts for at, forecasts in self._expected.items() if at > self._learnt
+        }
+        self._before.clear()
+        for requests in self._predictors.requests.skip(intervals):
+            self._parts.append(())
+            self._note(Interval(requests, None, None))
+        self._predictors.isl.skip(intervals)
+        self._predictors.osl.skip(intervals)
 
     def look(self, load: Load) -> None:
         """Take in what the fast loop counted."""
@@ -336,6 +355,9 @@ class Demand:
             self._predictors.isl.add(one.isl)
         if one.osl is not None:
             self._predictors.osl.add(one.osl)
+        self._note(one)
+
+    def _note(self, one: Interval) -> None:
         self.history.append(one)
         del self.history[:-HISTORY_MAX]
 

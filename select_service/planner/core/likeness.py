@@ -69,11 +69,21 @@ class Likeness:
             self._counts += one.parts
         else:
             self._counts += [0.0 if not one.requests else math.nan] * PARTS
+        self._trim()
+        self._untried += 1
+
+    def skip(self) -> None:
+        """Time has passed of which nothing is known: what comes now did not follow on the last."""
+        self._counts += [math.nan] * PARTS
+        self._trim()
+        self._place, self._since = None, (0.0, 0.0)
+        self.lose()
+
+    def _trim(self) -> None:
         over = len(self._counts) - LEARNT_MOST * PARTS
         if over > 0:
             del self._counts[:over]
             self._dropped += over
-        self._untried += 1
 
     def end(self, requests: float, seconds: float, now: float) -> None:
         """An interval is over: what nobody has heard of it came after the last look."""

@@ -31,6 +31,7 @@ from select_service.planner.core.worth import table_of
 from select_service.planner.types import (
     Idle,
     Load,
+    Missing,
     ModelKey,
     PoolKey,
     Role,
@@ -91,6 +92,7 @@ class Model:
         self._planned = 0.0  # of them, at most, at the last look
         self._back_s = 0.0  # the last look counted the arrivals of so many seconds
         self._interval_s = 0.0  # of forecasts
+        self._known_at: float | None = None  # the end of the last interval of which anything is
         self.likeness = Likeness(None if goals.attainment is None else 1.0 - goals.attainment)
 
     def observe(
@@ -99,6 +101,11 @@ class Model:
         """Run the slow loop for this model; in `look_s` seconds somebody looks again."""
         told = Told(str(self.key))
         steps = self._look_ahead(interval_s, look_s)
+        if self._known_at is None:
+            self._known_at = now - interval_s
+        if not isinstance(window.requests, Missing):
+            self._skip(round((now - self._known_at) / interval_s) - 1)
+            self._known_at = now
         told.reasons += [f"{self.key}: {text}" for text in self.demand.observe(window, interval_s)]
         if self.demand.missed:
             self.likeness.lose()
@@ -172,6 +179,11 @@ class Model:
         for one in history:
             self.likeness.learn(one)
 
+    def _skip(self, intervals: int) -> None:
+        if intervals > 0:
+            self.demand.skip(intervals)
+            self.likeness.skip()
+
     def _look_ahead(self, interval_s: float, look_s: float) -> int:
         """Let forecasts be judged by when engines can have started; returns intervals."""
         self._interval_s = interval_s
@@ -186,9 +198,14 @@ class Model:
         p_correction: float,
         d_correction: float,
         interval_s: float,
+        since: int = 0,
     ) -> None:
-        """Go on where a planner before us has stopped."""
-        self.warm_up(history, interval_s)
+        """Go on where a planner before us has stopped, so many intervals ago."""
+        self._look_ahead(interval_s, 0.0)
+        self.demand.recall(history)
+        for one in history:
+            self.likeness.learn(one)
+        self._skip(since)
         self.demand.computed = computed
         self.p_correction = Correction(p_correction)
         self.d_correction = Correction(d_correction)

@@ -167,7 +167,9 @@ class Fleet:
 
 
 def _need(model: Model, pool: Pool, wanted: int) -> PoolNeed:
-    engines = pool.engines or float(wanted)
+    # a plan that more has come than, or that there is none of, says nothing of the need
+    is_planned = pool.slow is not None and not pool.has_more
+    engines = (pool.engines if is_planned else 0.0) or float(wanted)
     settings = pool.settings
     return PoolNeed(pool.key, settings.gpus, settings.limits.least, wanted, engines, model.weight)
 

@@ -116,6 +116,7 @@ class Pool:
     def hold(self, engines: int | None) -> None:
         """Nothing is known: so many are needed, or as many as the load tells."""
         self._plan, self.slow, self.why = [], engines, ""
+        self.engines = float(engines or 0)
 
     def surge(self) -> None:
         """More came than was planned."""

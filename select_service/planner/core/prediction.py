@@ -108,7 +108,7 @@ class Predictor:
         return {name: self._told(forecast) for name, forecast in told.items()}
 
     def begin_live(self) -> None:
-        """What came so far was a warm-up: zeros until the first traffic are no news again."""
+        """What came so far was a trace: zeros until the first traffic are no news again."""
         self._is_leading = True
 
     def add(self, value: float) -> None:
@@ -120,6 +120,15 @@ class Predictor:
         self.points += 1
         self._last = value
         self._model.add(math.log1p(max(0.0, value)) if self._log1p else value)
+
+    def skip(self, intervals: int) -> list[float]:
+        """Let time pass of which nothing is known; returns what stands in for it, where anything.
+
+        Only who looks for periods cares when something came.
+        """
+        if not self.points or not isinstance(self._model, Chooser | Recurring):
+            return []
+        return [self._told(value) for value in self._model.skip(intervals)]
 
     def predict(self, steps: int = 1) -> float:
         """Return the forecast, so many intervals ahead; 0 before the first traffic."""

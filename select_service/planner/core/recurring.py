@@ -27,6 +27,7 @@ _SEARCH_EVERY: Final = 5
 _PERIOD_MIN: Final = 4
 _ALIKE_MIN: Final = 0.6  # correlation of the series with itself, one period later
 _NEARLY: Final = 0.05
+_HELD_MOST: Final = 0.25  # of all values, that may stand in for a time of which nothing is known
 _LEVEL_WEIGHT: Final = 0.1  # of one interval, in how this period compares with the last one
 _LEVEL_MOST: Final = 2.0
 _WEIGHTS: Final = (0.5, 0.3, 0.2)
@@ -44,15 +45,33 @@ class Recurring:
 
     def add(self, value: float) -> None:
         """Take in one value."""
-        self._values.append(value)
-        if len(self._values) > 2 * WINDOW:
-            del self._values[:WINDOW]
+        self._keep(value)
         self._searched += 1
         if self._searched >= _SEARCH_EVERY:
             self._searched = 0
             self._search()
         if self.period:
             self._compare(value, self._before(self.period + 1))
+
+    def skip(self, intervals: int) -> list[float]:
+        """Let time pass of which nobody knows what came; returns the values that stand in for it.
+
+        Without them all that follows would lie that much too early in its period. They are what
+        was forecast, and whole periods are left out: they change nothing. Before there is a period
+        the last value stands in, for as long as it does not outweigh what is known.
+        """
+        period, held = self.period, int(_HELD_MOST * len(self._values))
+        count = intervals % period if period else intervals if intervals <= held else 0
+        stood_in = []
+        for _ in range(count):
+            stood_in.append(self.predict())
+            self._keep(stood_in[-1])
+        return stood_in
+
+    def _keep(self, value: float) -> None:
+        self._values.append(value)
+        if len(self._values) > 2 * WINDOW:
+            del self._values[:WINDOW]
 
     def predict(self, steps: int = 1) -> float:
         """Return what was there whole periods before that time, scaled to this period's level."""

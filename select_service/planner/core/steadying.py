@@ -41,6 +41,9 @@ class PoolLimits:
 class StartTime:
     """How long it takes from a decision to replicas that serve; smoothed over what was seen.
 
+    A replica that was there and is not ready for a moment is waited for, too, but nobody asked for
+    it: how soon it is back says nothing about starts.
+
     Attributes:
         seconds: what it takes.
         overdue: replicas that were given up: none has come for `give_up_s`.
@@ -50,7 +53,8 @@ class StartTime:
         self.seconds = prior_s
         self.overdue = 0
         self._give_up_s = give_up_s
-        self._asked_at: float | None = None
+        self._asked_at: float | None = None  # when those that start were; None: nobody saw it
+        self._waits = False
         self._moved_at = 0.0  # when more were asked for, or came
         self._before: PoolState | None = None
 
@@ -60,14 +64,17 @@ class StartTime:
         if not state.starting:
             if self._asked_at is not None and not self.overdue:
                 self.seconds += 0.3 * (now - self._asked_at - self.seconds)
-            self._asked_at, self.overdue = None, 0
+            self._asked_at, self._waits, self.overdue = None, False, 0
             return
-        if self._asked_at is None:
-            self._asked_at = self._moved_at = now
-        elif before is None or state.desired > before.desired or state.ready > before.ready:
-            if self.overdue:
-                self._asked_at = now  # nobody knows how long those have been under way
+        is_asked = before is not None and state.desired > before.desired
+        has_come = before is not None and state.ready > before.ready
+        if is_asked and (self._asked_at is None or self.overdue):
+            self._asked_at = now
+        elif has_come and self.overdue:
+            self._asked_at = None  # nobody knows how long those have been under way
+        if is_asked or has_come or not self._waits:
             self._moved_at = now
+        self._waits = True
         is_late = now - self._moved_at >= self._give_up_s
         self.overdue = state.starting if is_late else 0
 

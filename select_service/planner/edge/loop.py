@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from select_service.planner.errors import PlannerError
-from select_service.planner.types import Missing, PoolState, Target, Value
+from select_service.planner.types import PoolState, Target, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,8 +56,6 @@ class Counts(msgspec.Struct):
     """What happened, for /metrics; only grows."""
 
     intervals: int = 0
-    missing: dict[str, int] = {}
-    """Intervals of which nothing was known, by model."""
     decisions: dict[str, int] = {}
     """By loop."""
     changes: int = 0
@@ -112,7 +110,8 @@ class Loop:
         self.infeasible: tuple[str, ...] = ()
         self._models = [one.key for one in fleet.models]
         self._pools = [pool.key for model in fleet.models for pool in model.pools]
-        self._asked_at = clock()
+        self._asked_at = self._looked_at = clock()
+        self._ended_at = wall()  # the last interval, for who is started after us
 
     @property
     def is_ready(self) -> bool:
@@ -122,7 +121,7 @@ class Loop:
     async def run(self) -> None:
         """Tick until cancelled."""
         start = self._clock()
-        await self.source.windows(self._models, self.fleet.interval_s)  # counters begin here
+        await self.source.begin(self._models)
         self._asked_at = self._clock()
         fast = self.fleet.interval_s if self._fast_s is None else self._fast_s
         slow_at, fast_at = start + self.fleet.interval_s, start + fast
@@ -145,13 +144,10 @@ class Loop:
     async def slow(self) -> Decision:
         """Do one interval."""
         asked_at, self._asked_at = self._asked_at, self._clock()
+        self._ended_at = self._wall()
         seconds = self._asked_at - asked_at
         self.windows = await self.source.windows(self._models, seconds or self.fleet.interval_s)
-        for key, window in self.windows.items():
-            if isinstance(window.requests, Missing):
-                name = str(key)
-                self.counts.missing[name] = self.counts.missing.get(name, 0) + 1
-        await self._look(seconds)
+        await self._look()
         decision = await asyncio.to_thread(
             self.fleet.slow, self.windows, self.states, self._clock()
         )
@@ -164,14 +160,16 @@ class Loop:
     async def fast(self) -> Decision:
         """Look at the load once."""
         self.loads = await self.source.loads(self._models)
-        await self._look(0.0)
+        await self._look()
         decision = await asyncio.to_thread(self.fleet.fast, self.loads, self.states, self._clock())
         if await self._act(decision, "fast"):
             self._keep()
         return decision
 
-    async def _look(self, seconds: float) -> None:
+    async def _look(self) -> None:
         self.states = await self.connector.states(self._pools)
+        looked_at, self._looked_at = self._looked_at, self._clock()
+        seconds = self._looked_at - looked_at
         for model in self.fleet.models:
             for pool in model.pools:
                 if pool.key in self.states:
@@ -221,20 +219,29 @@ class Loop:
                 if one not in allowed:
                     words = f"GPUs that others were to give back are still in use: {one.replicas}"
                     failed[str(one.pool)] = f"{one.pool}: {words} would be above the ceiling"
-            if not allowed:
-                continue
-            outcome = await self.connector.apply(allowed, reasons)
-            failed |= {str(pool): why for pool, why in outcome.failed.items()}
-            self.counts.changes += len(outcome.done)
-            for one in outcome.done:
-                self.states[one.pool] = PoolState(one.replicas, self.states[one.pool].ready)
+            alone = not self.connector.tells_all_at_once
+            for part in [[one] for one in allowed] if alone else [allowed]:
+                failed |= await self._apply(part, reasons)
         return failed
+
+    async def _apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> dict[str, str]:
+        """Ask for some targets, if the lease is ours still: those before may have taken long."""
+        if not targets:
+            return {}
+        if not self.is_leader or not (self._lease.is_sure or await self._lease.held()):
+            self.is_leader = False
+            return {str(one.pool): f"{one.pool}: the lease has run out" for one in targets}
+        outcome = await self.connector.apply(targets, reasons)
+        self.counts.changes += len(outcome.done)
+        for one in outcome.done:
+            self.states[one.pool] = PoolState(one.replicas, self.states[one.pool].ready)
+        return {str(pool): why for pool, why in outcome.failed.items()}
 
     def _keep(self) -> None:
         if self._state is None or not self.is_leader:
             return
         try:
-            self._state.write(self.fleet, self.decision_id, self.states)
+            self._state.write(self.fleet, self.decision_id, self.states, self._ended_at)
         except PlannerError as error:
             self.counts.state_failures += 1
             _log.error("%s", error)

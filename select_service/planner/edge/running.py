@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 __all__ = ["RunSettings", "run"]
 
 _ROLES: Final[tuple[Role, ...]] = ("prefill", "decode")
+_LEAVE_S: Final = 5
+"""Clients that are being answered have so long at the end: others wait for the lease."""
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +125,9 @@ async def _run(settings: RunSettings) -> None:
         state=state,
         first_id=memory.decision_id,
     )
-    server = uvicorn.Server(uvicorn.Config(create_app(loop), log_level="warning"))
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(loop), log_level="warning", timeout_graceful_shutdown=_LEAVE_S)
+    )
     try:
         with _listener(settings.host, settings.port) as listener:
             await _until_ended(loop, server, listener)
@@ -156,6 +160,8 @@ async def _until_ended(loop: Loop, server: uvicorn.Server, listener: socket.sock
         waiting = group.create_task(ended.wait())
         await asyncio.wait((serving, turning, waiting), return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
+        if isinstance(loop.connector, VirtualConnector):
+            loop.connector.end()
         turning.cancel()
         waiting.cancel()
 
@@ -188,7 +194,7 @@ def _state(fleet: Fleet, settings: RunSettings) -> tuple[StateFile | None, Memor
     except OSError as error:
         raise SettingsError(f"{settings.state_dir}: {error.strerror}") from error
     state = StateFile(settings.state_dir / "planner.json")
-    memory = state.read(fleet)
+    memory = state.read(fleet, _wall())
     if state.damaged:
         logging.getLogger("select_planner").warning("the state file was damaged and is put aside")
     return state, memory

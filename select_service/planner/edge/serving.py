@@ -33,7 +33,7 @@ __all__ = ["PlannerMetrics", "create_app"]
 
 BODY_MAX: Final = 65_536
 ID_MOST: Final = 2**53
-"""Ids of decisions go on from what readers have heard; beyond it JSON's readers round them."""
+"""JSON's readers round ids beyond it."""
 PREFIX: Final = "select_planner_"
 _POOL: Final = ("model_name", "tenant_id", "role")
 _MODEL: Final = ("model_name", "tenant_id")
@@ -41,6 +41,7 @@ _OBSERVED: Final = (
     *("requests", "isl", "osl", "ttft_ms", "itl_ms"),
     *("request_s", "effective_isl", "concurrency"),
 )
+_TOLD: Final = 50  # decisions, where nobody says how many
 _OK, _NOTHING, _BAD, _NOT_FOUND, _TOO_LARGE, _NOT_READY = 200, 204, 400, 404, 413, 503
 
 
@@ -63,8 +64,8 @@ def create_app(loop: Loop) -> Starlette:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     async def decisions(request: Request) -> Response:
-        limit = request.query_params.get("limit", "50")
-        count = int(limit) if limit.isdecimal() else 50
+        asked = _whole(request.query_params.get("limit", ""))
+        count = _TOLD if asked is None else asked
         newest = list(loop.decisions)[-count:] if count else []
         return _json({"decisions": newest[::-1]})
 
@@ -103,15 +104,23 @@ def _virtual(connector: VirtualConnector) -> list[Route]:
             completion = msgspec.json.decode(body, type=Completion)
         except msgspec.MsgspecError as error:
             return _json({"error": str(error)}, _BAD)
-        known = connector.complete(request.path_params["decision_id"], completion)
-        if not known:
+        decision_id = _whole(request.path_params["decision_id"])
+        if decision_id is None or not connector.complete(decision_id, completion):
             return _json({"error": "no such decision"}, _NOT_FOUND)
         return _json({"status": "ok"})
 
     return [
         Route("/v1/decision", decision),
-        Route("/v1/decision/{decision_id:int}/complete", complete, methods=["POST"]),
+        Route("/v1/decision/{decision_id}/complete", complete, methods=["POST"]),
     ]
+
+
+def _whole(text: str) -> int | None:
+    """Return a number in digits; None: it is none, or has more than `int` reads."""
+    try:
+        return int(text) if text.isdecimal() else None
+    except ValueError:
+        return None
 
 
 def _json(body: object, status: int = _OK) -> Response:

@@ -26,6 +26,9 @@ __all__ = ["Memory", "StateFile"]
 VERSION: Final = 1
 """Of what the numbers mean; a file of another is as good as damaged."""
 
+_SINCE_MOST: Final = 1_000_000
+"""Intervals; whoever was away for longer has a clock that was never set."""
+
 
 class _ModelMemory(msgspec.Struct):
     model: ModelKey
@@ -33,6 +36,8 @@ class _ModelMemory(msgspec.Struct):
     computed: float
     p_correction: float
     d_correction: float
+    missed: int = 0
+    """Intervals in a row, at the end, of which nothing was known."""
 
 
 class _PoolMemory(msgspec.Struct):
@@ -50,6 +55,8 @@ class Memory(msgspec.Struct):
     version: int = VERSION
     interval_s: float = 0.0
     """That the histories are counted in; 0: it was not written yet, and is as it was."""
+    at: float = 0.0
+    """When the last of their intervals ended, in seconds since 1970; 0: it was not written yet."""
     decision_id: int = 0
     models: list[_ModelMemory] = []
     pools: list[_PoolMemory] = []
@@ -69,8 +76,13 @@ class StateFile:
         self._path = path
         self.damaged = False
 
-    def read(self, fleet: Fleet) -> Memory:
+    def read(self, fleet: Fleet, at: float = 0.0) -> Memory:
         """Give a fleet its past; returns what else was kept.
+
+        Args:
+            fleet: whose.
+            at: seconds since 1970: how long ago that was. 0, or a clock that was set back: it has
+                just ended.
 
         Raises:
             PlannerError: the file is there and cannot be opened, or is damaged and stays there.
@@ -100,11 +112,24 @@ class StateFile:
                     resampled(one.history, had_s, fleet.interval_s),
                     *(one.computed, one.p_correction, one.d_correction),
                     fleet.interval_s,
+                    _since(memory, one, at, fleet.interval_s),
                 )
         return memory
 
-    def write(self, fleet: Fleet, decision_id: int, states: Mapping[PoolKey, PoolState]) -> None:
+    def write(
+        self,
+        fleet: Fleet,
+        decision_id: int,
+        states: Mapping[PoolKey, PoolState],
+        at: float = 0.0,
+    ) -> None:
         """Replace the file; a crash leaves the old one or the new one.
+
+        Args:
+            fleet: whose.
+            decision_id: of the last decision.
+            states: of pools.
+            at: when its last interval ended, in seconds since 1970.
 
         Raises:
             PlannerError: it cannot be written.
@@ -112,7 +137,7 @@ class StateFile:
         models = [
             _ModelMemory(
                 *(one.key, one.demand.history, one.demand.computed),
-                *(one.p_correction.factor, one.d_correction.factor),
+                *(one.p_correction.factor, one.d_correction.factor, one.demand.missed),
             )
             for one in fleet.models
         ]
@@ -123,7 +148,7 @@ class StateFile:
         aside = self._path.with_suffix(".new")
         try:
             with aside.open("wb") as file:
-                memory = Memory(VERSION, fleet.interval_s, decision_id, models, pools)
+                memory = Memory(VERSION, fleet.interval_s, at, decision_id, models, pools)
                 file.write(msgspec.json.encode(memory))
                 file.flush()
                 os.fsync(file.fileno())
@@ -136,13 +161,25 @@ class StateFile:
 
 def _makes_sense(memory: Memory) -> bool:
     """Whether it can be gone on from: numbers somebody wrote by hand may be none of ours."""
-    counts = (memory.decision_id, *(n for one in memory.pools for n in (one.desired, one.ready)))
+    missed = (one.missed for one in memory.models)
+    counts = (
+        memory.decision_id,
+        *missed,
+        *(n for one in memory.pools for n in (one.desired, one.ready)),
+    )
     return (
         memory.version == VERSION
         and memory.interval_s >= 0
+        and memory.at >= 0
         and all(count >= 0 for count in counts)
         and all(map(_is_past, memory.models))
     )
+
+
+def _since(memory: Memory, one: _ModelMemory, at: float, interval_s: float) -> int:
+    """Return the intervals since the last known one, by clocks that may have been set meanwhile."""
+    away_s = max(0.0, at - memory.at) if memory.at else 0.0
+    return round(min((away_s + one.missed * memory.interval_s) / interval_s, _SINCE_MOST))
 
 
 def _is_past(one: _ModelMemory) -> bool:

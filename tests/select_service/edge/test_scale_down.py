@@ -122,6 +122,52 @@ def test_a_pool_is_asked_for_by_its_role() -> None:
     in_process(use)
 
 
+def test_who_is_advised_takes_along_little_of_the_hit_rate() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        for worker_id in (1, 2, 3):
+            seat(service, worker_id)
+        assert all(one["advised"] for one in await candidates(client, count=3)), "nothing is asked"
+        hold(service, 1, SHARED)
+        hold(service, 2, [10])
+        for chain, worker_id in ((SHARED, 1), ([10, 11], 2), ([20, 21, 22, 23], 3)):
+            # 160 tokens, 80 of them found
+            await client.post("/select", json=prompt(chain, worker_id))
+        found = await candidates(client, count=3)
+        assert [one["worker_id"] for one in found] == [3, 2, 1]
+        assert [one["hit_rate_loss_so_far"] for one in found] == [0.0, 0.1, 0.5]
+        assert [one["advised"] for one in found] == [True, False, False], "two points, unless said"
+        for most, advised in (("0", 1), ("0.1", 2), ("0.49", 2), ("1", 3)):
+            found = await candidates(client, count=3, hit_rate_loss_max=most)
+            assert [one["advised"] for one in found] == [True] * advised + [False] * (3 - advised)
+        demand = service.core.partitions[Scope("default", "default")].demand
+        demand.fades_at = 0.0
+        for now in (1.0, 601.0, 1201.0):  # what is forgotten is forgotten of both
+            demand.fade(now)
+        assert demand.asked_lately == 40
+        found = await candidates(client, count=3)
+        assert [one["hit_rate_loss_so_far"] for one in found] == [0.0, 0.1, 0.5]
+        for wrong in ("-0.1", "1.01", "two", "", "nan", "1e-2"):
+            answer = await client.get("/scale_down_candidates", params={"hit_rate_loss_max": wrong})
+            assert (answer.status_code, answer.json()["field"]) == (400, "hit_rate_loss_max")
+
+    in_process(use)
+
+
+def test_what_is_found_for_a_pair_is_found_where_its_prompt_is_computed() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        for worker_id, role in ((1, "prefill"), (2, "decode"), (3, "prefill")):
+            seat(service, worker_id, role=role)
+        hold(service, 1, SHARED)
+        body = prompt(SHARED, 1) | {"allowed_worker_ids": [1, 2]}
+        answer = await client.post("/select_pair", json=body | {"reservation_id": "pair"})
+        assert answer.status_code == 200, answer.text
+        found = await candidates(client, count=2, role="prefill")
+        assert [one["worker_id"] for one in found] == [3, 1]
+        assert [one["reused_tokens"] for one in found] == [0, 64]
+
+    in_process(use)
+
+
 def test_heat_fades() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         seat(service, 1)

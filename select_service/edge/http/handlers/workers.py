@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Final, cast, get_args
 from select_service.edge.http.long_lists import written
 from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in
 from select_service.edge.http.worker_list import AT_ONCE_MAX, records
-from select_service.edge.routing import read_count, read_query, read_u64
+from select_service.edge.routing import read_count, read_query, read_share, read_u64
 from select_service.errors import InvalidQuery
 from select_service.types import Role
-from select_service.types.drains import ScaleDownCandidates
+from select_service.types.drains import HIT_RATE_LOSS_MAX, ScaleDownCandidates
 
 if TYPE_CHECKING:
     from select_service.edge.codec.answers import Response
     from select_service.edge.http.api import Answer, Api, Request
 
-CANDIDATE_QUERY: Final = ("count", "role", *SCOPE_QUERY)
+CANDIDATE_QUERY: Final = ("count", "hit_rate_loss_max", "role", *SCOPE_QUERY)
 CANDIDATES_MAX: Final = 64
 """Each costs a walk over the index; more are no answer to "whom first?" but a fleet that ends."""
 
@@ -57,10 +57,14 @@ def drain_status(api: Api, request: Request) -> Response:
 
 
 def scale_down_candidates(api: Api, request: Request) -> Answer:
-    """Name the workers that are cheapest to lose, `count` (1) of those asked for."""
+    """Name the workers that are cheapest to lose, `count` (1) of those asked for.
+
+    `advised` of each says whether more than `hit_rate_loss_max` (0.02) of the hit rate can go.
+    """
     values = read_query(request.query, CANDIDATE_QUERY)
     count = read_count("count", values.get("count"), 1, CANDIDATES_MAX)
-    return _candidates(api, count, *scope_in(values), _role_in(values))
+    loss = read_share("hit_rate_loss_max", values.get("hit_rate_loss_max"), HIT_RATE_LOSS_MAX)
+    return _candidates(api, count, *scope_in(values), _role_in(values), loss)
 
 
 def _role_in(values: dict[str, str]) -> Role | None:
@@ -79,9 +83,16 @@ def _role_in(values: dict[str, str]) -> Role | None:
 
 
 async def _candidates(
-    api: Api, count: int, model_name: str | None, tenant_id: str | None, role: Role | None
+    api: Api,
+    count: int,
+    model_name: str | None,
+    tenant_id: str | None,
+    role: Role | None,
+    hit_rate_loss_max: float,
 ) -> Response:
-    found = await api.service.scale_down_candidates(count, model_name, tenant_id, role)
+    found = await api.service.scale_down_candidates(
+        count, model_name, tenant_id, role, hit_rate_loss_max
+    )
     return api.writer.reply(ScaleDownCandidates(candidates=await written(api.writer, found)))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from select_service.planner.errors import ConnectorError
 from select_service.planner.types import PoolState
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import PoolKey, Target
 
-__all__ = ["Connector", "DryRun", "OneByOne", "Outcome"]
+__all__ = ["ACT_S", "Connector", "DryRun", "OneByOne", "Outcome"]
+
+ACT_S: Final = 10.0
+"""Setting one pool, conflicts and all, is over within that time: a third of the shortest lease."""
 
 
 class Outcome:
@@ -68,7 +72,10 @@ class OneByOne(ABC):
         outcome = Outcome()
         for target in targets:
             try:
-                await self._set(target.pool, target.replicas)
+                async with asyncio.timeout(ACT_S):
+                    await self._set(target.pool, target.replicas)
+            except TimeoutError:
+                outcome.failed[target.pool] = f"{target.pool}: not done within {ACT_S:g} s"
             except ConnectorError as error:
                 outcome.failed[target.pool] = str(error)
             else:

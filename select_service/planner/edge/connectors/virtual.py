@@ -23,6 +23,9 @@ __all__ = ["ENDS", "Completion", "End", "Issued", "There", "VirtualConnector"]
 
 TIMEOUT_S: Final = 1800.0
 WAIT_MAX_S: Final = 60.0
+FOLLOWED_MOST: Final = 2**52
+"""Ids go on from what readers have heard, up to there: beyond is no decision's, and from 2**53 on
+JSON's readers round, so one who asked for such a one would end it for everybody."""
 _REASONS_MAX: Final = 20
 REPLICAS_MAX: Final = 1_000_000
 """Of a pool: nobody has more, and a report that says so is damaged."""
@@ -85,6 +88,7 @@ class VirtualConnector:
         self._clock, self._wall = clock, wall
         self._timeout_s = timeout_s
         self._changed = asyncio.Event()
+        self._is_ending = False
         self._issued_at = clock()
         self._is_open = False
         self.decision: Issued | None = None
@@ -125,18 +129,27 @@ class VirtualConnector:
         Who asks may have heard of a later one, by a planner before this that left no state: ids
         go on from there, or he would hear nothing until they have caught up.
         """
-        if after > self.decision_id:
+        if self.decision_id < after <= FOLLOWED_MOST:
             self.decision_id = after
             if self.decision is not None:
                 self._issue(self.decision.reason)
-        if self.decision is None or self.decision.decision_id <= after:
+        if self._news(after) is None and not self._is_ending:
             changed = self._changed
             try:
                 async with asyncio.timeout(min(max(wait_s, 0.0), WAIT_MAX_S)):
                     await changed.wait()
             except TimeoutError:
                 return None
-        return self.decision
+        return self._news(after)
+
+    def _news(self, after: int) -> Issued | None:
+        found = self.decision
+        return found if found is not None and found.decision_id > after else None
+
+    def end(self) -> None:
+        """Let everybody go who waits for a decision: there will be none."""
+        self._is_ending = True
+        self._changed.set()
 
     def complete(self, decision_id: int, completion: Completion) -> bool:
         """Take in a report; returns False for one about no decision that was ever made."""

@@ -53,6 +53,11 @@ class FileLease:
         self.taken = None
         return True
 
+    @property
+    def is_sure(self) -> bool:
+        """The kernel keeps it for as long as this process lives."""
+        return len(self._files) == len(self._paths)
+
     def _lock(self, path: Path) -> bool:
         held = self._files.get(path)
         if held is not None and not _is_replaced(path, held):

@@ -21,7 +21,9 @@ __all__ = ["DURATION_S", "Lease", "NoLease", "Timed", "duration_of"]
 DURATION_S: Final = 30.0
 """A lease that was not renewed for so long is anybody's: some looks at the load, and a pause."""
 _LOOKS: Final = 3  # that may fail, before a lease is lost
-_SURE: Final = 2 / 3  # of its duration, in which its holder acts without having heard again
+_SURE: Final = 2 / 3
+"""Of its duration, in which its holder begins to act without having heard again. The rest is for
+what was begun: see `ACT_S` of `edge/connectors/connector.py`."""
 
 
 def duration_of(look_s: float) -> float:
@@ -35,6 +37,10 @@ class Lease(Protocol):
     async def held(self) -> bool:
         """Take it or keep it; False: another planner has it."""
 
+    @property
+    def is_sure(self) -> bool:
+        """Nobody else can have it yet: it need not be asked for again."""
+
     async def close(self) -> None:
         """Let go of it."""
 
@@ -43,6 +49,11 @@ class NoLease:
     """There is nothing to fight about: a dry run."""
 
     async def held(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def is_sure(self) -> bool:
         """Always."""
         return True
 
@@ -72,18 +83,19 @@ class Timed(ABC):
         try:
             is_ours = await self._ask()
         except ConnectorError:
-            return self._is_sure
+            return self.is_sure
         self._renewed_at = asked_at if is_ours else None
-        return self._is_sure
+        return self.is_sure
 
     @property
-    def _is_sure(self) -> bool:
+    def is_sure(self) -> bool:
+        """It was renewed within two thirds of its duration."""
         renewed = self._renewed_at
         return renewed is not None and self._clock() < renewed + _SURE * self._duration_s
 
     async def close(self) -> None:
         """Give it back, so that a successor need not wait."""
-        is_sure, self._renewed_at = self._is_sure, None
+        is_sure, self._renewed_at = self.is_sure, None
         if not is_sure:  # it may be another's by now
             return
         try:

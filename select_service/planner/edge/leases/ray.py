@@ -49,7 +49,7 @@ class RayLease(Timed):
 
     @override
     async def _ask(self) -> bool:
-        holds = self._is_sure
+        holds = self.is_sure
         told = await self._call("hold", self._identity, self._duration_s, holds=holds)
         return bool(told == self._identity)
 

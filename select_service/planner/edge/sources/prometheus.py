@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import httpx
 import msgspec
 
+from select_service.planner.core.lengths import from_buckets
 from select_service.planner.edge.sources.source import counted, fetched, ratio
 from select_service.planner.errors import SourceError
 from select_service.planner.types import Idle, Load, Missing, Value, Window
@@ -32,8 +33,9 @@ _OK: Final = 200
 class Names(msgspec.Struct, frozen=True, kw_only=True):
     """What series are called; an empty name is not asked for.
 
-    The means are of histograms or summaries: `_sum` and `_count` are appended. The two queries at
-    the end are whole expressions in which `{match}` stands for the label matchers.
+    The means are of histograms or summaries: `_sum` and `_count` are appended, and `_bucket` to
+    that of prompt lengths, whose mix is read where it is told. The two queries at the end are whole
+    expressions in which `{match}` stands for the label matchers.
     """
 
     requests: str
@@ -89,6 +91,9 @@ class PrometheusSource:
         self._names = names
         self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
 
+    async def begin(self, models: Sequence[ModelKey]) -> None:
+        """Counters are read over a time, whenever that began."""
+
     async def windows(self, models: Sequence[ModelKey], seconds: float) -> dict[ModelKey, Window]:
         """Ask for every model; one that cannot be asked about has missing readings only."""
         told = await asyncio.gather(*(self._window(model, seconds) for model in models))
@@ -120,6 +125,7 @@ class PrometheusSource:
             )
         )
         isl, osl, ttft_ms, itl_ms, request_s, effective = means
+        isl_mix = await self._mix(names.isl, model, seconds)
         live: Reading = Missing("not known without request durations")
         if isinstance(requests, Value) and isinstance(request_s, Value):
             live = Value(requests.value * request_s.value / seconds)  # Little's law
@@ -133,6 +139,7 @@ class PrometheusSource:
             request_s=request_s,
             effective_isl=effective,
             concurrency=live,
+            isl_mix=isl_mix,
         )
 
     async def _load(self, model: ModelKey) -> Load:
@@ -177,8 +184,23 @@ class PrometheusSource:
             return Missing(f"{name} counts nothing while requests come")
         return told
 
-    def _increase(self, name: str, model: ModelKey, seconds: float) -> str:
-        return f"sum(increase({name}{{{self._match(model)}}}[{round(1e3 * seconds)}ms]))"
+    async def _mix(
+        self, name: str, model: ModelKey, seconds: float
+    ) -> tuple[tuple[float, float], ...]:
+        """Return lengths with how often they came; empty where no buckets tell it."""
+        if not name:
+            return ()
+        try:
+            told = await self._ask(self._increase(f"{name}_bucket", model, seconds, "le"), "le")
+        except SourceError:
+            return ()  # the mean is known, or missing and told
+        buckets = ((_value(bound), count) for bound, count in told.items())
+        return from_buckets(sorted(one for one in buckets if one[0] > 0))
+
+    def _increase(self, name: str, model: ModelKey, seconds: float, by: str = "") -> str:
+        span = f"[{round(1e3 * seconds)}ms]"
+        kept = f" by ({by}) " if by else ""
+        return f"sum{kept}(increase({name}{{{self._match(model)}}}{span}))"
 
     def _match(self, model: ModelKey) -> str:
         names = self._names
@@ -188,8 +210,8 @@ class PrometheusSource:
             matchers.append(f'{names.tenant_label}="{_escaped(model.tenant_id)}"')
         return ",".join(matchers)
 
-    async def _ask(self, query: str) -> dict[str, float]:
-        """Return the finite values of an instant query by their label `of`, "" where it has none.
+    async def _ask(self, query: str, label: str = "of") -> dict[str, float]:
+        """Return the finite values of an instant query by a label of theirs, "" where it has none.
 
         The first of several counts; what there are no series of is not there.
         """
@@ -210,7 +232,7 @@ class PrometheusSource:
         for sample in body.data.result:
             value = _value(sample.value[1])
             if math.isfinite(value):
-                told.setdefault(sample.metric.get("of", ""), value)
+                told.setdefault(sample.metric.get(label, ""), value)
         return told
 
 

@@ -102,6 +102,7 @@ class _Selector:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self.last: Samples | None = None
+        self._counted: Samples = {}  # of series that were left out of the last page, too
         self.grown: Samples = defaultdict(float)
         self.error = "not scraped yet"
         self.is_new = self.is_new_to_looks = False
@@ -124,10 +125,13 @@ class _Selector:
         if self.last is None:
             self.is_new = self.is_new_to_looks = True
         else:
+            if has_restarted:
+                self._counted = {}
             for key, value in samples.items():
-                before = 0.0 if has_restarted else self.last.get(key, 0.0)
+                before = self._counted.get(key, 0.0)
                 self.grown[key] += value - before if value >= before else value
         self.last = samples
+        self._counted |= samples
         self.error = ""
 
     def begin(self) -> None:
@@ -162,6 +166,10 @@ class SelectorSource:
         self._clock = clock
         self._looked_at = clock()
         self._counted: dict[ModelKey, float] = {}  # requests of this window at the last look
+
+    async def begin(self, models: Sequence[ModelKey]) -> None:
+        """Counters begin with what is scraped now."""
+        await self.windows(models, 0.0)
 
     async def windows(self, models: Sequence[ModelKey], seconds: float) -> dict[ModelKey, Window]:
         """Scrape, and return what happened since the last call.

@@ -25,6 +25,9 @@ PAGE_BYTES_MAX: Final = 64 << 20
 class Source(Protocol):
     """Somebody who knows the traffic."""
 
+    async def begin(self, models: Sequence[ModelKey]) -> None:
+        """Look for the first time: the first window begins here."""
+
     async def windows(self, models: Sequence[ModelKey], seconds: float) -> dict[ModelKey, Window]:
         """Return what happened during the last `seconds`; what is not known is Missing."""
 

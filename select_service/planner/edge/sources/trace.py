@@ -64,6 +64,9 @@ class TraceSource:
         self._requests = list(requests)
         self._start = requests[0].at_s if requests else 0.0
 
+    async def begin(self, models: Sequence[ModelKey]) -> None:
+        """It begins with its first request."""
+
     async def windows(self, models: Sequence[ModelKey], seconds: float) -> dict[ModelKey, Window]:
         """Return the next interval; after the end everything is missing."""
         window = self._next(seconds)

@@ -202,6 +202,26 @@ def test_the_room_is_told_where_all_have_named_theirs() -> None:
     assert [one.room_so_far for one in asked(fleet, 4)] == [UNSET] * 4
 
 
+def test_what_was_found_is_missed_and_what_was_computed_pushes_others_out() -> None:
+    fleet = build([Somebody(), Somebody(reused=400.0), Somebody()], [])
+    fleet.worker(3, model_name="other")
+    partition = fleet.core.partitions[DEFAULT]
+    partition.demand.isl_tokens = 1000
+    for name, who, blocks in (("a", 0, 2), ("b", 1, 2), ("c", 2, 4)):
+        fleet.book(name, who, *range(100 * who, 100 * who + blocks))
+    asked_lately = partition.demand.asked_lately
+    hit_rate = 400 / asked_lately
+    told = asked(fleet, 4)
+    assert [one.worker_id for one in told] == [3, 0, 1, 2], "by load: nobody holds a block"
+    foretold = [one.hit_rate_loss_so_far for one in told]
+    assert foretold[0] == 0.0, "of another scope"
+    assert foretold[1] == pytest.approx(hit_rate * (2 / 8) / 2), "what it computes goes elsewhere"
+    assert foretold[2] == foretold[3] == pytest.approx(hit_rate), "all that is found at all"
+    for most, advised in ((hit_rate / 8 - 1e-9, 1), (hit_rate / 8 + 1e-9, 2), (hit_rate + 1e-9, 4)):
+        found = answer_of(fleet.core.scale_down_candidates(4, None, None, None, most))
+        assert [one.advised for one in found] == [True] * advised + [False] * (4 - advised)
+
+
 def test_some_tenants_of_many() -> None:
     fleet = build([Somebody()], [])
     for worker_id, tenant in ((5, "a"), (6, "b"), (7, "c")):

@@ -96,6 +96,46 @@ def test_every_model_is_linear_in_steps_or_tells_the_same_twice(
     assert predictor.opinions(steps)[predictor.speaker] == predictor.predict(steps)
 
 
+@pytest.mark.parametrize("gap", [1, 5, 15, 38, 10**9])
+@pytest.mark.parametrize("log1p", [False, True])
+def test_what_recurs_is_on_time_after_a_while_of_which_nothing_is_known(
+    gap: int, *, log1p: bool
+) -> None:
+    """Whatever was not counted was left out: bursts were expected that much too late."""
+    predictor, rng = Predictor(Recurring(), log1p=log1p), random.Random(3)
+
+    def at(step: int) -> float:
+        return (2100.0 if step % 15 >= 13 else 600.0) + rng.gauss(0, 20)
+
+    for step in range(90):
+        predictor.add(at(step))
+    assert predictor.period == 15
+    stood_in = predictor.skip(gap)
+    assert stood_in == pytest.approx([at(90 + step) for step in range(gap % 15)], rel=0.15)
+    for step in range(90 + gap, 90 + gap + 40):
+        came = at(step)
+        assert predictor.predict() == pytest.approx(came, rel=0.2)
+        predictor.add(came)
+
+
+def test_a_period_is_found_although_some_of_it_was_not_counted() -> None:
+    chooser = Chooser({"constant": Constant(), "recurring": Recurring()})
+    assert chooser.skip(9) == []
+    told = bursts(90)
+    for step, value in enumerate(told):
+        if step == 20:
+            assert chooser.skip(3) == [told[19]] * 3
+        if not 20 <= step < 23:
+            chooser.add(value)
+    assert chooser.recurring is not None
+    assert chooser.recurring.period == 15
+    assert chooser.skip(10**6) != [], "a share of a period"
+    fresh = Chooser({"constant": Constant(), "recurring": Recurring()})
+    for value in told[:20]:
+        fresh.add(value)
+    assert fresh.skip(6) == [], "more than a quarter of what is known"
+
+
 def test_what_is_foreseen_costs_no_headroom() -> None:
     surprises, rng = Surprises(), random.Random(2)
     for _ in range(POINTS_MIN - 1):

@@ -108,6 +108,22 @@ def test_who_is_not_counted_is_not_told() -> None:
     assert live.likeness.engines(POOL, 1) == 1
 
 
+def test_after_a_while_of_which_nothing_is_known_it_looks_for_its_place_anew() -> None:
+    live = Live(plan(learnt()))
+    live.come(10.0, 60.0)
+    live.likeness.skip()
+    live.come(10.0, 60.0)
+    assert live.likeness.engines(POOL, 1) is None, "until the next plan"
+    plan(live.likeness)
+    live.come(10.0, 60.0)
+    assert live.likeness.engines(POOL, 1) == 1
+    for _ in range(600):  # however often: the past that is remembered has an end
+        live.likeness.skip()
+    plan(live.likeness)
+    live.come(10.0, 60.0)
+    assert live.likeness.engines(POOL, 1) is None, "nothing of it is left"
+
+
 def test_what_nobody_heard_of_an_interval_came_after_the_last_look() -> None:
     one, other = Live(plan(learnt())), Live(plan(learnt()))
     for live, looks in ((one, 12), (other, 11)):

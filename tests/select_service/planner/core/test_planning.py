@@ -13,6 +13,7 @@ from select_service.planner.core.demand import Demand, Interval, Predictors
 from select_service.planner.core.kalman import Kalman
 from select_service.planner.core.planning import Fleet, Model, PoolSettings
 from select_service.planner.core.prediction import Constant, Predictor
+from select_service.planner.core.recurring import Recurring
 from select_service.planner.core.sizing import Goals
 from select_service.planner.core.steadying import PoolLimits, StartTime, Steady
 from select_service.planner.core.surface import Surface
@@ -75,6 +76,10 @@ class Run:
     def slow(self, window: Window, seconds: float = INTERVAL) -> Decision:
         self.now += seconds
         windows = {one.key: window for one in self.fleet.models}
+        return self._apply(self.fleet.slow(windows, self.states, self.now))
+
+    def slow_each(self, windows: dict[ModelKey, Window]) -> Decision:
+        self.now += INTERVAL
         return self._apply(self.fleet.slow(windows, self.states, self.now))
 
     def fast(self, load: Load) -> Decision:
@@ -156,6 +161,49 @@ def test_missing_intervals_hold_replicas_and_then_the_load_decides() -> None:
     assert run.counts == (1, 1)
 
 
+@pytest.mark.parametrize("how", ["missing", "asleep"])
+def test_what_recurs_is_foreseen_on_time_after_what_nobody_counted(how: str) -> None:
+    """Every interval without metrics, or without a planner, moved all bursts to come by one."""
+    lost, period = 7, 15
+
+    def window(step: int) -> Window:
+        return replace(BUSY, requests=Value(21_000.0 if step % period >= 13 else 6_000.0))
+
+    planned = model()
+    planned.demand = Demand(
+        Predictors(Predictor(Recurring()), Predictor(Constant()), Predictor(Constant()))
+    )
+    run, known = Run(planned), 90
+    for step in range(known):
+        run.slow(window(step))
+    for _ in range(lost):
+        if how == "missing":
+            run.slow(Window(seconds=INTERVAL, requests=Missing("no Prometheus")))
+        else:
+            run.now += INTERVAL
+    for step in range(known + lost, known + lost + 2 * period):
+        run.slow(window(step))
+        forecast = planned.demand.forecast(INTERVAL)
+        assert forecast is not None
+        expected = window(step + 1).requests
+        assert isinstance(expected, Value)
+        assert forecast.rate * INTERVAL == pytest.approx(expected.value, rel=0.1)
+
+
+def test_time_passes_while_metrics_are_missing_from_the_start() -> None:
+    planned = model()
+    planned.demand = Demand(
+        Predictors(Predictor(Recurring()), Predictor(Constant()), Predictor(Constant()))
+    )
+    run, past = Run(planned), [Interval(6_000.0, 3000.0, 300.0)] * 40
+    planned.recall(past, 1.0, 1.0, 1.0, INTERVAL)
+    for _ in range(2):
+        run.slow(Window(seconds=INTERVAL, requests=Missing("no Prometheus")))
+    run.slow(BUSY)
+    assert [one.requests for one in planned.demand.history[-3:]] == [6_000.0, 6_000.0, 5_400.0]
+    assert len(planned.demand.history) == len(past) + 3
+
+
 def test_a_failed_forecast_is_no_crash() -> None:
     """Fault 8: there, an exception in a predictor leaves a variable unbound."""
     run = Run(prefill=2, decode=2)
@@ -187,6 +235,32 @@ def test_several_models_share_by_weight() -> None:
     theirs = sum(run.states[pool.key].desired for pool in second.pools)
     assert theirs > sum(run.counts)
     assert theirs + sum(run.counts) == 12
+
+
+def test_who_surges_has_the_same_share_as_who_was_forecast() -> None:
+    """What was planned for it before was taken for its need: it got two engines of a kind."""
+    other = ModelKey("other")
+    run = Run(model(), model(other), gpus_max=14)
+    quiet = replace(BUSY, requests=Value(900.0))
+    run.slow_each({KEY: BUSY, other: quiet})
+    assert [run.states[pool.key].desired for pool in run.fleet.models[1].pools] == [1, 1]
+    load = Load(arrived=Value(150.0), seconds=5.0)  # as many as of the first
+    decision = run.fleet.fast({KEY: load, other: load}, run.states, run.now + 5.0)
+    assert [one.replicas for one in decision.targets] == [3, 4, 3, 4]
+
+
+def test_who_is_held_has_the_same_share_as_who_was_forecast() -> None:
+    """Metrics were lost after a quiet interval, before anything was taken away."""
+    other = ModelKey("other")
+    run = Run(model(), model(other), gpus_max=20)
+    quiet = replace(BUSY, requests=Value(180.0))
+    lost = Window(seconds=INTERVAL, requests=Missing("no Prometheus"))
+    run.slow_each({KEY: quiet, other: BUSY})
+    run.slow_each({KEY: quiet, other: quiet})
+    run.slow_each({KEY: BUSY, other: lost})
+    run.fleet.gpus_max = 14
+    decision = run.slow_each({KEY: BUSY, other: lost})
+    assert [one.replicas for one in decision.targets] == [3, 4, 3, 4]
 
 
 def test_engines_of_different_sizes_fill_the_budget_and_never_more() -> None:
@@ -428,9 +502,31 @@ def test_a_slow_fleet_gets_more_engines() -> None:
 
 def test_starts_are_timed() -> None:
     time = StartTime(prior_s=100.0)
-    for now, starting in ((0.0, 0), (10.0, 2), (50.0, 1), (70.0, 0), (90.0, 0)):
-        time.follow(PoolState(3, 3 - starting), now)
+    seen = ((0.0, 1, 1), (10.0, 3, 1), (50.0, 3, 2), (70.0, 3, 3), (90.0, 3, 3))
+    for now, desired, ready in seen:
+        time.follow(PoolState(desired, ready), now)
     assert time.seconds == pytest.approx(100.0 + 0.3 * (60.0 - 100.0))
+
+
+def test_who_is_not_ready_for_a_moment_has_not_started() -> None:
+    """Ten readiness probes that failed once made starts of two minutes ones of eight seconds."""
+    time = StartTime(prior_s=120.0)
+    for blip in range(10):
+        for at, ready in ((0.0, 6), (60.0, 5), (65.0, 6)):
+            time.follow(PoolState(6, ready), 100.0 * blip + at)
+    assert time.seconds == 120.0
+    time.follow(PoolState(6, 5), 1000.0)  # one is lost, and two are asked for meanwhile
+    time.follow(PoolState(8, 5), 1030.0)
+    time.follow(PoolState(8, 8), 1130.0)
+    assert time.seconds == pytest.approx(120.0 + 0.3 * (100.0 - 120.0))
+
+
+def test_a_start_whose_begin_nobody_saw_is_no_measure() -> None:
+    """A planner that is started again while engines start would take the rest for the whole."""
+    time = StartTime(prior_s=120.0)
+    for now, ready in ((0.0, 2), (5.0, 4)):
+        time.follow(PoolState(4, ready), now)
+    assert time.seconds == 120.0
 
 
 def test_history_is_learnt_again() -> None:

@@ -65,6 +65,7 @@ class FakeKube:
         self.refuses = 0  # the status of every answer, if it is one
         self.retry_after = ""  # beside it
         self.breaks: Exception | None = None  # instead of an answer
+        self.patched: Callable[[str], None] = lambda path: None
         self.version = 1
 
     def deployment(self, name: str, replicas: int, ready: int) -> None:
@@ -108,6 +109,7 @@ class FakeKube:
             found["metadata"]["resourceVersion"] = str(
                 int(found["metadata"]["resourceVersion"]) + 1
             )
+            self.patched(base)
         if path == base:
             hidden = self.hides.get(base.rpartition("/")[2])
             return httpx.Response(200, json=found) if not hidden else refusal(hidden, "not now")

@@ -15,13 +15,14 @@ import msgspec
 import pytest
 
 from select_service.planner.edge import kube as kube_module
+from select_service.planner.edge.connectors import connector as connector_module
 from select_service.planner.edge.connectors import ray as ray_module
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector, path_of
 from select_service.planner.edge.connectors.ray import RayConnector
 from select_service.planner.edge.connectors.virtual import Completion, There, VirtualConnector
 from select_service.planner.edge.kube import Kube
 from select_service.planner.errors import MissingExtra, SettingsError
-from select_service.planner.types import PoolState
+from select_service.planner.types import PoolKey, PoolState
 from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, FakeKube, run, target
 
 RESOURCES = {PREFILL: "deployments/prefill", DECODE: "apps/v1/deployments/decode"}
@@ -179,6 +180,27 @@ def test_kubernetes_that_is_slow_is_given_up() -> None:
         await gone.wait()
         server.close()
         await server.wait_closed()
+
+    run(use)
+
+
+def test_setting_a_pool_ends_before_another_may_have_the_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of three tries had a time-out of its own: longer than the rest of a lease."""
+    monkeypatch.setattr(connector_module, "ACT_S", 0.05)
+
+    class Endless(connector_module.OneByOne):
+        async def _state(self, pool: PoolKey) -> PoolState:
+            raise AssertionError
+
+        async def _set(self, pool: PoolKey, replicas: int) -> None:
+            await asyncio.Event().wait()
+
+    async def use() -> None:
+        outcome = await Endless().apply([target(PREFILL, 3)], [])
+        assert outcome.failed == {PREFILL: "m prefill: not done within 0.05 s"}
+        assert not outcome.done
 
     run(use)
 
@@ -373,6 +395,35 @@ def test_virtual_decisions_reach_who_has_heard_of_later_ones() -> None:
         assert connector.complete(91, Completion("done"))
         assert (await connector.states([DECODE]))[DECODE] == PoolState(4, 4)
         assert await connector.next(91, 0.0) is None
+
+    run(use)
+
+
+def test_virtual_ids_are_never_led_to_where_nobody_can_follow() -> None:
+    """One reader asked for the last id there is, and no other was ever told anything again."""
+
+    async def use() -> None:
+        connector = virtual(Clock(), first_id=7)
+        assert await connector.next(2**53 - 1, 0.0) is None
+        await connector.apply([target(DECODE, 4)], [])
+        issued = await connector.next(7, 0.0)
+        assert issued is not None
+        assert issued.decision_id == 8
+        assert await connector.next(2**52, 0.0) is not None
+        assert connector.decision_id < 2**53
+
+    run(use)
+
+
+def test_virtual_waits_are_over_when_the_planner_ends() -> None:
+    async def use() -> None:
+        connector = virtual(Clock())
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(connector.next(0, 60.0))
+            await asyncio.sleep(0)  # it waits now
+            connector.end()
+        assert waiting.result() is None
+        assert await connector.next(0, 60.0) is None  # nor does who comes back at once
 
     run(use)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -56,7 +57,7 @@ class ByWorld(Timed):
         self._name = name
 
     async def _ask(self) -> bool:
-        world, holds = self._world, self._is_sure
+        world, holds = self._world, self.is_sure
         there_s, back_s = world.late_s
         world.clock.now += there_s
         if world.is_cut[0]:
@@ -277,3 +278,23 @@ def test_a_second_planner_of_a_model_is_refused_until_the_first_is_gone(tmp_path
             one.wait()
             assert one.stderr is not None
             one.stderr.close()
+
+
+@pytest.mark.heavy
+def test_who_waits_for_a_decision_keeps_no_planner_from_its_end(tmp_path: Path) -> None:
+    """A long poll of a minute kept it, and its lock, for as long: a restart was refused."""
+    port = free_port()
+    planner = _planner(port, tmp_path)
+    try:
+        _wait_until_up(port)
+        with socket.create_connection(("127.0.0.1", port)) as waiting:
+            waiting.sendall(b"GET /v1/decision?wait_s=60 HTTP/1.1\r\nHost: p\r\n\r\n")
+            assert _is_up(port), "it has been heard by now"
+            planner.terminate()
+            assert planner.wait(timeout=30.0) == 0
+            assert waiting.recv(4_096).startswith(b"HTTP/1.1 204 ")
+    finally:
+        planner.kill()
+        planner.wait()
+        assert planner.stderr is not None
+        planner.stderr.close()

@@ -12,7 +12,9 @@ import httpx
 import msgspec
 import pytest
 
+from select_service.planner.core.demand import Demand, Predictors
 from select_service.planner.core.planning import Fleet
+from select_service.planner.core.warming import TracedRequest
 from select_service.planner.edge.connectors.connector import Connector, DryRun, Outcome
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
 from select_service.planner.edge.connectors.virtual import Completion, VirtualConnector
@@ -20,13 +22,23 @@ from select_service.planner.edge.leases.file import FileLease
 from select_service.planner.edge.leases.kubernetes import KubeLease
 from select_service.planner.edge.leases.lease import DURATION_S, Lease, NoLease
 from select_service.planner.edge.loop import Loop, _next
-from select_service.planner.edge.predictors import PredictorSettings
+from select_service.planner.edge.predictors import PredictorSettings, make_predictor
 from select_service.planner.edge.running import _listener, single_model
 from select_service.planner.edge.serving import create_app
 from select_service.planner.edge.settings import build_fleet, read_targets
+from select_service.planner.edge.sources.trace import TraceSource
 from select_service.planner.edge.state_file import Memory, StateFile
 from select_service.planner.errors import InfeasiblePlan, SettingsError, SourceError
-from select_service.planner.types import Load, Missing, ModelKey, PoolState, Target, Value, Window
+from select_service.planner.types import (
+    IDLE,
+    Load,
+    Missing,
+    ModelKey,
+    PoolState,
+    Target,
+    Value,
+    Window,
+)
 from tests.select_service.planner.core.test_planning import BUSY
 from tests.select_service.planner.edge.fakes import DECODE, KEY, PREFILL, Clock, FakeKube, run
 from tests.select_service.planner.golden import PROFILE
@@ -41,6 +53,9 @@ class Told:
     def __init__(self, window: Window = BUSY) -> None:
         self.window = window
         self.load = Load()
+
+    async def begin(self, models: list[ModelKey]) -> None:
+        pass
 
     async def windows(self, models: list[ModelKey], seconds: float) -> dict[ModelKey, Window]:
         return dict.fromkeys(models, self.window)
@@ -182,6 +197,38 @@ def test_a_kubernetes_lease_changes_hands_when_it_is_not_renewed() -> None:
     run(use)
 
 
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_who_acts_for_longer_than_its_lease_asks_for_it_again(*, is_taken: bool) -> None:
+    """It was asked for once for all pools: a slow API server's took a minute and a half."""
+    fake, clock = FakeKube(), Clock()
+    fake.deployment("prefill", 1, 1)
+    fake.deployment("decode", 1, 1)
+    lease = "/apis/coordination.k8s.io/v1/namespaces/inference/leases/planner"
+
+    async def use() -> None:
+        def slowly(path: str) -> None:
+            clock.now += DURATION_S
+            if is_taken:
+                fake.objects[lease]["spec"]["holderIdentity"] = "two"
+
+        fake.patched = slowly
+        resources = {PREFILL: "deployments/prefill", DECODE: "deployments/decode"}
+        connector = KubernetesConnector(fake.kube(), resources)
+        loop = loop_of(connector, KubeLease(fake.kube(), "planner", "one", clock))
+        await loop.slow()
+        first, second = (one.replicas for one in loop.decisions[-1].targets)
+        states = await connector.states([PREFILL, DECODE])
+        assert first > 1
+        assert second > 1
+        assert states[PREFILL].desired == first
+        assert states[DECODE].desired == (1 if is_taken else second)
+        assert loop.is_leader is not is_taken
+        failed = loop.decisions[-1].failed
+        assert failed == ({"m decode": "m decode: the lease has run out"} if is_taken else {})
+
+    run(use)
+
+
 def test_who_ends_gives_the_lease_back_and_the_next_need_not_wait() -> None:
     """The connector's client, which is the lease's, was closed before it could be said."""
     fake = FakeKube()
@@ -273,6 +320,68 @@ def test_a_restart_with_another_interval_remembers_the_same_traffic(tmp_path: Pa
     run(use)
 
 
+def test_a_restart_knows_how_long_it_was_away(tmp_path: Path) -> None:
+    """What comes again was expected later by as long as no planner had been there."""
+    path, period = tmp_path / "planner.json", 15
+
+    def recurring(source: Told) -> Loop:
+        loop = loop_of(source=source, state=StateFile(path))
+        predictors = (make_predictor(PredictorSettings(name="recurring")) for _ in range(3))
+        loop.fleet.models[0].demand = Demand(Predictors(*predictors))
+        return loop
+
+    def forecast_after(at: float) -> float:
+        again = recurring(Told())
+        assert StateFile(path).read(again.fleet, at).decision_id
+        forecast = again.fleet.models[0].demand.forecast(180.0)
+        assert forecast is not None
+        return forecast.rate * 180.0
+
+    async def use() -> None:
+        source = Told()
+        loop = recurring(source)
+        for step in range(90):  # the next burst comes after 13 more
+            loop._clock.now += 180.0  # type: ignore[attr-defined]
+            source.window = replace(BUSY, requests=Value(9000.0 if step % period >= 13 else 900.0))
+            await loop.slow()
+        for away, requests in ((0, 900.0), (12, 900.0), (13, 9000.0), (28, 9000.0), (-50, 900.0)):
+            assert forecast_after(1000.0 + 180.0 * away) == pytest.approx(requests)
+        assert forecast_after(1e300) > 0
+        source.window = Window(seconds=180.0, requests=Missing("no Prometheus"))
+        await loop.slow()
+        assert forecast_after(1000.0 + 180.0 * 12) == pytest.approx(9000.0)
+        whole = path.read_bytes()
+        for name, value in (("at", -1.0), ("missed", -1)):
+            memory = msgspec.json.decode(whole)
+            where = memory if name == "at" else memory["models"][0]
+            where[name] = value
+            path.write_bytes(msgspec.json.encode(memory))
+            assert StateFile(path).read(loop_of().fleet).decision_id == 0
+
+    run(use)
+
+
+def test_a_restart_lets_an_idle_fleet_go(tmp_path: Path) -> None:
+    """Nothing was taken for what comes before the first traffic: engines stayed for ever."""
+    path = tmp_path / "planner.json"
+
+    async def use() -> None:
+        loop = loop_of(state=StateFile(path))
+        for _ in range(5):
+            loop._clock.now += 180.0  # type: ignore[attr-defined]
+            await loop.slow()
+        there = {one.pool: one.replicas for one in loop.decisions[-1].targets}
+        assert min(there.values()) > 1
+        again = loop_of(DryRun(there), source=Told(Window(seconds=180.0, requests=IDLE)))
+        StateFile(path).read(again.fleet)
+        for _ in range(10):
+            again._clock.now += 180.0  # type: ignore[attr-defined]
+            await again.slow()
+        assert [one.replicas for one in again.decisions[-1].targets] == [1, 1]
+
+    run(use)
+
+
 def test_a_restart_takes_nobody_away(tmp_path: Path) -> None:
     """Who cannot be asked what there is has to remember it: it began with the minima again."""
 
@@ -356,8 +465,15 @@ def test_what_is_told_over_http() -> None:
             assert (await client.post("/v1/decision/9/complete", json=done)).status_code == 404
             assert (await client.post(path, content=b" " * 65_537)).status_code == 413
             assert (await client.post(path, content=in_parts())).status_code == 413
-            for after in ("x", "-1", str(2**53)):
+            endless = "9" * 5_000  # more digits than `int` reads
+            for after in ("x", "-1", str(2**53), endless):
                 assert (await client.get(f"/v1/decision?after={after}")).status_code == 400
+            path = f"/v1/decision/{endless}/complete"
+            assert (await client.post(path, json=done)).status_code == 404
+            assert (await client.get("/decisions?limit=0")).json() == {"decisions": []}
+            for limit in ("1", "x", "-1", endless):
+                told = await client.get(f"/decisions?limit={limit}")
+                assert len(told.json()["decisions"]) == 1
             (noted,) = (await client.get("/decisions")).json()["decisions"]
             assert noted["acted"]
             loop.source.window = replace(BUSY, requests=Missing("gone"))  # type: ignore[attr-defined]
@@ -452,6 +568,42 @@ def test_the_loop_ticks_and_survives_a_turn_that_fails() -> None:
             await task
         assert loop.counts.faults == 2
         assert len(loop.decisions) >= 2
+
+    run(use)
+
+
+def test_no_interval_of_a_trace_is_left_out() -> None:
+    """The first look, where counters begin, took the first one away."""
+
+    async def use() -> None:
+        trace = TraceSource([TracedRequest(0.001, 3000.0, 300.0)])
+        loop = loop_of(source=trace)  # type: ignore[arg-type] # a source
+        loop.fleet.interval_s = 0.05
+        loop._clock = asyncio.get_running_loop().time
+        loop._asked_at = loop._clock()
+        loop._fast_s = None
+        task = asyncio.ensure_future(loop.run())
+        while not loop.windows:
+            await asyncio.sleep(0)
+        task.cancel()
+        assert loop.windows[KEY].requests == Value(1.0)
+
+    run(use)
+
+
+def test_gpus_are_counted_for_as_long_as_they_were_there() -> None:
+    """By the engines at the end of an interval, however many there were within it."""
+
+    async def use() -> None:
+        connector = DryRun({PREFILL: 1, DECODE: 1})
+        loop = loop_of(connector)
+        clock = loop._clock
+        for seconds, there in ((5.0, 10), (170.0, 2), (5.0, 1)):
+            clock.now += seconds  # type: ignore[attr-defined]
+            connector._counts[PREFILL] = there
+            connector._counts[DECODE] = 0
+            await loop._look()
+        assert loop.counts.gpu_seconds == 5.0 * 10 + 170.0 * 2 + 5.0 * 1
 
     run(use)
 

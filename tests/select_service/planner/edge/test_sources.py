@@ -40,6 +40,11 @@ def prometheus(values: dict[str, str | None]) -> tuple[Answer, list[str]]:
     def answer(request: httpx.Request) -> httpx.Response:
         query = request.url.params["query"]
         asked.append(query)
+        if " by (le) " in query:
+            buckets = {"0": "0", "1000": "90", "NaN": "1", "4000": "360", "+Inf": "360"}
+            rows = [{"metric": {"le": le}, "value": [1.0, n]} for le, n in buckets.items()]
+            found = rows if values.get("buckets") else []
+            return httpx.Response(200, json={"status": "success", "data": {"result": found}})
         names = re.findall(r"increase\((\w+)\{", query) or ["load"]
         of = re.findall(r'"of", "(\w+)", "", ""', query)
         metrics = [{"of": one} for one in of] or [{}]
@@ -86,6 +91,18 @@ def test_prometheus_weighs_every_request_the_same() -> None:
     assert window.concurrency == Value(4.0)  # 2 requests/s of 2 s each
     assert isinstance(window.itl_ms, Missing)  # no series
     assert asked[0] == 'sum(increase(dynamo_frontend_requests_total{model=~"(?i)m"}[180000ms]))'
+
+
+def test_prometheus_tells_the_mix_of_lengths_where_there_are_buckets() -> None:
+    """Prefill was sized by the mean alone: of a histogram only the sum and the count were read."""
+    window, asked = prometheus_window(FRONTEND | {"buckets": "yes"})
+    assert [(round(tokens), share) for tokens, share in window.isl_mix] == [
+        (707, 90.0),
+        (2828, 270.0),
+    ]
+    name = "dynamo_frontend_input_sequence_tokens_bucket"
+    assert f'sum by (le) (increase({name}{{model=~"(?i)m"}}[180000ms]))' in asked
+    assert prometheus_window(FRONTEND)[0].isl_mix == ()
 
 
 @pytest.mark.parametrize(("count", "reading"), [("0", IDLE), (None, Missing), ("NaN", Missing)])
@@ -247,6 +264,25 @@ def test_a_page_that_is_no_selector_s_is_missing_and_no_new_beginning(
         fake.pages, fake.requests = {}, {"a": 130.0}
         window = (await source.windows([KEY], 180.0))[KEY]
         assert number(window.requests) == pytest.approx(30.0), "not all 130 in one interval"
+
+    run(use)
+
+
+def test_a_series_that_is_away_for_a_page_has_not_counted_all_anew() -> None:
+    """Of one that was no number, or not there, all it had ever counted came within a look."""
+    fake = Selectors()
+
+    async def use() -> None:
+        source = SelectorSource(["http://a"], client=client(fake.answer))
+        await source.begin([KEY])
+        for away in (dict.fromkeys("ab", float("nan")), None):
+            there = dict(fake.requests)
+            fake.has_demand, fake.requests = away is not None, away or there
+            await source.windows([KEY], 180.0)
+            fake.has_demand, fake.requests = True, {"a": there["a"] + 7.0, "b": 10.0}
+            window = (await source.windows([KEY], 180.0))[KEY]
+            assert number(window.requests) == pytest.approx(7.0)
+            assert number(window.isl) == pytest.approx(1500.0)
 
     run(use)
 
