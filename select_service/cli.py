@@ -36,17 +36,17 @@ __all__ = ["main", "parse"]
 
 _DESCRIPTION = """\
 Decides which LLM inference worker serves a request. Without a command: serves. Weights and switches
-come from DYN_* environment variables; the flags as a page: deploy/reference/flags.md.
+come from DYN_* environment variables. deploy/reference/flags.md lists the flags as a page.
 
 commands:
-  demo                   see it at work: simulated engines, and traffic of their own
+  demo                   see it at work: simulated engines with their own traffic
   doctor                 what is wired wrong with a running service, and what to do about it
   workers, loads, drain, explain, call
-                         questions to a running service, and orders
-  leave                  tell a running service that it will go
+                         query or change a running service
+  leave                  announce that a running service will stop
   token new, keys new    make credentials
 
-select-service COMMAND --help tells more of each. Below are the flags of the service, by subject.
+select-service COMMAND --help says more about each. Below are the flags of the service, by subject.
 """
 _CLIENT_COMMANDS = ("call", "workers", "loads", "drain", "explain")
 _NEEDS = {

@@ -116,7 +116,7 @@ ENVIRONMENT: Final = (
         "DYN_ROUTER_QUEUE_THRESHOLD",
         "queue_threshold",
         "bound",
-        "a rank is busy above this multiple of its max_num_batched_tokens; inf: nobody waits",
+        "a rank is busy above this multiple of its max_num_batched_tokens; inf: no request waits",
     ),
     Variable(
         "DYN_ROUTER_POLICY_CONFIG",

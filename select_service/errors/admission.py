@@ -74,7 +74,7 @@ class AdmissionControlOff(ServiceError):
 
 
 class ModelNotFound(ServiceError):
-    """Busy thresholds for a model nobody serves."""
+    """Busy thresholds for a model without workers."""
 
     status = 404
     code = "model_not_found"

@@ -13,7 +13,7 @@ class InvalidJson(ServiceError):
 
 
 class InvalidMsgpack(ServiceError):
-    """Said to be MessagePack, and it is not."""
+    """Declared as MessagePack, but it is not."""
 
     status = 400
     code = "invalid_msgpack"
@@ -50,7 +50,7 @@ class TooManyBlocks(InvalidField):
 
 
 class TooMuchInBody(InvalidField):
-    """A body of more small things than are read in one go; the text names the flag."""
+    """A body with more small values than are read at once; the text names the flag."""
 
     code = "too_much_in_body"
 
@@ -74,7 +74,7 @@ class NameRefused(InvalidField):
 
 
 class UnknownField(ServiceError):
-    """A field nobody knows, under `--field-validation strict`."""
+    """An unknown field, under `--field-validation strict`."""
 
     status = 422
     code = "unknown_field"
@@ -88,7 +88,7 @@ class UnsupportedMediaType(ServiceError):
 
 
 class BodyTooLarge(ServiceError):
-    """More bytes than `--max-body-bytes`, or than a body has that brings no prompt."""
+    """More bytes than `--max-body-bytes`, or than `--body-short-bytes-max` without a prompt."""
 
     status = 413
     code = "body_too_large"
@@ -109,7 +109,7 @@ class MalformedHttp(ServiceError):
 
 
 class HeadTooLarge(ServiceError):
-    """A request line and headers beyond any use."""
+    """A request line and headers that are too long."""
 
     status = 431
     code = "head_too_large"
@@ -123,7 +123,7 @@ class TooManyConnections(ServiceError):
 
 
 class HttpVersionTooOld(ServiceError):
-    """An answer without an end, to a client that must be told its length."""
+    """A streamed answer, for a client of HTTP/1.0, which needs its length."""
 
     status = 505
     code = "http_version_too_old"

@@ -18,7 +18,7 @@ class NeedsRestart(ServiceError):
 
 
 class DecisionNotFound(ServiceError):
-    """No decision of that name is kept: there was none, or it had to go for later ones."""
+    """No decision of that name is kept: there was none, or later ones replaced it."""
 
     status = 404
     code = "decision_not_found"
@@ -38,7 +38,7 @@ class DecisionsOff(ServiceError):
 
 
 class TooManyDumps(ServiceError):
-    """As many dumps under way as `--dumps-max` allows; they end when they end."""
+    """As many dumps in progress as `--dumps-max` allows."""
 
     status = 503
     code = "too_many_dumps"
@@ -71,7 +71,7 @@ class StateUnwritable(ServiceError):
 
 
 class StateDiskFull(ServiceError):
-    """The same, and we know why."""
+    """The disk of the state directory is full: nothing is acknowledged that would not survive."""
 
     status = 503
     code = "state_disk_full"
@@ -81,7 +81,7 @@ class StateDiskFull(ServiceError):
 
 
 class StateStalled(ServiceError):
-    """The disk of the state directory takes its time: too long, or too many wait for it."""
+    """The disk of the state directory stalls, or too many answers wait for it."""
 
     status = 503
     code = "state_stalled"
@@ -91,7 +91,7 @@ class StateStalled(ServiceError):
 
 
 class ShuttingDown(ServiceError):
-    """The process is leaving; waiting requests are sent away, to whoever stands in for it."""
+    """The process is leaving; waiting requests are sent to another replica."""
 
     status = 503
     code = "shutting_down"

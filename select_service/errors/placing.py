@@ -32,7 +32,7 @@ class PinnedNotAllowed(InvalidRequest):
 
 
 class NoSchedulableWorker(ServiceError):
-    """Nothing schedulable, in the process or in the scope: ask again in a second."""
+    """No schedulable worker, in the process or in the scope: ask again in a second."""
 
     status = 503
     code = "no_schedulable_worker"
@@ -59,7 +59,7 @@ class NoEligibleWorker(ServiceError):
 
 
 class NoWorkerForRole(NoEligibleWorker):
-    """Eligible workers exist, and nobody among them does what the request needs."""
+    """Eligible workers exist, but none with the role that the request needs."""
 
     code = "no_worker_for_role"
 
@@ -71,7 +71,7 @@ class NoWorkerForRole(NoEligibleWorker):
 
 
 class WorkerDraining(NoEligibleWorker):
-    """Whoever may take this prompt drains: it takes no more work until an operator says so."""
+    """Every worker that may take this prompt drains: it takes no new work."""
 
     code = "worker_draining"
 
@@ -98,14 +98,14 @@ class NoTransfer(NoEligibleWorker):
 
 
 class QueueFull(ServiceError):
-    """A queue limit of the policy class is reached; ask again when one of it has been computed."""
+    """A queue limit of the policy class is reached; ask again when a queued request is computed."""
 
     status = 503
     code = "queue_full"
 
 
 class WouldWait(ServiceError):
-    """One of a wave would have to wait for a worker, which nobody does there."""
+    """A request of a wave would have to wait for a worker; in a wave none waits."""
 
     status = 503
     code = "would_wait"
@@ -116,7 +116,7 @@ class WouldWait(ServiceError):
 
 
 class BatchNotPlaced(ServiceError):
-    """All of a wave were to be placed, or none, and one cannot be."""
+    """A wave of all or none, of which one request cannot be placed."""
 
     code = "batch_not_placed"
 

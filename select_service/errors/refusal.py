@@ -14,7 +14,7 @@ costs little, and whoever comes or takes over is not waited for longer than need
 
 
 class ServiceError(Exception):
-    """An error of ours, where no kind below says otherwise; `str(error)` is the text for people."""
+    """An internal error, unless a subclass says otherwise; `str(error)` is the text for people."""
 
     status: int = 500
     code: str = "internal_error"

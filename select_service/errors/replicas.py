@@ -50,7 +50,7 @@ class TooManyPeers(ServiceError):
 
 
 class PeerNotFound(ServiceError):
-    """A replica's endpoint nobody registered."""
+    """A replica's endpoint that is not registered."""
 
     status = 404
     code = "replica_peer_not_found"
@@ -60,7 +60,7 @@ class PeerNotFound(ServiceError):
 
 
 class TooManySnapshots(ServiceError):
-    """As many snapshots under way as `--replica-snapshots-max` allows; they end when they end."""
+    """As many snapshots in progress as `--replica-snapshots-max` allows."""
 
     status = 503
     code = "too_many_snapshots"

@@ -25,7 +25,7 @@ class ReservationConflict(ServiceError):
 
 
 class ReservationUnderWay(ServiceError):
-    """A wave that is not done has booked the id: nobody is told of what may be taken back."""
+    """A wave in progress has booked the id, and may yet take it back."""
 
     status = 503
     code = "reservation_under_way"
@@ -37,7 +37,7 @@ class ReservationUnderWay(ServiceError):
 
 
 class TooManyReservations(ServiceError):
-    """More live reservations, and requests that wait to become some, than `--reservations-max`."""
+    """More live reservations and waiting requests than `--reservations-max`."""
 
     status = 503
     code = "too_many_reservations"
@@ -47,7 +47,7 @@ class TooManyReservations(ServiceError):
 
 
 class LeaseNotFound(ServiceError):
-    """No such lease, as far as anybody remembers."""
+    """No such lease is remembered."""
 
     status = 404
     code = "lease_not_found"
@@ -58,7 +58,7 @@ class LeaseNotFound(ServiceError):
 
 
 class LeaseExpired(LeaseNotFound):
-    """Nobody renewed it in time; what was booked under it is freed."""
+    """The lease was not renewed in time; what was booked under it is freed."""
 
     code = "lease_expired"
     what = "has expired, and what was booked under it is freed"
@@ -72,7 +72,7 @@ class LeaseClosed(LeaseNotFound):
 
 
 class LeaseReopened(ServiceError):
-    """The lease's owner has just closed it: this is a request that came late, or again."""
+    """The lease's owner has just closed it: the request came late, or again."""
 
     status = 409
     code = "lease_reopened"

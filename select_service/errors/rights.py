@@ -8,7 +8,7 @@ from select_service.errors.refusal import ServiceError
 
 
 class Unauthenticated(ServiceError):
-    """Nobody is known by what the request shows."""
+    """The request has no valid token or certificate."""
 
     status = 401
     code = "unauthenticated"
@@ -24,7 +24,7 @@ class Unauthenticated(ServiceError):
 
 
 class MissingScope(ServiceError):
-    """Somebody is known, and may not do this."""
+    """The token or certificate does not have the scope of the route."""
 
     status = 403
     code = "missing_scope"
@@ -35,7 +35,7 @@ class MissingScope(ServiceError):
 
 
 class TokenIsBound(ServiceError):
-    """What concerns the whole process is not for a token that is bound to tenants."""
+    """A route of the whole process, with a token that is bound to tenants."""
 
     status = 403
     code = "token_bound"
@@ -47,7 +47,7 @@ class TokenIsBound(ServiceError):
 
 
 class TenantNotFound(ServiceError):
-    """A tenant that does not exist, as far as the bearer of a bound token may know."""
+    """A tenant that the bound token may not know of."""
 
     status = 404
     code = "tenant_not_found"

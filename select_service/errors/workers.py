@@ -13,7 +13,7 @@ class WorkerNotFound(ServiceError):
 
 
 class WorkerConflict(ServiceError):
-    """The worker was registered by another source, which is at work and alone may change it."""
+    """Another source registered the worker, and only that source may change it."""
 
     status = 409
     code = "worker_conflict"
@@ -23,7 +23,7 @@ class WorkerConflict(ServiceError):
 
 
 class WorkerIdTaken(ServiceError):
-    """The number is in use, and not by a worker of the token's tenants."""
+    """The id is in use by a worker outside the token's tenants."""
 
     status = 409
     code = "worker_conflict"

@@ -142,7 +142,7 @@ class AdmissionStatus(Struct, frozen=True, kw_only=True):
 
 
 class RankMetrics(Struct, frozen=True, kw_only=True):
-    """What one rank says of itself; what is left out is not known."""
+    """What one rank reports of itself; a field that is left out is unknown."""
 
     dp_rank: U32 = 0
     kv_used_blocks: Count | None = None

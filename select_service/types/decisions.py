@@ -103,7 +103,7 @@ class RunnerUp(Struct, frozen=True):
 
 
 class Chosen(Struct, frozen=True, kw_only=True):
-    """Who was chosen, and by how much."""
+    """The chosen rank, and by how much it was cheaper."""
 
     worker_id: int
     dp_rank: int
@@ -149,7 +149,7 @@ class DecisionShadowChoice(Struct, frozen=True, kw_only=True):
 
 
 class DecisionShadow(Struct, frozen=True, kw_only=True):
-    """Whom the weights that look on would have chosen; regrets in blocks."""
+    """What the shadow weights would have chosen; regrets in blocks."""
 
     weights: ShadowWeights
     agrees: bool
@@ -176,10 +176,10 @@ class DecisionLegs(Struct, frozen=True):
 
 
 class Candidate(Struct, frozen=True):
-    """One rank with every term of its cost (blocks); None: it was not looked at that far.
+    """One rank with every term of its cost (blocks); None: this term was not computed.
 
-    Of `context_cost` are, for each of its requests and this one, the blocks it attends to and what
-    it weighs by being one, and what it weighs to wait for a seat where all are taken.
+    `context_cost` adds up, for each of its requests and this one, the blocks it attends to and a
+    fixed part for being one, and a part for waiting for a seat where all are taken.
 
     cost = (prefill_load_scale · (prefill_cost - credit + delay_cost + eviction_cost)
             + decode_load_scale · decode_cost + context_load_scale · context_cost) · taint_factor

@@ -12,7 +12,7 @@ Severity = Literal["error", "warning", "info"]
 
 
 class Subject(Struct, frozen=True, kw_only=True):
-    """Whom a finding is about; what does not apply is absent."""
+    """What a finding is about; fields that do not apply are absent."""
 
     model_name: str | UnsetType = UNSET
     tenant_id: str | UnsetType = UNSET

@@ -19,7 +19,7 @@ HIT_RATE_LOSS_MAX: Final = 0.02
 
 
 class DrainRequest(Struct, kw_only=True):
-    """POST /workers/{id}/drain, where anything is said at all."""
+    """POST /workers/{id}/drain; the body may be empty."""
 
     reason: Annotated[str, Meta(max_length=256)] | None = None  # for people; GET /workers tells it
 
@@ -41,7 +41,7 @@ class DrainStatus(Struct, frozen=True, kw_only=True):
 
 
 class ScaleDownCandidate(Struct, frozen=True, kw_only=True):
-    """One of a set that is cheap to lose, and what its loss costs once those before it are gone."""
+    """One worker of the set, and what losing it costs once those before it are gone."""
 
     worker_id: int
     model_name: str

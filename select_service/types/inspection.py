@@ -89,7 +89,7 @@ class TrustTable(Struct, frozen=True):
 
 
 class LoadDifference(Struct, frozen=True, kw_only=True):
-    """Something that a ledger carries and that its reservations do not add up to."""
+    """A load in the ledger that differs from the sum of its reservations."""
 
     model_name: str
     tenant_id: str

@@ -56,7 +56,7 @@ class SelectRequest(PromptFields, kw_only=True):
 
 
 class SelectAndReserveRequest(SelectRequest, kw_only=True):
-    """POST /select_and_reserve: the same, and booked in one step."""
+    """POST /select_and_reserve: the body of /select, booked in the same step."""
 
     lease_id: str | None = None  # lives as long as this lease is renewed
     ttl_s: Seconds | None = None  # without a lease: since the last lifecycle call

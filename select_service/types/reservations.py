@@ -45,7 +45,7 @@ class OutputBlockRequest(Struct, frozen=True, kw_only=True):
 
 
 class PrefillCompleteRequest(Struct, frozen=True, kw_only=True):
-    """POST /reservations/{id}/prefill_complete, where anything is told at all."""
+    """POST /reservations/{id}/prefill_complete; the body may be empty."""
 
     cached_tokens: U64 | None = None  # tokens the engine has found cached, as it reports it
 

@@ -18,7 +18,7 @@ class Overlap(Struct, frozen=True):
 
 
 class CacheHit(Struct, frozen=True, kw_only=True):
-    """How a selection stands to its cache-hit threshold."""
+    """A selection compared with its cache-hit threshold."""
 
     best_hit_rate: float | None  # of all candidates; null: the prompt is empty
     threshold: float
@@ -26,7 +26,7 @@ class CacheHit(Struct, frozen=True, kw_only=True):
 
 
 class BestWorker(Struct, frozen=True):
-    """Who came nearest to a cache-hit threshold."""
+    """The rank that came nearest to a cache-hit threshold."""
 
     worker_id: int
     dp_rank: int
@@ -53,7 +53,7 @@ class Advice(Struct, frozen=True, kw_only=True):
 
 
 class CacheThreshold(Struct, kw_only=True):
-    """The answer of /select and /select_and_reserve when nobody holds enough of the prompt."""
+    """The answer of /select and /select_and_reserve when no rank holds enough of the prompt."""
 
     selection_id: str | UnsetType = UNSET
     finish_reason: Literal["cache_threshold"] = "cache_threshold"

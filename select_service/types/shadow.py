@@ -162,7 +162,7 @@ class ShadowRegret(Struct, frozen=True, kw_only=True):
 
 
 class ShadowMean(Struct, frozen=True, kw_only=True):
-    """What the rank chosen meant for a request, on average; by the live weights' prediction."""
+    """What the chosen rank meant for a request, on average, as the live weights predict it."""
 
     prefill_tokens: float  # of the prompt, to compute
     cached_tokens: float  # of the prompt, on the rank
@@ -171,7 +171,7 @@ class ShadowMean(Struct, frozen=True, kw_only=True):
 
 
 class ShadowChoices(Struct, frozen=True, kw_only=True):
-    """Both sides' choices, and what the shadow's would save; below 0: cost."""
+    """Both sides' choices, and what the shadow's would save; negative: what they would cost."""
 
     live: ShadowMean
     shadow: ShadowMean
@@ -179,7 +179,7 @@ class ShadowChoices(Struct, frozen=True, kw_only=True):
 
 
 class ShadowNumbers(Struct, frozen=True, kw_only=True):
-    """What came of it since these weights are looked at."""
+    """The results since these weights are in force as a shadow."""
 
     scored: int
     agreed: int
@@ -191,7 +191,7 @@ class ShadowNumbers(Struct, frozen=True, kw_only=True):
 
 
 class ShadowScope(Struct, frozen=True, kw_only=True):
-    """The same of one model and tenant."""
+    """The results of one model and tenant."""
 
     model_name: str
     tenant_id: str

@@ -38,7 +38,7 @@ class SelectBatchRequest(Struct, kw_only=True):
 
 
 class WaveResult(Struct, frozen=True, omit_defaults=True):
-    """What became of one sample: what it would have been answered alone."""
+    """The result of one sample: the answer it would have had alone."""
 
     request: int  # its position in `requests`
     status: int
@@ -52,7 +52,7 @@ class WaveResult(Struct, frozen=True, omit_defaults=True):
 
 
 class WaveRank(Struct, frozen=True):
-    """What a wave has brought one rank."""
+    """What a wave has placed on one rank."""
 
     model_name: str
     tenant_id: str

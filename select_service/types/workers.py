@@ -143,7 +143,7 @@ class WorkerRecord(Struct, kw_only=True, frozen=True):
 
 
 class StateStatus(Struct, frozen=True):
-    """How it stands with the state directory."""
+    """The state of the state directory."""
 
     epoch: int  # lives of the process that used it
     durability: Literal["strict", "relaxed"]

@@ -86,10 +86,10 @@ FIXED = (
     ("select_service.edge.app", "TRACED_SWITCH_S", "seconds the exporting thread keeps the loop"),
     ("select_service.edge.driving.housekeeping", "HOUSEKEEPING_S", "seconds an expiry may be late"),
     ("select_service.edge.garbage", "QUIET_FULL_S", "seconds between full garbage collections"),
-    ("select_service.edge.garbage", "LOAD", "requests, after which it may be sooner"),
-    ("select_service.edge.garbage", "LOAD_S", "seconds between them then"),
+    ("select_service.edge.garbage", "LOAD", "requests after which one may come sooner"),
+    ("select_service.edge.garbage", "LOAD_S", "seconds between full collections then"),
     ("select_service.edge.garbage", "FULL_S", "the same in a process that is never quiet"),
-    ("select_service.edge.slices", "SLICE_S", "seconds of the console's look in a row"),
+    ("select_service.edge.slices", "SLICE_S", "seconds of the console's work in a row"),
     ("select_service.edge.console.stream", "INTERVAL_S", "seconds between messages to its pages"),
     ("select_service.edge.console.stream", "BEHIND_MAX", "messages a page may leave unread"),
     ("select_service.edge.console.history", "HISTORY_POINTS", "points of the last minutes kept"),
@@ -110,9 +110,9 @@ FIXED = (
         "ASK_AFTER_MAX_S",
         "longest pause before a lost name is asked for again",
     ),
-    ("indexer.edge.addresses", "THREADS", "names looked up at one time"),
-    ("indexer.core.budget", "TOLERATED", "of --index-bytes-max, before the largest is forgotten"),
-    ("select_service.core.fleet.pins", "PINS_MAX", "scopes given up whose block size is pinned"),
+    ("indexer.edge.addresses", "THREADS", "names resolved at one time"),
+    ("indexer.core.budget", "TOLERATED", "of --index-bytes-max, then the largest is dropped"),
+    ("select_service.core.fleet.pins", "PINS_MAX", "closed scopes whose block size is pinned"),
     ("indexer.core.registry", "SWEPT_PER_TURN", "indexes asked in a turn whether they are clean"),
     ("select_service.config.layers", "FILE_BYTES_MAX", "bytes of the file of --config"),
     ("select_service.edge.load_topic", "APPLY_AFTER_S", "seconds workers' reports are gathered"),
@@ -120,7 +120,7 @@ FIXED = (
     (
         "select_service.core.admission.gatekeeping",
         "SCANNED_MAX",
-        "of who waits, looked at when load goes",
+        "waiting requests looked at when load goes",
     ),
     (
         "select_service.core.admission.admitting",
@@ -170,7 +170,7 @@ FIXED = (
     (
         "select_service.core.replicas.events",
         "TEXT_CHARS_MAX",
-        "characters of an id or a name that a replica sends; beyond, its message says nothing",
+        "characters of an id or a name that a replica sends; beyond, its message is ignored",
     ),
     ("select_service.core.books.leases", "LISTED_MAX", "leases in one answer of GET /leases"),
     ("select_service.edge.telling", "LISTED_MAX", "decisions in one answer of GET /decisions"),
@@ -187,19 +187,19 @@ FIXED = (
     (
         "select_service.core.fleet.cheapest_set",
         "SETS_MAX",
-        "beginnings of sets one GET /scale_down_candidates looks at before it takes the cheapest "
-        "one after the other",
+        "partial sets that one GET /scale_down_candidates examines before it takes the cheapest "
+        "workers one by one",
     ),
     (
         "select_service.core.decisions.keeping",
         "EXPLAINED_MAX",
-        "explained bookings, for who repeats one",
+        "explained bookings, for repeated requests",
     ),
     ("select_service.core.decisions.keeping", "EXPLAINED_BYTES_MAX", "bytes of them together"),
     ("select_service.core.admission.classes", "CLASSES_MAX", "classes of an admission policy"),
     ("select_service.core.admission.classes", "NAME_CHARS_MAX", "characters of their names"),
     ("select_service.core.admission.returns", "LINES_MAX", "pools and tenants with promises"),
-    ("select_service.core.admission.returns", "SAME_MAX", "promises to who cannot be told apart"),
+    ("select_service.core.admission.returns", "SAME_MAX", "promises to clients that look alike"),
     (
         "select_service.edge.security.tls",
         "FILE_BYTES_MAX",
@@ -277,14 +277,14 @@ def flags() -> Iterator[str]:
     yield from _lines("""
 # Flags
 
-Every flag of `select-service`, by what it is about. A setting comes from its flag, else its
+Every flag of `select-service`, by subject. A setting comes from its flag, else its
 variable, else the file given with `--config`, else its default
-([operating.md](../docs/operating.md#settings)). Those marked ↻ may
-[change while it runs](../docs/operating.md#settings-that-change-while-it-runs).
+([operating.md](../docs/operating.md#settings)). Flags marked ↻ can
+[change at run time](../docs/operating.md#settings-that-change-while-it-runs).
 
-Every flag with a number is a limit: `select_service_limit{name="connections_max"}` shows what is
-in force, and `select_service_limit_hits_total` with the same name how often it was reached, for
-those that have a count of their own. For the others the last column says which
+Every flag with a number is a limit: `select_service_limit{name="connections_max"}` shows the value
+in force, and `select_service_limit_hits_total` with the same name counts how often it was reached,
+for limits with a count of their own. For the others the last column names the
 [metric](metrics.md) to watch. Limits without a flag are in [limits.md](limits.md).
 """)
     for room, flags_in_it in ROOMS.items():
@@ -314,12 +314,12 @@ def limits() -> Iterator[str]:
     yield from _lines("""
 # Limits without a flag
 
-Those with one are among the [flags](flags.md).
+Limits that have one are among the [flags](flags.md).
 
 ## One turn of the event loop
 
-What one turn may do is fixed, so that it never holds requests up for long. `/metrics` tells these,
-too (`select_service_limit`).
+The work of one turn is bounded, so that no turn delays requests for long. `/metrics` shows these
+limits, too (`select_service_limit`).
 
 | limit | value | |
 |---|---|---|
@@ -331,7 +331,7 @@ too (`select_service_limit`).
 
 ## Bounds of memory and waits
 
-Each has its reason beside it in the source.
+The source gives the reason beside each.
 
 | constant | value | |
 |---|---|---|
@@ -347,9 +347,9 @@ def metrics() -> Iterator[str]:
     yield from _lines(f"""
 # Metrics
 
-What `GET /metrics` prints beside the series of the process and its garbage collector. Series of a
-rank vanish with their worker, those of a scope with its last one; `--metrics-rank-series-max` and
-`--metrics-scope-series-max` bound them. Dashboard and alerts that are made of them:
+What `GET /metrics` exports besides the series of the process and its garbage collector. Series of a
+rank vanish with their worker, those of a scope with its last one. `--metrics-rank-series-max` and
+`--metrics-scope-series-max` bound their number. Dashboard and alerts built on them:
 [operating.md](../docs/operating.md#dashboard-and-alerts).
 
 | {PREFIX}… | type | labels | |
@@ -375,7 +375,7 @@ def errors() -> Iterator[str]:
 
 Every answer from 400 on is `{"error": "<text for people>", "code": "<one of these>"}`, mostly with
 the `field` at fault or `details` ([all members](api.md#problem)). Codes are stable, texts are for
-people. 429 and 503 say in `Retry-After` when to come again.
+people. 429 and 503 say in `Retry-After` when to retry.
 
 | code | status | |
 |---|---|---|
@@ -388,8 +388,8 @@ people. 429 and 503 say in `Retry-After` when to come again.
         yield f"| `{code}` | {status} | {_cell(' '.join(texts))} |"
     yield from _lines("""
 
-Refusals for load have the `reason` of their gate for a code, and a status that
-`--overload-status-code` sets: [admission.md](../docs/admission.md).
+Refusals for load have their gate's `reason` as the code; `--overload-status-code` sets the status:
+[admission.md](../docs/admission.md).
 """)
 
 
@@ -411,8 +411,8 @@ def findings() -> Iterator[str]:
 # Findings of the doctor
 
 What `select-service doctor`, `GET /ready?verbose=true`, the console and
-`select_service_doctor_findings` may name; how it is looked:
-[operating.md](../docs/operating.md#the-doctor).
+`select_service_doctor_findings` may name. How the doctor
+works: [operating.md](../docs/operating.md#the-doctor).
 
 | code | | cause | remedy |
 |---|---|---|---|

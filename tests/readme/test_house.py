@@ -1,4 +1,4 @@
-"""The tree of README.md under "The house" is the one that is there."""
+"""The tree of README.md under "Code layout" is the one that is there."""
 
 from __future__ import annotations
 

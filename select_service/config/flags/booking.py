@@ -106,14 +106,14 @@ BOOKING: Final = (
         "--session-ttl-s",
         values.seconds(zero=True),
         "S",
-        "requests with a session_id follow its last one, until it was silent for so long; 0: never",
+        "requests with a session_id go where its last one went, until silent for this long; 0: off",
         watch="sessions",
     ),
     Flag(
         "--sessions-max",
         values.whole(1, values.COUNT_MAX),
         "N",
-        "sessions remembered; the one that was silent for longest goes first",
+        "sessions remembered; the one silent for longest is forgotten first",
         watch="sessions_evicted_total",
     ),
     Flag(

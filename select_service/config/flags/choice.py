@@ -31,21 +31,21 @@ CHOICE: Final = (
         "--eviction-scale",
         values.number(0.0, 1e6),
         "X",
-        "what is lost with each block that a prompt pushes out of an average cache where all of "
-        "every prompt is found, less where less is; off: as --policy has it",
+        "cost of each block that a prompt evicts from an average cache where all of every prompt "
+        "is found cached, less where less is found; off: as --policy has it",
     ),
     Flag(
         "--expects-booked",
         values.yes_or_no,
         "yes|no",
-        "whether blocks that others are booked with count as cached; off: as --policy has it",
+        "whether blocks that other reservations cover count as cached; off: as --policy has it",
     ),
     Flag(
         "--context-load-scale",
         values.number(0.0, 1e6),
         "X",
-        "what a block that a request attends to costs, shared ones for each, in blocks to compute; "
-        "off: as --policy has it",
+        "cost of each block that a request attends to, in blocks to compute; a shared one counts "
+        "for each request; off: as --policy has it",
     ),
     Flag(
         "--pace-scale",
@@ -58,16 +58,17 @@ CHOICE: Final = (
         "--overtaking-s",
         values.number(0.0, 1e6),
         "S",
-        "who waits, where no policy file orders the queue, is overtaken by who comes up to so many "
-        "seconds later for each 1,000 tokens less to compute; off: as --policy has it",
+        "where no policy file orders the queue, a waiting request is overtaken by one that comes "
+        "up to this many seconds later for each 1,000 tokens less to compute; "
+        "off: as --policy has it",
         watch="selections_queued_total",
     ),
     Flag(
         "--overtaking-share",
         values.number(0.0, 1.0),
         "X",
-        "or, where lines are long, by who comes up to this share of the wait later; the longer of "
-        "the two counts; off: as --policy has it",
+        "or, where queues are long, by one that comes up to this share of the wait later; the "
+        "longer of the two counts; off: as --policy has it",
         watch="selections_queued_total",
     ),
     Flag(
@@ -89,7 +90,7 @@ CHOICE: Final = (
         "--shadow-sample",
         values.number(0.0001, 1.0),
         "SHARE",
-        "of the decisions they score",
+        "share of the decisions that they score",
         watch='shadow_skipped_total{reason="sample"}',
         reloads=True,
     ),
@@ -97,7 +98,7 @@ CHOICE: Final = (
         "--shadow-cost-max",
         values.number(0.0001, 1.0),
         "SHARE",
-        "of the time that may go into it; once it is spent, decisions are skipped",
+        "share of the time that scoring may take; once it is spent, decisions are skipped",
         watch='shadow_skipped_total{reason="budget"}',
         reloads=True,
     ),

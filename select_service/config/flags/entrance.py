@@ -179,7 +179,7 @@ ENTRANCE: Final = (
         "--body-unknown-bytes-max",
         values.whole(64, values.COUNT_MAX),
         "N",
-        "bytes of a member nobody knows, in MessagePack, if it is no text or binary; 422 beyond",
+        "bytes of an unknown member, in MessagePack, unless it is text or binary; 422 beyond",
         watch='limit_hits_total{name="body_unknown_bytes_max"}',
         reloads=True,
     ),
@@ -202,14 +202,15 @@ ENTRANCE: Final = (
         "--leave-notice-s",
         values.seconds(zero=True),
         "S",
-        "after SIGTERM /ready is 503, but for so long all is served: news of that must travel",
+        "after SIGTERM /ready is 503, but all requests are served for at least this long, while "
+        "the news spreads",
         watch='waiting_for{name="leaving"}',
     ),
     Flag(
         "--leave-grace-s",
         values.seconds(zero=True),
         "S",
-        "and for so long at most, while what was booked here is in flight; SIGINT waits for nobody",
+        "and for at most this long, while reservations made here are in flight; no wait on SIGINT",
         watch='waiting_for{name="leaving"}',
     ),
     Flag(

@@ -99,7 +99,7 @@ INDEX: Final = (
         "--replay-backoff-s",
         values.seconds(zero=False),
         "S",
-        "a replay endpoint that failed is left alone for so long, twice as long each time",
+        "a replay endpoint that failed is left alone for this long, twice as long each time",
         watch="kv_replays_asked_total",
         reloads=True,
     ),
@@ -190,8 +190,8 @@ INDEX: Final = (
         "--trust-reread-s",
         values.seconds(zero=False),
         "S",
-        "a doubtful index is read again from the replay endpoint, and after so long once more if it"
-        " is doubtful still, twice as long each time",
+        "a doubtful index is read again from the replay endpoint, and once more after this long if"
+        " it is still doubtful, twice as long each time",
         watch="index_rereads_total",
     ),
     Flag(
@@ -218,14 +218,14 @@ INDEX: Final = (
         "--freshness-grace-s",
         values.seconds(zero=False),
         "S",
-        "a rank's events may be late by so much, or a gap open for so long, before they do",
+        "a rank's events may be this late, or a gap open this long, before they shrink its credit",
         watch="trust_event_lag_seconds",
     ),
     Flag(
         "--freshness-half-s",
         values.seconds(zero=False),
         "S",
-        "beyond that, half of the credit goes in so many seconds",
+        "beyond that, the credit halves every this many seconds",
         watch="trust_factor",
     ),
 )

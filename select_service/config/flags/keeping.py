@@ -26,22 +26,23 @@ KEEPING: Final = (
         "--durability-window-s",
         values.seconds(zero=False),
         "S",
-        "with relaxed durability: a crash takes the changes of so long at the most; while the disk"
-        " is further behind, answers wait",
+        "with relaxed durability: a crash loses at most the changes of this long; while the disk is"
+        " further behind, answers wait",
         watch="state_window_waits_total",
     ),
     Flag(
         "--state-stall-s",
         values.seconds(zero=False),
         "S",
-        "a disk that has a commit for so long counts as one that refuses, until it has taken it",
+        "a disk that has not finished a commit for this long counts as refusing, until it has",
         watch="state_stalls_total",
     ),
     Flag(
         "--state-waiting-max",
         values.whole(1, values.COUNT_MAX),
         "N",
-        "answers that wait for the disk, their clients there or gone; beyond, changes are refused",
+        "answers that wait for the disk, also those of clients that are gone; beyond, changes are "
+        "refused",
         watch="state_waiting",
     ),
     Flag(
@@ -63,15 +64,15 @@ KEEPING: Final = (
         "--index-snapshot-hold-s",
         values.seconds(zero=False),
         "S",
-        "longest time that a rank's events wait while it is noted down, or it is left out",
+        "longest time that a rank's events wait while its snapshot is taken; beyond, left out",
         watch='index_snapshot_left_out{reason="slow"}',
     ),
     Flag(
         "--index-snapshot-proof-s",
         values.seconds(zero=False),
         "S",
-        "a rank without a replay endpoint may stay silent so long after a restart, then what the"
-        " snapshot had of it is dropped",
+        "a rank without a replay endpoint may stay silent this long after a restart, then its"
+        " blocks of the snapshot are dropped",
         watch='index_snapshot_recalled_ranks_total{outcome="unheard"}',
     ),
     Flag(

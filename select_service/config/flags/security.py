@@ -118,7 +118,7 @@ SECURITY: Final = (
         "--connect-lookup-cache-s",
         values.seconds(zero=True),
         "S",
-        "so long what a name leads to is remembered",
+        "how long the addresses of a name are remembered",
         watch="connect_lookups_total",
     ),
     Flag(

@@ -64,9 +64,9 @@ EVENTS_REFUSED: Final = Cause(
 NO_EVENTS: Final = Cause(
     "no-events",
     "error",
-    "The connection stands, and nothing comes through it although the worker was given prompts "
-    "it has to cache: prefix caching or KV events are off in the engine, the endpoint is that of "
-    "another publisher, or a proxy between filters the topic.",
+    "The connection is up, but nothing comes through it although the worker was given prompts "
+    "that it has to cache: prefix caching or KV events are off in the engine, the endpoint is "
+    "that of another publisher, or a proxy between filters the topic.",
     "Switch on prefix caching and enable_kv_cache_events; register the endpoint the engine "
     "publishes this rank's events on; let a proxy forward every topic.",
 )
@@ -98,11 +98,11 @@ BLOCK_SIZE_MISMATCH: Final = Cause(
 EVENTS_NOT_INDEXED: Final = Cause(
     "events-not-indexed",
     "warning",
-    "Store events come, and none can be indexed: each lacks something this service needs, or "
-    "says something it does not know.",
-    "Look at the outcome named: nameless_adapter wants an engine that tells lora_name (vLLM 0.14 "
-    "or later); unknown_medium, unknown_tag, token_count and malformed are an engine that is "
-    "newer than this service, or no engine.",
+    "Store events arrive, and none can be indexed: each lacks something this service needs, or "
+    "has a value it does not know.",
+    "See the outcome named: nameless_adapter needs an engine that sends lora_name (vLLM 0.14 or "
+    "later); unknown_medium, unknown_tag, token_count and malformed mean an engine newer than "
+    "this service, or no engine.",
 )
 EVENTS_LOST: Final = Cause(
     "events-lost",
@@ -115,8 +115,8 @@ EVENTS_LOST: Final = Cause(
 PAST_EVENTS_MISSING: Final = Cause(
     "past-events-missing",
     "warning",
-    "This service joined after the engines had filled their caches and cannot have what was told "
-    "before; an engine does not tell again what it still holds, so prompts it has cached match "
+    "This service joined after the engines had filled their caches, and missed the earlier "
+    "events; an engine does not announce again what it still holds, so prompts cached there match "
     "nothing.",
     "Give workers a replay_endpoint, start with --indexer-peers or keep the index with "
     "--state-dir; or reset the engines' prefix caches once.",
@@ -142,10 +142,10 @@ REPLAY_WRONG_RANK: Final = Cause(
 REPLAY_OF_ANOTHER: Final = Cause(
     "replay-of-another-worker",
     "error",
-    "What the replay endpoint repeats is not what the event endpoint has told although the "
+    "The replay endpoint repeats other events than the event endpoint has sent although the "
     "connection never broke: it belongs to another engine, whose blocks were credited to this "
     "worker again and again.",
-    "Set replay_endpoint to that of the very engine that publishes the events.",
+    "Set replay_endpoint to that of the engine that publishes the events.",
 )
 SEQUENCE_JUMPS: Final = Cause(
     "sequence-jumps",
@@ -158,15 +158,15 @@ SEQUENCE_JUMPS: Final = Cause(
 RESTART_STORM: Final = Cause(
     "restart-storm",
     "warning",
-    "The engine begins anew every few seconds, and its cache with it: it crashes in a loop, or "
-    "its liveness probe kills it.",
+    "The engine restarts every few seconds and loses its cache each time: it crashes in a loop, "
+    "or its liveness probe kills it.",
     "Look at the engine's log and its probes; take the worker out (DELETE /workers) meanwhile.",
 )
 CLOCK_SKEW: Final = Cause(
     "clock-skew",
     "warning",
-    "The engine's events carry a time far from ours: one of the two clocks is wrong or jumped, "
-    "or events are that late on their way. Lag cannot be told, and what builds on it errs.",
+    "The engine's events carry a time far from ours: one of the two clocks is wrong or jumped, or "
+    "events are that late on their way. Lag cannot be measured, and what depends on it is wrong.",
     "Let both hosts follow NTP; a publisher of your own must stamp batches with seconds since "
     "1970.",
 )
@@ -174,16 +174,16 @@ CLOCK_SET: Final = Cause(
     "clock-set",
     "warning",
     "The wall clock of this process's machine was set, or the machine was suspended, within the "
-    "last minutes. Nothing here is timed by it but the expiry of tokens and how late events are; "
-    "leases, reservations and time-outs are not.",
-    "Let the host follow NTP and slew; after a suspension expect what has become due to end at "
-    "once.",
+    "last minutes. Only the expiry of tokens and the lag of events depend on it; leases, "
+    "reservations and time-outs do not.",
+    "Let the host follow NTP and slew; after a suspension expect everything that has become due "
+    "to end at once.",
 )
 RANK_OFFSET: Final = Cause(
     "rank-offset",
     "warning",
     "The KV-event endpoint of one rank delivers the events of another: the ports are off by some "
-    "ranks. What is lost is mended for the wrong one, and where each rank is a worker of its own "
+    "ranks. Losses are repaired for the wrong rank, and where each rank is a worker of its own, "
     "one is credited with what the other holds.",
     "Register each rank with its own port: the engine's base port + dp_rank.",
 )
@@ -197,9 +197,9 @@ ENDPOINT_SHARED: Final = Cause(
 TOKEN_MISMATCH: Final = Cause(
     "token-mismatch",
     "error",
-    "Prompts come again and never match although engines keep telling of new blocks: the token "
-    "ids of requests are not those the engine computes. Usually the chat template is not applied "
-    "before routing, or the tokenizer or its special tokens differ.",
+    "Repeated prompts never match although engines keep announcing new blocks: the token ids of "
+    "requests are not those the engine computes. Usually the chat template is not applied before "
+    "routing, or the tokenizer or its special tokens differ.",
     "Send the token ids the engine itself would make: the same tokenizer, chat template, tools "
     "and add_generation_prompt.",
 )
@@ -214,11 +214,12 @@ FIRST_TOKEN: Final = Cause(
 HASH_MISMATCH: Final = Cause(
     "block-hash-mismatch",
     "error",
-    "Prompts come again as block hashes and never match although engines keep telling of new "
+    "Repeated prompts, sent as block hashes, never match although engines keep announcing new "
     "blocks: the caller hashes other tokens, or in another way (not XXH3-64 with seed 1337 over "
     "little-endian u32, salt or adapter left out; an engine's own block hashes, which depend on "
     "PYTHONHASHSEED, never match).",
-    "Hash as the README says, or send token_ids and let this service hash them.",
+    "Hash with indexer.block_hashes and indexer.sequence_hashes, or send token_ids and let this "
+    "service hash them.",
 )
 REQUEST_BLOCK_SIZE: Final = Cause(
     "request-block-size",
@@ -229,25 +230,25 @@ REQUEST_BLOCK_SIZE: Final = Cause(
 INDEX_UNTRUE: Final = Cause(
     "index-untrue",
     "warning",
-    "The engine finds much less of its prompts cached than its events made expect: removals do not "
+    "The engine finds much less of its prompts cached than its events promise: removals do not "
     "reach us, another engine's events are credited to it, or prompts are changed on their way to "
-    "it. Its overlap counts for less until it is right again.",
+    "it. Its overlap counts for less until its predictions are right again.",
     "Compare the tokens that reach the engine with those that are routed (GET /trust tells the "
-    "errors), and give the worker its own events endpoint and a replay_endpoint: its index is then "
-    "read again.",
+    "errors), and give the worker its own events endpoint and a replay_endpoint: its index is "
+    "then read again.",
 )
 LORA_MISMATCH: Final = Cause(
     "lora-mismatch",
     "error",
-    "Prompts match as soon as another LoRA adapter is taken for theirs: requests and events do "
-    "not call it the same, or only one side names it.",
+    "Prompts match if another LoRA adapter is assumed for them: requests and events name it "
+    "differently, or only one side names it.",
     "Send in lora_name exactly what the engine calls the adapter; nothing for the base model.",
 )
 SALT_MISMATCH: Final = Cause(
     "salt-mismatch",
     "error",
-    "Prompts match as soon as another cache_salt is taken for theirs: the salt that reaches the "
-    "engine is not the one that reaches this service.",
+    "Prompts match if another cache_salt is assumed for them: the salt that reaches the engine is "
+    "not the one that reaches this service.",
     "Send the same cache_salt here and to the engine, or to neither.",
 )
 REPLICA_UNREACHABLE: Final = Cause(
@@ -290,8 +291,8 @@ REPLICA_BEHIND: Final = Cause(
 REPLICA_WORKERS: Final = Cause(
     "replica-workers-differ",
     "warning",
-    "A replica books on workers that are not registered here: replicas tell each other bookings, "
-    "not workers.",
+    "A replica books on workers that are not registered here: replicas share bookings, not "
+    "workers.",
     "Register every worker at every replica, or let all use the same discovery.",
     60.0,
 )
@@ -312,25 +313,26 @@ UNKNOWN_MODEL: Final = Cause(
 NEVER_FREED: Final = Cause(
     "reservations-expire",
     "warning",
-    "Most reservations end because nobody speaks of them any more: callers do not free them, so "
-    "workers look busier than they are.",
+    "Most reservations expire because no call mentions them any more: callers do not free them, "
+    "so workers look busier than they are.",
     "Call DELETE /reservations/{id} at the end of every request, with the id that was booked, "
     "also of those that fail; or book under a lease.",
 )
 REPORTS_STALE: Final = Cause(
     "load-reports-stale",
     "warning",
-    "The rank has told of its load and does not any more: whoever posted /workers/{id}/metrics or "
-    "published kv_metrics has stopped. Thresholds go by what is booked; for slo-shed it counts as "
-    "full, and with enough such ranks nobody is let in.",
-    "Start again what reports, register the worker anew (DELETE, POST) to forget what it told, or "
-    "set --load-report-stale-as unknown, by which it is as loaded as it is booked.",
+    "The rank has reported its load and does not any more: whoever posted /workers/{id}/metrics "
+    "or published kv_metrics has stopped. Thresholds use the booked load; slo-shed counts the "
+    "rank as full, and with enough such ranks admits nothing.",
+    "Start the reporter again, register the worker anew (DELETE, POST) to forget its reports, or "
+    "set --load-report-stale-as unknown, which counts the rank as loaded as it is booked.",
 )
 EXPIRED_EARLY: Final = Cause(
     "reservations-outlived",
     "warning",
-    "Requests go on for longer than their reservations live: nothing was said of them for their "
-    "time to live, so their load went while they ran, and workers look idler than they are.",
+    "Requests run for longer than their reservations live: no call mentioned them within their "
+    "time to live, so their load was removed while they ran, and workers look idler than they "
+    "are.",
     "Raise --reservation-ttl-s, book with a ttl_s, or book under a lease that is renewed as long "
     "as the caller lives (the Python client does); output_block is a sign of life, too.",
 )

@@ -59,9 +59,9 @@ _NARROWER: Final[dict[tuple[str, str], dict[str, object]]] = {
 }
 _EVERYWHERE: Final = {500: "An error of this service."}
 _WITH_PARAMS: Final = {400: "The path cannot be read."}
-_WITH_QUERY: Final = {400: "A key comes twice in the query."}
+_WITH_QUERY: Final = {400: "A key appears twice in the query."}
 _WITH_BODY: Final = {
-    400: "Not what its Content-Type says, or it means nothing we can serve.",
+    400: "The body is not what its Content-Type says, or asks for what cannot be served.",
     408: "The body did not arrive in time.",
     413: "The body is too long.",
     415: "The body claims to be neither JSON nor msgpack.",
@@ -76,8 +76,8 @@ _WITH_TOKENS: Final = {
 }
 _TEXTS: Final = {
     404: "No such worker, rank, reservation, lease, decision or tenant.",
-    409: "The id is live with another body, in another scope or for another owner, or a lease's "
-    "that was closed just now; or replica sync is off.",
+    409: "The id is live with another body, in another scope or for another owner, or belongs to a "
+    "lease closed just now; or replica sync is off.",
     503: "Nothing can serve this now.",
 }
 _OF_LOAD: Final = "A refusal for load: `--overload-status-code`."

@@ -75,7 +75,7 @@ class AdmissionMetrics(Collector):
         )
         yield gauge(
             "worker_reports_stale",
-            "Ranks that told of their load and do not any more.",
+            "Ranks whose load reports have stopped.",
             value=sum(1 for _ in self._service.core.admitting.reports.stale()),
         )
         topic = self._service.load_topic
@@ -83,10 +83,12 @@ class AdmissionMetrics(Collector):
             "worker_reports_heard", "Reports on workers' event endpoints.", value=topic.heard
         )
         yield counter(
-            "worker_reports_bad", "Those of them that make no sense, or too long.", value=topic.bad
+            "worker_reports_bad", "Such reports that are malformed or too long.", value=topic.bad
         )
         yield counter(
-            "worker_reports_left_out", "Ranks that found no room in a while.", value=topic.left_out
+            "worker_reports_left_out",
+            "Reports dropped because too many waited to be applied.",
+            value=topic.left_out,
         )
 
     # -- what became of requests ---------------------------------------------------------------
@@ -145,7 +147,7 @@ class AdmissionMetrics(Collector):
     def _tenants(self) -> Steps:
         """Admissions and refusals by fairness id: each the busiest few, and the rest."""
         family = counter(
-            "admission_tenant_requests", "Requests by who asked.", ("fairness_id", "outcome")
+            "admission_tenant_requests", "Requests by tenant.", ("fairness_id", "outcome")
         )
         admitting = self._service.core.admitting
         for keeper in paced(admitting.keepers()):
@@ -217,7 +219,9 @@ class AdmissionMetrics(Collector):
             "cache_hit_rate", "Best hit rate of requests with a cache-hit threshold.", SCOPE
         )
         fallbacks = counter(
-            "cache_threshold_fallbacks", "Those that were placed all the same.", SCOPE
+            "cache_threshold_fallbacks",
+            "Requests below their threshold that were placed all the same.",
+            SCOPE,
         )
         guarded = counter(
             "cache_threshold_guarded", "Thresholds set aside after too many attempts.", SCOPE

@@ -26,11 +26,11 @@ class DecisionMetrics(Collector):
         ring = self._decisions
         for name, text, value in (
             ("decision_records", "Decisions kept.", len(ring)),
-            ("decision_bytes", "Memory they are charged with.", ring.bytes),
+            ("decision_bytes", "Memory charged for the decisions kept.", ring.bytes),
         ):
             yield gauge(name, text, value=value)
         yield counter(
             "decision_records_evicted",
-            "Decisions that had to go for later ones.",
+            "Decisions dropped to make room for later ones.",
             value=ring.evicted,
         )

@@ -54,7 +54,7 @@ class HttpMetrics(Collector):
         counts = self._traffic.connections
         yield gauge(
             "http_requests_in_flight",
-            "Requests under way or waiting, but for scrapes.",
+            "Requests in progress or waiting, except scrapes.",
             value=self._traffic.in_flight - self._traffic.scrapes,
         )
         yield counter(
@@ -70,7 +70,7 @@ class HttpMetrics(Collector):
         )
         yield gauge("tls_handshakes", "TLS handshakes under way.", value=counts.handshakes)
         failed = counter(
-            "tls_handshakes_failed", "TLS handshakes that let nobody in, by reason.", ("reason",)
+            "tls_handshakes_failed", "TLS handshakes that failed, by reason.", ("reason",)
         )
         for reason, count in counts.handshakes_failed.items():
             failed.add_metric([reason], count)

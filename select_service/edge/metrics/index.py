@@ -68,9 +68,11 @@ class IndexMetrics(Collector):
         blocks = gauge("index_blocks", "Distinct blocks in the index.", SCOPE)
         holdings = gauge("index_holdings", "(rank, block) pairs held.", (*SCOPE, "tier"))
         size = gauge("index_bytes", "Memory of the index, estimated.", SCOPE)
-        unswept = gauge("index_unswept", "Removals put off and not done yet.", SCOPE)
+        unswept = gauge("index_unswept", "Deferred removals not done yet.", SCOPE)
         orphans = gauge("index_orphan_blocks", "Blocks that wait for their parent.", SCOPE)
-        dropped = counter("index_orphan_blocks_dropped", "Orphans that gave way.", SCOPE)
+        dropped = counter(
+            "index_orphan_blocks_dropped", "Waiting blocks dropped to make room.", SCOPE
+        )
         refused = counter("index_events_refused", "Stores that contradict themselves.", SCOPE)
         for scope, partitions, _ in self._groups.found:
             stats: list[IndexStats] = []

@@ -60,7 +60,7 @@ class LimitMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         settings = self._settings if self._reloading is None else self._reloading.settings
         if self._told is None or self._told[0] is not settings:
-            values = gauge("limit", "What a limit is set to.", ("name",))
+            values = gauge("limit", "Value of a limit.", ("name",))
             for name, value in limit_values(settings).items():
                 values.add_metric([name], value)
             self._told = settings, values

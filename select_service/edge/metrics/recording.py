@@ -36,8 +36,8 @@ class RecordingMetrics(Collector):
         amounts = [
             (counter(f"recording_{name}", text), attribute)
             for name, text, attribute in (
-                ("bytes", "Written to files, compressed.", "bytes_written"),
-                ("raw_bytes", "The same before compression.", "raw_bytes"),
+                ("bytes", "Bytes written to the recording, compressed.", "bytes_written"),
+                ("raw_bytes", "Bytes written to the recording, before compression.", "raw_bytes"),
                 ("files", "Files begun.", "files"),
                 ("failures", "Writes that failed.", "failures"),
             )

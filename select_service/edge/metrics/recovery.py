@@ -79,14 +79,18 @@ class RecoveryMetrics(Collector):
 
     def _discovery(self) -> Iterator[Metric]:
         named = gauge("discovery_workers", "Workers or replicas a source names.", ("source",))
-        missed = gauge("discovery_missed", "Named no longer, and in their grace.", ("source",))
+        missed = gauge(
+            "discovery_missed",
+            "Workers or replicas no longer named, in their grace period.",
+            ("source",),
+        )
         left_out = gauge(
-            "discovery_rejected", "Of what a source names, left out.", ("source", "reason")
+            "discovery_rejected",
+            "Workers or replicas that a source names and that were left out.",
+            ("source", "reason"),
         )
-        updates = counter("discovery_updates", "Good looks at a source.", ("source",))
-        failures = counter(
-            "discovery_failures", "Looks at a source that failed.", ("source", "kind")
-        )
+        updates = counter("discovery_updates", "Successful polls of a source.", ("source",))
+        failures = counter("discovery_failures", "Failed polls of a source.", ("source", "kind"))
         discovery = self._service.discovery
         for follower in () if discovery is None else discovery.followers:
             source = follower.source

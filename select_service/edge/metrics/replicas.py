@@ -82,7 +82,9 @@ class ReplicaMetrics(Collector):
     ) -> Iterator[Metric]:
         publishers = gauge("replica_publishers", "Publishers heard of.", ("state",))
         claims = gauge("replica_claims", "Reservations that other publishers own.")
-        unbooked = gauge("replica_claims_unbooked", "Of them, those not booked here.")
+        unbooked = gauge(
+            "replica_claims_unbooked", "Reservations that other publishers own, not booked here."
+        )
         missing = gauge("replica_statements_missing", "Statements not heard yet.")
         if plane is not None:
             states = Counter(one.state for one in status)
@@ -147,7 +149,7 @@ class ReplicaMetrics(Collector):
             ),
             (
                 "replica_connections_renewed",
-                "Connections to replicas that stood, and over which nothing came any more.",
+                "Connections to replicas made anew because nothing came over them.",
                 renewed,
             ),
         ):

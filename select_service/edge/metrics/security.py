@@ -33,7 +33,7 @@ class SecurityMetrics(Collector):
         security = self._service.security
         is_open = gauge(
             "security_open",
-            "1 where whoever reaches this process gets in unasked, by what is missing.",
+            "1 where the process is open to anyone who reaches it, by what is missing.",
             ("missing",),
         )
         tokens = gauge("auth_tokens", "Records of the token file in force.")
@@ -72,7 +72,8 @@ class SecurityMetrics(Collector):
             ("plane", "reason"),
         )
         withheld = counter(
-            "peer_token_withheld", "Fetches without the token, because nobody knows who is there."
+            "peer_token_withheld",
+            "Fetches without the token, because the other side is not vouched for.",
         )
         failures = counter("peer_token_failures", "Times --peer-token-file had no token to show.")
         plane, credentials = self._service.replicas, self._service.credentials

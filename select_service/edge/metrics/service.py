@@ -70,7 +70,7 @@ class ServiceMetrics(Collector):
         for outcome, count in self._service.consistency_checks.items():
             checks.add_metric([outcome], count)
         yield checks
-        lost = counter("log_lines_lost", "Lines of the log that nobody took.", ("reason",))
+        lost = counter("log_lines_lost", "Log lines lost because nothing read them.", ("reason",))
         for reason, count in LOST.items():
             lost.add_metric([reason], count)
         yield lost
@@ -115,32 +115,38 @@ class ServiceMetrics(Collector):
         groups = self._groups
         yield gauge("scopes", "Scopes with workers.", value=groups.in_use)
         yield gauge(
-            "scopes_unlisted", "Scopes summed up under `other`: too many.", value=groups.unlisted
+            "scopes_unlisted",
+            "Scopes summed up under `other`, beyond --metrics-scope-series-max.",
+            value=groups.unlisted,
         )
 
     def _selections(self) -> Iterator[Metric]:
         core = self._service.core.counters
         for name, what, count in (
             ("selections", "Selections answered with a worker.", core.selections),
-            ("selected_isl_tokens", "Tokens of their prompts.", core.selected_isl_tokens),
+            (
+                "selected_isl_tokens",
+                "Prompt tokens of selections answered with a worker.",
+                core.selected_isl_tokens,
+            ),
             (
                 "selected_prefill_tokens",
-                "Of them, tokens the chosen worker had yet to compute.",
+                "Prompt tokens that the chosen worker had yet to compute.",
                 core.selected_prefill_tokens,
             ),
             (
                 "selected_forgone_tokens",
-                "Of those, tokens that another candidate held.",
+                "Prompt tokens to compute that another candidate held.",
                 core.selected_forgone_tokens,
             ),
             (
                 "selections_forgoing",
-                "Selections that went past a candidate who held more of their prompt.",
+                "Selections that passed over a candidate with more of the prompt.",
                 core.selections_forgoing,
             ),
             ("waves", "Waves of prompts, POST /select_batch.", core.waves),
-            ("wave_samples", "Samples in them.", core.wave_samples),
-            ("waves_undone", "Of all or none: none.", core.waves_undone),
+            ("wave_samples", "Samples in waves of prompts.", core.wave_samples),
+            ("waves_undone", "Waves of all or none that placed none.", core.waves_undone),
             (
                 "selections_queued",
                 "Selections that had to wait for capacity.",
@@ -148,7 +154,7 @@ class ServiceMetrics(Collector):
             ),
             (
                 "selections_withdrawn",
-                "Waiting selections whose client went.",
+                "Waiting selections whose client disconnected.",
                 core.selections_withdrawn,
             ),
         ):
@@ -173,7 +179,11 @@ class ServiceMetrics(Collector):
             value=len(sessions),
         )
         yield counter("sessions_expired", "Sessions silent for too long.", value=counts.expired)
-        yield counter("sessions_evicted", "Forgotten for later ones.", value=counts.evicted)
+        yield counter(
+            "sessions_evicted",
+            "Sessions forgotten to make room for newer ones.",
+            value=counts.evicted,
+        )
         outcomes = ("begun", "kept", "moved_busy", "moved_ineligible", "released")
         yield counters(
             *("session_requests", "Requests with a session, by outcome.", "outcome"),
@@ -256,6 +266,6 @@ class ServiceMetrics(Collector):
         yield gauge("ranks", "Ranks of workers that are schedulable or drain.", value=ranks)
         yield gauge(
             "ranks_unlisted",
-            "Ranks without series of their own: too many.",
+            "Ranks without series of their own, beyond --metrics-rank-series-max.",
             value=max(0, ranks - self._rank_series_max),
         )

@@ -34,9 +34,9 @@ _BOUNDS: Final = (*map(str, REGRET_BOUNDS), "+Inf")
 _SIDES: Final = ("live", "shadow")
 _CHOSEN: Final = (
     ("prefill_tokens", "Prompt tokens the rank chosen would have to compute."),
-    ("cached_tokens", "Prompt tokens it holds."),
-    ("queued_prefill_tokens", "Prefill tokens of others it has before it."),
-    ("decode_blocks", "Decode blocks it would hold with the prompt's."),
+    ("cached_tokens", "Prompt tokens the rank chosen holds."),
+    ("queued_prefill_tokens", "Prefill tokens of others queued on the rank chosen."),
+    ("decode_blocks", "Decode blocks of the rank chosen, with the prompt's."),
 )
 
 
@@ -50,13 +50,15 @@ class ShadowMetrics(Collector):
     @override
     def collect(self) -> Steps:
         shadowing = self._service.core.shadowing
-        weight = gauge("shadow_weight", "Weights that look on.", ("name",))
+        weight = gauge("shadow_weight", "Shadow weights in force.", ("name",))
         if shadowing.shadow is not None:
             for name, value in shadowing.shadow.weights._asdict().items():
                 weight.add_metric([name], value)
         yield weight
         yield counter(
-            "shadow_cost_seconds", "Time that went into scoring.", value=shadowing.budget.spent_s
+            "shadow_cost_seconds",
+            "Time spent on scoring with shadow weights.",
+            value=shadowing.budget.spent_s,
         )
         tallies = [] if shadowing.shadow is None else (yield from self._tallies())
         yield from self._counts(tallies)
@@ -78,10 +80,12 @@ class ShadowMetrics(Collector):
 
     def _counts(self, tallies: list[tuple[Scope, ShadowTally]]) -> Iterator[Metric]:
         scored = counter(
-            "shadow_decisions", "Decisions that other weights scored, too.", ("outcome", *SCOPE)
+            "shadow_decisions", "Decisions that shadow weights scored.", ("outcome", *SCOPE)
         )
         skipped = counter(
-            "shadow_skipped", "Decisions they did not score, by reason.", ("reason", *SCOPE)
+            "shadow_skipped",
+            "Decisions that shadow weights did not score, by reason.",
+            ("reason", *SCOPE),
         )
         for scope, tally in tallies:
             scored.add_metric(["agreed", *scope], tally.agreed)

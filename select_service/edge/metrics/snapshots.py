@@ -31,20 +31,26 @@ class SnapshotMetrics(Collector):
         yield from self._recalled(warm)
 
     def _written(self, warm: WarmStart | None) -> Iterator[Metric]:
-        at = gauge("index_snapshot_written_timestamp_seconds", "When the last one was written.")
+        at = gauge(
+            "index_snapshot_written_timestamp_seconds", "When the last index snapshot was written."
+        )
         families = [
             (gauge(f"index_snapshot_{name}", text), name)
             for name, text in (
-                ("seconds", "How long it took."),
-                ("bytes", "How long it is."),
-                ("blocks", "Blocks in it, per rank and tier."),
-                ("ranks", "Ranks in it."),
+                ("seconds", "Seconds that the last index snapshot took."),
+                ("bytes", "Bytes of the last index snapshot."),
+                ("blocks", "Blocks in the last index snapshot, per rank and tier."),
+                ("ranks", "Ranks in the last index snapshot."),
             )
         ]
-        left_out = gauge("index_snapshot_left_out", "Ranks it is without.", ("reason",))
-        writes = counter("index_snapshot_writes", "Snapshots written.")
+        left_out = gauge(
+            "index_snapshot_left_out", "Ranks left out of the last index snapshot.", ("reason",)
+        )
+        writes = counter("index_snapshot_writes", "Index snapshots written.")
         failures = counter(
-            "index_snapshot_failures", "Those that were not; the old one stays.", ("kind",)
+            "index_snapshot_failures",
+            "Index snapshots that were not written; the old one stays.",
+            ("kind",),
         )
         if warm is not None:
             snapshots = warm.snapshots

@@ -28,10 +28,12 @@ class StateMetrics(Collector):
         pending = gauge("state_pending_rows", "Changes that are not on disk yet.")
         writable = gauge("state_writable", "1 while the disk takes what is written.")
         commits = counter("state_commits", "Transactions on disk.")
-        seconds = counter("state_commit_seconds", "Time the writer took for them.")
+        seconds = counter("state_commit_seconds", "Time the writer took for transactions.")
         rows = counter("state_rows_written", "Records written to disk.")
         failures = counter("state_commit_failures", "Commits the disk refused; tried again.")
-        released = counter("state_bookings_released", "Bookings taken back for that.")
+        released = counter(
+            "state_bookings_released", "Bookings taken back because a commit failed."
+        )
         waits = counter(
             "state_window_waits", "Answers that relaxed durability made wait after all."
         )
@@ -39,9 +41,11 @@ class StateMetrics(Collector):
         stalls = counter("state_stalls", "Commits the disk has had for longer than it may.")
         away = counter("state_turned_away", "Changes refused because too many answers wait.")
         restored = gauge("state_restored", "Records brought back at the start.", ("kind",))
-        dropped = gauge("state_dropped", "Those that had no place any more.", ("kind",))
+        dropped = gauge(
+            "state_dropped", "Records dropped at the start, without a place any more.", ("kind",)
+        )
         damage = gauge("state_damage", "Faults found in the state directory at the start.")
-        lost = gauge("state_rows_lost", "Records they have cost, as far as is known.")
+        lost = gauge("state_rows_lost", "Records lost to damage, as far as is known.")
         keeper = self._service.keeper
         if keeper is not None:
             journal, status = keeper.journal, keeper.status()

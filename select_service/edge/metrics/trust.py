@@ -43,20 +43,20 @@ class TrustMetrics(Collector):
             yield counters(name, text, "outcome", dict(sorted(counts.items())))
 
     def _ranks(self) -> Steps:
-        factor = gauge("trust_factor", "By what a rank's overlap credit is multiplied.", RANK)
+        factor = gauge("trust_factor", "Factor on a rank's overlap credit.", RANK)
         missing = gauge(
             "trust_missing_share",
-            "Of the cached tokens predicted lately, the share not found.",
+            "Share of recently predicted cached tokens that was not found.",
             RANK,
         )
         error = gauge(
             "trust_prediction_error_tokens",
-            "Predicted less actual cached tokens, mean of late.",
+            "Predicted minus actual cached tokens, recent mean.",
             RANK,
         )
         lag = gauge(
             "trust_event_lag_seconds",
-            "By how much later than its fastest a rank's last KV events came.",
+            "How much later than its fastest batch a rank's last KV events came.",
             RANK,
         )
         shrunk = gauge(
