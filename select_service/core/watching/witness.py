@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
     from select_service.core.booking.desk import Order
     from select_service.core.books.bookings import Booking
-    from select_service.core.books.leases import Lease
-    from select_service.core.books.reservation import Reservation
+    from select_service.core.books.reservation import Lease, Reservation
     from select_service.core.columns import Floats, Rows
     from select_service.core.decisions.record import Odds, Record, Seen
     from select_service.core.effects import Effects
