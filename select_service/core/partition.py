@@ -14,9 +14,9 @@ from msgspec import UNSET
 
 from indexer.compiled import usable
 from indexer.types import WorkerRank
-from select_service.core.admission.cache_hits import HitTally
 from select_service.core.admission.class_queues import ClassQueues
 from select_service.core.admission.drainage import Drainage
+from select_service.core.admission.hit_tally import HitTally
 from select_service.core.books.demand_tally import DemandTally
 from select_service.core.books.ledger import Ledger
 from select_service.core.books.loads import worked_off

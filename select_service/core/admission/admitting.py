@@ -216,7 +216,7 @@ class Admitting:
         if is_last:
             del self._gates[model]
         keeper.close()
-        self.totals.left_by_gate(keeper, model, is_last=is_last)
+        self.totals.left_by_gate(keeper.gate, keeper.rejections, model, is_last=is_last)
 
     # -- asking --------------------------------------------------------------------------------
 

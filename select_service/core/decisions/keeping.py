@@ -218,7 +218,10 @@ class Decisions:
         return lookout
 
     def _lookout_for(self, partition: Partition) -> Lookout:
-        lookout = partition.lookout = Lookout(partition, self._catalog, self._stream_of)
+        lookout = partition.lookout = Lookout(
+            *(partition.scope, partition.seating, partition.index.block_size),
+            *(self._catalog, self._stream_of),
+        )
         return lookout
 
     def _note(self, scope: Scope, worker_id: int) -> None:

@@ -102,15 +102,16 @@ class Matchmaker:
         found = self._plan(ticket, ticket.partition.legs(ticket.request))
         key = found.mode, found.reason
         self._advised[key] = self._advised.get(key, 0) + 1
-        return found.advice(ticket.partition)
+        return found.advice(ticket.partition.seating)
 
     def _plan(self, ticket: Ticket, legs: Legs) -> Plan:
+        partition, prompt, weights = ticket.partition, ticket.prompt, ticket.weights.kv_cost()
         question = Question(
-            *(ticket.partition, ticket.request, ticket.prompt, ticket.weights.kv_cost()),
-            self._transfer_cost,
+            *(partition.seating, ticket.request, prompt, weights), self._transfer_cost
         )
+        projection = partition.project(prompt, legs.rows, weights)
         holders = partial(self._cache_hits.holders, ticket.request)
-        return plan(question, legs, self._rng, holders)
+        return plan(question, legs, projection, self._rng, holders)
 
 
 def _within(partition: Partition, legs: Legs, rows: Rows) -> Legs:
