@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from select_service.core.fleet.seating import Seating
     from select_service.core.pricing.projection import Projection
     from select_service.core.pricing.prompt import Prompt
-    from select_service.core.pricing.scoring import Weights
+    from select_service.core.pricing.weights import Weights
     from select_service.types import SelectRequest
 
 Mode = Literal["aggregated", "disaggregated"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -10,12 +10,17 @@ from msgspec import Struct
 from select_service.types import Overlap
 
 if TYPE_CHECKING:
-    from select_service.core.columns import Floats, Rows
-    from select_service.core.decisions.record import Groups, Seen
+    from select_service.core.columns import Floats, Groups, Rows
     from select_service.core.fleet.catalog import Worker
     from select_service.core.pricing.plain_pricer import Pricer
     from select_service.core.pricing.projection import Overlap as OverlapColumns
-    from select_service.core.pricing.scoring import Weights
+    from select_service.core.pricing.weights import Weights
+
+
+Seen: TypeAlias = "tuple[bytes, Groups | OverlapColumns | None, Groups | None, bytes | None]"
+"""What one prompt met in a partition, before anything was booked: loads (`books/loads.py`); device
+blocks, or blocks of every tier, by slot; blocks in the active chains; how far each slot's index is
+believed (None: altogether)."""
 
 
 class Placement(Struct, frozen=True):

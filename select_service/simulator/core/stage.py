@@ -21,7 +21,7 @@ from select_service.core.partition import Partition
 from select_service.core.pricing.pairing import Question, plan
 from select_service.core.pricing.policy import default_policy
 from select_service.core.pricing.prompt import Prompt
-from select_service.core.pricing.scoring import Weights, weights_in_force
+from select_service.core.pricing.weights import Weights, weights_in_force
 from select_service.core.tape.items import Asked
 from select_service.core.tape.reading import BadRecording, hashes_of, slots_of
 from select_service.core.waves.plan import Member, WavePlan
