@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from select_service.core.pricing.projection import Overlap as OverlapColumns
     from select_service.core.pricing.projection import Projection
     from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.regrets import ShadowTally
     from select_service.core.pricing.weights import Weights
-    from select_service.core.shadow.tally import ShadowTally
     from select_service.types import SelectRequest
 
 

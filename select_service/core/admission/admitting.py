@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from select_service.core.admission.asks import Ask
 from select_service.core.admission.gatekeeping import Gatekeeper
+from select_service.core.admission.load_reports import LoadReports
 from select_service.core.admission.policies import build, read_config
 from select_service.core.admission.returns import ReturnBook
 from select_service.core.admission.thresholds import (
@@ -23,7 +24,6 @@ from select_service.core.admission.thresholds import (
     read_thresholds,
 )
 from select_service.core.admission.totals import Totals
-from select_service.core.books.load_reports import LoadReports
 from select_service.core.changes import ADMISSION, THRESHOLD
 from select_service.core.fleet.catalog import check_name
 from select_service.errors import (

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from select_service.core.fleet.roles import Legs, Roles
     from select_service.core.pricing.pairing import Plan
     from select_service.core.pricing.placement import Seen
+    from select_service.core.pricing.regrets import Sighting
     from select_service.core.pricing.weights import Weights
-    from select_service.core.shadow.tally import Sighting
     from select_service.types import CacheHit, PinnedWorker, RoutingConstraints
     from select_service.types.decisions import DecisionRefusal
 

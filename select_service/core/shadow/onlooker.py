@@ -16,9 +16,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from select_service.core.pricing.picking import pick
+from select_service.core.pricing.regrets import ShadowTally, Side, Sighting
 from select_service.core.pricing.scoring import is_plain
 from select_service.core.pricing.weights import weights_in_force
-from select_service.core.shadow.tally import ShadowTally, Side, Sighting
 
 if TYPE_CHECKING:
     import random
