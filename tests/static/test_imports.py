@@ -71,9 +71,7 @@ UPWARD: Final = (
     (EDGE + "driver", EDGE + "tracing.spans"),
     (EDGE + "driving.carrying", EDGE + "tracing.spans"),
     (EDGE + "driving.outfit", EDGE + "tracing.spans"),
-    (EDGE + "tracing.traced_door", EDGE + "console.routes"),
     (EDGE + "http.asgi", EDGE + "console.routes"),
-    (EDGE + "garbage", EDGE + "http.traffic"),
     (EDGE + "discovery.setup", EDGE + "driver"),
 )
 """Arcs for types alone that go up between rooms, or from one to its neighbour. No circle comes of
