@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -78,10 +77,13 @@ class Company:
         grace_s, most = settings.discovery_grace_s, settings.discovery_workers_max
         before = [] if service.discovery is None else service.discovery.followers
         workers = WorkerFollower(
-            self._workers, service, time.monotonic, grace_s=grace_s, workers_max=most
+            *(self._workers, service.turn, service.upsert_worker, service.delete_worker),
+            grace_s=grace_s,
+            workers_max=most,
         )
-        peers = ReplicaFollower(self._peers, service, time.monotonic, grace_s=grace_s)
-        return Discovery(service, [*before, workers, peers])
+        clock = service.turn.clock
+        peers = ReplicaFollower(self._peers, service.replica_plane, clock, grace_s=grace_s)
+        return Discovery(service.readiness, [*before, workers, peers])
 
     async def look(self) -> None:
         """Say that we are here, and see who else is.

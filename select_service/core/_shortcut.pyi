@@ -8,7 +8,7 @@ from select_service.core.counters import Counters
 from select_service.core.decisions.keeping import Decisions
 from select_service.core.effects import Effects
 from select_service.core.partition import Partition
-from select_service.core.pricing.scoring import Weights
+from select_service.core.pricing.weights import Weights
 from select_service.core.verbs.placing import Placing
 from select_service.types import (
     Answer,

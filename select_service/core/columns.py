@@ -15,6 +15,8 @@ Slots: TypeAlias = npt.NDArray[np.int64]
 Rows: TypeAlias = "Slots | slice[int, int, None]"
 """Which rows of a column: slots one by one, or a run of them, which costs no copy."""
 
+Groups: TypeAlias = "list[tuple[int, Slots]]"
+"""Disjoint slots by how many blocks they have."""
 
 _NOTHING: Floats = np.zeros(0)
 

@@ -14,9 +14,9 @@ from msgspec import UNSET
 
 from indexer.compiled import usable
 from indexer.types import WorkerRank
-from select_service.core.admission.cache_hits import HitTally
 from select_service.core.admission.class_queues import ClassQueues
 from select_service.core.admission.drainage import Drainage
+from select_service.core.admission.hit_tally import HitTally
 from select_service.core.books.demand_tally import DemandTally
 from select_service.core.books.ledger import Ledger
 from select_service.core.books.loads import worked_off
@@ -30,13 +30,8 @@ from select_service.core.pricing.placement import (
     worker_overlap,
 )
 from select_service.core.pricing.projection import matched, project
-from select_service.core.pricing.scoring import (
-    SEQUENCE_TOKENS,
-    costs,
-    is_plain,
-    prefer,
-    wait_blocks,
-)
+from select_service.core.pricing.scoring import costs, is_plain, prefer
+from select_service.core.pricing.weights import SEQUENCE_TOKENS, wait_blocks
 from select_service.core.trust.factors import Trust
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 from select_service.types import Overlap, SelectPairRequest, TrustSettings
@@ -54,17 +49,17 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.admission.gatekeeping import Gatekeeper
     from select_service.core.admission.queue import Ticket
-    from select_service.core.columns import Floats, Rows, Slots
+    from select_service.core.columns import Floats, Groups, Rows, Slots
     from select_service.core.decisions.lookout import Lookout
-    from select_service.core.decisions.record import Groups, Seen
     from select_service.core.fleet.catalog import Worker
     from select_service.core.fleet.roles import Legs
+    from select_service.core.pricing.placement import Seen
     from select_service.core.pricing.policy import RoutingPolicy
     from select_service.core.pricing.projection import Overlap as OverlapColumns
     from select_service.core.pricing.projection import Projection
     from select_service.core.pricing.prompt import Prompt
-    from select_service.core.pricing.scoring import Weights
-    from select_service.core.shadow.tally import ShadowTally
+    from select_service.core.pricing.regrets import ShadowTally
+    from select_service.core.pricing.weights import Weights
     from select_service.types import SelectRequest
 
 

@@ -419,7 +419,7 @@ class SelectionCore:
         self.replicas.check()
         self.decisions.check()
         self.room.check(self.partitions.values())
-        self.admitting.totals.check(self.admitting.keepers())
+        self.admitting.totals.check(one.gate for one in self.admitting.keepers())
         live = sum(int(p.ledger.loads.requests.sum()) for p in self.partitions.values())
         assert live == len(self.desk.bookings), "every reservation has one id, and every id one"
         assert self.reader.schedulable == sum(

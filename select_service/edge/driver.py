@@ -29,7 +29,7 @@ from select_service.edge.driving.turn import Turn
 from select_service.edge.driving.waiting import Waiting
 from select_service.edge.dumping import Dumps
 from select_service.edge.load_topic import LoadTopic
-from select_service.edge.readiness import REPLICA_LEDGERS, LedgersApplied, Readiness
+from select_service.edge.readiness import Readiness
 from select_service.edge.verbs.inspecting import Inspecting
 from select_service.edge.verbs.operating import Operating
 from select_service.edge.verbs.registering import Registering
@@ -141,12 +141,11 @@ class Driver:
         self._recovering = Recovering(self.core, self.readiness, clock)
         self._recovering.ask_peers(indexer_peers, bounds.recovery, self.credentials, self.addresses)
         self._recovering.look_back(keeper, bounds.snapshot, self._is_fleet_known)
-        if replica_sync_port is not None:
-            self.readiness.wait_for(REPLICA_LEDGERS, LedgersApplied(self, clock))
         self._carrier = Carrier(keeper, self.tracing)
         self._carry_out = self._carrier.carry_out
         self.turn = turn = Turn(self.core, clock, self._carry_out)
         self._hang_verbs(turn, witness, replica_sync_port)
+        self._replicating.hold(self.readiness, self._is_fleet_known)
         self._listen_to_workers(turn, admission or AdmissionSettings())
         self._housekeeping = Housekeeping(turn, self._carrier.hurry)
         self._hang_health(turn, bounds.doctor)

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from select_service.edge.driver import Driver
-
 _log = logging.getLogger("select_service")
 
 WORKER: Final = "schedulable_worker"
@@ -23,9 +21,6 @@ INDEX_SNAPSHOT: Final = "index_snapshot"
 STATE: Final = "state"
 DISCOVERY: Final = "discovery"
 LEAVING: Final = "leaving"
-
-HEARTBEATS_AWAITED: Final = 3
-"""Of a replica that has not been heard yet: time to connect, and for one that gets lost."""
 
 
 class Readiness:
@@ -62,34 +57,3 @@ class Readiness:
             _log.warning("ready without %s: not there in time", ", ".join(self._gates))
             self._gates.clear()
         return [LEAVING, *self._gates] if self.is_leaving else list(self._gates)
-
-
-class LedgersApplied:
-    """Whether what the replicas know is known here, as far as they are there to tell.
-
-    Those that stay silent for three heartbeats are gone, or speak the reference's plane only and
-    will never tell; nobody waits for them any longer.
-    """
-
-    def __init__(self, service: Driver, clock: Callable[[], float]) -> None:
-        self._service = service
-        self._clock = clock
-        self._asked_since: float | None = None
-
-    def __call__(self) -> bool:
-        """Ask once more."""
-        service = self._service
-        if service.replicas is None:
-            return False  # not started
-        if service.discovery is not None and not service.discovery.is_settled:
-            return False  # who they are is not known yet
-        if self._asked_since is None:
-            self._asked_since = self._clock()
-        status = service.replica_status()
-        if any(one.state == "behind" for one in status):
-            return False
-        heard = {one.peer for one in status}
-        patience_s = HEARTBEATS_AWAITED * service.core.limits.replica_heartbeat_s
-        return heard.issuperset(service.replicas.peers()) or (
-            self._clock() - self._asked_since >= patience_s
-        )

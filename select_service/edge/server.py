@@ -16,7 +16,7 @@ from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from select_service.edge.http.asgi import Door
-from select_service.edge.http.connections import ConnectionLimits, cut_unread
+from select_service.edge.http.connections import ConnectionLimits
 from select_service.edge.http.dates import http_date
 from select_service.edge.http.fast_lane import FastLane, fast_lane
 from select_service.edge.http.listening import NOT_AT_THE_SIDE, SIDE_PATHS
@@ -27,7 +27,7 @@ from select_service.edge.leaving import CLOSE
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable
 
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -182,7 +182,7 @@ class Server(uvicorn.Server):
         now = asyncio.get_running_loop().time()
         for connection in connections:
             connection.sweep(now)
-        self._counts.unread_bytes = cut_unread(connections, self._limits.unread_bytes_max)
+        self._counts.unread_bytes = _cut_unread(connections, self._limits.unread_bytes_max)
         if self._security is not None:
             self._security.tick(now)
         self._tell_date()
@@ -229,3 +229,23 @@ def _lane(door: Door) -> type[FastLane]:
     from select_service.edge.tracing.traced_door import TracedLane  # for who traces
 
     return TracedLane
+
+
+def _cut_unread(connections: Iterable[GuardedProtocol], most: int) -> int:
+    """Cut off who has read nothing for longest until no more than `most` bytes lie unread.
+
+    Returns:
+        How many bytes that are. O(connections).
+    """
+    unread = [(one.unread_bytes, one) for one in connections]
+    total = sum(size for size, _ in unread)
+    if total <= most:
+        return total
+    unread.sort(key=lambda row: (row[1].stalled_since, -row[0]))
+    for size, one in unread:
+        if size:
+            one.cut_off()
+            total -= size
+            if total <= most:
+                break
+    return total

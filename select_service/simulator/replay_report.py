@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from select_service.simulator.course import Part
-    from select_service.simulator.replaying import Difference, RankWork, Replay, WhatIf
+    from select_service.simulator.replay_findings import Difference, RankWork, Replay, WhatIf
 
 __all__ = ["html_of"]
 

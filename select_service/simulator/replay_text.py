@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from select_service.simulator.replaying import (
+    from select_service.simulator.replay_findings import (
         Difference,
         Missing,
         Place,

@@ -22,7 +22,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     track_prefill_tokens: bool = True
     queue_threshold: float = 16.0
     kv_transfer_cost_per_block: float = 0.1  # of prefill: moving a block costs a tenth of it
-    # terms of `first-token` (`scoring.py`); None: as the policy has them
+    # terms of `first-token` (`weights.py`); None: as the policy has them
     decode_load_scale: float | None = None
     delay_scale: float | None = None
     eviction_scale: float | None = None

@@ -18,8 +18,8 @@ import pytest
 from select_service.core import partition
 from select_service.core.decisions.record import Record
 from select_service.core.pricing import plain_pricer
+from select_service.core.pricing.regrets import ShadowTally
 from select_service.core.shadow.onlooker import SKIPPED
-from select_service.core.shadow.tally import ShadowTally
 from select_service.types import Answer
 from select_service.types.shadow import REGRET_BOUNDS, ShadowSettings
 from tests.indexer.kernels import twins

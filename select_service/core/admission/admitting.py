@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from select_service.core.admission.asks import Ask
 from select_service.core.admission.gatekeeping import Gatekeeper
+from select_service.core.admission.load_reports import LoadReports
 from select_service.core.admission.policies import build, read_config
 from select_service.core.admission.returns import ReturnBook
 from select_service.core.admission.thresholds import (
@@ -23,7 +24,6 @@ from select_service.core.admission.thresholds import (
     read_thresholds,
 )
 from select_service.core.admission.totals import Totals
-from select_service.core.books.load_reports import LoadReports
 from select_service.core.changes import ADMISSION, THRESHOLD
 from select_service.core.fleet.catalog import check_name
 from select_service.errors import (
@@ -216,7 +216,7 @@ class Admitting:
         if is_last:
             del self._gates[model]
         keeper.close()
-        self.totals.left_by_gate(keeper, model, is_last=is_last)
+        self.totals.left_by_gate(keeper.gate, keeper.rejections, model, is_last=is_last)
 
     # -- asking --------------------------------------------------------------------------------
 

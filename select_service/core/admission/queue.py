@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Final, Literal, final
+from typing import TYPE_CHECKING, Final, final
 
 from msgspec import Struct
 from sortedcontainers import SortedKeyList
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from select_service.core.admission.fair_queue import Waiting
     from select_service.core.admission.gate import Decision
     from select_service.core.partition import Partition
+    from select_service.core.pricing.policy import QueuePolicy
     from select_service.core.pricing.prompt import Prompt
-    from select_service.core.pricing.scoring import Weights
+    from select_service.core.pricing.weights import Weights
     from select_service.errors import ServiceError
     from select_service.types import Answer, SelectRequest
-
-QueuePolicy = Literal["fcfs", "wspt"]
 
 _LOOK_MAX: Final = 64
 """Tickets put right while somebody asks what comes next; 2 µs each."""

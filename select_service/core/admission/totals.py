@@ -14,17 +14,17 @@ from select_service.core.admission.slo_shed import SloShed
 from select_service.core.admission.tallies import TENANT_LABELS_MAX, ByTenant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from select_service.core.admission.gatekeeping import Gatekeeper
+    from select_service.core.admission.gate import Gate
     from select_service.core.admission.queueing import QueueingPolicy
 
 T = TypeVar("T")
 
 
-def bands_closed_by(keeper: Gatekeeper) -> dict[int, int]:
+def bands_closed_by(gate: Gate[T]) -> dict[int, int]:
     """Return how often the queue that a gate has now has closed each band."""
-    queue = keeper.gate.queue
+    queue = gate.queue
     return dict(enumerate(queue.flaps)) if isinstance(queue, SloShed) else {}
 
 
@@ -41,24 +41,27 @@ class Totals:
 
     # -- who goes leaves its counts ------------------------------------------------------------
 
-    def left_by_gate(self, keeper: Gatekeeper, model_name: str, *, is_last: bool) -> None:
+    def left_by_gate(
+        self, gate: Gate[T], rejections: Mapping[str, int], model_name: str, *, is_last: bool
+    ) -> None:
         """Keep what the gate of a scope has counted that is given up.
 
         Args:
-            keeper: the gate's.
+            gate: which goes.
+            rejections: its refusals by endpoint.
             model_name: of the scope.
             is_last: whether no other scope of that model has a gate; then its series end.
         """
-        tallies = keeper.gate.tallies
+        tallies = gate.tallies
         total = tallies.total()
         self._admitted += total.admitted
         self._refused += total.refused
         self._at_capacity += tallies.at_capacity
-        self.left_by_queue(keeper.gate.queue)
+        self.left_by_queue(gate.queue)
         if is_last:
             self._rejections.pop(model_name, None)
-        elif keeper.rejections:
-            self._rejections.setdefault(model_name, Counter()).update(keeper.rejections)
+        elif rejections:
+            self._rejections.setdefault(model_name, Counter()).update(rejections)
 
     def left_by_queue(self, queue: QueueingPolicy[T] | None) -> None:
         """Keep what a queue has counted that another policy takes the place of."""
@@ -67,24 +70,24 @@ class Totals:
 
     # -- who is there is added up --------------------------------------------------------------
 
-    def at_capacity(self, keepers: Iterable[Gatekeeper]) -> int:
+    def at_capacity(self, gates: Iterable[Gate[T]]) -> int:
         """Return how many were refused at N + Q, by these gates and those that are gone."""
-        return self._at_capacity + sum(one.gate.tallies.at_capacity for one in keepers)
+        return self._at_capacity + sum(one.tallies.at_capacity for one in gates)
 
-    def bands_closed(self, keepers: Iterable[Gatekeeper]) -> dict[int, int]:
+    def bands_closed(self, gates: Iterable[Gate[T]]) -> dict[int, int]:
         """Return how often slo-shed closed each band, in order."""
         counts = Counter(self._bands_closed)
-        for keeper in keepers:
-            counts.update(bands_closed_by(keeper))
+        for gate in gates:
+            counts.update(bands_closed_by(gate))
         return dict(sorted(counts.items()))
 
     def rejections(self, model_name: str) -> Counter[str]:
         """Return refusals by endpoint that scopes of this model have left, which has others."""
         return self._rejections.get(model_name, Counter())
 
-    def check(self, keepers: Iterable[Gatekeeper]) -> None:
+    def check(self, gates: Iterable[Gate[T]]) -> None:
         """State that nobody is counted under a tenant and in no class, or the other way round."""
-        totals = [keeper.gate.tallies.total() for keeper in keepers]
+        totals = [gate.tallies.total() for gate in gates]
         admitted = self._admitted + sum(one.admitted for one in totals)
         refused = self._refused + sum(one.refused for one in totals)
         assert sum(self.by_tenant.admitted.counts.values()) == admitted

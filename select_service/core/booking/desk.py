@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
     from indexer.types import PackedHashes
     from select_service.core.admission.queue import Ticket
-    from select_service.core.books.leases import Lease
-    from select_service.core.books.reservation import Reservation
+    from select_service.core.books.reservation import Lease, Reservation
     from select_service.core.counters import Counters
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt

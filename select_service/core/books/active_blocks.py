@@ -19,44 +19,13 @@ from typing import TYPE_CHECKING
 from indexer.core.runs import common_blocks
 from indexer.types import HASH_BYTES, PackedHashes
 from select_service.core.books.block_places import BlockPlaces
+from select_service.core.books.chain_nodes import ChainNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from select_service.core.books.block_places import Repeat
+    from select_service.core.books.chain_nodes import Repeat
     from select_service.core.books.decode_blocks import DecodeBlocks
-
-
-class ChainNode:
-    """A run of blocks between two forks of the trie; the last one of a chain is its handle.
-
-    Splitting keeps the identity of the lower part, so a handle stays valid while it is acquired.
-    """
-
-    __slots__ = (
-        "children",
-        "edge",
-        "faded",
-        "mask",
-        "parent",
-        "plain",
-        "refs",
-        "repeats",
-        "run",
-        "total",
-    )
-
-    def __init__(self, parent: ChainNode | None, edge: PackedHashes) -> None:
-        self.parent = parent
-        self.edge = edge
-        self.children: dict[bytes, ChainNode] = {}  # by the first hash of the child's edge
-        self.refs: dict[int, int] = {}  # slot → chains acquired there that pass or end here
-        self.total = 0  # sum of refs
-        self.mask = 0  # slots in refs, as bits
-        self.plain = len(edge) // HASH_BYTES  # blocks whose value stands nowhere else
-        self.faded: dict[int, float] = {}  # slot → fraction of the plain blocks, when not 1
-        self.repeats: set[Repeat] | None = None  # the other values of this edge
-        self.run: tuple[int, ...] | None = None  # the edge's, as `block_places` has entered it
 
 
 class ActiveBlocks:

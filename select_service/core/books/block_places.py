@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from indexer.compiled import usable
 from indexer.core.packing import unpack_native
 from indexer.types import HASH_BYTES
+from select_service.core.books.chain_nodes import Repeat
 
 if not TYPE_CHECKING and usable("select_service.core._value_set", 1):
     from select_service.core._value_set import ValueSet
@@ -25,23 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from indexer.types import PackedHashes
-    from select_service.core.books.active_blocks import ChainNode
+    from select_service.core.books.chain_nodes import ChainNode
 
 _KEEPS_RUNS: Final[bool] = hasattr(ValueSet, "enter_run")
 """Whether values are objects, which leave as they were entered in half the time. Kernels have none.
 """
-
-
-class Repeat:
-    """A value with several places, or whose only one has another fraction than its node."""
-
-    __slots__ = ("faded", "held", "homes", "value")
-
-    def __init__(self, value: int) -> None:
-        self.value = value
-        self.homes: dict[ChainNode, int] = {}  # node → how often its edge has the value
-        self.held: dict[int, int] = {}  # slot → homes that this slot holds
-        self.faded: dict[int, float] = {}  # slot → fraction, when not 1
 
 
 class BlockPlaces:

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from select_service.core.books.deadlines import Deadlines, rounded_up
+from select_service.core.books.reservation import Lease
 from select_service.core.changes import LEASE
 from select_service.errors import (
     InvalidField,
@@ -39,22 +40,6 @@ LISTED_MAX: Final = 500
 
 Ending: TypeAlias = Literal["closed", "expired"]
 """As it is kept on disk too."""
-
-
-class Lease:
-    """One owner's promise to be alive. Written by `Leases` only."""
-
-    __slots__ = ("deadline", "is_open", "lease_id", "owner", "reservations", "touched", "ttl_s")
-
-    def __init__(self, lease_id: str, owner: str, now: float) -> None:
-        self.lease_id = lease_id
-        self.owner = owner
-        self.reservations: OrderedDict[Reservation, None] = OrderedDict()
-        """Who lives under it; those of ranks that went too, until they are swept."""
-        self.touched = now
-        self.ttl_s = 0.0
-        self.deadline = 0.0
-        self.is_open = True
 
 
 class Leases:

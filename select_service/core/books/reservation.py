@@ -1,8 +1,8 @@
-"""One booked request, and the lane its load runs in.
+"""One booked request, the lane its load runs in, and the lease it may live under.
 
-Plain records: `ledger.py` writes them, `deadlines.py` keeps them by the time they expire, and
-everybody else reads. A lane belongs to one life of a rank: it closes when the rank goes, and from
-that moment none of its reservations is live, however many they are.
+Plain records: `ledger.py` and `leases.py` write them, `deadlines.py` keeps them by the time they
+expire, and everybody else reads. A lane belongs to one life of a rank: it closes when the rank
+goes, and from that moment none of its reservations is live, however many they are.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from select_service.core.books.active_blocks import ChainNode
-    from select_service.core.books.leases import Lease
+    from select_service.core.books.chain_nodes import ChainNode
     from select_service.core.replicas.claim import Claim
 
 
@@ -32,6 +31,22 @@ class Lane:
 
 _NOWHERE: Final = Lane(-1)
 _NOWHERE.is_open = False
+
+
+class Lease:
+    """One owner's promise to be alive, and who lives under it. Written by `leases.py` only."""
+
+    __slots__ = ("deadline", "is_open", "lease_id", "owner", "reservations", "touched", "ttl_s")
+
+    def __init__(self, lease_id: str, owner: str, now: float) -> None:
+        self.lease_id = lease_id
+        self.owner = owner
+        self.reservations: OrderedDict[Reservation, None] = OrderedDict()
+        """Who lives under it; those of ranks that went too, until they are swept."""
+        self.touched = now
+        self.ttl_s = 0.0
+        self.deadline = 0.0
+        self.is_open = True
 
 
 class Reservation:

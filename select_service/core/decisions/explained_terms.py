@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from select_service.core.books.loads import Loads
-    from select_service.core.columns import Floats
-    from select_service.core.decisions.record import Groups, Record
+    from select_service.core.columns import Floats, Groups
+    from select_service.core.decisions.record import Record
 
 
 class Terms:

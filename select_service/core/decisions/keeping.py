@@ -37,12 +37,10 @@ if TYPE_CHECKING:
     from indexer.types import Scope, WorkerRank
     from select_service.core.admission.queue import Ticket
     from select_service.core.columns import Rows
-    from select_service.core.decisions.record import Seen
     from select_service.core.fleet.catalog import Catalog
     from select_service.core.partition import Partition
-    from select_service.core.pricing.placement import Placement
-    from select_service.core.pricing.scoring import Weights
-    from select_service.core.verbs.matchmaking import Match
+    from select_service.core.pricing.placement import Match, Placement, Seen
+    from select_service.core.pricing.weights import Weights
     from select_service.errors import ServiceError
     from select_service.types import CacheHit
 
@@ -218,7 +216,10 @@ class Decisions:
         return lookout
 
     def _lookout_for(self, partition: Partition) -> Lookout:
-        lookout = partition.lookout = Lookout(partition, self._catalog, self._stream_of)
+        lookout = partition.lookout = Lookout(
+            *(partition.scope, partition.seating, partition.index.block_size),
+            *(self._catalog, self._stream_of),
+        )
         return lookout
 
     def _note(self, scope: Scope, worker_id: int) -> None:

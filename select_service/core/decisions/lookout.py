@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indexer.core.stream import EventStream
+    from indexer.types import Scope
     from select_service.core.columns import Rows
     from select_service.core.fleet.catalog import Catalog, Worker
-    from select_service.core.partition import Partition
+    from select_service.core.fleet.seating import Seating as SeatingNow
 
 STREAMS_S: Final = 0.25
 """How old what is written down of event streams may be: to ask a thousand takes 0.2 ms."""
@@ -65,26 +66,37 @@ class Lookout:
     """
 
     __slots__ = (
-        *("_catalog", "_fresh", "_noted", "_open", "_partition", "_parts", "_stream_of"),
-        *("everyone", "size", "told", "until"),
+        *("_block_size", "_catalog", "_fresh", "_noted", "_open", "_parts", "_scope", "_seating"),
+        *("_stream_of", "everyone", "size", "told", "until"),
     )
 
     def __init__(
         self,
-        partition: Partition,
+        scope: Scope,
+        seating: SeatingNow,
+        block_size: int,
         catalog: Catalog,
         stream_of: Callable[[WorkerRank], EventStream | None],
     ) -> None:
-        self._partition = partition
+        """Nobody is looked at yet.
+
+        Args:
+            scope: of the partition.
+            seating: who sits where in it, now and later.
+            block_size: of its index, in tokens.
+            catalog: knows who is absent.
+            stream_of: returns what is known of the events of a rank.
+        """
+        self._scope, self._seating, self._block_size = scope, seating, block_size
         self._catalog = catalog
         self._stream_of = stream_of
         self._parts: dict[int, _Part] = {}
         self._open: tuple[EventStream | None, ...] = ()  # by seat
         self._fresh = 0  # seats and absent ranks that no record was charged with yet
-        here = [worker.worker_id for worker in catalog if worker.scope == partition.scope]
-        self._noted = dict.fromkeys([*here, *partition.seating.workers])  # the latest last
-        self.told = Seating(partition.scope, partition.index.block_size, (), ()), b"", b""
-        self.everyone: Rows = partition.seating.everyone
+        here = [worker.worker_id for worker in catalog if worker.scope == scope]
+        self._noted = dict.fromkeys([*here, *seating.workers])  # the latest last
+        self.told = Seating(scope, block_size, (), ()), b"", b""
+        self.everyone: Rows = seating.everyone
         self.size = 0
         self.until = -inf
 
@@ -100,18 +112,18 @@ class Lookout:
     def look(self, now: float) -> None:
         """Write down who sits where, if that is not as it was, and how the streams stand."""
         self.size = _LOOK_BYTES
-        seating = self._seating() if self._noted else self.told[0]
+        seating = self._seated_now() if self._noted else self.told[0]
         streams = self._open
         states = bytes([0 if one is None else _state_of(one) for one in streams])
         stamps = [
             nan if one is None or (stamp := one.last_batch_ts) is None else stamp for one in streams
         ]
         self.told = seating, states, array("d", stamps).tobytes()
-        self.everyone = self._partition.seating.everyone
+        self.everyone = self._seating.everyone
         self.size += 9 * len(states)
         self.until = now + STREAMS_S
 
-    def _seating(self) -> Seating:
+    def _seated_now(self) -> Seating:
         for worker_id in list(self._noted):
             self._look_at(worker_id)
         known, fresh, self._fresh = self._parts, self._fresh, 0
@@ -121,8 +133,7 @@ class Lookout:
         self._open = tuple(chain.from_iterable([part.streams for part in ordered]))
         places = len(seats) + len(absent)
         self.size += _SEATING_BYTES + _SEAT_BYTES * fresh + _PLACE_BYTES * places
-        partition = self._partition
-        return Seating(partition.scope, partition.index.block_size, seats, absent)
+        return Seating(self._scope, self._block_size, seats, absent)
 
     def _look_at(self, worker_id: int) -> None:
         del self._noted[worker_id]
@@ -134,11 +145,11 @@ class Lookout:
             self._fresh += len(part.seats) + len(part.absent)
 
     def _part(self, worker_id: int) -> _Part | None:
-        worker = self._partition.seating.workers.get(worker_id)
+        worker = self._seating.workers.get(worker_id)
         if worker is not None:
             return self._seated(worker)
         absent = self._catalog.find(worker_id)
-        if absent is None or absent.scope != self._partition.scope:
+        if absent is None or absent.scope != self._scope:
             return None
         endpoint = absent.spec.endpoint
         return _Part((), (), tuple([Absent(worker_id, rank, endpoint) for rank in absent.ranks]))

@@ -23,23 +23,14 @@ if TYPE_CHECKING:
     from select_service.core.columns import Rows, Slots
     from select_service.core.fleet.roles import Legs, Roles
     from select_service.core.pricing.pairing import Plan
-    from select_service.core.pricing.projection import Overlap
-    from select_service.core.pricing.scoring import Weights
-    from select_service.core.shadow.tally import Sighting
+    from select_service.core.pricing.placement import Seen
+    from select_service.core.pricing.regrets import Sighting
+    from select_service.core.pricing.weights import Weights
     from select_service.types import CacheHit, PinnedWorker, RoutingConstraints
     from select_service.types.decisions import DecisionRefusal
 
 HASHES_KEPT: Final = 512
 HASH_BYTES_KEPT: Final = HASHES_KEPT * HASH_BYTES
-
-Groups: TypeAlias = "list[tuple[int, Slots]]"
-"""Disjoint slots by how many blocks they have."""
-
-
-Seen: TypeAlias = "tuple[bytes, Groups | Overlap | None, Groups | None, bytes | None]"
-"""What one prompt met in a partition, before anything was booked: loads (`books/loads.py`); device
-blocks, or blocks of every tier, by slot; blocks in the active chains; how far each slot's index is
-believed (None: altogether)."""
 
 
 class Seat(NamedTuple):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from indexer.core.stream import EventStream
     from indexer.types import LinkState
-    from select_service.core.books.load_reports import LoadReports
+    from select_service.core.admission.load_reports import LoadReports
     from select_service.core.counters import Counters, ReplicaCounters
     from select_service.core.doctor.causes import Cause
     from select_service.core.doctor.sampling import Sampler

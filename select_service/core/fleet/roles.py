@@ -40,6 +40,11 @@ class Legs(NamedTuple):
     decode: Slots
 
     @property
+    def rows(self) -> Slots:
+        """All of them, one kind after another."""
+        return np.concatenate([self.whole, self.prefill, self.decode])
+
+    @property
     def can_pair(self) -> bool:
         """Whether there is somebody for either leg; transfer domains are another matter."""
         return bool(len(self.prefill) and len(self.decode))

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from select_service.core.columns import Floats, Slots
     from select_service.core.fleet.roles import Legs, Transfer
-    from select_service.core.partition import Partition
+    from select_service.core.fleet.seating import Seating
     from select_service.core.pricing.projection import Projection
     from select_service.core.pricing.prompt import Prompt
-    from select_service.core.pricing.scoring import Weights
+    from select_service.core.pricing.weights import Weights
     from select_service.types import SelectRequest
 
 Mode = Literal["aggregated", "disaggregated"]
@@ -69,12 +69,12 @@ class Plan(NamedTuple):
     couple: Couple | None  # the best one, whichever mode it is
     projection: Projection  # on every rank looked at; its `matched` is by slot
 
-    def advice(self, partition: Partition) -> Advice:
-        """Say it to a caller."""
+    def advice(self, seating: Seating) -> Advice:
+        """Say it to a caller, by who sits where."""
         couple = self.couple
         candidate = None
         if couple is not None and self.mode == "disaggregated":
-            worker, dp_rank = partition.seating.rank_at(couple.prefill_slot)
+            worker, dp_rank = seating.rank_at(couple.prefill_slot)
             candidate = PrefillCandidate(
                 worker_id=worker.worker_id,
                 dp_rank=dp_rank,
@@ -93,26 +93,27 @@ class Plan(NamedTuple):
 class Question(NamedTuple):
     """A request whose legs are to be found."""
 
-    partition: Partition
+    seating: Seating
     request: SelectRequest
     prompt: Prompt
     weights: Weights
     transfer_cost: float  # of one block, in blocks of prefill
 
 
-def plan(question: Question, legs: Legs, rng: random.Random, holders: Holders) -> Plan:
+def plan(
+    question: Question, legs: Legs, projection: Projection, rng: random.Random, holders: Holders
+) -> Plan:
     """Choose between the whole and a pair.
 
     Args:
         question: what is asked.
         legs: who may be chosen.
+        projection: of the prompt on `legs.rows`.
         rng: draws ties.
         holders: tells of slots, with the projection on them, who holds enough of the prompt for
             the threshold in force; None: there is none, and a decode rank must hold all of it.
     """
-    partition, prompt = question.partition, question.prompt
-    rows = np.concatenate([legs.whole, legs.prefill, legs.decode])
-    projection = partition.project(prompt, rows, question.weights)
+    rows = legs.rows
     ends = len(legs.whole), len(legs.whole) + len(legs.prefill)
     prefill = _part(projection, np.arange(*ends))
     decode = _part(projection, np.arange(ends[1], len(rows)))
@@ -173,7 +174,7 @@ def _couple(
     decoding_costs = _preferred(question, decoding_costs, legs.decode)
     found: list[tuple[int, int]] = []
     totals: list[float] = []
-    for positions, transfer in question.partition.seating.roles.transfers(legs.prefill):
+    for positions, transfer in question.seating.roles.transfers(legs.prefill):
         prices = _moved(decoding_costs, legs.decode, transfer)
         open_to = np.isfinite(prices).nonzero()[0]
         if not len(open_to):
@@ -223,7 +224,7 @@ def _preferred(question: Question, prices: Floats, slots: Slots) -> Floats:
     constraints = question.request.routing_constraints
     if constraints is UNSET or not constraints.preferred_taints or question.request.pinned_worker:
         return prices
-    taints = [question.partition.seating.rank_at(slot)[0].taints for slot in slots.tolist()]
+    taints = [question.seating.rank_at(slot)[0].taints for slot in slots.tolist()]
     return prefer(prices, constraints.preferred_taints, taints)
 
 

@@ -1,8 +1,11 @@
-"""Where a prompt goes, and the facts that chose that: what `partition.place` returns."""
+"""Where a prompt goes, and the facts that chose that: what `partition.place` returns.
+
+Of who may take a pair, too: the plan, and the placement where one rank does better.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -10,12 +13,19 @@ from msgspec import Struct
 from select_service.types import Overlap
 
 if TYPE_CHECKING:
-    from select_service.core.columns import Floats, Rows
-    from select_service.core.decisions.record import Groups, Seen
+    from select_service.core.columns import Floats, Groups, Rows
     from select_service.core.fleet.catalog import Worker
+    from select_service.core.fleet.roles import Legs
+    from select_service.core.pricing.pairing import Plan
     from select_service.core.pricing.plain_pricer import Pricer
     from select_service.core.pricing.projection import Overlap as OverlapColumns
-    from select_service.core.pricing.scoring import Weights
+    from select_service.core.pricing.weights import Weights
+
+
+Seen: TypeAlias = "tuple[bytes, Groups | OverlapColumns | None, Groups | None, bytes | None]"
+"""What one prompt met in a partition, before anything was booked: loads (`books/loads.py`); device
+blocks, or blocks of every tier, by slot; blocks in the active chains; how far each slot's index is
+believed (None: altogether)."""
 
 
 class Placement(Struct, frozen=True):
@@ -34,6 +44,14 @@ class Placement(Struct, frozen=True):
     potential_decode_blocks: int
     weights: Weights
     seen: Seen | None = None  # what decided it, when somebody keeps that
+
+
+class Match(NamedTuple):
+    """What a request that may take a pair was given, and out of what."""
+
+    legs: Legs
+    plan: Plan
+    placement: Placement | None  # on one rank, where that does better
 
 
 def forgone_tokens(

@@ -8,7 +8,7 @@ profile's default family.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -16,8 +16,11 @@ from msgspec import Struct
 from select_service.core.pricing.overtaking import NO_OVERTAKING
 
 if TYPE_CHECKING:
-    from select_service.core.admission.queue import QueuePolicy
     from select_service.core.pricing.overtaking import Overtaking
+
+
+QueuePolicy: TypeAlias = Literal["fcfs", "wspt"]
+"""In which order those of a class wait; see `order_key` of `admission/queue.py`."""
 
 
 class PolicyError(ValueError):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from select_service.core.books.ledger import Ledger
     from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.pricing.prompt import Prompt
-    from select_service.core.pricing.scoring import Weights
+    from select_service.core.pricing.weights import Weights
 
 
 class Overlap(NamedTuple):

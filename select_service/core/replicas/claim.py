@@ -1,4 +1,4 @@
-"""One claim, and all that one publisher owns: what is known, without where it came from.
+"""One claim, the lease it is under, and all that one publisher owns: what is known of each.
 
 A claim is named (owner, born) and only grows until it has ended. `claims.py` keeps everybody's.
 """
@@ -18,11 +18,13 @@ from select_service.core.replicas.messages import (
     ClaimRecord,
     Growth,
 )
+from select_service.types import LeaseState
 
 if TYPE_CHECKING:
+    from collections import OrderedDict
+
     from select_service.core.books.reservation import Reservation
-    from select_service.core.replicas.ends import Key
-    from select_service.core.replicas.lease_copies import LeaseCopy
+    from select_service.core.replicas.messages import Key
 
 _DIGEST_MASK: Final = (1 << 64) - 1
 _NOTHING: Final = Growth()
@@ -152,6 +154,43 @@ def _digest(record: ClaimRecord, hashes_digest: int) -> int:
         f"{record.reservation_id!r}"
     )
     return xxhash.xxh3_64_intdigest(facts.encode("utf-8", "surrogatepass"))
+
+
+class LeaseCopy:
+    """What is known of one lease through others. Written by `lease_copies.py`, but for the last.
+
+    Attributes:
+        claims: living ones under it, by owner; never empty.
+        lease_ttl_s: the lease's time to live; `ttl_s` is that, or how soon to look again.
+        seen_at: its last sign of life heard here; `touched` may be when it was looked at.
+        renewed_at: when a caller of ours last cared for it, None: never.
+        told_at: when the others were last told so.
+        ageing: its time is up, and those whose owner is gone are being let go.
+        adopting: they are being taken over.
+        ending: what we claim of it ourselves, besides, is being ended.
+        closed: by a caller of ours.
+    """
+
+    __slots__ = (
+        *("adopting", "ageing", "claims", "closed", "deadline", "ending", "lease_id"),
+        *("lease_ttl_s", "owner", "renewed_at", "seen_at", "told_at", "touched", "ttl_s"),
+    )
+
+    def __init__(self, lease_id: str, owner: str, now: float) -> None:
+        self.lease_id = lease_id
+        self.owner = owner
+        self.claims: dict[int, OrderedDict[Claim, None]] = {}
+        self.seen_at = self.touched = now
+        self.lease_ttl_s = self.ttl_s = 0.0
+        self.deadline = 0.0
+        self.renewed_at: float | None = None
+        self.told_at: float | None = None
+        self.ageing = self.adopting = self.ending = self.closed = False
+
+    @property
+    def state(self) -> LeaseState:
+        """What a lease of ours in its place would be."""
+        return LeaseState(self.lease_id, self.owner, self.lease_ttl_s)
 
 
 class ClaimSet:

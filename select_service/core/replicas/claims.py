@@ -20,7 +20,7 @@ from indexer.types import Scope
 from select_service.core.counters import ReplicaCounters
 from select_service.core.memory import Memory
 from select_service.core.replicas.claim import Claim, ClaimSet
-from select_service.core.replicas.ends import Ends, Key
+from select_service.core.replicas.ends import Ends
 from select_service.core.replicas.events import Stamp
 from select_service.core.replicas.lease_copies import LeaseCopies
 from select_service.core.replicas.messages import (
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized
 
     from select_service.core.books.reservation import Reservation
-    from select_service.core.replicas.messages import Statement
+    from select_service.core.replicas.messages import Key, Statement
     from select_service.types import CoreLimits, LeaseState
 
 SEQ_BITS: Final = 40

@@ -10,20 +10,17 @@ way, and ends nothing.
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import msgspec
 import xxhash
 
 from select_service.core.books.bookings import key_of
 from select_service.core.memory import Memory
-from select_service.core.replicas.messages import ANCESTORS_MAX, Ended
+from select_service.core.replicas.messages import ANCESTORS_MAX, Ended, Key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-Key: TypeAlias = tuple[int, int]
-"""(owner, born): names one claim for ever."""
 
 
 class _End(msgspec.Struct, array_like=True, frozen=True):

@@ -31,8 +31,7 @@ from select_service.core.replicas.messages import (
 if TYPE_CHECKING:
     from select_service.core.booking.desk import Desk
     from select_service.core.replicas.claims import Claims
-    from select_service.core.replicas.ends import Key
-    from select_service.core.replicas.messages import ReplicaMessage, Statement
+    from select_service.core.replicas.messages import Key, ReplicaMessage, Statement
     from select_service.core.replicas.publishers import Publishers
     from select_service.core.replicas.resolver import Resolver
     from select_service.core.replicas.shared_leases import SharedLeases

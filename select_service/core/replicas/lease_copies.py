@@ -14,50 +14,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from select_service.core.books.deadlines import Deadlines, rounded_up
-from select_service.types import LeaseRecord, LeaseState
+from select_service.core.replicas.claim import LeaseCopy
+from select_service.types import LeaseRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from select_service.core.replicas.claim import Claim
-    from select_service.types import CoreLimits
-
-
-class LeaseCopy:
-    """What is known of one lease through others. Written by `LeaseCopies` only, but for the last.
-
-    Attributes:
-        claims: living ones under it, by owner; never empty.
-        lease_ttl_s: the lease's time to live; `ttl_s` is that, or how soon to look again.
-        seen_at: its last sign of life heard here; `touched` may be when it was looked at.
-        renewed_at: when a caller of ours last cared for it, None: never.
-        told_at: when the others were last told so.
-        ageing: its time is up, and those whose owner is gone are being let go.
-        adopting: they are being taken over.
-        ending: what we claim of it ourselves, besides, is being ended.
-        closed: by a caller of ours.
-    """
-
-    __slots__ = (
-        *("adopting", "ageing", "claims", "closed", "deadline", "ending", "lease_id"),
-        *("lease_ttl_s", "owner", "renewed_at", "seen_at", "told_at", "touched", "ttl_s"),
-    )
-
-    def __init__(self, lease_id: str, owner: str, now: float) -> None:
-        self.lease_id = lease_id
-        self.owner = owner
-        self.claims: dict[int, OrderedDict[Claim, None]] = {}
-        self.seen_at = self.touched = now
-        self.lease_ttl_s = self.ttl_s = 0.0
-        self.deadline = 0.0
-        self.renewed_at: float | None = None
-        self.told_at: float | None = None
-        self.ageing = self.adopting = self.ending = self.closed = False
-
-    @property
-    def state(self) -> LeaseState:
-        """What a lease of ours in its place would be."""
-        return LeaseState(self.lease_id, self.owner, self.lease_ttl_s)
+    from select_service.types import CoreLimits, LeaseState
 
 
 class LeaseCopies:

@@ -39,6 +39,9 @@ ITEMS_MAX: Final = 64
 """Statements heard under one number: twice as many as are ever said. They are taken in without a
 pause, some 20 µs each."""
 
+Key: TypeAlias = tuple[int, int]
+"""(owner, born): names one claim for ever."""
+
 Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]  # which leaves NaN out, too
 
 Outputs: TypeAlias = Annotated[

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
     from select_service.core.booking.desk import Desk
     from select_service.core.books.bookings import Booking
-    from select_service.core.books.leases import Lease
-    from select_service.core.replicas.claim import Claim
+    from select_service.core.books.reservation import Lease
+    from select_service.core.replicas.claim import Claim, LeaseCopy
     from select_service.core.replicas.claims import Claims
-    from select_service.core.replicas.lease_copies import LeaseCopy
     from select_service.core.replicas.resolver import Resolver
     from select_service.types import CoreLimits, LeaseRecord, LeaseState
 

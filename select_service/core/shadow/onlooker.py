@@ -16,8 +16,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from select_service.core.pricing.picking import pick
-from select_service.core.pricing.scoring import is_plain, weights_in_force
-from select_service.core.shadow.tally import ShadowTally, Side, Sighting
+from select_service.core.pricing.regrets import ShadowTally, Side, Sighting
+from select_service.core.pricing.scoring import is_plain
+from select_service.core.pricing.weights import weights_in_force
 
 if TYPE_CHECKING:
     import random
@@ -26,13 +27,12 @@ if TYPE_CHECKING:
     from indexer.core.tiers import Matches
     from indexer.types import Scope
     from select_service.core.admission.queue import Ticket
-    from select_service.core.columns import Floats, Rows
-    from select_service.core.decisions.record import Groups
+    from select_service.core.columns import Floats, Groups, Rows
     from select_service.core.partition import Partition
     from select_service.core.pricing.placement import Placement
     from select_service.core.pricing.projection import Projection
     from select_service.core.pricing.prompt import Prompt
-    from select_service.core.pricing.scoring import Weights
+    from select_service.core.pricing.weights import Weights
     from select_service.types import RouterConfig
     from select_service.types.shadow import ShadowSettings
 

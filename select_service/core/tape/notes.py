@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
     from indexer.types import Scope, WorkerRank
     from select_service.core.columns import Rows
-    from select_service.core.decisions.record import Odds, Seen
+    from select_service.core.decisions.record import Odds
     from select_service.core.pricing.pairing import Couple
+    from select_service.core.pricing.placement import Seen
     from select_service.core.pricing.prompt import Prompt
-    from select_service.core.pricing.scoring import Weights
+    from select_service.core.pricing.weights import Weights
     from select_service.types import SelectRequest, WorkerSpec
 
 __all__ = [

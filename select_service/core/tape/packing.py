@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from indexer.core.events import Event
     from indexer.types import Scope
     from select_service.core.columns import Floats, Rows, Slots
-    from select_service.core.decisions.record import Odds, Seen
+    from select_service.core.decisions.record import Odds
+    from select_service.core.pricing.placement import Seen
     from select_service.core.pricing.projection import Overlap
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.tape.items import Item

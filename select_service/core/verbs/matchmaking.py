@@ -7,12 +7,13 @@ less (`pricing/pairing.py`), and the booking of it (`booking/pairs.py`).
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import UNSET
 
 from select_service.core.pricing.pairing import Question, plan
+from select_service.core.pricing.placement import Match
 from select_service.errors import NoEligibleWorker, NoTransfer, NoWorkerForRole
 
 if TYPE_CHECKING:
@@ -29,16 +30,7 @@ if TYPE_CHECKING:
     from select_service.core.fleet.roles import Legs
     from select_service.core.partition import Partition
     from select_service.core.pricing.pairing import Plan
-    from select_service.core.pricing.placement import Placement
     from select_service.types import Advice, PairSelection
-
-
-class Match(NamedTuple):
-    """What a request that may take a pair was given, and out of what."""
-
-    legs: Legs
-    plan: Plan
-    placement: Placement | None  # on one rank, where that does better
 
 
 class Matchmaker:
@@ -102,15 +94,16 @@ class Matchmaker:
         found = self._plan(ticket, ticket.partition.legs(ticket.request))
         key = found.mode, found.reason
         self._advised[key] = self._advised.get(key, 0) + 1
-        return found.advice(ticket.partition)
+        return found.advice(ticket.partition.seating)
 
     def _plan(self, ticket: Ticket, legs: Legs) -> Plan:
+        partition, prompt, weights = ticket.partition, ticket.prompt, ticket.weights.kv_cost()
         question = Question(
-            *(ticket.partition, ticket.request, ticket.prompt, ticket.weights.kv_cost()),
-            self._transfer_cost,
+            *(partition.seating, ticket.request, prompt, weights), self._transfer_cost
         )
+        projection = partition.project(prompt, legs.rows, weights)
         holders = partial(self._cache_hits.holders, ticket.request)
-        return plan(question, legs, self._rng, holders)
+        return plan(question, legs, projection, self._rng, holders)
 
 
 def _within(partition: Partition, legs: Legs, rows: Rows) -> Legs:

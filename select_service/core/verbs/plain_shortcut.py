@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from select_service.core.booking.desk import Desk
     from select_service.core.books.demand_tally import DemandTally
     from select_service.core.books.reservation import Reservation
-    from select_service.core.columns import Rows
+    from select_service.core.columns import Groups, Rows
     from select_service.core.counters import Counters
     from select_service.core.decisions.keeping import Decisions
-    from select_service.core.decisions.record import Groups, Seen
     from select_service.core.partition import Partition
-    from select_service.core.pricing.scoring import Weights
+    from select_service.core.pricing.placement import Seen
+    from select_service.core.pricing.weights import Weights
     from select_service.core.verbs.placing import Placing
     from select_service.types import (
         Answer,

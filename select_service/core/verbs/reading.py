@@ -13,7 +13,7 @@ from msgspec import UNSET
 from select_service.core.books.unserved import Unserved
 from select_service.core.fleet.eligibility import check_wishes
 from select_service.core.pricing.prompt import read_prompt
-from select_service.core.pricing.scoring import weights_in_force
+from select_service.core.pricing.weights import weights_in_force
 from select_service.errors import NoSchedulableWorker
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from select_service.core.fleet.pins import Pins
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
-    from select_service.core.pricing.scoring import Weights
+    from select_service.core.pricing.weights import Weights
     from select_service.types import (
         CoreLimits,
         PromptFields,

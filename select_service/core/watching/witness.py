@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
     from select_service.core.booking.desk import Order
     from select_service.core.books.bookings import Booking
-    from select_service.core.books.leases import Lease
-    from select_service.core.books.reservation import Reservation
+    from select_service.core.books.reservation import Lease, Reservation
     from select_service.core.columns import Floats, Rows
-    from select_service.core.decisions.record import Odds, Record, Seen
+    from select_service.core.decisions.record import Odds, Record
     from select_service.core.effects import Effects
     from select_service.core.fleet.roles import Roles
     from select_service.core.partition import Partition
-    from select_service.core.pricing.scoring import Weights
+    from select_service.core.pricing.placement import Seen
+    from select_service.core.pricing.weights import Weights
     from select_service.core.replicas.messages import ClaimRecord
     from select_service.core.tape.notes import Note
     from select_service.core.waves.plan import Member, Seat

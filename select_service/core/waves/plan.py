@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
-    from select_service.core.pricing.scoring import Weights
+    from select_service.core.pricing.weights import Weights
     from select_service.types import SelectRequest
 
 __all__ = ["Group", "Member", "Seat", "WavePlan", "common_blocks", "even_share", "groups_of"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from indexer.core.stream import EventStream
-    from select_service.core.books.load_reports import Report
+    from select_service.core.admission.load_reports import Report
     from select_service.core.fleet.catalog import Worker
     from select_service.core.partition import Partition
     from select_service.edge.driver import Driver

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from select_service.edge.discovery.source import Source
-    from select_service.edge.driver import Driver
+    from select_service.edge.driving.turn import Turn
+    from select_service.edge.readiness import Readiness
+    from select_service.edge.replicas.plane import Replicas
     from select_service.types import WorkerSpec
 
 __all__ = ["Discovery", "ReplicaFollower", "WorkerFollower"]
@@ -53,22 +55,32 @@ class WorkerFollower:
     def __init__(
         self,
         source: Source[dict[int, WorkerSpec]],
-        service: Driver,
-        clock: Callable[[], float],
+        turn: Turn,
+        put: Callable[[WorkerSpec, str], object],
+        remove: Callable[[int, str], object],
         *,
         grace_s: float,
         workers_max: int,
     ) -> None:
-        """Follow from `run` on."""
+        """Follow from `run` on.
+
+        Args:
+            source: names workers.
+            turn: has the catalog, and the clock.
+            put: registers a worker for a source; raises ServiceError.
+            remove: lets one go; likewise.
+            grace_s: how long one that is named no longer may stay.
+            workers_max: of one source; others are left out.
+        """
         self.source = source
         self.roster = Roster(source.name, grace_s=grace_s)
         self.named = self.conflicts = self.refused = self.left_out = 0
         self.is_settled = False
-        self._service = service
-        self._clock = clock
+        self._catalog, self._clock = turn.core.catalog, turn.clock
+        self._put, self._remove = put, remove
         self._workers_max = workers_max
         self._complained: set[tuple[int, str]] = set()
-        service.core.sources.add(source.name)
+        turn.core.sources.add(source.name)
 
     @property
     def missed(self) -> int:
@@ -86,7 +98,7 @@ class WorkerFollower:
         if len(named) > self._workers_max:
             named = {key: named[key] for key in sorted(named)[: self._workers_max]}
         self.named, self.left_out = len(named), len(everything) - len(named)
-        plan = self.roster.plan(named, self._service.core.catalog, self._clock())
+        plan = self.roster.plan(named, self._catalog, self._clock())
         complaints = {
             (worker_id, f"registered by source {owner}, which keeps it")
             for worker_id, owner in plan.conflicts
@@ -95,12 +107,11 @@ class WorkerFollower:
         name = self.source.name
         until = self._clock() + SLICE_S
         for worker_id in plan.removed:
-            remove = partial(self._service.delete_worker, worker_id, name)
-            self._try(worker_id, complaints, remove)
+            self._try(worker_id, complaints, partial(self._remove, worker_id, name))
             until = await self._give_way(until)
         refused = len(complaints)
         for spec in plan.put:
-            self._try(spec.worker_id, complaints, partial(self._service.upsert_worker, spec, name))
+            self._try(spec.worker_id, complaints, partial(self._put, spec, name))
             until = await self._give_way(until)
         self.refused = len(complaints) - refused
         for worker_id, why in sorted(complaints - self._complained):
@@ -132,16 +143,23 @@ class ReplicaFollower:
     def __init__(
         self,
         source: Source[frozenset[str]],
-        service: Driver,
+        plane: Callable[[], Replicas],
         clock: Callable[[], float],
         *,
         grace_s: float,
     ) -> None:
-        """Follow from `run` on."""
+        """Follow from `run` on.
+
+        Args:
+            source: names endpoints.
+            plane: returns who listens to them; raises ServiceError where there is nobody.
+            clock: monotonic seconds.
+            grace_s: how long one that is named no longer is listened to.
+        """
         self.source = source
         self.named = self.conflicts = self.refused = self.left_out = 0
         self.is_settled = False
-        self._service = service
+        self._plane = plane
         self._clock = clock
         self._grace_s = grace_s
         self._mine: set[str] = set()
@@ -160,7 +178,7 @@ class ReplicaFollower:
         named = self.source.latest
         assert named is not None
         now = self._clock()
-        plane = self._service.replica_plane()
+        plane = self._plane()
         self.named, self.refused, self.conflicts = len(named), 0, 0
         for endpoint in sorted(named - self._mine):
             try:
@@ -210,12 +228,12 @@ async def _follow(
 class Discovery:
     """All followers and their sources, started and stopped together."""
 
-    def __init__(self, service: Driver, followers: Sequence[Follower]) -> None:
+    def __init__(self, readiness: Readiness, followers: Sequence[Follower]) -> None:
         """Start nothing yet; /ready waits for the first agreement."""
         self.followers = list(followers)
         self._tasks: list[asyncio.Task[None]] = []
         if followers:
-            service.readiness.wait_for(DISCOVERY, lambda: self.is_settled)
+            readiness.wait_for(DISCOVERY, lambda: self.is_settled)
 
     @property
     def is_settled(self) -> bool:

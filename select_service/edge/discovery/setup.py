@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from select_service.edge.discovery.dns import DnsReplicas
@@ -45,9 +44,16 @@ K = TypeVar("K", Pod, EndpointSlice)
 
 
 def create_discovery(
-    settings: Settings, service: Driver, clock: Callable[[], float] = time.monotonic
+    settings: Settings, service: Driver, clock: Callable[[], float] | None = None
 ) -> Discovery:
-    """Build what the settings ask for; nothing is asked before `start`."""
+    """Build what the settings ask for; nothing is asked before `start`.
+
+    Args:
+        settings: name the sources.
+        service: follows them.
+        clock: another than the service's.
+    """
+    turn = service.turn if clock is None else service.turn._replace(clock=clock)
     followers: list[Follower] = []
     api = KubernetesApi(
         *(settings.kubernetes_api, settings.kubernetes_credentials),
@@ -57,7 +63,8 @@ def create_discovery(
 
     def follow_workers(source: Source[Workers], grace_s: float) -> None:
         most = settings.discovery_workers_max
-        followers.append(WorkerFollower(source, service, clock, grace_s=grace_s, workers_max=most))
+        verbs = service.upsert_worker, service.delete_worker
+        followers.append(WorkerFollower(source, turn, *verbs, grace_s=grace_s, workers_max=most))
 
     if settings.workers_file is not None:
         # a file is written on purpose: what it does not name any more goes at once
@@ -75,10 +82,9 @@ def create_discovery(
         if settings.replica_sync_port is None:
             _log.error("replicas are not looked for by %s: no --replica-sync-port", source.name)
             continue
-        followers.append(
-            ReplicaFollower(source, service, clock, grace_s=settings.discovery_grace_s)
-        )
-    return Discovery(service, followers)
+        plane, grace_s = service.replica_plane, settings.discovery_grace_s
+        followers.append(ReplicaFollower(source, plane, turn.clock, grace_s=grace_s))
+    return Discovery(service.readiness, followers)
 
 
 def _replica_sources(settings: Settings, api: KubernetesApi) -> Iterable[Source[frozenset[str]]]:

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import (
 )
 from typing_extensions import override
 
-from select_service.core.admission.cache_hits import RATE_BOUNDS
+from select_service.core.admission.hit_tally import RATE_BOUNDS
 from select_service.core.admission.totals import bands_closed_by
 from select_service.core.admission.wait_times import WaitTimes
 from select_service.edge.metrics.families import (
@@ -201,7 +201,7 @@ class AdmissionMetrics(Collector):
                 yield None
                 continue
             books[id(keeper.gate.returns)] = keeper.gate.returns.size
-            bands.update(bands_closed_by(keeper))
+            bands.update(bands_closed_by(keeper.gate))
         held.add_metric((), sum(books.values()))
         ended.add_metric(["kept"], admitting.totals.promises.kept)
         ended.add_metric(["broken"], admitting.totals.promises.broken)
@@ -282,7 +282,8 @@ class AdmissionMetrics(Collector):
         yield rejected
         admitting = self._service.core.admitting
         requests = CounterMetricFamily("dynamo_rejection_request", "Alias: refused at N + Q.")
-        requests.add_metric((), admitting.totals.at_capacity(admitting.keepers()))
+        gates = (keeper.gate for keeper in admitting.keepers())
+        requests.add_metric((), admitting.totals.at_capacity(gates))
         yield requests
         engine = GaugeMetricFamily("dynamo_engine_request", "Alias: requests on workers.")
         engine.add_metric((), in_engine)

@@ -6,16 +6,20 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from indexer.errors import IndexerError
 from select_service.core.effects import NOTHING
+from select_service.edge.readiness import REPLICA_LEDGERS
 from select_service.errors import ReplicaSyncDisabled, ServiceError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from indexer.edge.addresses import Addresses
     from select_service.edge.driving.carrying import Carrier
     from select_service.edge.driving.turn import Turn
+    from select_service.edge.readiness import Readiness
     from select_service.edge.replicas.plane import Replicas
     from select_service.edge.security.credentials import Credentials
     from select_service.types import ReplicaLimits, ReplicaStatus
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["Replicating"]
 
 _log = logging.getLogger("select_service")
+
+HEARTBEATS_AWAITED: Final = 3
+"""Of a replica that has not been heard yet: time to connect, and for one that gets lost."""
 
 
 class Replicating:
@@ -43,6 +50,7 @@ class Replicating:
         self._carrier = carrier
         self._port = port
         self._limits = limits
+        self._asked_since: float | None = None
 
     async def open(
         self,
@@ -79,6 +87,36 @@ class Replicating:
                 plane.register(endpoint)
             except (IndexerError, ServiceError) as error:
                 _log.warning("replica peer %s of an earlier life: %s", endpoint, error)
+
+    def hold(self, readiness: Readiness, are_peers_known: Callable[[], bool]) -> None:
+        """Have /ready wait until what replicas know is known here, where there is a plane.
+
+        Args:
+            readiness: waits.
+            are_peers_known: whether all are known by now that there are.
+        """
+        if self._port is not None:
+            readiness.wait_for(
+                REPLICA_LEDGERS, lambda: are_peers_known() and self.ledgers_applied()
+            )
+
+    def ledgers_applied(self) -> bool:
+        """Whether what the replicas know is known here, as far as they are there to tell.
+
+        Those that stay silent for three heartbeats are gone, or speak the reference's plane only
+        and will never tell; nobody waits for them any longer.
+        """
+        plane = self._carrier.replicas
+        if plane is None:
+            return False  # not started
+        if self._asked_since is None:
+            self._asked_since = self._clock()
+        status = self.status()
+        if any(one.state == "behind" for one in status):
+            return False
+        heard = {one.peer for one in status}
+        patience_s = HEARTBEATS_AWAITED * self._core.limits.replica_heartbeat_s
+        return heard.issuperset(plane.peers()) or self._clock() - self._asked_since >= patience_s
 
     def leave(self) -> None:
         """Let replicas hear at once that we go, so that what is ours is theirs when we are gone."""

@@ -9,22 +9,33 @@ time to start.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from select_service.planner.core.recurring import Recurring
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from select_service.planner.core.prediction import Model
-
-__all__ = ["UNDER_COSTS", "Chooser", "loss_of"]
+__all__ = ["UNDER_COSTS", "Chooser", "Model", "loss_of"]
 
 UNDER_COSTS: Final = 3.0
 _MEMORY: Final = 0.96  # of a loss, per interval: about twenty-five intervals count
 _FAITH: Final = 0.95  # another has to be better than this share of the loss to take over
 _EARLY: Final = 8  # intervals in which the first candidate speaks
 _JUDGED: Final = (1, 2)  # intervals ahead
+
+
+class Model(Protocol):
+    """Learns one value at a time and forecasts the next."""
+
+    def add(self, value: float) -> None:
+        """Take in the value of the interval that ended; finite."""
+
+    def predict(self, steps: int = 1) -> float:
+        """Return the value so many steps after the last. Before the first `add`, 0.
+
+        Asking twice changes nothing.
+        """
 
 
 def loss_of(forecast: float, actual: float) -> float:

@@ -1,6 +1,6 @@
 """One series of an interval each, and what its next value will be.
 
-A `Model` forecasts; a `Predictor` decides what a model gets to see: no leading zeros, nothing that
+A model forecasts; a `Predictor` decides what a model gets to see: no leading zeros, nothing that
 is not a number, logarithms where asked for. `kalman.py`, `smoothing.py` and `fitted.py` are models,
 `choosing.py` picks among several; the sizer stands behind them.
 """
@@ -8,26 +8,16 @@ is not a number, logarithms where asked for. `kalman.py`, `smoothing.py` and `fi
 from __future__ import annotations
 
 import math
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from select_service.planner.core.choosing import Chooser
 from select_service.planner.core.fitted import Fitted
 from select_service.planner.core.recurring import RECURRING, Recurring
 
-__all__ = ["Constant", "Model", "Predictor"]
+if TYPE_CHECKING:
+    from select_service.planner.core.choosing import Model
 
-
-class Model(Protocol):
-    """Learns one value at a time and forecasts the next."""
-
-    def add(self, value: float) -> None:
-        """Take in the value of the interval that ended; finite."""
-
-    def predict(self, steps: int = 1) -> float:
-        """Return the value so many steps after the last. Before the first `add`, 0.
-
-        Asking twice changes nothing.
-        """
+__all__ = ["Constant", "Predictor"]
 
 
 class Constant:

@@ -21,7 +21,7 @@ from select_service.planner.edge.fitting import DEADLINE_S, Fitter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from select_service.planner.core.prediction import Model
+    from select_service.planner.core.choosing import Model
 
 __all__ = ["PREDICTORS", "PredictorSettings", "make_predictor"]
 

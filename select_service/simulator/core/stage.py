@@ -21,7 +21,7 @@ from select_service.core.partition import Partition
 from select_service.core.pricing.pairing import Question, plan
 from select_service.core.pricing.policy import default_policy
 from select_service.core.pricing.prompt import Prompt
-from select_service.core.pricing.scoring import Weights, weights_in_force
+from select_service.core.pricing.weights import Weights, weights_in_force
 from select_service.core.tape.items import Asked
 from select_service.core.tape.reading import BadRecording, hashes_of, slots_of
 from select_service.core.waves.plan import Member, WavePlan
@@ -262,8 +262,12 @@ class Stage:
         legs = Legs(*(slots_of(one, self.capacity) for one in told))
         request, hits = _request(SelectPairRequest, asked), _cache_hits(item)
         weights = weights.kv_cost()  # as pairs are priced, whatever the policy is
-        question = Question(self.partition, request, prompt, weights, self._transfer_cost)
-        found = plan(question, legs, rng, lambda slots, on: hits.holders(request, slots, on))
+        partition = self.partition
+        question = Question(partition.seating, request, prompt, weights, self._transfer_cost)
+        projection = partition.project(prompt, legs.rows, weights)
+        found = plan(
+            *(question, legs, projection, rng), lambda slots, on: hits.holders(request, slots, on)
+        )
         if found.mode == "aggregated":
             if not len(found.whole):
                 return Choice("refused", None, code=NoEligibleWorker.code)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from select_service.edge.readiness import LedgersApplied, Readiness
+from select_service.edge.driving.turn import Turn
+from select_service.edge.readiness import Readiness
+from select_service.edge.verbs.replicating import Replicating
+from select_service.types import ReplicaLimits
 
 
 def test_each_is_waited_for_until_it_is_there() -> None:
@@ -45,18 +48,18 @@ def test_the_ledgers_of_replicas_are_waited_for() -> None:
     status: list[SimpleNamespace] = []
     plane = SimpleNamespace(peers=lambda: peers)
     limits = SimpleNamespace(replica_heartbeat_s=1.0)
-    discovery = SimpleNamespace(is_settled=False)
-    service: Any = SimpleNamespace(
-        replicas=None,
-        discovery=discovery,
-        core=SimpleNamespace(limits=limits),
-        replica_status=lambda: status,
-    )
-    applied = LedgersApplied(service, lambda: now)
+    core: Any = SimpleNamespace(limits=limits, replica_status=lambda _: status)
+    carrier: Any = SimpleNamespace(replicas=None)
+    turn = Turn(core, lambda: now, lambda _: None)
+    is_settled = False
+    readiness = Readiness(60.0, lambda: now)
+    replicating = Replicating(turn, carrier, 9091, ReplicaLimits())
+    replicating.hold(readiness, lambda: is_settled)
+    applied = replicating.ledgers_applied
     assert not applied(), "not started"
-    service.replicas = plane
-    assert not applied(), "nobody knows who they are"
-    discovery.is_settled = True
+    carrier.replicas = plane
+    assert readiness.missing() == ["replica_ledgers"], "nobody knows who they are"
+    is_settled = True
     assert applied(), "there are none"
     peers.append("tcp://a:1")
     assert not applied()
@@ -67,3 +70,4 @@ def test_the_ledgers_of_replicas_are_waited_for() -> None:
     assert applied()
     peers.append("tcp://mute:1")
     assert applied(), "time enough has passed"
+    assert readiness.missing() == []

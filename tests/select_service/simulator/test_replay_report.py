@@ -19,8 +19,9 @@ from select_service.core.tape.packing import message
 from select_service.core.tape.reading import BadRecording
 from select_service.simulator.cli import main
 from select_service.simulator.course import PARTS_MAX, Clock, Course
+from select_service.simulator.replay_findings import Difference, Missing, Place, Replay
 from select_service.simulator.replay_report import html_of
-from select_service.simulator.replaying import Difference, Missing, Place, Replay, replay
+from select_service.simulator.replaying import replay
 from select_service.types import RouterConfig
 from tests.models.recorded_fleet import Cassette, RecordedFleet
 

@@ -6,7 +6,8 @@ import struct
 
 import pytest
 
-from select_service.core.books.active_blocks import ActiveBlocks, ChainNode
+from select_service.core.books.active_blocks import ActiveBlocks
+from select_service.core.books.chain_nodes import ChainNode
 from select_service.core.books.decode_blocks import DecodeBlocks
 
 SLOTS = 2

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from select_service.core.books.active_blocks import ChainNode
+from select_service.core.books.chain_nodes import ChainNode
 from select_service.core.books.deadlines import Deadlines, rounded_up
 from select_service.core.books.reservation import Lane, Reservation
 

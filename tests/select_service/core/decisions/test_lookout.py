@@ -72,7 +72,10 @@ class Churn(RuleBasedStateMachine):
         )
         core.select(request, self.fleet.now)
         record = next(core.decisions.newest_first())
-        fresh = Lookout(partition, core.catalog, core.membership.stream_at)
+        fresh = Lookout(
+            *(partition.scope, partition.seating, partition.index.block_size),
+            *(core.catalog, core.membership.stream_at),
+        )
         fresh.look(self.fleet.now)
         assert partition.lookout is not None
         assert (record.seating.seats, record.seating.absent) == (

@@ -20,7 +20,8 @@ from select_service.core.books.ledger import Ledger
 from select_service.core.books.recent import CHURN_MEMORY_S
 from select_service.core.pricing import plain_pricer
 from select_service.core.pricing.projection import Overlap, Projection
-from select_service.core.pricing.scoring import costs, weights_in_force
+from select_service.core.pricing.scoring import costs
+from select_service.core.pricing.weights import weights_in_force
 from select_service.core.service import SelectionCore
 from select_service.simulator.core.workloads import WorkloadSettings
 from select_service.simulator.runs import RunSettings, run

@@ -15,7 +15,8 @@ from select_service.core.books.loads import ranks_in, unpacked
 from select_service.core.pricing import plain_pricer
 from select_service.core.pricing.picking import pick
 from select_service.core.pricing.projection import Overlap, Projection
-from select_service.core.pricing.scoring import Weights, costs
+from select_service.core.pricing.scoring import costs
+from select_service.core.pricing.weights import Weights
 from tests.indexer.kernels import twins
 
 EITHER = pytest.mark.parametrize("twin", twins("select_service.core._pricer", plain_pricer))

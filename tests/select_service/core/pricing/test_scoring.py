@@ -11,13 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.core.pricing.projection import Overlap, Projection, cached_tokens
-from select_service.core.pricing.scoring import (
-    Weights,
-    costs,
-    prefer,
-    preferences,
-    weights_in_force,
-)
+from select_service.core.pricing.scoring import costs, prefer, preferences
+from select_service.core.pricing.weights import Weights, weights_in_force
 from select_service.types import RouterConfig, RouterConfigOverride
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.core.admission.queue import Ticket
+from select_service.core.pricing.regrets import RegretTally, ShadowTally
 from select_service.core.shadow.onlooker import BURST_S
-from select_service.core.shadow.tally import RegretTally, ShadowTally
 from select_service.core.shadow.telling import ShadowTelling
 from select_service.types import RouterConfig, RouterConfigOverride, Selection, SelectRequest
 from select_service.types.shadow import REGRET_BOUNDS, ShadowSettings, ShadowStatus

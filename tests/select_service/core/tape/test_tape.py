@@ -18,7 +18,7 @@ from indexer.types import Scope
 from select_service.core.books.loads import COLUMNS, ranks_in
 from select_service.core.columns import Slots
 from select_service.core.pricing.prompt import Prompt
-from select_service.core.pricing.scoring import weights_in_force
+from select_service.core.pricing.weights import weights_in_force
 from select_service.core.tape import packing, reading
 from select_service.core.tape.items import (
     FRAME,

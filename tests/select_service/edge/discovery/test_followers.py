@@ -119,8 +119,8 @@ def test_replicas_behind_a_name() -> None:
         by_hand = "tcp://127.0.0.4:9092"
         await client.post("/replica_sync/register_peer", json={"endpoint": by_hand})
         source = DnsReplicas("peers:9092", 0.01, ["127.0.0.9"], resolver)
-        follower = ReplicaFollower(source, service, service._clock, grace_s=0.0)
-        discovery = Discovery(service, [follower])
+        follower = ReplicaFollower(source, service.replica_plane, service.now, grace_s=0.0)
+        discovery = Discovery(service.readiness, [follower])
         discovery.start()
 
         def peers(*numbers: int) -> bool:

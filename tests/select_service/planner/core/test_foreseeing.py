@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from select_service.planner.core.choosing import Chooser
+from select_service.planner.core.choosing import Chooser, Model
 from select_service.planner.core.kalman import Kalman
-from select_service.planner.core.prediction import Constant, Model, Predictor
+from select_service.planner.core.prediction import Constant, Predictor
 from select_service.planner.core.recurring import Recurring
 from select_service.planner.core.smoothing import DampedSmoothing
 from select_service.planner.core.surprises import EXACT, POINTS_MIN, Surprises

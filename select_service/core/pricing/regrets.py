@@ -1,6 +1,6 @@
-"""What a shadow policy chose, and the sums of it in one partition.
+"""What a shadow policy chose, priced by both sides, and the sums of it in one partition.
 
-Plain numbers: `onlooker.py` makes them, the edge reads them.
+Plain numbers: `shadow/onlooker.py` makes them, records keep them, the edge reads them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import Struct
 from select_service.types.shadow import REGRET_BOUNDS
 
 if TYPE_CHECKING:
-    from select_service.core.pricing.scoring import Weights
+    from select_service.core.pricing.weights import Weights
 
 
 class Side(NamedTuple):

@@ -1,0 +1,230 @@
+"""Imports run one way: at run time, for a type and in a kernel alike.
+
+Import-linter holds the orders in pyproject.toml at run time: it counts what is imported under
+`TYPE_CHECKING` in all contracts or in none. But a type ties two files together all the same:
+neither can be read, moved or replaced without the other. So no file may need itself by way of
+others, whatever for, and each order holds for types, too, but for the arcs that are listed here.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[2]
+HOUSES: Final = ("indexer", "select_service")
+CORE: Final = "select_service.core."
+EDGE: Final = "select_service.edge."
+
+BACK_REFERENCES: Mapping[tuple[str, str], str] = {
+    ("select_service.core.admission.queue", "select_service.core.partition"): (
+        "A partition's queues hold tickets, and a ticket says in which partition it waits. Who"
+        " places it goes from one to the other some ten times a request: to look the partition up"
+        " by its scope would cost more than the arc does."
+    ),
+    ("select_service.core.books.reservation", "select_service.core.replicas.claim"): (
+        "What is booked and what is said of it to replicas stand for each other, one to one: each"
+        " leads to the other with every step of a reservation's life."
+    ),
+}
+"""Arcs that close a circle and may stay, and why."""
+
+UPWARD: Final = (
+    # what is told of all partitions, beside that of one
+    (CORE + "admission.admitting", CORE + "partition"),
+    (CORE + "admission.cache_hits", CORE + "partition"),
+    (CORE + "admission.load_reports", CORE + "partition"),
+    (CORE + "admission.status", CORE + "membership"),
+    (CORE + "admission.status", CORE + "partition"),
+    (CORE + "books.bookings", CORE + "admission.queue"),
+    (CORE + "books.bookings", CORE + "partition"),
+    (CORE + "fleet.recovered", CORE + "partition"),
+    (CORE + "trust.trusting", CORE + "membership"),
+    (CORE + "trust.trusting", CORE + "partition"),
+    # the desk speaks to replicas, and what they say goes to the desk
+    (CORE + "replicas.announcer", CORE + "partition"),
+    (CORE + "replicas.foreigners", CORE + "booking.desk"),
+    (CORE + "replicas.foreigners", CORE + "partition"),
+    (CORE + "replicas.hearing", CORE + "booking.desk"),
+    (CORE + "replicas.plane", CORE + "booking.desk"),
+    (CORE + "replicas.plane", CORE + "membership"),
+    (CORE + "replicas.resolver", CORE + "booking.desk"),
+    (CORE + "replicas.resolver", CORE + "membership"),
+    (CORE + "replicas.resolver", CORE + "partition"),
+    (CORE + "replicas.shared_leases", CORE + "booking.desk"),
+    # whoever changes something says what is to be done
+    (CORE + "effects", CORE + "admission.queue"),
+    (CORE + "effects", CORE + "pricing.placement"),
+    (CORE + "effects", CORE + "replicas.messages"),
+    # who looks on hangs where there is something to see
+    (CORE + "partition", CORE + "decisions.lookout"),
+    (CORE + "verbs.placing", CORE + "doctor.sampling"),
+    (EDGE + "driver", EDGE + "tracing.spans"),
+    (EDGE + "driving.carrying", EDGE + "tracing.spans"),
+    (EDGE + "driving.outfit", EDGE + "tracing.spans"),
+    (EDGE + "http.asgi", EDGE + "console.routes"),
+    (EDGE + "discovery.setup", EDGE + "driver"),
+)
+"""Arcs for types alone that go up between rooms, or from one to its neighbour. No circle comes of
+them, as other files are at either end; a room as a whole is not as independent as its order says.
+Prefer moving the wall to adding one."""
+
+_FROM = re.compile(r"^from (\S+) c?import (\([^)]*\)|[^\n]*)", re.MULTILINE)
+"""As kernels have them; the syntax tree is Python's alone."""
+
+Arcs = dict[str, set[str]]
+
+
+def named_in(source: str, *, is_kernel: bool) -> Iterator[str]:
+    """What a file imports, wherever it does: modules, or names out of them."""
+    if is_kernel:
+        for module, names in _FROM.findall(source):
+            yield from (f"{module}.{one.strip()}" for one in names.strip("()").split(","))
+        return
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{one.name}" for one in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+
+
+def module_of(name: str, known: Collection[str]) -> str | None:
+    """The module that a name is, or is in; None: it is somebody else's."""
+    if name in known:
+        return name
+    parent = name.rpartition(".")[0]
+    return parent if parent in known else None
+
+
+@cache
+def arcs() -> Arcs:
+    """What every file imports of ours.
+
+    Stubs of kernels are left out: a kernel stands in for methods of the file that takes it, so
+    that its signatures name that file's classes. Both are one thing in two languages.
+    """
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for house in HOUSES
+        for kind in ("*.py", "*.pyx")
+        for path in (ROOT / house).rglob(kind)
+    }
+    found: Arcs = {}
+    for module, path in paths.items():
+        names = named_in(path.read_text("utf-8"), is_kernel=path.suffix == ".pyx")
+        needed = {module_of(name, paths) for name in names}
+        found[module] = {one for one in needed if one is not None and one != module}
+    return found
+
+
+def circle_in(graph: Arcs) -> list[str]:
+    """One circle, each importing the next, if there is any."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle[::-1]
+    return []
+
+
+def without(graph: Arcs, left_out: Collection[tuple[str, str]]) -> Arcs:
+    return {one: {to for to in ends if (one, to) not in left_out} for one, ends in graph.items()}
+
+
+def test_there_is_no_circle() -> None:
+    graph = arcs()
+    assert len(graph) > 400
+    assert circle_in(without(graph, BACK_REFERENCES)) == []
+
+
+@pytest.mark.parametrize("arc", BACK_REFERENCES, ids=lambda arc: arc[0].rpartition(".")[2])
+def test_what_is_excepted_would_close_one(arc: tuple[str, str]) -> None:
+    """Else it is an exception no longer, and has to go from the list."""
+    others = [one for one in BACK_REFERENCES if one != arc]
+    circle = circle_in(without(arcs(), others))
+    assert arc in pairwise(circle)
+
+
+def orders() -> Iterator[tuple[str, dict[str, int]]]:
+    """Each package that has an order, and the floors of what is in it; 0 is the highest."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    contract: dict[str, Any]
+    for contract in contracts["contracts"]:
+        for container in contract.get("containers", ()):
+            rows = (row.split("|") for row in contract["layers"])
+            floors = {
+                name.strip(" ()"): floor for floor, names in enumerate(rows) for name in names
+            }
+            yield container, floors
+
+
+def against(graph: Arcs, container: str, floors: Mapping[str, int]) -> set[tuple[str, str]]:
+    """Arcs inside a package that do not go down."""
+    at = {
+        module: module[len(container) + 1 :].partition(".")[0]
+        for module in graph
+        if module.startswith(container + ".")
+    }
+    return {
+        (one, to)
+        for one in at
+        for to in graph[one] & at.keys()
+        if at[one] != at[to] and floors.get(at[one], -1) >= floors.get(at[to], len(floors))
+    }
+
+
+@pytest.mark.parametrize(("container", "floors"), [*orders()], ids=[one for one, _ in orders()])
+def test_orders_hold_for_types(container: str, floors: dict[str, int]) -> None:
+    graph = without(arcs(), [*BACK_REFERENCES, *UPWARD])
+    assert against(graph, container, floors) == set()
+
+
+def test_what_goes_up_does() -> None:
+    """Else it is an exception no longer, and has to go from the list."""
+    graph = without(arcs(), BACK_REFERENCES)
+    upward = set[tuple[str, str]]().union(*(against(graph, *order) for order in orders()))
+    assert upward == set(UPWARD)
+    assert len(upward) == len(UPWARD)
+
+
+def test_what_is_against_an_order() -> None:
+    graph: Arcs = {"a.high.x": {"a.low"}, "a.low": {"a.next", "b"}, "a.next": set(), "b": set()}
+    floors = {"high": 0, "low": 1, "next": 1}
+    assert against(graph, "a", floors) == {("a.low", "a.next")}
+    graph["a.low"] = {"a.high.x"}
+    assert against(graph, "a", floors) == {("a.low", "a.high.x")}
+
+
+@pytest.mark.parametrize(
+    ("source", "is_kernel"),
+    [
+        ("from house.room import thing", False),
+        ("from house import room", False),
+        ("import house.room", False),
+        ("if TYPE_CHECKING:\n    from house.room import Thing", False),
+        ("def f():\n    from house.room import thing", False),
+        ("from house.room cimport thing", True),
+        ("from house.room import (\n    other,\n    thing,\n)", True),
+    ],
+)
+def test_what_counts_as_an_import(source: str, is_kernel: bool) -> None:
+    known = {"house.room", "house"}
+    found = {module_of(name, known) for name in named_in(source, is_kernel=is_kernel)}
+    assert found == {"house.room"}
+
+
+def test_a_circle_is_found() -> None:
+    graph: Arcs = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}
+    circle = circle_in(graph)
+    assert circle[0] == circle[-1]
+    assert all(to in graph[one] for one, to in pairwise(circle))
+    assert circle_in(without(graph, [("c", "a")])) == []
