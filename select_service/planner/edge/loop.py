@@ -60,6 +60,7 @@ class Counts(msgspec.Struct):
     """By loop."""
     changes: int = 0
     failures: int = 0
+    overrides: int = 0
     gpu_seconds: float = 0.0
     state_failures: int = 0
     faults: int = 0
@@ -106,8 +107,11 @@ class Loop:
         self.windows: dict[ModelKey, Window] = {}
         self.loads: dict[ModelKey, Load] = {}
         self.states: dict[PoolKey, PoolState] = {}
+        self._overrides: list[str] = []
         self.terms: dict[str, float] = {}
         self.infeasible: tuple[str, ...] = ()
+        self._asked: dict[PoolKey, int] = {}  # replicas that were asked for last
+        self._read_back: set[PoolKey] = set()  # of them, what was asked for has been seen since
         self._models = [one.key for one in fleet.models]
         self._pools = [pool.key for model in fleet.models for pool in model.pools]
         self._asked_at = self._looked_at = clock()
@@ -168,6 +172,7 @@ class Loop:
 
     async def _look(self) -> None:
         self.states = await self.connector.states(self._pools)
+        self._overrides = self._changed_by_others()
         looked_at, self._looked_at = self._looked_at, self._clock()
         seconds = self._looked_at - looked_at
         for model in self.fleet.models:
@@ -176,12 +181,34 @@ class Loop:
                     ready = self.states[pool.key].ready
                     self.counts.gpu_seconds += seconds * ready * pool.settings.gpus
 
+    def _changed_by_others(self) -> list[str]:
+        """Say of which pools somebody else has changed what was asked for, once a change.
+
+        Two who scale one pool look like one who cannot make up his mind: an autoscaler of the
+        cluster, or a person.
+        """
+        found = []
+        for pool, state in self.states.items():
+            asked = self._asked.get(pool)
+            if state.desired == asked:
+                self._read_back.add(pool)
+            elif asked is not None and pool in self._read_back:
+                words = f"{asked} were asked for, it says {state.desired}"
+                found.append(f"{pool}: somebody else scales it: {words}")
+                del self._asked[pool]
+        self.counts.overrides += len(found)
+        for words in found:
+            _log.warning("%s", words)
+        return found
+
     async def _act(self, decision: Decision, loop: str) -> bool:
         """Carry a decision out, if it is ours to act; returns whether anybody was asked."""
         self.is_leader = await self._lease.held()
+        if not self.is_leader:
+            self._asked.clear()  # the other one may change what we have asked for
         changed = [one for one in decision.targets if self.states[one.pool].desired != one.replicas]
         self.counts.decisions[loop] = self.counts.decisions.get(loop, 0) + 1
-        if not changed and loop == "fast":
+        if not changed and loop == "fast" and not self._overrides:
             return False  # many times a minute, and nothing to tell
         failed: dict[str, str] = {}
         words = [
@@ -198,7 +225,8 @@ class Loop:
         self.decisions.append(
             Noted(
                 *(self.decision_id, self._wall(), loop, list(decision.targets), words),
-                *(list(decision.reasons), list(decision.infeasible), decision.gpus),
+                *([*self._overrides, *decision.reasons], list(decision.infeasible)),
+                decision.gpus,
                 acted=acted,
                 failed=failed,
             )
@@ -235,6 +263,8 @@ class Loop:
         self.counts.changes += len(outcome.done)
         for one in outcome.done:
             self.states[one.pool] = PoolState(one.replicas, self.states[one.pool].ready)
+            self._asked[one.pool] = one.replicas
+            self._read_back.discard(one.pool)
         return {str(pool): why for pool, why in outcome.failed.items()}
 
     def _keep(self) -> None:

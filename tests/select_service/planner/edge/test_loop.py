@@ -121,6 +121,32 @@ def test_an_interval_changes_kubernetes_and_says_why() -> None:
     run(use)
 
 
+def test_who_else_scales_a_pool_is_told() -> None:
+    """An autoscaler beside it: up and down by turns, and nothing said why."""
+    fake = FakeKube()
+    fake.deployment("prefill", 1, 1)
+    fake.deployment("decode", 1, 1)
+    path = "/apis/apps/v1/namespaces/inference/deployments/decode"
+
+    async def use() -> None:
+        resources = {PREFILL: "deployments/prefill", DECODE: "deployments/decode"}
+        loop = loop_of(KubernetesConnector(fake.kube(), resources))
+        await loop.slow()
+        asked = fake.objects[path]["spec"]["replicas"]
+        await loop.fast()
+        fake.objects[path]["spec"]["replicas"] = asked + 3
+        await loop.fast()
+        words = f"m decode: somebody else scales it: {asked} were asked for, it says {asked + 3}"
+        assert loop.decisions[-1].reasons[0] == words
+        for _ in range(3):
+            await loop.fast()
+        await loop.slow()
+        assert sum(words in one.reasons for one in loop.decisions) == 1
+        assert loop.counts.overrides == 1
+
+    run(use)
+
+
 def test_gpus_that_were_not_given_back_are_not_given_away() -> None:
     """The ceiling is hard: a refused scale-down beside one up went over it, and stayed there."""
     fake = FakeKube()
