@@ -16,7 +16,7 @@ import numpy as np
 from select_service.planner.core.catching import PARTS_BEFORE, caught
 from select_service.planner.core.lengths import Lengths
 from select_service.planner.core.parts import NEIGHBOURS, PARTS, Looks, runs
-from select_service.planner.core.recurring import RECURRING
+from select_service.planner.core.recurring import RECURRING, WINDOW
 from select_service.planner.core.surprises import EXACT, Surprises
 from select_service.planner.core.warming import whole_bins
 from select_service.planner.types import Idle, Missing, Value
@@ -40,8 +40,9 @@ __all__ = [
     "resampled",
 ]
 
-HISTORY_MAX: Final = 500
-"""Intervals that survive a restart: a day of three-minute ones."""
+HISTORY_MAX: Final = WINDOW
+"""Intervals that survive a restart: as many as what recurs is looked for in, three days of
+three-minute ones. With fewer a day was forgotten at each."""
 CACHED_MOST: Final = 0.95
 """Prompts are never taken to be more cached than that."""
 _WEIGHT: Final = 0.3  # of a new interval, in the share that is cached and in the mix of lengths

@@ -43,6 +43,7 @@ from tests.select_service.planner.core.test_planning import BUSY
 from tests.select_service.planner.edge.fakes import DECODE, KEY, PREFILL, Clock, FakeKube, run
 from tests.select_service.planner.golden import PROFILE
 
+ONCE = ("constant", "constant")  # predictors of lengths
 START = {PREFILL: 1, DECODE: 1}
 ONE_OF_EACH = {PREFILL: PoolState(1, 1), DECODE: PoolState(1, 1)}
 
@@ -385,6 +386,28 @@ def test_a_restart_knows_how_long_it_was_away(tmp_path: Path) -> None:
             assert StateFile(path).read(loop_of().fleet).decision_id == 0
 
     run(use)
+
+
+def test_a_restart_remembers_a_day(tmp_path: Path) -> None:
+    """Of three-minute intervals a day has 480, and has to be seen twice: 500 were kept."""
+    path, day = tmp_path / "planner.json", 480
+
+    def with_demand() -> tuple[Fleet, Demand]:
+        fleet = loop_of().fleet
+        made = (make_predictor(PredictorSettings(name=name)) for name in ("recurring", *ONCE))
+        demand = fleet.models[0].demand = Demand(Predictors(*made))
+        return fleet, demand
+
+    fleet, demand = with_demand()
+    for step in range(3 * day):
+        requests = 9_000.0 if step % day < 100 else 900.0
+        demand.observe(replace(BUSY, requests=Value(requests)))
+    told = [one.forecast.rate for one in demand.stretches(180.0, 10)]
+    StateFile(path).write(fleet, 1, {})
+    fleet, demand = with_demand()
+    StateFile(path).read(fleet)
+    assert [one.forecast.rate for one in demand.stretches(180.0, 10)] == pytest.approx(told)
+    assert told[0] > 4 * 900.0 / 180.0, "the next day begins"
 
 
 def test_a_restart_lets_an_idle_fleet_go(tmp_path: Path) -> None:
