@@ -92,7 +92,8 @@ class Model:
         self._planned = 0.0  # of them, at most, at the last look
         self._back_s = 0.0  # the last look counted the arrivals of so many seconds
         self._interval_s = 0.0  # of forecasts
-        self._known_at: float | None = None  # the end of the last interval of which anything is
+        self._began: float | None = None  # the first interval that was observed
+        self._taken_in = 0  # intervals since then, those that were skipped included
         self.likeness = Likeness(None if goals.attainment is None else 1.0 - goals.attainment)
 
     def observe(
@@ -101,11 +102,13 @@ class Model:
         """Run the slow loop for this model; in `look_s` seconds somebody looks again."""
         told = Told(str(self.key))
         steps = self._look_ahead(interval_s, look_s)
-        if self._known_at is None:
-            self._known_at = now - interval_s
+        if self._began is None:
+            self._began = now - interval_s
         if not isinstance(window.requests, Missing):
-            self._skip(round((now - self._known_at) / interval_s) - 1)
-            self._known_at = now
+            # by all the time that has passed: who is late once is not late for ever
+            passed = round((now - self._began) / interval_s)
+            self._skip(passed - self._taken_in - 1)
+            self._taken_in = max(passed, self._taken_in + 1)
         told.reasons += [f"{self.key}: {text}" for text in self.demand.observe(window, interval_s)]
         if self.demand.missed:
             self.likeness.lose()

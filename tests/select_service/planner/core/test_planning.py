@@ -204,6 +204,19 @@ def test_time_passes_while_metrics_are_missing_from_the_start() -> None:
     assert len(planned.demand.history) == len(past) + 3
 
 
+def test_turns_that_are_late_now_and_then_are_no_intervals_more() -> None:
+    """Of decisions that take long by turns: a gap was seen behind each, and filled."""
+    planned = model()
+    planned.demand = Demand(
+        Predictors(Predictor(Recurring()), Predictor(Constant()), Predictor(Constant()))
+    )
+    run = Run(planned)
+    for turn in range(40):
+        run.now = INTERVAL * (turn + (0.8 if turn % 2 else 0.0))
+        run.slow(BUSY, seconds=0.0)
+    assert 40 <= len(planned.demand.history) <= 41
+
+
 def test_a_failed_forecast_is_no_crash() -> None:
     """Fault 8: there, an exception in a predictor leaves a variable unbound."""
     run = Run(prefill=2, decode=2)
