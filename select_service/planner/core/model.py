@@ -17,7 +17,7 @@ from select_service.planner.core.likeness import Likeness
 from select_service.planner.core.parts import PARTS
 from select_service.planner.core.pool import SAME, Course, Pool, PoolSettings
 from select_service.planner.core.prefill_sizing import PrefillQueue
-from select_service.planner.core.reacting import ArrivalRate, Surge
+from select_service.planner.core.reacting import ArrivalRate, Surge, rate_ended
 from select_service.planner.core.sizing import (
     Goals,
     Need,
@@ -365,7 +365,7 @@ class Model:
             engines, why = max(found)
             return math.ceil(engines - SAME), why
         if pool.slow is None:
-            return self._blind(pool, load, forecast, itl_ms)
+            return self._blind(pool, load, forecast)
         return None, ""
 
     def _engines_at(
@@ -381,30 +381,21 @@ class Model:
             spread=self.demand.surprises.spread(counted.rate * self._interval_s)
         )
 
-    def _blind(
-        self, pool: Pool, load: Load, forecast: Forecast, itl_ms: float
-    ) -> tuple[int | None, str]:
+    def _blind(self, pool: Pool, load: Load, forecast: Forecast) -> tuple[int | None, str]:
         """Nothing surges, and nobody forecasts: what does the load of this moment take?"""
-        rate = self._arrivals.rate
-        if rate is not None:
-            engines = self._engines_at(pool, forecast, rate)
-            return math.ceil(engines - SAME), f"{rate:.2f} requests/s come"
-        answers: list[tuple[int, str]] = []
-        if pool.key.role != "decode" and isinstance(load.prefill_backlog_tokens, Value):
-            tokens = load.prefill_backlog_tokens.value
-            answers.append((math.ceil(tokens / self._in_time(forecast)), "the queue is short"))
+        rate, why = self._arrivals.rate, ""
         live, context = load.concurrency, load.context_tokens
-        if pool.key.role != "prefill" and isinstance(live, Value) and isinstance(context, Value):
-            best = self.surface.decode.best(itl_ms, context.value)
-            if best is not None:
-                engines = math.ceil(live.value / best.concurrency)
-                answers.append((engines, f"{live.value:.0f} requests are live"))
-        return max(answers) if answers else (None, "")
-
-    def _in_time(self, forecast: Forecast) -> float:
-        """Return the tokens that one engine computes within the TTFT."""
-        isl = max(1.0, forecast.lengths.mean * forecast.computed)
-        return max(isl, isl * self.goals.ttft_ms / self.surface.prefill.ttft_ms(isl))
+        answering = [one for one in self.pools if one.key.role != "prefill"]
+        if rate is not None:
+            why = f"{rate:.2f} requests/s come"
+        elif isinstance(live, Value) and isinstance(context, Value) and answering:
+            engines = max(1, answering[0].state.ready)
+            osl = forecast.osl * self.d_correction.factor
+            rate = rate_ended(self.surface, live.value, context.value, osl=osl, engines=engines)
+            why = f"{live.value:.0f} requests are live, as of {rate:.2f} requests/s"
+        if rate is None:
+            return None, ""  # a short queue says that engines are enough, not how many are
+        return math.ceil(self._engines_at(pool, forecast, rate) - SAME), why
 
     def _correct(self, window: Window) -> None:
         samples = window.requests.value if isinstance(window.requests, Value) else 0.0

@@ -395,6 +395,30 @@ def test_blind_planners_size_what_they_can_count() -> None:
     assert run.counts == (2, 3)
 
 
+@pytest.mark.parametrize("live", [Value(80 * 300 * 0.0155), Missing("no series")])
+def test_a_short_queue_is_no_reason_to_take_busy_engines_away(live: Reading) -> None:
+    """One of two selectors was away for ten minutes: of nine prefill engines two were left."""
+    run = Run()
+    for _ in range(4):
+        run.slow(replace(BUSY, requests=Value(80 * INTERVAL)))
+    before = run.counts
+    gone = Missing("http://b: refused")
+    prompts = 80 * 0.0922 * 1.5  # that are computed, or about to be
+    load = Load(
+        prefill_backlog_tokens=Value(1500.0 * prompts), concurrency=live, arrived=gone, seconds=5.0
+    )
+    for _ in range(8):
+        run.slow(Window(seconds=INTERVAL, requests=gone))
+        for _ in range(35):
+            run.fast(load)
+    assert run.fleet.models[0].demand.missed == 8
+    prefill, decode = run.counts
+    assert before[0] - 1 <= prefill <= before[0] + 1
+    assert before[1] - 1 <= decode <= before[1] + 1
+    run.fast(replace(load, prefill_backlog_tokens=Value(2e6)))
+    assert run.counts[0] > before[0] + 1, "a long one is a reason for more"
+
+
 def test_engines_that_start_slowly_are_asked_for_earlier() -> None:
     counts = []
     for start_s in (60.0, 900.0):
