@@ -135,7 +135,7 @@ class Backlog:
         if work_s <= _SPARE_TIMES * spare_s * max(1, ready):
             return None  # chance
         growth = self._growth.per_s
-        arriving = _known(load.arrived)
+        arriving = 0.0 if isinstance(load.arrived, Idle) else _known(load.arrived)
         if arriving is not None and load.seconds > 0:
             work = arriving / load.seconds * one_s
         else:

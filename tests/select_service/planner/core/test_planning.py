@@ -340,6 +340,20 @@ def test_a_queue_that_grows_fast_asks_for_as_many_as_its_work_arrives() -> None:
     assert fast.counts[0] > slow.counts[0]
 
 
+@pytest.mark.parametrize("arrived", [Value(1.0), IDLE])
+def test_a_queue_to_which_nobody_comes_is_worked_off_by_those_who_are_there(
+    arrived: Reading,
+) -> None:
+    """That nobody came was taken for not knowing it, and more engines were asked for."""
+    run = Run()
+    run.slow(BUSY)
+    before = run.counts
+    for step in range(3):
+        tokens = Value(3e6 - 1e5 * step)
+        run.fast(Load(prefill_backlog_tokens=tokens, arrived=arrived, seconds=5.0))
+    assert run.counts == before
+
+
 def test_live_requests_beyond_the_target_are_more_decode_engines() -> None:
     run = Run()
     run.slow(BUSY)
