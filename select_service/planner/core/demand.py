@@ -88,7 +88,7 @@ class Stretch(NamedTuple):
 
 
 def intervals_of(requests: Iterable[TracedRequest], interval_s: float) -> list[Interval]:
-    """Turn a trace into a past."""
+    """Turn a trace into a past of HISTORY_MAX intervals at most."""
     requests = list(requests)
     part_s = interval_s / PARTS
     parts = Counter(math.floor(one.at_s / part_s) for one in requests)
@@ -99,7 +99,7 @@ def intervals_of(requests: Iterable[TracedRequest], interval_s: float) -> list[I
         )
         if one.requests
         else Interval(0.0, None, None)
-        for one in whole_bins(requests, interval_s)
+        for one in whole_bins(requests, interval_s, HISTORY_MAX)
     ]
 
 
