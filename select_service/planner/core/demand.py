@@ -266,6 +266,14 @@ class Demand:
         spread = self.surprises.spread(requests)
         return Forecast(requests / interval_s, lengths, osl, self.computed, spread)
 
+    @property
+    def untold(self) -> list[str]:
+        """Lengths that nobody has ever told, of requests that are expected: none can be sized."""
+        if self._predictors.requests.predict() <= 0:
+            return []
+        lengths = (("ISL", self._predictors.isl), ("OSL", self._predictors.osl))
+        return [name for name, predictor in lengths if predictor.predict() <= 0]
+
     def stretches(self, interval_s: float, intervals: int) -> list[Stretch]:
         """Return the forecasts of so many intervals; of what recurs, as it lay in them."""
         more = NEIGHBOURS if self.recurs else 0

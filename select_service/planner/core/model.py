@@ -126,10 +126,10 @@ class Model:
         self._rates = [(now + one.begin_s, now + one.end_s, one.forecast.rate) for one in known]
         self._arrivals.forget()
         self._liken(interval_s, look_s)
+        if not known:
+            self._without_lengths(told)
+            return told
         for pool in self.pools:
-            if not known:
-                pool.hold(0)
-                continue
             needs = [self._need(pool, one.forecast) for one in known]
             sure = self._sure(pool, known, needs, window)
             courses = [
@@ -150,6 +150,15 @@ class Model:
                 words = f"{pool.fast}, not {pool.slow}: at the last look {pool.surge_why}"
                 told.reasons.append(f"{pool.key}: {words}")
         return told
+
+    def _without_lengths(self, told: Told) -> None:
+        """Nobody has come yet, or nobody knows what those who come take."""
+        untold = self.demand.untold
+        if untold:
+            words = f"nobody has told any {' and '.join(untold)}: replicas are held"
+            told.reasons.append(f"{self.key}: {words}")
+        for pool in self.pools:
+            pool.hold(pool.state.desired if untold else 0)
 
     def _least(self, pool: Pool, forecast: Forecast, interval_s: float) -> float:
         """Return the engines for a rate that is lower by one deviation of an interval's count."""

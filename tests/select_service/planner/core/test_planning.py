@@ -126,6 +126,29 @@ def test_a_missing_metric_scales_nothing_away(name: str, reading: Reading) -> No
     assert run.counts == before
 
 
+@pytest.mark.parametrize("name", ["isl", "osl"])
+@pytest.mark.parametrize("reading", [Missing("workers do not report it"), Value(0.0), IDLE])
+def test_a_length_that_was_never_told_takes_no_busy_engine_away(
+    name: str, reading: Reading
+) -> None:
+    """Callers that tell no output: a fleet at work was made as small as it may be, in silence."""
+    run = Run(model(stabilisation_s=0.0))
+    before = run.counts
+    for _ in range(8):
+        decision = run.slow(_with(name, reading))
+        assert run.counts == before
+        words = f"m: nobody has told any {name.upper()}: replicas are held"
+        assert words in decision.reasons
+        run.fast(Load(arrived=Value(150.0), seconds=5.0))
+        assert run.counts == before
+    run.slow(BUSY)
+    assert run.counts == (4, 6)
+    nobody = Run(model(stabilisation_s=0.0))
+    for _ in range(2):
+        nobody.slow(Window(seconds=INTERVAL, requests=IDLE))
+    assert nobody.counts == (1, 1), "who has never been asked for anything is not held"
+
+
 def test_idle_intervals_hold_the_lengths() -> None:
     """Fault 4: ISL 0 and OSL 0 of a quiet interval are averaged into the next."""
     run = Run(model(stabilisation_s=0.0))
