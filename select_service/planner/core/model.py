@@ -155,10 +155,12 @@ class Model:
         """Nobody has come yet, or nobody knows what those who come take."""
         untold = self.demand.untold
         if untold:
-            words = f"nobody has told any {' and '.join(untold)}: replicas are held"
-            told.reasons.append(f"{self.key}: {words}")
+            are_all_there = all(pool.state.desired for pool in self.pools)
+            what = "replicas are held" if are_all_there else "one replica each, to learn it"
+            told.reasons.append(f"{self.key}: nobody has told any {' and '.join(untold)}: {what}")
         for pool in self.pools:
-            pool.hold(pool.state.desired if untold else 0)
+            # whom nobody serves nobody tells any length of
+            pool.hold(max(1, pool.state.desired) if untold else 0)
 
     def _least(self, pool: Pool, forecast: Forecast, interval_s: float) -> float:
         """Return the engines for a rate that is lower by one deviation of an interval's count."""

@@ -149,6 +149,22 @@ def test_a_length_that_was_never_told_takes_no_busy_engine_away(
     assert nobody.counts == (1, 1), "who has never been asked for anything is not held"
 
 
+def test_a_fleet_at_nothing_whose_lengths_nobody_knows_begins_with_one_of_each() -> None:
+    """Where nobody serves, nothing has a length: who was asked for never had an engine."""
+    run = Run(model(least=0), prefill=0, decode=0)
+    unserved = Window(
+        seconds=INTERVAL,
+        requests=Value(3.0),
+        isl=Missing("no selector tells it"),
+        osl=Missing("no selector tells it"),
+    )
+    run.slow(Window(seconds=INTERVAL, requests=IDLE))
+    assert run.counts == (0, 0)
+    decision = run.slow(unserved)
+    assert run.counts == (1, 1)
+    assert "m: nobody has told any ISL and OSL: one replica each, to learn it" in decision.reasons
+
+
 def test_idle_intervals_hold_the_lengths() -> None:
     """Fault 4: ISL 0 and OSL 0 of a quiet interval are averaged into the next."""
     run = Run(model(stabilisation_s=0.0))
