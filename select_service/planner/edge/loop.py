@@ -185,8 +185,10 @@ class Loop:
         """Say of which pools somebody else has changed what was asked for, once a change.
 
         Two who scale one pool look like one who cannot make up his mind: an autoscaler of the
-        cluster, or a person.
+        cluster, or a person. Who is told decisions, and says that one failed, is nobody else.
         """
+        if self.connector.tells_all_at_once:
+            return []
         found = []
         for pool, state in self.states.items():
             asked = self._asked.get(pool)

@@ -148,6 +148,20 @@ def test_who_else_scales_a_pool_is_told() -> None:
     run(use)
 
 
+def test_a_decision_that_failed_was_changed_by_nobody_else() -> None:
+    async def use() -> None:
+        connector = VirtualConnector(ONE_OF_EACH, Clock(), lambda: 1000.0)
+        loop = loop_of(connector)
+        await loop.slow()
+        await loop.fast()  # what was asked for is read back
+        connector.complete(connector.decision_id, Completion("failed"))
+        await loop.slow()
+        assert loop.counts.overrides == 0
+        assert not any("somebody" in text for one in loop.decisions for text in one.reasons)
+
+    run(use)
+
+
 def test_gpus_that_were_not_given_back_are_not_given_away() -> None:
     """The ceiling is hard: a refused scale-down beside one up went over it, and stayed there."""
     fake = FakeKube()
