@@ -8,8 +8,10 @@ in a thread, one decision at a time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -31,6 +33,8 @@ __all__ = ["Counts", "Loop", "Noted"]
 
 DECISIONS_MAX: Final = 200
 """That /decisions tells: ten hours of three-minute intervals that changed something."""
+RENEW_S: Final = 5.0
+"""While a decision takes that long its lease is renewed: a hundred models take half a minute."""
 _log = logging.getLogger("select_planner")
 
 
@@ -152,8 +156,8 @@ class Loop:
         seconds = self._asked_at - asked_at
         self.windows = await self.source.windows(self._models, seconds or self.fleet.interval_s)
         await self._look()
-        decision = await asyncio.to_thread(
-            self.fleet.slow, self.windows, self.states, self._clock()
+        decision = await self._decided(
+            partial(self.fleet.slow, self.windows, self.states, self._clock())
         )
         self.counts.intervals += 1
         self.terms, self.infeasible = decision.terms, decision.infeasible
@@ -165,10 +169,23 @@ class Loop:
         """Look at the load once."""
         self.loads = await self.source.loads(self._models)
         await self._look()
-        decision = await asyncio.to_thread(self.fleet.fast, self.loads, self.states, self._clock())
+        decision = await self._decided(
+            partial(self.fleet.fast, self.loads, self.states, self._clock())
+        )
         if await self._act(decision, "fast"):
             self._keep()
         return decision
+
+    async def _decided(self, decide: Callable[[], Decision]) -> Decision:
+        """Decide in a thread; who leads goes on leading, however long that takes."""
+        deciding = asyncio.ensure_future(asyncio.to_thread(decide))
+        while True:
+            done, _ = await asyncio.wait((deciding,), timeout=RENEW_S)
+            if done:
+                return deciding.result()
+            if self.is_leader:
+                with contextlib.suppress(PlannerError):  # who acts asks again, and is told
+                    self.is_leader = await self._lease.held()
 
     async def _look(self) -> None:
         self.states = await self.connector.states(self._pools)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -15,6 +17,7 @@ import pytest
 from select_service.planner.core.demand import Demand, Predictors
 from select_service.planner.core.planning import Fleet
 from select_service.planner.core.warming import TracedRequest
+from select_service.planner.edge import loop as loop_module
 from select_service.planner.edge.connectors.connector import Connector, DryRun, Outcome
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
 from select_service.planner.edge.connectors.virtual import Completion, VirtualConnector
@@ -31,6 +34,7 @@ from select_service.planner.edge.state_file import Memory, StateFile
 from select_service.planner.errors import InfeasiblePlan, SettingsError, SourceError
 from select_service.planner.types import (
     IDLE,
+    Decision,
     Load,
     Missing,
     ModelKey,
@@ -234,6 +238,34 @@ def test_a_kubernetes_lease_changes_hands_when_it_is_not_renewed() -> None:
         assert not await one.held()
         await two.close()
         assert await one.held()  # given back: no waiting
+
+    run(use)
+
+
+def test_a_decision_that_takes_long_loses_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hundred models it takes longer than a lease lasts: planners took it by turns."""
+    monkeypatch.setattr(loop_module, "RENEW_S", 0.01)
+    renewed = threading.Event()
+
+    class Renewed(NoLease):
+        async def held(self) -> bool:
+            renewed.set()
+            return True
+
+    async def use() -> None:
+        loop = loop_of(lease=Renewed())
+        await loop.slow()  # it leads now
+        renewed.clear()
+        decide, waited = loop.fleet.slow, []
+
+        def slowly(*arguments: Any) -> Decision:
+            waited.append(renewed.wait(10.0))
+            return decide(*arguments)
+
+        monkeypatch.setattr(loop.fleet, "slow", slowly)
+        await loop.slow()
+        assert waited == [True]
+        assert loop.is_leader
 
     run(use)
 
