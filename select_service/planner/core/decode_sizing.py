@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from select_service.planner.core.surface import DecodeSurface
     from select_service.planner.core.surprises import Spread
 
-__all__ = ["DecodeNeed", "decode_late", "decode_need"]
+__all__ = ["KEEP_UP", "DecodeNeed", "decode_late", "decode_need"]
 
+KEEP_UP: Final = 0.85
+"""How busy engines are let be where their target cannot be met anyway."""
 
+_ALL: Final = 1.0 - 1e-9  # a share that is all but rounding
+_MOST: Final = 0.5  # that may be slow where a target holds on average
 _SWING: Final = 0.69
 """Of the deviation of live requests: the ITL of a request is its mean over many of them."""
 _DEVIATIONS_MOST: Final = 8.0
@@ -61,12 +65,20 @@ def decode_need(
         spread: factors of the rate that may come, where a share must be in time.
     """
     work = _work(surface, rate, lengths, osl, itl_ms, gpus)
-    if isinstance(work, str):
-        return DecodeNeed(math.inf, math.inf, work)
     engines = work.engines
-    if attainment is not None and engines:
+    # of a fleet whose every request is too slow anyway none can be made less so
+    if attainment is not None and engines and work.slow < _ALL:
         engines = _for_share(engines, work.deviation, 1.0 - attainment, spread)
-    return DecodeNeed(engines, work.concurrency)
+    slow_most = _MOST if attainment is None else 1.0 - attainment
+    why = ""
+    if work.slow > slow_most:
+        why = (
+            f"an engine with a single request of {work.slow_from:.0f} tokens is slower than the "
+            f"ITL target ({itl_ms:.1f} ms as profiled)"
+        )
+        if work.slow < _ALL:
+            why += f", and {100 * work.slow:.1f} % are as long"
+    return DecodeNeed(engines, work.concurrency, why)
 
 
 def decode_late(
@@ -76,7 +88,7 @@ def decode_late(
     work = _work(surface, 1.0, lengths, osl, itl_ms, gpus)
 
     def late(rate: float, engines: int) -> float:
-        if isinstance(work, str):
+        if work.slow >= _ALL:
             return 1.0
         deviation = work.deviation * math.sqrt(rate)
         return _above((engines - work.engines * rate) / deviation) if deviation else 0.0
@@ -85,31 +97,33 @@ def decode_late(
 
 
 class _Work(NamedTuple):
-    """What requests take at the target."""
+    """What requests take at the target; those that no engine is fast enough for, to keep up."""
 
     engines: float
     concurrency: float
     deviation: float  # of the engines
+    slow: float  # the share of those
+    slow_from: float  # and the least length at which they are, prompt and half the answer
 
 
 def _work(
     surface: DecodeSurface, rate: float, lengths: Lengths, osl: float, itl_ms: float, gpus: int
-) -> _Work | str:
-    """Return it, or why no engine keeps the target, in words."""
-    engines = concurrency = variance = 0.0
+) -> _Work:
+    engines = concurrency = variance = slow = 0.0
+    least = math.inf
     for isl, share in lengths.points:
         context = isl + osl / 2
         best = surface.best(itl_ms, context)
+        busy = 1.0
         if best is None:
-            return (
-                f"an engine with a single request of {context:.0f} tokens is slower than the ITL "
-                f"target ({itl_ms:.1f} ms as profiled)"
-            )
+            slow, least, busy = slow + share, min(least, context), KEEP_UP
+            best = surface.best(math.inf, context)
+            assert best is not None, "a full engine keeps any ITL"
         live = rate * share * osl * best.itl_ms / 1e3
         concurrency += live
-        engines += rate * share * osl / (best.thpt_per_gpu * gpus)
-        variance += live * (1 / best.concurrency) ** 2
-    return _Work(engines, concurrency, _SWING * math.sqrt(variance))
+        engines += rate * share * osl / (best.thpt_per_gpu * gpus * busy)
+        variance += live * (1 / max(best.concurrency, 1.0)) ** 2
+    return _Work(engines, concurrency, _SWING * math.sqrt(variance), slow, least)
 
 
 def _for_share(mean: float, deviation: float, late_most: float, spread: Spread) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 from select_service.planner.core.catching import PARTS_BEFORE, caught
 from select_service.planner.core.lengths import Lengths
 from select_service.planner.core.parts import NEIGHBOURS, PARTS, Looks, runs
-from select_service.planner.core.recurring import RECURRING
+from select_service.planner.core.recurring import RECURRING, WINDOW
 from select_service.planner.core.surprises import EXACT, Surprises
 from select_service.planner.core.warming import whole_bins
 from select_service.planner.types import Idle, Missing, Value
@@ -40,8 +40,9 @@ __all__ = [
     "resampled",
 ]
 
-HISTORY_MAX: Final = 500
-"""Intervals that survive a restart: a day of three-minute ones."""
+HISTORY_MAX: Final = WINDOW
+"""Intervals that survive a restart: as many as what recurs is looked for in, three days of
+three-minute ones. With fewer a day was forgotten at each."""
 CACHED_MOST: Final = 0.95
 """Prompts are never taken to be more cached than that."""
 _WEIGHT: Final = 0.3  # of a new interval, in the share that is cached and in the mix of lengths
@@ -87,7 +88,7 @@ class Stretch(NamedTuple):
 
 
 def intervals_of(requests: Iterable[TracedRequest], interval_s: float) -> list[Interval]:
-    """Turn a trace into a past."""
+    """Turn a trace into a past of HISTORY_MAX intervals at most."""
     requests = list(requests)
     part_s = interval_s / PARTS
     parts = Counter(math.floor(one.at_s / part_s) for one in requests)
@@ -98,7 +99,7 @@ def intervals_of(requests: Iterable[TracedRequest], interval_s: float) -> list[I
         )
         if one.requests
         else Interval(0.0, None, None)
-        for one in whole_bins(requests, interval_s)
+        for one in whole_bins(requests, interval_s, HISTORY_MAX)
     ]
 
 
@@ -264,6 +265,14 @@ class Demand:
         requests = max(0.0, self._predictors.requests.predict(steps))
         spread = self.surprises.spread(requests)
         return Forecast(requests / interval_s, lengths, osl, self.computed, spread)
+
+    @property
+    def untold(self) -> list[str]:
+        """Lengths that nobody has ever told, of requests that are expected: none can be sized."""
+        if self._predictors.requests.predict() <= 0:
+            return []
+        lengths = (("ISL", self._predictors.isl), ("OSL", self._predictors.osl))
+        return [name for name, predictor in lengths if predictor.predict() <= 0]
 
     def stretches(self, interval_s: float, intervals: int) -> list[Stretch]:
         """Return the forecasts of so many intervals; of what recurs, as it lay in them."""

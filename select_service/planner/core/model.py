@@ -17,7 +17,7 @@ from select_service.planner.core.likeness import Likeness
 from select_service.planner.core.parts import PARTS
 from select_service.planner.core.pool import SAME, Course, Pool, PoolSettings
 from select_service.planner.core.prefill_sizing import PrefillQueue
-from select_service.planner.core.reacting import ArrivalRate, Surge
+from select_service.planner.core.reacting import ArrivalRate, Surge, rate_ended
 from select_service.planner.core.sizing import (
     Goals,
     Need,
@@ -92,7 +92,8 @@ class Model:
         self._planned = 0.0  # of them, at most, at the last look
         self._back_s = 0.0  # the last look counted the arrivals of so many seconds
         self._interval_s = 0.0  # of forecasts
-        self._known_at: float | None = None  # the end of the last interval of which anything is
+        self._began: float | None = None  # the first interval that was observed
+        self._taken_in = 0  # intervals since then, those that were skipped included
         self.likeness = Likeness(None if goals.attainment is None else 1.0 - goals.attainment)
 
     def observe(
@@ -101,11 +102,13 @@ class Model:
         """Run the slow loop for this model; in `look_s` seconds somebody looks again."""
         told = Told(str(self.key))
         steps = self._look_ahead(interval_s, look_s)
-        if self._known_at is None:
-            self._known_at = now - interval_s
+        if self._began is None:
+            self._began = now - interval_s
         if not isinstance(window.requests, Missing):
-            self._skip(round((now - self._known_at) / interval_s) - 1)
-            self._known_at = now
+            # by all the time that has passed: who is late once is not late for ever
+            passed = round((now - self._began) / interval_s)
+            self._skip(passed - self._taken_in - 1)
+            self._taken_in = max(passed, self._taken_in + 1)
         told.reasons += [f"{self.key}: {text}" for text in self.demand.observe(window, interval_s)]
         if self.demand.missed:
             self.likeness.lose()
@@ -123,10 +126,10 @@ class Model:
         self._rates = [(now + one.begin_s, now + one.end_s, one.forecast.rate) for one in known]
         self._arrivals.forget()
         self._liken(interval_s, look_s)
+        if not known:
+            self._without_lengths(told)
+            return told
         for pool in self.pools:
-            if not known:
-                pool.hold(0)
-                continue
             needs = [self._need(pool, one.forecast) for one in known]
             sure = self._sure(pool, known, needs, window)
             courses = [
@@ -147,6 +150,17 @@ class Model:
                 words = f"{pool.fast}, not {pool.slow}: at the last look {pool.surge_why}"
                 told.reasons.append(f"{pool.key}: {words}")
         return told
+
+    def _without_lengths(self, told: Told) -> None:
+        """Nobody has come yet, or nobody knows what those who come take."""
+        untold = self.demand.untold
+        if untold:
+            are_all_there = all(pool.state.desired for pool in self.pools)
+            what = "replicas are held" if are_all_there else "one replica each, to learn it"
+            told.reasons.append(f"{self.key}: nobody has told any {' and '.join(untold)}: {what}")
+        for pool in self.pools:
+            # whom nobody serves nobody tells any length of
+            pool.hold(max(1, pool.state.desired) if untold else 0)
 
     def _least(self, pool: Pool, forecast: Forecast, interval_s: float) -> float:
         """Return the engines for a rate that is lower by one deviation of an interval's count."""
@@ -362,7 +376,7 @@ class Model:
             engines, why = max(found)
             return math.ceil(engines - SAME), why
         if pool.slow is None:
-            return self._blind(pool, load, forecast, itl_ms)
+            return self._blind(pool, load, forecast)
         return None, ""
 
     def _engines_at(
@@ -378,30 +392,21 @@ class Model:
             spread=self.demand.surprises.spread(counted.rate * self._interval_s)
         )
 
-    def _blind(
-        self, pool: Pool, load: Load, forecast: Forecast, itl_ms: float
-    ) -> tuple[int | None, str]:
+    def _blind(self, pool: Pool, load: Load, forecast: Forecast) -> tuple[int | None, str]:
         """Nothing surges, and nobody forecasts: what does the load of this moment take?"""
-        rate = self._arrivals.rate
-        if rate is not None:
-            engines = self._engines_at(pool, forecast, rate)
-            return math.ceil(engines - SAME), f"{rate:.2f} requests/s come"
-        answers: list[tuple[int, str]] = []
-        if pool.key.role != "decode" and isinstance(load.prefill_backlog_tokens, Value):
-            tokens = load.prefill_backlog_tokens.value
-            answers.append((math.ceil(tokens / self._in_time(forecast)), "the queue is short"))
+        rate, why = self._arrivals.rate, ""
         live, context = load.concurrency, load.context_tokens
-        if pool.key.role != "prefill" and isinstance(live, Value) and isinstance(context, Value):
-            best = self.surface.decode.best(itl_ms, context.value)
-            if best is not None:
-                engines = math.ceil(live.value / best.concurrency)
-                answers.append((engines, f"{live.value:.0f} requests are live"))
-        return max(answers) if answers else (None, "")
-
-    def _in_time(self, forecast: Forecast) -> float:
-        """Return the tokens that one engine computes within the TTFT."""
-        isl = max(1.0, forecast.lengths.mean * forecast.computed)
-        return max(isl, isl * self.goals.ttft_ms / self.surface.prefill.ttft_ms(isl))
+        answering = [one for one in self.pools if one.key.role != "prefill"]
+        if rate is not None:
+            why = f"{rate:.2f} requests/s come"
+        elif isinstance(live, Value) and isinstance(context, Value) and answering:
+            engines = max(1, answering[0].state.ready)
+            osl = forecast.osl * self.d_correction.factor
+            rate = rate_ended(self.surface, live.value, context.value, osl=osl, engines=engines)
+            why = f"{live.value:.0f} requests are live, as of {rate:.2f} requests/s"
+        if rate is None:
+            return None, ""  # a short queue says that engines are enough, not how many are
+        return math.ceil(self._engines_at(pool, forecast, rate) - SAME), why
 
     def _correct(self, window: Window) -> None:
         samples = window.requests.value if isinstance(window.requests, Value) else 0.0

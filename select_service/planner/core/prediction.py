@@ -125,7 +125,7 @@ class Predictor:
         if not self.points:
             return 0.0
         if self.points < self._points_min:
-            return self._last
+            return max(0.0, self._last) if self._clamp else self._last
         return self._told(self._model.predict(steps))
 
     def _told(self, forecast: float) -> float:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from select_service.planner.core.surprises import Spread
     from select_service.planner.types import Load, Reading
 
-__all__ = ["ArrivalRate", "Backlog", "Growth", "Surge"]
+__all__ = ["ArrivalRate", "Backlog", "Growth", "Surge", "rate_ended"]
 
 RECOVERY_S: Final = 60.0
 """A queue is to be worked off within that time."""
@@ -135,7 +135,7 @@ class Backlog:
         if work_s <= _SPARE_TIMES * spare_s * max(1, ready):
             return None  # chance
         growth = self._growth.per_s
-        arriving = _known(load.arrived)
+        arriving = 0.0 if isinstance(load.arrived, Idle) else _known(load.arrived)
         if arriving is not None and load.seconds > 0:
             work = arriving / load.seconds * one_s
         else:
@@ -162,9 +162,7 @@ class Backlog:
         engines = max(1, ready)
         if best is None or live <= best.concurrency * engines:
             return None
-        full = surface.decode.best(math.inf, context) or best
-        running = min(live / engines, full.concurrency)  # others wait for room
-        done = engines * running / (osl * surface.decode.itl_ms(running, context) / 1e3)
+        done = rate_ended(surface, live, context, osl=osl, engines=engines)
         rate = max(0.0, done + self._growth.per_s)
         return Surge(
             rate,
@@ -172,6 +170,23 @@ class Backlog:
             f"{live:.0f} live requests of {context:.0f} tokens on {ready} engines, growing by "
             f"{self._growth.per_s:+.1f} a second; {best.concurrency:.1f} per engine keep the ITL",
         )
+
+
+def rate_ended(surface: Surface, live: float, context: float, *, osl: float, engines: int) -> float:
+    """Return the requests a second that end, and in quiet times come, where so many are live.
+
+    Args:
+        surface: of the engines.
+        live: requests, of all engines together.
+        context: mean tokens of one.
+        osl: mean tokens of an answer.
+        engines: that answer.
+    """
+    full = surface.decode.best(math.inf, context)
+    running = live / engines
+    if full is not None:
+        running = min(running, full.concurrency)  # others wait for room
+    return engines * running / (osl * surface.decode.itl_ms(running, context) / 1e3)
 
 
 def _known(reading: Reading) -> float | None:

@@ -14,13 +14,13 @@ import numpy as np
 if TYPE_CHECKING:
     from select_service.planner.core.profile import Floats
 
-__all__ = ["RECURRING", "Recurring"]
+__all__ = ["RECURRING", "WINDOW", "Recurring"]
 
 RECURRING: Final = "recurring"
 """The name of this model."""
 
 WINDOW: Final = 1_440
-"""Values that are remembered: three days of three-minute intervals."""
+"""Values that are remembered: three days of three-minute intervals. Two periods have to fit."""
 HINDCAST: Final = 240
 """Intervals by which a new period is judged."""
 _SEARCH_EVERY: Final = 5

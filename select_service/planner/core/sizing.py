@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from select_service.planner.core.decode_sizing import decode_late, decode_need
+from select_service.planner.core.decode_sizing import KEEP_UP, decode_late, decode_need
 from select_service.planner.core.prefill_sizing import PrefillQueue
 
 if TYPE_CHECKING:
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from select_service.planner.core.surface import Surface
 
 __all__ = ["Goals", "Need", "late_decode", "late_prefill", "size_decode", "size_prefill"]
-
-KEEP_UP: Final = 0.85
-"""How busy engines are let be where their target cannot be met anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +73,8 @@ def size_decode(
         attainment=goals.attainment,
         spread=forecast.spread,
     )
-    terms = {"corrected_itl": corrected, "rate": forecast.rate}
-    if math.isfinite(need.engines):
-        terms["concurrency"] = need.concurrency
-        return Need(need.engines, terms, need.why)
-    most = decode_need(
-        surface.decode,
-        rate=forecast.rate,
-        lengths=forecast.lengths,
-        osl=forecast.osl,
-        itl_ms=math.inf,
-        gpus=gpus,
-    )
-    return Need(most.engines / KEEP_UP, terms, need.why)
+    terms = {"corrected_itl": corrected, "rate": forecast.rate, "concurrency": need.concurrency}
+    return Need(need.engines, terms, need.why)
 
 
 def late_prefill(

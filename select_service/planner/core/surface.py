@@ -76,7 +76,7 @@ class DecodeSurface:
         return float(np.interp(kv_usage, self._kv, self._at(self._itl, context)))
 
     def best(self, itl_ms: float, context: float) -> Capacity | None:
-        """Return the most within an ITL; None where even an empty engine is slower."""
+        """Return the most within an ITL; None where even a single request is slower."""
         itl = self._at(self._itl, context)
         cell = int(np.searchsorted(itl, itl_ms, side="right")) - 1
         if cell < 1:
@@ -85,13 +85,16 @@ class DecodeSurface:
         if cell < _CELLS - 1 and itl[cell + 1] > itl[cell]:
             share = (itl_ms - itl[cell]) / (itl[cell + 1] - itl[cell])
             kv_usage += float(share) / (_CELLS - 1)
+        concurrency = kv_usage * self._max_kv_tokens / context
+        if concurrency < 1 and cell < _CELLS - 1:
+            return None  # less than one request is none; one that fills it all may be cut
         context_known = min(max(context, float(self._contexts[0])), float(self._contexts[-1]))
         tokens = float(np.interp(kv_usage, self._kv, self._at(self._tokens, context)))
         return Capacity(
             thpt_per_gpu=tokens / context_known,
             itl_ms=float(np.interp(kv_usage, self._kv, itl)),
             kv_usage=kv_usage,
-            concurrency=kv_usage * self._max_kv_tokens / context,
+            concurrency=concurrency,
         )
 
     def _at(self, rows: Floats, context: float) -> Floats:

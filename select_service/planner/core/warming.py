@@ -47,12 +47,22 @@ def compatible_bins(requests: Iterable[TracedRequest], interval_s: float) -> lis
     ]
 
 
-def whole_bins(requests: Iterable[TracedRequest], interval_s: float) -> list[Bin]:
-    """Return every interval from the first to the last whole one, empty ones included."""
+def whole_bins(
+    requests: Iterable[TracedRequest], interval_s: float, most: int | None = None
+) -> list[Bin]:
+    """Return every interval from the first to the last whole one, empty ones included.
+
+    Args:
+        requests: in any order.
+        interval_s: how long one is.
+        most: the last so many only; a single stray time may lie ages before all others.
+    """
     known = {round(one.start_s / interval_s): one for one in compatible_bins(requests, interval_s)}
     if not known:
         return []
     first, last = min(known), max(known)
+    if most is not None:
+        first = max(first, last - most)
     nothing = math.nan
     return [
         known.get(index, Bin(index * interval_s, 0, nothing, nothing))

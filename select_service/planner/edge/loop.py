@@ -8,8 +8,10 @@ in a thread, one decision at a time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -32,6 +34,8 @@ __all__ = ["Counts", "Loop", "Noted"]
 
 DECISIONS_MAX: Final = 200
 """That /decisions tells: ten hours of three-minute intervals that changed something."""
+RENEW_S: Final = 5.0
+"""While a decision takes that long its lease is renewed: a hundred models take half a minute."""
 _log = logging.getLogger("select_planner")
 
 
@@ -63,6 +67,7 @@ class Counts(msgspec.Struct):
     """By loop."""
     changes: int = 0
     failures: int = 0
+    overrides: int = 0
     gpu_seconds: float = 0.0
     state_failures: int = 0
     faults: int = 0
@@ -112,9 +117,12 @@ class Loop:
         self.windows: dict[ModelKey, Window] = {}
         self.loads: dict[ModelKey, Load] = {}
         self.states: dict[PoolKey, PoolState] = {}
+        self._overrides: list[str] = []
         self.terms: dict[str, float] = {}
         self.infeasible: tuple[str, ...] = ()
         self._waits: dict[PoolKey, str] = {}
+        self._asked: dict[PoolKey, int] = {}  # replicas that were asked for last
+        self._read_back: set[PoolKey] = set()  # of them, what was asked for has been seen since
         self._models = [one.key for one in fleet.models]
         self._pools = [pool.key for model in fleet.models for pool in model.pools]
         self._asked_at = self._looked_at = clock()
@@ -155,8 +163,8 @@ class Loop:
         seconds = self._asked_at - asked_at
         self.windows = await self.source.windows(self._models, seconds or self.fleet.interval_s)
         await self._look()
-        decision = await asyncio.to_thread(
-            self.fleet.slow, self.windows, self.states, self._clock()
+        decision = await self._decided(
+            partial(self.fleet.slow, self.windows, self.states, self._clock())
         )
         self.counts.intervals += 1
         self.terms, self.infeasible = decision.terms, decision.infeasible
@@ -168,13 +176,27 @@ class Loop:
         """Look at the load once."""
         self.loads = await self.source.loads(self._models)
         await self._look()
-        decision = await asyncio.to_thread(self.fleet.fast, self.loads, self.states, self._clock())
+        decision = await self._decided(
+            partial(self.fleet.fast, self.loads, self.states, self._clock())
+        )
         if await self._act(decision, "fast"):
             self._keep()
         return decision
 
+    async def _decided(self, decide: Callable[[], Decision]) -> Decision:
+        """Decide in a thread; who leads goes on leading, however long that takes."""
+        deciding = asyncio.ensure_future(asyncio.to_thread(decide))
+        while True:
+            done, _ = await asyncio.wait((deciding,), timeout=RENEW_S)
+            if done:
+                return deciding.result()
+            if self.is_leader:
+                with contextlib.suppress(PlannerError):  # who acts asks again, and is told
+                    self.is_leader = await self._lease.held()
+
     async def _look(self) -> None:
         self.states = await self.connector.states(self._pools)
+        self._overrides = self._changed_by_others()
         looked_at, self._looked_at = self._looked_at, self._clock()
         seconds = self._looked_at - looked_at
         for model in self.fleet.models:
@@ -183,17 +205,41 @@ class Loop:
                     ready = self.states[pool.key].ready
                     self.counts.gpu_seconds += seconds * ready * pool.settings.gpus
 
+    def _changed_by_others(self) -> list[str]:
+        """Say of which pools somebody else has changed what was asked for, once a change.
+
+        Two who scale one pool look like one who cannot make up his mind: an autoscaler of the
+        cluster, or a person. Who is told decisions, and says that one failed, is nobody else.
+        """
+        if self.connector.tells_all_at_once:
+            return []
+        found = []
+        for pool, state in self.states.items():
+            asked = self._asked.get(pool)
+            if state.desired == asked:
+                self._read_back.add(pool)
+            elif asked is not None and pool in self._read_back:
+                words = f"{asked} were asked for, it says {state.desired}"
+                found.append(f"{pool}: somebody else scales it: {words}")
+                del self._asked[pool]
+        self.counts.overrides += len(found)
+        for words in found:
+            _log.warning("%s", words)
+        return found
+
     async def _act(self, decision: Decision, loop: str) -> bool:
         """Carry a decision out, if it is ours to act; returns whether anybody was asked."""
         self.is_leader = await self._lease.held()
         waits, begun = await self._retire(decision)
+        if not self.is_leader:
+            self._asked.clear()  # the other one may change what we have asked for
         changed = [
             one
             for one in decision.targets
             if self.states[one.pool].desired != one.replicas and one.pool not in waits
         ]
         self.counts.decisions[loop] = self.counts.decisions.get(loop, 0) + 1
-        if not changed and not begun and loop == "fast":
+        if not changed and not begun and loop == "fast" and not self._overrides:
             return False  # many times a minute, and nothing to tell
         failed: dict[str, str] = {}
         words = [
@@ -210,7 +256,8 @@ class Loop:
         self.decisions.append(
             Noted(
                 *(self.decision_id, self._wall(), loop, list(decision.targets), words),
-                *(list(decision.reasons), list(decision.infeasible), decision.gpus),
+                *([*self._overrides, *decision.reasons], list(decision.infeasible)),
+                decision.gpus,
                 acted=acted,
                 failed=failed,
                 waiting={str(pool): why for pool, why in waits.items()},
@@ -261,6 +308,8 @@ class Loop:
             if self.retiring is not None and one.replicas < state.desired:
                 self.retiring.lowered(one.pool)
             self.states[one.pool] = PoolState(one.replicas, state.ready)
+            self._asked[one.pool] = one.replicas
+            self._read_back.discard(one.pool)
         return {str(pool): why for pool, why in outcome.failed.items()}
 
     def _keep(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplayQuestion", "brief", "html", "replay"]
 
+SPAN_MOST_S: Final = 366 * 86400.0
+"""Of a trace. One stray time, and seconds are played for which nobody came: for ages."""
 _PREDICTING = ("slo", "compatible")
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
@@ -51,6 +53,11 @@ def replay(question: ReplayQuestion, print_line: Callable[[str], None]) -> list[
     if not requests:
         raise TraceError(f"{question.trace}: there are no requests in it")
     first = requests[0].at_s
+    if requests[-1].at_s - first > SPAN_MOST_S:
+        raise TraceError(
+            f"{question.trace}: its requests span {(requests[-1].at_s - first) / 86400:.3g} days, "
+            f"{SPAN_MOST_S / 86400:.0f} are replayed at most: is every `timestamp` in milliseconds?"
+        )
     requests = [TracedRequest(one.at_s - first, one.isl, one.osl) for one in requests]
     run = Replay(profile, requests, question.settings)
     results = []

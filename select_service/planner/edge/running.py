@@ -104,6 +104,7 @@ def run(settings: RunSettings) -> int:
 
 async def _run(settings: RunSettings) -> None:
     models = _models(settings)
+    _expect_told_apart(settings, models)
     fleet = build_fleet(
         *(models, settings.tuning, settings.gpus_max),
         correct=settings.correct,
@@ -182,6 +183,22 @@ def _models(settings: RunSettings) -> list[ModelSettings]:
     if settings.model is None:
         raise SettingsError("--targets, or --model-name with --profile-results-dir, is needed")
     return [settings.model]
+
+
+def _expect_told_apart(settings: RunSettings, models: list[ModelSettings]) -> None:
+    """See that the traffic of each model is its own: what is counted twice is scaled for twice.
+
+    Raises:
+        SettingsError: Dynamo's metrics have no tenants, and models of one name.
+    """
+    if settings.source != "prometheus" or settings.prometheus_names == "selector":
+        return
+    names = [one.model_name.casefold() for one in models]
+    if len(set(names)) < len(names) or any(one.tenant_id != "default" for one in models):
+        raise SettingsError(
+            "Dynamo's metrics tell models by name, and no tenants: each of several would be taken "
+            "for all of them; --prometheus-names selector tells them apart"
+        )
 
 
 def _warm_up(fleet: Fleet, settings: RunSettings) -> None:

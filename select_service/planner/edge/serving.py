@@ -201,6 +201,7 @@ class PlannerMetrics(Collector):
             ("intervals", "Intervals that are over.", counts.intervals),
             ("changes", "Replica counts that were changed.", counts.changes),
             ("failures", "Replica counts that could not be changed.", counts.failures),
+            ("overrides", "Replica counts that somebody else changed.", counts.overrides),
             ("gpu_seconds", "GPUs of ready replicas over time.", counts.gpu_seconds),
             ("state_failures", "Times the state file could not be written.", counts.state_failures),
             ("faults", "Turns of a loop that failed.", counts.faults),

@@ -226,6 +226,20 @@ def test_what_could_never_be_asked_is_refused_at_the_start(
     assert why in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("other", ["tenant_id: a", "model_name: M"])
+def test_traffic_that_would_be_counted_twice_is_refused(
+    other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both tenants were told all that the model is asked for, and each had engines for it."""
+    path = tmp_path / "targets.yaml"
+    rest = f"profile_results_dir: {PROFILE}, pools: [{{role: decode}}]"
+    both = "".join(f"- {{{one}, {rest}}}\n" for one in ("model_name: m", f"model_name: m, {other}"))
+    path.write_text("models:\n" + both.replace("model_name: m, model_name", "model_name"))
+    code, _, told = asked(capsys, "run", "--targets", str(path), "--max-gpu-budget", "0")
+    assert code == 1
+    assert "no tenants: each of several would be taken for all" in told
+
+
 def test_charts_that_can_never_be_written_are_refused_before_anything_is_computed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -152,10 +152,14 @@ class VirtualConnector:
         self._changed.set()
 
     def complete(self, decision_id: int, completion: Completion) -> bool:
-        """Take in a report; returns False for one about no decision that was ever made."""
+        """Take in a report; returns False for one about no decision that was ever made.
+
+        The newest decision may be reported of again: replicas come later than they were said to,
+        or the report does, when nobody waits for it any more.
+        """
         if decision_id > self.decision_id or decision_id < 1:
             return False
-        if decision_id < self.decision_id or not self._is_open:
+        if decision_id < self.decision_id or self.decision is None:
             return True  # it is overtaken; nothing depends on it
         told = {one.pool: one.replicas for one in completion.replicas if one.pool in self._asked}
         if completion.status == "failed":
@@ -168,7 +172,7 @@ class VirtualConnector:
         return True
 
     def _close(self, end: End, there: Mapping[PoolKey, int]) -> None:
-        self.ends[end] += 1
+        self.ends[end] += self._is_open
         self._there = dict(there)
         self._is_open = False
 

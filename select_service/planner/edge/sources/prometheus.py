@@ -69,8 +69,12 @@ SELECTOR: Final = Names(
     effective_isl="select_service_demand_prefill_tokens",
     model_label="model_name",
     tenant_label="tenant_id",
-    # every selector knows the whole load: the fullest book, never the sum of books
-    backlog_query="max(sum by (instance) (select_service_rank_prefill_tokens{{{match}}}))",
+    # every selector knows the whole load: the fullest book, never the sum of books; who waits for
+    # a rank is booked on none
+    backlog_query=(
+        'max(sum by (instance) ({{__name__=~"select_service_(rank_prefill|pending_isl)_tokens",'
+        "{match}}}))"
+    ),
     concurrency_query="max(sum by (instance) (select_service_reservations{{{match}}}))",
 )
 

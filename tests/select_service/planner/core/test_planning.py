@@ -126,6 +126,45 @@ def test_a_missing_metric_scales_nothing_away(name: str, reading: Reading) -> No
     assert run.counts == before
 
 
+@pytest.mark.parametrize("name", ["isl", "osl"])
+@pytest.mark.parametrize("reading", [Missing("workers do not report it"), Value(0.0), IDLE])
+def test_a_length_that_was_never_told_takes_no_busy_engine_away(
+    name: str, reading: Reading
+) -> None:
+    """Callers that tell no output: a fleet at work was made as small as it may be, in silence."""
+    run = Run(model(stabilisation_s=0.0))
+    before = run.counts
+    for _ in range(8):
+        decision = run.slow(_with(name, reading))
+        assert run.counts == before
+        words = f"m: nobody has told any {name.upper()}: replicas are held"
+        assert words in decision.reasons
+        run.fast(Load(arrived=Value(150.0), seconds=5.0))
+        assert run.counts == before
+    run.slow(BUSY)
+    assert run.counts == (4, 6)
+    nobody = Run(model(stabilisation_s=0.0))
+    for _ in range(2):
+        nobody.slow(Window(seconds=INTERVAL, requests=IDLE))
+    assert nobody.counts == (1, 1), "who has never been asked for anything is not held"
+
+
+def test_a_fleet_at_nothing_whose_lengths_nobody_knows_begins_with_one_of_each() -> None:
+    """Where nobody serves, nothing has a length: who was asked for never had an engine."""
+    run = Run(model(least=0), prefill=0, decode=0)
+    unserved = Window(
+        seconds=INTERVAL,
+        requests=Value(3.0),
+        isl=Missing("no selector tells it"),
+        osl=Missing("no selector tells it"),
+    )
+    run.slow(Window(seconds=INTERVAL, requests=IDLE))
+    assert run.counts == (0, 0)
+    decision = run.slow(unserved)
+    assert run.counts == (1, 1)
+    assert "m: nobody has told any ISL and OSL: one replica each, to learn it" in decision.reasons
+
+
 def test_idle_intervals_hold_the_lengths() -> None:
     """Fault 4: ISL 0 and OSL 0 of a quiet interval are averaged into the next."""
     run = Run(model(stabilisation_s=0.0))
@@ -202,6 +241,19 @@ def test_time_passes_while_metrics_are_missing_from_the_start() -> None:
     run.slow(BUSY)
     assert [one.requests for one in planned.demand.history[-3:]] == [6_000.0, 6_000.0, 5_400.0]
     assert len(planned.demand.history) == len(past) + 3
+
+
+def test_turns_that_are_late_now_and_then_are_no_intervals_more() -> None:
+    """Of decisions that take long by turns: a gap was seen behind each, and filled."""
+    planned = model()
+    planned.demand = Demand(
+        Predictors(Predictor(Recurring()), Predictor(Constant()), Predictor(Constant()))
+    )
+    run = Run(planned)
+    for turn in range(40):
+        run.now = INTERVAL * (turn + (0.8 if turn % 2 else 0.0))
+        run.slow(BUSY, seconds=0.0)
+    assert 40 <= len(planned.demand.history) <= 41
 
 
 def test_a_failed_forecast_is_no_crash() -> None:
@@ -327,6 +379,20 @@ def test_a_queue_that_grows_fast_asks_for_as_many_as_its_work_arrives() -> None:
     assert fast.counts[0] > slow.counts[0]
 
 
+@pytest.mark.parametrize("arrived", [Value(1.0), IDLE])
+def test_a_queue_to_which_nobody_comes_is_worked_off_by_those_who_are_there(
+    arrived: Reading,
+) -> None:
+    """That nobody came was taken for not knowing it, and more engines were asked for."""
+    run = Run()
+    run.slow(BUSY)
+    before = run.counts
+    for step in range(3):
+        tokens = Value(3e6 - 1e5 * step)
+        run.fast(Load(prefill_backlog_tokens=tokens, arrived=arrived, seconds=5.0))
+    assert run.counts == before
+
+
 def test_live_requests_beyond_the_target_are_more_decode_engines() -> None:
     run = Run()
     run.slow(BUSY)
@@ -380,6 +446,30 @@ def test_blind_planners_size_what_they_can_count() -> None:
     for _ in range(30):
         run.fast(Load(arrived=Value(75.0), seconds=5.0))
     assert run.counts == (2, 3)
+
+
+@pytest.mark.parametrize("live", [Value(80 * 300 * 0.0155), Missing("no series")])
+def test_a_short_queue_is_no_reason_to_take_busy_engines_away(live: Reading) -> None:
+    """One of two selectors was away for ten minutes: of nine prefill engines two were left."""
+    run = Run()
+    for _ in range(4):
+        run.slow(replace(BUSY, requests=Value(80 * INTERVAL)))
+    before = run.counts
+    gone = Missing("http://b: refused")
+    prompts = 80 * 0.0922 * 1.5  # that are computed, or about to be
+    load = Load(
+        prefill_backlog_tokens=Value(1500.0 * prompts), concurrency=live, arrived=gone, seconds=5.0
+    )
+    for _ in range(8):
+        run.slow(Window(seconds=INTERVAL, requests=gone))
+        for _ in range(35):
+            run.fast(load)
+    assert run.fleet.models[0].demand.missed == 8
+    prefill, decode = run.counts
+    assert before[0] - 1 <= prefill <= before[0] + 1
+    assert before[1] - 1 <= decode <= before[1] + 1
+    run.fast(replace(load, prefill_backlog_tokens=Value(2e6)))
+    assert run.counts[0] > before[0] + 1, "a long one is a reason for more"
 
 
 def test_engines_that_start_slowly_are_asked_for_earlier() -> None:

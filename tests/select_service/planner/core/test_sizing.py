@@ -12,7 +12,7 @@ from select_service.planner.core.decode_sizing import decode_need
 from select_service.planner.core.demand import Forecast
 from select_service.planner.core.lengths import Lengths, from_buckets
 from select_service.planner.core.prefill_sizing import PrefillQueue
-from select_service.planner.core.sizing import Goals, size_decode, size_prefill
+from select_service.planner.core.sizing import Goals, Need, size_decode, size_prefill
 from select_service.planner.core.surface import Surface
 from select_service.planner.edge.profile_files import read_profile
 from tests.select_service.planner.golden import PROFILE
@@ -111,6 +111,37 @@ def test_targets_nobody_can_meet_are_told_and_the_pool_keeps_up() -> None:
     some = size_prefill(SURFACE, long, Goals(ttft_ms=500.0, attainment=0.99), 1.0)
     assert "10.0 % of prompts take longer" in some.infeasible
     assert some.engines < 5
+
+
+@pytest.mark.parametrize("isl", [3_000.0, 20_000.0, 60_000.0, 10e6])
+@pytest.mark.parametrize("itl_ms", [6.4, 6.6, 7.0, 8.0, 10.0, 20.0])
+def test_an_itl_that_a_single_request_does_not_keep_is_told(isl: float, itl_ms: float) -> None:
+    """914 engines for 59 requests at a time, since a thirtieth of one would have been in time."""
+    forecast = Forecast(30.0, Lengths.single(isl), 300.0, 1.0)
+    need = size_decode(SURFACE, forecast, Goals(itl_ms=itl_ms), 1.0, gpus=1)
+    kept_up = size_decode(SURFACE, forecast, Goals(itl_ms=1.0), 1.0, gpus=1)
+    alone = SURFACE.decode.itl_ms(1.0, isl + 150.0)
+    assert bool(need.infeasible) is (alone > itl_ms)
+    if need.infeasible:
+        assert need.engines == kept_up.engines
+    assert need.engines <= max(need.terms["concurrency"], kept_up.engines)
+
+
+def test_a_few_requests_that_no_engine_is_fast_enough_for_change_nothing_for_the_others() -> None:
+    """One long prompt in a hundred, and nobody's target was planned for any more."""
+    some = Lengths(((3_000.0, 0.995), (60_000.0, 0.005)))
+    goals = Goals(itl_ms=10.0, attainment=0.99)
+
+    def need(lengths: Lengths, rate: float) -> Need:
+        return size_decode(SURFACE, Forecast(rate, lengths, 300.0, 1.0), goals, 1.0, gpus=1)
+
+    all_short = need(Lengths.single(3_000.0), 0.995 * 30.0)
+    assert not need(some, 30.0).infeasible
+    assert all_short.engines < need(some, 30.0).engines < 1.1 * all_short.engines
+    many = need(Lengths(((3_000.0, 0.9), (60_000.0, 0.1))), 30.0)
+    assert "single request of 60150 tokens is slower" in many.infeasible
+    assert many.infeasible.endswith("and 10.0 % are as long")
+    assert many.engines > 0.9 * all_short.engines
 
 
 def test_decode_is_sized_by_the_mix_of_contexts() -> None:

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from select_service.planner.core.demand import HISTORY_MAX, Interval, resampled
+from select_service.planner.core.demand import HISTORY_MAX, Interval, intervals_of, resampled
 from select_service.planner.core.prediction import Predictor
 from select_service.planner.core.warming import (
     Bin,
@@ -67,6 +67,16 @@ def test_an_empty_interval_is_one_and_a_partial_one_is_none() -> None:
     assert math.isnan(bins[4].isl)
     assert warmed("constant", bins, "requests").predict() == 205
     assert warmed("constant", compatible_bins(trace(), INTERVAL), "requests").predict() == 1
+
+
+@pytest.mark.parametrize("stray", [-1e297, -1.7e9, 1.7e9, 1e297])
+def test_one_stray_time_does_not_make_ages_of_nothing(stray: float) -> None:
+    """A trace of epoch times with one that was 0 took all the memory there is."""
+    requests = [TracedRequest(stray, 10.0, 10.0), *trace()]
+    past = intervals_of(requests, INTERVAL)
+    assert len(past) == HISTORY_MAX
+    came = sum(one.requests for one in whole_bins(trace(), INTERVAL))
+    assert sum(one.requests for one in past) == (came if stray < 0 else 0)
 
 
 def test_no_trace_has_no_intervals() -> None:

@@ -399,6 +399,33 @@ def test_virtual_decisions_reach_who_has_heard_of_later_ones() -> None:
     run(use)
 
 
+def test_virtual_replicas_that_come_after_the_report_are_heard_of() -> None:
+    """Of three that were asked for two were there: the third was waited for, whatever was said."""
+
+    async def use() -> None:
+        clock = Clock()
+        connector = virtual(clock, timeout_s=60.0)
+
+        def done(replicas: int) -> Completion:
+            return Completion("done", [There("m", "default", "decode", replicas)])
+
+        await connector.apply([target(DECODE, 5)], [])
+        for ready in (4, 5, 4):
+            assert connector.complete(1, done(ready))
+            assert (await connector.states([DECODE]))[DECODE] == PoolState(5, ready)
+        assert connector.ends == {"done": 1, "failed": 0, "timed_out": 0}
+        await connector.apply([target(DECODE, 7)], [])
+        clock.now += 60.0
+        assert (await connector.states([DECODE]))[DECODE] == PoolState(7, 7), "taken for done"
+        assert connector.complete(2, done(6))
+        assert (await connector.states([DECODE]))[DECODE] == PoolState(7, 6)
+        assert connector.complete(1, done(1)), "overtaken"
+        assert (await connector.states([DECODE]))[DECODE] == PoolState(7, 6)
+        assert connector.ends == {"done": 1, "failed": 0, "timed_out": 1}
+
+    run(use)
+
+
 def test_virtual_ids_are_never_led_to_where_nobody_can_follow() -> None:
     """One reader asked for the last id there is, and no other was ever told anything again."""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -15,6 +17,7 @@ import pytest
 from select_service.planner.core.demand import Demand, Predictors
 from select_service.planner.core.planning import Fleet
 from select_service.planner.core.warming import TracedRequest
+from select_service.planner.edge import loop as loop_module
 from select_service.planner.edge.connectors.connector import Connector, DryRun, Outcome
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
 from select_service.planner.edge.connectors.virtual import Completion, VirtualConnector
@@ -31,6 +34,7 @@ from select_service.planner.edge.state_file import Memory, StateFile
 from select_service.planner.errors import InfeasiblePlan, SettingsError, SourceError
 from select_service.planner.types import (
     IDLE,
+    Decision,
     Load,
     Missing,
     ModelKey,
@@ -43,6 +47,7 @@ from tests.select_service.planner.core.test_planning import BUSY
 from tests.select_service.planner.edge.fakes import DECODE, KEY, PREFILL, Clock, FakeKube, run
 from tests.select_service.planner.golden import PROFILE
 
+ONCE = ("constant", "constant")  # predictors of lengths
 START = {PREFILL: 1, DECODE: 1}
 ONE_OF_EACH = {PREFILL: PoolState(1, 1), DECODE: PoolState(1, 1)}
 
@@ -121,6 +126,46 @@ def test_an_interval_changes_kubernetes_and_says_why() -> None:
     run(use)
 
 
+def test_who_else_scales_a_pool_is_told() -> None:
+    """An autoscaler beside it: up and down by turns, and nothing said why."""
+    fake = FakeKube()
+    fake.deployment("prefill", 1, 1)
+    fake.deployment("decode", 1, 1)
+    path = "/apis/apps/v1/namespaces/inference/deployments/decode"
+
+    async def use() -> None:
+        resources = {PREFILL: "deployments/prefill", DECODE: "deployments/decode"}
+        loop = loop_of(KubernetesConnector(fake.kube(), resources))
+        await loop.slow()
+        asked = fake.objects[path]["spec"]["replicas"]
+        await loop.fast()
+        fake.objects[path]["spec"]["replicas"] = asked + 3
+        await loop.fast()
+        words = f"m decode: somebody else scales it: {asked} were asked for, it says {asked + 3}"
+        assert loop.decisions[-1].reasons[0] == words
+        for _ in range(3):
+            await loop.fast()
+        await loop.slow()
+        assert sum(words in one.reasons for one in loop.decisions) == 1
+        assert loop.counts.overrides == 1
+
+    run(use)
+
+
+def test_a_decision_that_failed_was_changed_by_nobody_else() -> None:
+    async def use() -> None:
+        connector = VirtualConnector(ONE_OF_EACH, Clock(), lambda: 1000.0)
+        loop = loop_of(connector)
+        await loop.slow()
+        await loop.fast()  # what was asked for is read back
+        connector.complete(connector.decision_id, Completion("failed"))
+        await loop.slow()
+        assert loop.counts.overrides == 0
+        assert not any("somebody" in text for one in loop.decisions for text in one.reasons)
+
+    run(use)
+
+
 def test_gpus_that_were_not_given_back_are_not_given_away() -> None:
     """The ceiling is hard: a refused scale-down beside one up went over it, and stayed there."""
     fake = FakeKube()
@@ -193,6 +238,34 @@ def test_a_kubernetes_lease_changes_hands_when_it_is_not_renewed() -> None:
         assert not await one.held()
         await two.close()
         assert await one.held()  # given back: no waiting
+
+    run(use)
+
+
+def test_a_decision_that_takes_long_loses_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hundred models it takes longer than a lease lasts: planners took it by turns."""
+    monkeypatch.setattr(loop_module, "RENEW_S", 0.01)
+    renewed = threading.Event()
+
+    class Renewed(NoLease):
+        async def held(self) -> bool:
+            renewed.set()
+            return True
+
+    async def use() -> None:
+        loop = loop_of(lease=Renewed())
+        await loop.slow()  # it leads now
+        renewed.clear()
+        decide, waited = loop.fleet.slow, []
+
+        def slowly(*arguments: Any) -> Decision:
+            waited.append(renewed.wait(10.0))
+            return decide(*arguments)
+
+        monkeypatch.setattr(loop.fleet, "slow", slowly)
+        await loop.slow()
+        assert waited == [True]
+        assert loop.is_leader
 
     run(use)
 
@@ -359,6 +432,28 @@ def test_a_restart_knows_how_long_it_was_away(tmp_path: Path) -> None:
             assert StateFile(path).read(loop_of().fleet).decision_id == 0
 
     run(use)
+
+
+def test_a_restart_remembers_a_day(tmp_path: Path) -> None:
+    """Of three-minute intervals a day has 480, and has to be seen twice: 500 were kept."""
+    path, day = tmp_path / "planner.json", 480
+
+    def with_demand() -> tuple[Fleet, Demand]:
+        fleet = loop_of().fleet
+        made = (make_predictor(PredictorSettings(name=name)) for name in ("recurring", *ONCE))
+        demand = fleet.models[0].demand = Demand(Predictors(*made))
+        return fleet, demand
+
+    fleet, demand = with_demand()
+    for step in range(3 * day):
+        requests = 9_000.0 if step % day < 100 else 900.0
+        demand.observe(replace(BUSY, requests=Value(requests)))
+    told = [one.forecast.rate for one in demand.stretches(180.0, 10)]
+    StateFile(path).write(fleet, 1, {})
+    fleet, demand = with_demand()
+    StateFile(path).read(fleet)
+    assert [one.forecast.rate for one in demand.stretches(180.0, 10)] == pytest.approx(told)
+    assert told[0] > 4 * 900.0 / 180.0, "the next day begins"
 
 
 def test_a_restart_lets_an_idle_fleet_go(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def test_ours_is_never_negative_and_waits_for_enough_points() -> None:
     assert min(ours) == 0.0
     assert ours[:7] == [0.0, 0.0, 0.0, 5.0, 8.0, 0.0, 0.0]  # fewer than 5 points: the last value
     assert forecasts([3, 4, 5], name="kalman", points_min=2)[1] != 4.0
+    assert forecasts([-3, -4], name="kalman") == [0.0, 0.0]
 
 
 def traffic(kind: str) -> list[float]:

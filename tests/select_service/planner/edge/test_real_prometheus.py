@@ -9,7 +9,7 @@ from typing import Self
 
 import pytest
 
-from select_service.planner.edge.sources.prometheus import PrometheusSource
+from select_service.planner.edge.sources.prometheus import SELECTOR, PrometheusSource
 from select_service.planner.types import Missing, ModelKey, Value, Window
 from tests.deploy.test_live import prometheus
 
@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus here"),
 ]
 DEADLINE_S = 45.0
+LLAMA = ModelKey("llama")
 # what one of two frontends says by itself, and as far from it as rounding never comes
 BUSY_ALONE_MS, QUIET_ALONE_MS = 1000.0 + 20.0, 3000.0 - 20.0
 
@@ -57,6 +58,11 @@ class Frontend:
             text += f'{name}_bucket{{model="Llama",le="{bound}"}} {share * self.requests}\n'
         text += f'{name}_sum{{model="Llama"}} {1500 * self.requests}\n'
         text += f'{name}_count{{model="Llama"}} {self.requests}\n'
+        scope = 'model_name="Llama",tenant_id="default"'
+        text += f'select_service_rank_prefill_tokens{{{scope},worker_id="1"}} 500\n'
+        text += f'select_service_rank_prefill_tokens{{{scope},worker_id="2"}} 40\n'
+        text += f"select_service_pending_isl_tokens{{{scope}}} 3000\n"
+        text += f'select_service_reservations{{{scope},state="decode"}} 7\n'
         head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
         writer.write(f"{head}Connection: close\r\n\r\n{text}".encode())
         await writer.drain()
@@ -69,17 +75,17 @@ def test_two_frontends_are_weighted_by_their_requests(tmp_path: Path) -> None:
         try:
             async with asyncio.timeout(DEADLINE_S):
                 while True:
-                    llama, other = ModelKey("llama"), ModelKey("other")
-                    windows = await source.windows([llama, other], 10.0)
+                    other = ModelKey("other")
+                    windows = await source.windows([LLAMA, other], 10.0)
                     assert isinstance(windows[other].requests, Missing)
-                    ttft = windows[llama].ttft_ms
+                    ttft = windows[LLAMA].ttft_ms
                     # each counts once it has been scraped twice: alone they say 1000 and 3000
                     is_mixed = isinstance(ttft, Value) and (
                         BUSY_ALONE_MS < ttft.value < QUIET_ALONE_MS
                     )
                     # and they are asked for one after the other: the first may have come too soon
-                    if is_mixed and isinstance(windows[llama].requests, Value):
-                        return windows[llama]
+                    if is_mixed and isinstance(windows[LLAMA].requests, Value):
+                        return windows[LLAMA]
                     await asyncio.sleep(0.5)
         finally:
             await source.close()
@@ -88,7 +94,13 @@ def test_two_frontends_are_weighted_by_their_requests(tmp_path: Path) -> None:
         async with Frontend(90, 1.0) as busy, Frontend(10, 3.0) as quiet:
             targets = [busy.target, quiet.target]
             with prometheus(tmp_path, targets) as prom:
-                window = await seen(f"http://127.0.0.1:{prom.port}")
+                url = f"http://127.0.0.1:{prom.port}"
+                window = await seen(url)
+                selectors = PrometheusSource(url, SELECTOR)
+                load = (await selectors.loads([LLAMA]))[LLAMA]
+                await selectors.close()
+        assert load.prefill_backlog_tokens == Value(3540.0), "who waits is no part of a rank's"
+        assert load.concurrency == Value(7.0), "each of two tells of the same"
         assert isinstance(window.ttft_ms, Value)
         # an unweighted mean says 2000; one of the two may have been scraped once more
         assert BUSY_ALONE_MS < window.ttft_ms.value < 1600.0

@@ -97,6 +97,18 @@ def test_engines_that_drain_are_paid_until_they_are_empty() -> None:
     assert result.gpu_hours >= there + (longest - 35.0) / 3600
 
 
+def test_ages_of_nothing_are_not_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One time that was 0 among epoch times: it never ended."""
+    trace = tmp_path / "trace.jsonl"
+    lengths = '"input_length": 10, "output_length": 10'
+    trace.write_text("".join(f'{{"timestamp": {at}, {lengths}}}\n' for at in (0, 1.7e12)))
+    flags = ("--trace", str(trace), "--profile-results-dir", str(PROFILE), "--policy", "reactive")
+    assert main(["replay", *flags]) == 1
+    assert "span 1.97e+04 days, 366 are replayed at most" in capsys.readouterr().err
+
+
 def test_replay_writes_charts_and_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
