@@ -245,10 +245,15 @@ class Wave:
             seats += piece
             now = yield NOTHING
         self._groups += len(plan.groups)
+        before: dict[int, tuple[int, int]] = {}  # by number: mate and blocks, of who was placed
         for seat in seats:  # the whole plan first: what is booked would be counted twice
-            sample, tokens = self._samples[seat.member.number], 0
-            if seat.mate >= 0 and self._samples[seat.mate].placed_at == seat.slot:
-                tokens = seat.shared_blocks * size
+            mate, shared = seat.mate, seat.shared_blocks
+            if mate >= 0 and self._samples[mate].placed_at != seat.slot:
+                # refused, or elsewhere: who sits before that one has its prefix, too
+                mate, common = before[mate]
+                shared = min(shared, common)
+            before[seat.member.number] = mate, shared
+            sample, tokens = self._samples[seat.member.number], shared * size if mate >= 0 else 0
             now = yield self._place(sample, seat.slot, tokens, now)
         return now
 
