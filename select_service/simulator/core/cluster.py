@@ -218,6 +218,14 @@ class Cluster:
             self._deadline = math.inf
             self.router.tick(self.now)
             self._follow_up()
+            self._mind_deadline()
+
+    def _mind_deadline(self) -> None:
+        """Look up when the first of those who wait will have waited too long."""
+        deadline = self.router.next_deadline()
+        if self.now < deadline < self._deadline:  # what is past is for the next tick
+            self._deadline = deadline
+            self._at(deadline, self._wake, deadline)
 
     def _sample(self) -> None:
         spread = self._fleet.spread()
@@ -297,10 +305,7 @@ class Cluster:
             self._settle(flight, verdict)
         else:
             self.reasons["waited"] += 1
-            deadline = self.router.next_deadline()
-            if deadline < self._deadline:
-                self._deadline = deadline
-                self._at(max(deadline, self.now), self._wake, deadline)
+            self._mind_deadline()
         self._follow_up()
 
     def _follow_up(self) -> None:

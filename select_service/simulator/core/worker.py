@@ -309,7 +309,8 @@ class Worker:
             most = min(len(blocks), (job.total - (not done)) // size)
             found, unused = pool.match(blocks, most)
             need = -(-job.total // size) - found
-            spare = self._blocks_for(1) + (done > 0)  # for the step that begins
+            # for the step that begins; who has been computed elsewhere takes part in it
+            spare = self._blocks_for(1) + (done > 0 and not job.total % size)
             if need + spare > pool.available - unused:
                 break
             self.waiting.popleft()

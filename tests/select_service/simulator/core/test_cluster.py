@@ -240,3 +240,19 @@ def test_an_interval_says_what_happened_in_it() -> None:
     cluster.advance(15.0)
     idle = cluster.observe()
     assert (idle.num_req, idle.isl, idle.ttft_s, idle.itl_s) == (0, None, None, None)
+
+
+def test_whoever_waits_is_refused_when_his_time_is_up_and_not_when_somebody_looks() -> None:
+    requests = [
+        request(0, 0.0, 8, 100),
+        *(request(1 + at, 0.1 + 0.2 * at, 8, 4) for at in range(3)),
+    ]
+    queues = AdmissionSettings(max_inflight=1, max_queued=5, queue_deadline_s=0.3)
+    cluster = Cluster(
+        ClusterSettings(WHOLE, block_size=BLOCK), core(admission=queues), Given(requests)
+    )
+    cluster.add_worker("workers", 0.0)
+    cluster.finish()
+    late = [one for one in cluster.outcomes if not one.is_ok]
+    waited = {one.request.number: one.finished - one.request.arrival for one in late}
+    assert waited == {number: pytest.approx(0.3) for number in (1, 2, 3)}

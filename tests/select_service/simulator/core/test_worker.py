@@ -134,3 +134,17 @@ def test_a_killed_engine_holds_nothing() -> None:
 def test_an_engine_that_cannot_compute_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         replace(SMALL, **{name: 0}).check()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("isl", range(28, 39))
+def test_what_was_computed_elsewhere_is_let_in_if_it_can_ever_be(isl: int) -> None:
+    """With its answer it fills the whole pool, and it is alone."""
+    settings = EngineSettings(SMALL.latency, kv_tokens=40, step_tokens_max=64, sequences_max=4)
+    worker = Worker(0, settings, BLOCK, "decode")
+    worker.submit(Job(request(0, 0.0, isl, 40 - isl), prefilled=True), 0.0)
+    worker.check()
+    ended = []
+    while worker.due < float("inf"):
+        ended += worker.step(worker.due)
+        worker.check()
+    assert [one.kind for one in ended] == ["done"]
