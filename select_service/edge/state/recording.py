@@ -315,12 +315,13 @@ class Recording:
             return
         try:
             if self._file is None:
+                self._put_earlier_aside(self.settings.path)  # where it could not be, or was not
                 self._begin_file()
             if self._lost is not None:
                 self._write_frame(message(self._lost))
                 self._lost = None
             self._write_frame(bytes(raw))
-        except OSError as error:
+        except (OSError, RecordingUnusable) as error:
             self._fail(error)
             self._lose("disk", notes)
             return
@@ -332,7 +333,7 @@ class Recording:
         if self._size >= self.settings.bytes_max:
             self._rotate()
 
-    def _fail(self, error: OSError) -> None:
+    def _fail(self, error: Exception) -> None:
         self.failures += 1
         self._retry_at = perf_counter() + RETRY_S
         if not self._is_refused:
@@ -404,8 +405,8 @@ class Recording:
     def _put_aside(self) -> None:
         """Give the file its number, and let the oldest go."""
         path, keep = self.settings.path, self.settings.files_max - 1
+        path.rename(path.with_name(numbered(path.name, self._number + 1)))
         self._number += 1
-        path.rename(path.with_name(numbered(path.name, self._number)))
         older = sorted(_aside(path))
         for _, one in older[: max(0, len(older) - keep)]:
             one.unlink(missing_ok=True)
