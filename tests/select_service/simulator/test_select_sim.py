@@ -10,6 +10,7 @@ import re
 import xml.etree.ElementTree as ET  # of our own writing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -332,3 +333,10 @@ def test_an_interval_is_student_s() -> None:
 
 def test_the_front_has_those_whom_nobody_beats() -> None:
     assert pareto([[1, 4], [2, 2], [3, 3], [4, 1], [2, 2]]) == {0, 1, 3, 4}
+
+
+@pytest.mark.parametrize(("runs", "quantile"), [(31, 2.0423), (32, 2.0395), (61, 2.0003)])
+def test_an_interval_of_many_runs_is_student_s_too(runs: int, quantile: float) -> None:
+    values = [float(at % 2) for at in range(runs)]
+    deviation = float(np.std(values, ddof=1))
+    assert estimate(values).half == pytest.approx(quantile * deviation / runs**0.5, rel=2e-4)
