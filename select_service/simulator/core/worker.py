@@ -73,7 +73,7 @@ class Job:
         self.generated = 1 if prefilled else 0  # tokens its client has
         self.total = request.isl  # tokens to have in the cache before it decodes
         self.computed = request.isl if prefilled else 0
-        self.cached = 0  # tokens found when it was let in last
+        self.cached = 0  # tokens found when it was let in first
         self.named = 0  # blocks of its chain that can be found
         self.held = 0  # all blocks it holds, while it computes its prompt
         self.start_step = _NO_STEP  # of decoding
@@ -324,7 +324,9 @@ class Worker:
                 self._name(job, job.total)
                 self._decode(job)
                 continue
-            job.cached = job.computed = found * size
+            job.computed = found * size
+            if not job.preemptions:  # else it may find what it has computed itself
+                job.cached = found * size
             tokens = min(budget, job.total - job.computed)
             prefill_s += latency.prefill_s(tokens, job.computed)
             self._prefilling.append(job)

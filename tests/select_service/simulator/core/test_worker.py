@@ -148,3 +148,22 @@ def test_what_was_computed_elsewhere_is_let_in_if_it_can_ever_be(isl: int) -> No
         ended += worker.step(worker.due)
         worker.check()
     assert [one.kind for one in ended] == ["done"]
+
+
+def test_what_a_prompt_has_computed_itself_is_not_found() -> None:
+    """It goes back to the line in the middle of its prompt, and comes again to its own blocks."""
+    settings = EngineSettings(SMALL.latency, kv_tokens=40, step_tokens_max=4, sequences_max=4)
+    worker = Worker(0, settings, BLOCK)
+    first, last = Job(request(0, 0.0, 8, 20)), Job(request(1, 0.0, 28, 4))
+    worker.submit(first, 0.0)
+    worker.submit(last, 0.0)
+    while not last.preemptions:
+        computed = last.computed
+        worker.step(worker.due)
+    assert computed > BLOCK
+    assert not last.generated
+    while worker.due < float("inf"):
+        worker.step(worker.due)
+        worker.check()
+    assert worker.prefill_tokens < 8 + computed + 28, "the engine has found them"
+    assert (first.cached, last.cached) == (0, 0)
