@@ -66,6 +66,7 @@ __all__ = [
     "Trace",
     "at_load",
     "capacity_of",
+    "expect_weights",
     "run",
 ]
 
@@ -259,10 +260,23 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"more slow workers than the {self.workers} there are")
         if self.prefill_workers < 0:
             raise ValueError("prefill_workers must be at least 0")
+        expect_weights(self.weights)
         if self.workers + self.prefill_workers > WORKERS_MAX:
             raise ValueError(f"there may be {WORKERS_MAX:,} workers at most")
         if self.replicas > REPLICAS_MAX:
             raise ValueError(f"there may be {REPLICAS_MAX} replicas at most")
+
+
+def expect_weights(weights: RouterConfig) -> None:
+    """Refuse weights that the server would refuse, too.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    for name in weights.__struct_fields__:
+        value = getattr(weights, name)
+        if isinstance(value, float) and not 0.0 <= value < math.inf:
+            raise ValueError(f"{name} must be a number at least 0")
 
 
 def _rng(settings: RunSettings, *names: object) -> random.Random:

@@ -117,6 +117,11 @@ class Cluster:
         """Every worker that is not gone."""
         return {worker_id: seat.worker for worker_id, seat in self._seats.items()}
 
+    @property
+    def evictions(self) -> int:
+        """Blocks forgotten for want of room, by those who are gone, too."""
+        return self._fleet.evictions
+
     def worker_ids(self, pool: str, *, draining: bool = False) -> list[int]:
         """Return the workers of a pool, oldest first: starting and ready ones, or all."""
         return self._fleet.ids(pool, draining=draining)
