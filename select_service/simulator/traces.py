@@ -22,7 +22,7 @@ from select_service.simulator.recordings import read_recording
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = [
     "MOONCAKE_BLOCK",
@@ -106,11 +106,14 @@ class TraceWorkload:
 
     Clocks of traces are coarse (Mooncake's ticks every three seconds): with `jitter_s` each request
     comes up to so much later, drawn from `rng`, and bursts that never were are none.
+
+    Attributes:
+        total: Requests that will come.
     """
 
     def __init__(
         self,
-        requests: Iterable[Request],
+        requests: Sequence[Request],
         block_size: int,
         rng: random.Random,
         *,
@@ -119,7 +122,8 @@ class TraceWorkload:
         limit: int = 0,
     ) -> None:
         self.block_size = block_size
-        self._requests = islice(iter(requests), limit or None)
+        self.total = min(limit or len(requests), len(requests))
+        self._requests = islice(requests, self.total)
         self._rng = rng
         self._speed = speed
         self._jitter_s = jitter_s

@@ -375,5 +375,17 @@ def test_what_workers_have_evicted_counts_when_they_are_gone() -> None:
     end = run(base).duration_s
     evicted = run(replace(base, changes=[Change(at=end * 0.9, do="add", count=1)])).evictions
     for do in ("remove", "fail"):
-        changes = [Change(at=end * 0.9, do="add"), Change(at=end * 0.95, do=do, count=2)]  # type: ignore[arg-type]
+        changes = [Change(at=end * 0.9, do="add"), Change(at=end * 0.95, do=do, count=2)]
         assert run(replace(base, changes=changes)).evictions >= evicted * 0.8
+
+
+def test_whoever_waits_for_a_run_is_told_how_far_it_is(tmp_path: Path) -> None:
+    trace = Trace(path=str(trace_file(tmp_path)))
+    of_a_trace = RunSettings(policy="round-robin", trace=trace)
+    drawn = RunSettings(policy="round-robin", workloads=[WorkloadSettings(requests=150, rate=4.0)])
+    for settings in (of_a_trace, drawn):
+        shares: list[float] = []
+        run(settings, shares.append)
+        assert shares == sorted(shares)
+        assert len(set(shares)) > 3
+        assert shares[-1] == 1.0

@@ -157,6 +157,7 @@ def test_what_a_prompt_has_computed_itself_is_not_found() -> None:
     first, last = Job(request(0, 0.0, 8, 20)), Job(request(1, 0.0, 28, 4))
     worker.submit(first, 0.0)
     worker.submit(last, 0.0)
+    computed = 0
     while not last.preemptions:
         computed = last.computed
         worker.step(worker.due)
