@@ -400,9 +400,8 @@ class Cluster:
         if flight is None or flight.job is not job:
             return
         outcome = flight.outcome
-        outcome.cached_tokens = job.cached
         if outcome.first_token < 0.0:  # after a death its client has it already
-            outcome.first_token = self.now
+            outcome.first_token, outcome.cached_tokens = self.now, job.cached
             self._tally.first_token(outcome.ttft_s, job.request.isl, job.cached)
         self._later(self._tell_prefilled, job.key, job.cached)
 

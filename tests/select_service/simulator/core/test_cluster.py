@@ -256,3 +256,19 @@ def test_whoever_waits_is_refused_when_his_time_is_up_and_not_when_somebody_look
     late = [one for one in cluster.outcomes if not one.is_ok]
     waited = {one.request.number: one.finished - one.request.arrival for one in late}
     assert waited == {number: pytest.approx(0.3) for number in (1, 2, 3)}
+
+
+def test_a_prompt_that_is_computed_again_after_a_death_is_no_hit() -> None:
+    """Its decode worker dies, and the prefill worker has what it has computed for it."""
+    settings = ClusterSettings(PARTS, block_size=BLOCK, detect_s=0.1)
+    cluster = Cluster(settings, RoundRobin(random.Random(1)), Given([request(0, 0.0, 40, 40)]))
+    cluster.add_worker("prefill", 0.0)
+    decoding = cluster.add_worker("decode", 0.0)
+    cluster.advance(0.2)
+    cluster.fail_worker(decoding, 0.2, back_after_s=0.01)
+    cluster.finish()
+    (outcome,) = cluster.outcomes
+    assert outcome.is_ok
+    assert outcome.attempts > 1
+    assert outcome.first_token < 0.2
+    assert outcome.cached_tokens == 0
