@@ -427,12 +427,13 @@ class Cluster:
             return
         assert flight.placed is not None
         seconds = job.request.isl * self.settings.transfer_token_s
-        self._at(self.now + seconds, self._moved, flight, flight.key, flight.placed.worker_id)
+        job = Job(job.request, prefilled=True, stopped_at=self.now)
+        self._at(self.now + seconds, self._moved, flight, job, flight.placed.worker_id)
 
-    def _moved(self, flight: _Flight, key: str, worker_id: int) -> None:
-        if self._flights.get(key) is flight:
+    def _moved(self, flight: _Flight, job: Job, worker_id: int) -> None:
+        if self._flights.get(flight.key) is flight:
             computed_on = None if flight.worker_id is None else self._seats.get(flight.worker_id)
-            self._submit(flight, worker_id, Job(flight.outcome.request, prefilled=True))
+            self._submit(flight, worker_id, job)
             if computed_on is not None:
                 self._go_if_empty(computed_on)
 

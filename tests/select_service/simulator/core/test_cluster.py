@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
-from select_service.simulator.core.observing import ISL_EDGES
+from select_service.simulator.core.observing import ISL_EDGES, middle_of_bin
 from select_service.simulator.core.requests import Outcome
 from select_service.simulator.core.routers import (
     LeastLoaded,
@@ -272,3 +272,21 @@ def test_a_prompt_that_is_computed_again_after_a_death_is_no_hit() -> None:
     assert outcome.attempts > 1
     assert outcome.first_token < 0.2
     assert outcome.cached_tokens == 0
+
+
+@pytest.mark.parametrize("pools", [WHOLE, PARTS], ids=["whole", "parts"])
+def test_times_between_tokens_add_up_to_what_answers_took(pools: dict[str, PoolSettings]) -> None:
+    """Also of who was preempted, or waited for a seat where answers are decoded."""
+    requests = [request(number, 0.05 * number, 20, 30) for number in range(40)]
+    settings = ClusterSettings(pools, block_size=BLOCK, transfer_token_s=1e-3)
+    cluster = Cluster(settings, RoundRobin(random.Random(1)), Given(requests))
+    for pool in pools:
+        cluster.add_worker(pool, 0.0)
+    cluster.finish()
+    assert sum(one.preemptions for one in cluster.outcomes) > 3
+    assert sum(cluster.gaps.values()) == 40 * 29
+    took_s = sum(one.finished - one.first_token for one in cluster.outcomes)
+    told_s = sum(middle_of_bin(at) * tokens for at, tokens in cluster.gaps.items())
+    assert told_s == pytest.approx(took_s, rel=0.01)
+    longest_s = max(map(middle_of_bin, cluster.gaps))
+    assert longest_s > 10 * took_s / (40 * 29), "somebody had to wait"
