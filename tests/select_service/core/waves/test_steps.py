@@ -419,3 +419,20 @@ def test_what_who_is_refused_had_in_common_is_the_most_his_neighbours_have() -> 
     assert [one.status for one in answer.results] == [200, 409, 200]
     assert answer.results[2].shared_tokens in {0, 96}
     assert answer.groups == answer.prefixes_computed == 1
+
+
+def test_what_others_compute_counts_for_who_asks_for_hits_too_but_is_no_hit() -> None:
+    asked = {"cache_hit_threshold": 0.9, "reservation_id": "r"}
+    refused = place(fleet_of(2), prompt(*group(1), n=2, **asked), reserve=True)
+    assert refused.placed == 0, "nobody holds it yet"
+    answer = place(
+        fleet_of(2), prompt(*group(1), n=3, on_cache_threshold="fallback", **asked), reserve=True
+    )
+    computed = [
+        one.selection.effective_prefill_tokens
+        for one in answer.results
+        if isinstance(one.selection, Selection)
+    ]
+    assert computed == [128, 0, 0]
+    assert [one.shared_tokens for one in answer.results] == [0, 128, 128]
+    assert [rank.prefill_tokens for rank in answer.ranks] == [128]
