@@ -370,12 +370,12 @@ class Recording:
             self._file, self._size, self._file_notes = file, 0, 0
             self._write_all(memoryview(OPENING))
             self._size = len(OPENING)
-            self.files += 1
             wall_s = time.time()  # noqa: TID251 - told, not counted with
             began = Header(
-                *(__version__, self._name, self.files, wall_s, self._clock(), self._config)
+                *(__version__, self._name, self.files + 1, wall_s, self._clock(), self._config)
             )
             self._write_frame(message(began))
+            self.files += 1  # by which a reader knows that none is missing
         except OSError:
             self._file = None
             os.close(file)
