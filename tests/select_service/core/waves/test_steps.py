@@ -422,7 +422,7 @@ def test_what_who_is_refused_had_in_common_is_the_most_his_neighbours_have() -> 
 
 
 def test_what_others_compute_counts_for_who_asks_for_hits_too_but_is_no_hit() -> None:
-    asked = {"cache_hit_threshold": 0.9, "reservation_id": "r"}
+    asked: dict[str, Any] = {"cache_hit_threshold": 0.9, "reservation_id": "r"}
     refused = place(fleet_of(2), prompt(*group(1), n=2, **asked), reserve=True)
     assert refused.placed == 0, "nobody holds it yet"
     answer = place(
