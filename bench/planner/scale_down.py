@@ -13,7 +13,6 @@ how many seeds they were `advised` to go at all.
 from __future__ import annotations
 
 import argparse
-import io
 import itertools
 import os
 import random
@@ -161,10 +160,10 @@ class Halfway:
 def halfway(fleet: Fleet) -> Iterator[Halfway]:
     """Play the first half of the trace."""
     router = CoreRouter(CoreSettings(), [random.Random(fleet.seed)])
-    # in memory: a file that forks read on would be one file for all of them
-    lines = io.BytesIO(Path(fleet.trace).read_bytes())
+    with Path(fleet.trace).open("rb") as lines:  # all of it: forks would share what is left of it
+        requests = list(READERS["mooncake"](lines, BLOCK))
     workload = TraceWorkload(
-        READERS["mooncake"](lines, BLOCK),
+        requests,
         BLOCK,
         random.Random(f"{fleet.seed}/trace"),
         speed=fleet.speed,

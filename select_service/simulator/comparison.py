@@ -89,14 +89,7 @@ def perform(
 
 
 def _one(task: RunSettings, at: int, progress: Callable[[float], None]) -> Measures:
-    total = sum(one.requests for one in task.workloads)
-    if task.trace is not None:
-        total = task.trace.limit
-
-    def tell(ended: int) -> None:
-        progress(at + (min(0.99, ended / total) if total else 0.5))
-
-    result = run(task, tell)
+    result = run(task, lambda share: progress(at + share))
     progress(at + 1)
     return result
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from select_service.simulator.core.workloads import KINDS, WorkloadSettings
-from select_service.simulator.runs import Change, RunSettings, Slow, Trace
+from select_service.simulator.runs import Change, RunSettings, Slow, Trace, expect_weights
 from select_service.simulator.traces import MOONCAKE_BLOCK, READERS
 from select_service.types import RouterConfig
 from select_service.types.admission import AdmissionSettings
@@ -197,16 +197,26 @@ def weights_with(base: RouterConfig, values: Mapping[str, object]) -> RouterConf
     """Return weights with some of them changed.
 
     Raises:
-        ValueError: there is none of such a name.
+        ValueError: there is none of such a name, or it is no number that it can have.
     """
-    return _converted(base, dict(values), "weights")
+    changed = _converted(base, dict(values), "weights")
+    expect_weights(changed)
+    return changed
+
+
+_OF_SESSIONS: Final = frozenset(
+    {"arrivals", "rate", "cv", "burst_size", "users", "turns", "diurnal_period_s", "diurnal_depth"}
+)
 
 
 def _workload(text: str) -> WorkloadSettings:
     kind, _, rest = text.partition(",")
-    return _converted(
-        WorkloadSettings(), {"kind": kind, **pairs_of(rest, "--workload")}, "--workload"
-    )
+    pairs = pairs_of(rest, "--workload")
+    told = _converted(WorkloadSettings(), {"kind": kind, **pairs}, "--workload")
+    left_aside = _OF_SESSIONS if told.kind == "rl" else {"samples"}
+    for name in filter(left_aside.__contains__, pairs):
+        raise ValueError(f"--workload: {kind} takes no {name}")
+    return told
 
 
 def _changed(base: Told, text: str, where: str) -> Told:

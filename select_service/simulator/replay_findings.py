@@ -44,8 +44,9 @@ class Missing(Struct):
     """What a recording lacks."""
 
     file: str
-    why: str  # queue | disk | fault | cut off
+    why: str  # queue | disk | fault | cut off | files before it
     notes: int | None = None
+    files: int | None = None
 
 
 class Spread(Struct):

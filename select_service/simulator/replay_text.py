@@ -61,6 +61,8 @@ def _what_if(told: WhatIf) -> list[str]:
 
 def missing(gap: Missing) -> str:
     """Return what is not there, of which file and why."""
+    if gap.files is not None:
+        return f"{gap.files} file(s) before {gap.file}"
     what = "the end" if gap.notes is None else f"{gap.notes} notes"
     return f"{what} of {gap.file} ({gap.why})"
 

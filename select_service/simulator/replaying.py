@@ -170,7 +170,7 @@ class _Player:
         """Look at one item."""
         tape, path, item = played
         if tape is not self._tape:
-            self._open(tape)
+            self._open(tape, path)
         told = self.told
         if isinstance(item, Decided):
             self._guarded(path, lambda: self._decided(tape, path, item))
@@ -202,10 +202,15 @@ class _Player:
             why = f"what decided it does not fit together ({type(error).__name__}: {error})"
             raise BadRecording(f"{where}: {why}") from None
 
-    def _open(self, tape: Tape) -> None:
+    def _open(self, tape: Tape, path: Path) -> None:
+        before = None if self._tape is None else self._tape.header
         self._tape = tape
         header = tape.header
         assert header is not None
+        if before is not None and before.recording == header.recording:
+            absent = header.file - before.file - 1
+            if absent > 0:
+                self.told.missing.append(Missing(str(path), "files before it", files=absent))
         if header.service not in self.told.service:
             self.told.service.append(header.service)
         if self.told.config is None:

@@ -22,9 +22,14 @@ def expect_writable(*paths: str | None) -> None:
 
     Raises:
         OSError: naming the first of them.
+        ValueError: two are one, and who is written last would be all there is.
     """
+    targets: set[Path] = set()
     for path in filter(None, paths):
         target = Path(path).resolve()
+        if target in targets and (target.is_file() or not target.exists()):
+            raise ValueError(f"{path}: two results would be the same file")
+        targets.add(target)
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not target.parent.is_dir():

@@ -14,7 +14,6 @@ import random
 import zlib
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -66,6 +65,7 @@ __all__ = [
     "Trace",
     "at_load",
     "capacity_of",
+    "expect_weights",
     "run",
 ]
 
@@ -259,10 +259,23 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"more slow workers than the {self.workers} there are")
         if self.prefill_workers < 0:
             raise ValueError("prefill_workers must be at least 0")
+        expect_weights(self.weights)
         if self.workers + self.prefill_workers > WORKERS_MAX:
             raise ValueError(f"there may be {WORKERS_MAX:,} workers at most")
         if self.replicas > REPLICAS_MAX:
             raise ValueError(f"there may be {REPLICAS_MAX} replicas at most")
+
+
+def expect_weights(weights: RouterConfig) -> None:
+    """Refuse weights that the server would refuse, too.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    for name in weights.__struct_fields__:
+        value = getattr(weights, name)
+        if isinstance(value, float) and not 0.0 <= value < math.inf:
+            raise ValueError(f"{name} must be a number at least 0")
 
 
 def _rng(settings: RunSettings, *names: object) -> random.Random:
@@ -282,11 +295,10 @@ def workload(settings: RunSettings) -> Workload:
         rngs = [_rng(settings, "workload", at) for at in range(len(settings.workloads))]
         return workload_of(settings.workloads, settings.block_size, rngs)
     requests = _read(trace, settings.block_size)
-    first = next(requests, None)
-    if first is None:
+    if not requests:
         raise BadTrace(f"{trace.path}: there is no request in it")
     return TraceWorkload(
-        chain([first], requests),
+        requests,
         settings.block_size,
         _rng(settings, "trace"),
         speed=trace.speed,
@@ -295,10 +307,9 @@ def workload(settings: RunSettings) -> Workload:
     )
 
 
-def _read(trace: Trace, block_size: int) -> Iterator[Request]:
+def _read(trace: Trace, block_size: int) -> list[Request]:
     if trace.format == RECORDING:
-        yield from requests_of(Path(trace.path), block_size)
-        return
+        return list(requests_of(Path(trace.path), block_size))
     reader = READERS[trace.format]
     if trace.format == "mooncake":
         reader = partial(read_mooncake, trace_block_size=trace.block_size)
@@ -306,7 +317,7 @@ def _read(trace: Trace, block_size: int) -> Iterator[Request]:
         with Path(trace.path).open("rb") as file:
             is_packed = file.peek(2).startswith(b"\x1f\x8b")
             lines: Iterable[bytes] = gzip.GzipFile(fileobj=file) if is_packed else file
-            yield from in_order(reader(lines, block_size))
+            return in_order(reader(lines, block_size))
     except (BadTrace, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise BadTrace(f"{trace.path}: {error}") from None
 
@@ -328,8 +339,12 @@ def router(settings: RunSettings) -> Router:
     return CoreRouter(core, [_rng(settings, "router", at) for at in range(settings.replicas)])
 
 
-def cluster(settings: RunSettings) -> Cluster:
+def cluster(settings: RunSettings, requests: Workload | None = None) -> Cluster:
     """Build everything; nothing has happened yet but that workers are there.
+
+    Args:
+        settings: of the run.
+        requests: as `workload` opens them, unless that has been done.
 
     Raises:
         ValueError, OSError: it cannot be built.
@@ -359,7 +374,7 @@ def cluster(settings: RunSettings) -> Cluster:
         transfer_token_s=settings.transfer_token_s,
         detect_s=settings.detect_s,
     )
-    built = Cluster(surroundings, router(settings), workload(settings))
+    built = Cluster(surroundings, router(settings), requests or workload(settings))
     for pool, size in sizes.items():
         for _ in range(size):
             built.add_worker(pool, 0.0)
@@ -400,23 +415,28 @@ def _seldom_collecting() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def run(settings: RunSettings, progress: Callable[[int], None] | None = None) -> Measures:
+def run(settings: RunSettings, progress: Callable[[float], None] | None = None) -> Measures:
     """Run to the end, check that nothing was lost, and measure.
 
     Args:
         settings: of the run.
-        progress: told now and then how many requests have ended.
+        progress: told now and then the share of requests that have ended.
 
     Raises:
         ValueError, BadTrace, OSError: it cannot be run.
         AssertionError: something was lost or is left, which is a bug.
     """
     with _seldom_collecting():
-        built = cluster(settings)
+        settings.validate()
+        requests = workload(settings)
+        total = sum(one.requests for one in settings.workloads)
+        if isinstance(requests, TraceWorkload):
+            total = requests.total
+        built = cluster(settings, requests)
         while not built.is_done:
             built.advance(built.now + STRIDE_S)
             if progress is not None:
-                progress(len(built.outcomes))
+                progress(min(1.0, len(built.outcomes) / total))
         if settings.check:
             built.check()
         return measure(built, settings.policy, settings.seed)

@@ -7,7 +7,7 @@ less than that is no finding.
 
 from __future__ import annotations
 
-import itertools
+import math
 import os
 import random
 import sys
@@ -35,7 +35,7 @@ from select_service.types import RouterConfig
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from select_service.simulator.core.measures import Measures
 
@@ -43,6 +43,8 @@ __all__ = ["configure", "execute", "pareto"]
 
 _MORE_IS_BETTER: Final = frozenset({"hit_rate", "hit_share", "goodput"})
 _RANGE: Final = 3  # begin:end:step
+_POINTS_MAX: Final = 10_000
+"""Each takes a run, or several: nobody waits for more, nor reads of them."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,10 +98,7 @@ def execute(args: Namespace) -> int:
         raise ValueError(f"--aims: there is no {', '.join(unknown)}")
     expect_writable(args.out, args.report)
     settings, _ = loaded(replace(settings_of(args), policy=OURS), args.load)
-    points = _points(args.vary, settings.weights)
-    if args.draw is not None and args.draw < len(points):
-        rng = random.Random(f"{settings.seed}/sweep")
-        points = sorted(rng.sample(points, args.draw), key=points.index)
+    points = _points(_grid(args.vary, settings.weights), args.draw, settings.seed)
     variants = [replace(settings, weights=weights_with(settings.weights, one)) for one in points]
     variants.append(replace(settings, policy=PEER))
     tasks = [
@@ -120,7 +119,8 @@ def execute(args: Namespace) -> int:
     return 0
 
 
-def _points(texts: Sequence[str], base: RouterConfig) -> list[dict[str, float]]:
+def _grid(texts: Sequence[str], base: RouterConfig) -> dict[str, list[float]]:
+    """Return the values of each weight."""
     grid: dict[str, list[float]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
@@ -131,8 +131,26 @@ def _points(texts: Sequence[str], base: RouterConfig) -> list[dict[str, float]]:
         grid[name] = _values(values)
         for value in grid[name]:
             weights_with(base, {name: value})
-    combinations = itertools.product(*grid.values())
-    return [dict(zip(grid, values, strict=True)) for values in combinations]
+    return grid
+
+
+def _points(grid: dict[str, list[float]], draw: int | None, seed: int) -> list[dict[str, float]]:
+    """Return the points of a grid in its order, or those that are drawn; it may be any size."""
+    total = math.prod(map(len, grid.values()))
+    chosen: Iterable[int] = range(total)
+    if draw is not None and draw < total:
+        chosen = sorted(random.Random(f"{seed}/sweep").sample(range(total), draw))
+    elif total > _POINTS_MAX:
+        raise ValueError(f"--vary: {total:,} points, at most {_POINTS_MAX:,}: --draw some of them")
+    return [_point(grid, number) for number in chosen]
+
+
+def _point(grid: dict[str, list[float]], number: int) -> dict[str, float]:
+    point: dict[str, float] = {}
+    for name, values in reversed(grid.items()):  # the last one changes fastest
+        number, at = divmod(number, len(values))
+        point[name] = values[at]
+    return {name: point[name] for name in grid}
 
 
 def _values(text: str) -> list[float]:
@@ -143,9 +161,12 @@ def _values(text: str) -> list[float]:
         begin, end, step = (float(piece) for piece in pieces)
     except ValueError:
         raise ValueError(f"--vary: {text} should be numbers") from None
-    if not (step > 0.0 and end >= begin):
-        raise ValueError(f"--vary: {text} should go up")
-    return [round(begin + step * at, 9) for at in range(int((end - begin) / step + 1e-9) + 1)]
+    if not (step > 0.0 and begin <= end < math.inf):
+        raise ValueError(f"--vary: {text} should go up, to an end")
+    count = (end - begin) / step + 1e-9
+    if count >= _POINTS_MAX:
+        raise ValueError(f"--vary: {text} has {count:,.0f} points, at most {_POINTS_MAX:,}")
+    return [round(begin + step * at, 9) for at in range(int(count) + 1)]
 
 
 def _judged(

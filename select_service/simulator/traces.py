@@ -7,10 +7,11 @@ format is entered: `select-sim run --format NAME` finds it there.
 from __future__ import annotations
 
 from array import array
-from datetime import datetime
+from codecs import BOM_UTF8
+from datetime import UTC, datetime
 from heapq import heappop, heappush
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from select_service.simulator.recordings import read_recording
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = [
     "MOONCAKE_BLOCK",
@@ -50,6 +51,9 @@ second of it is simulated."""
 
 _END_MAX_S: Final = 2 * SPAN_MAX_S
 """With what comes on top of a trace's own times: jitter, and a speed below 1."""
+
+_SECONDS_MAX: Final = 1e11
+"""Of a log's clock, three thousand years from now: what is beyond counts milliseconds."""
 
 _NAMES: Final = 1 << 64
 
@@ -102,11 +106,14 @@ class TraceWorkload:
 
     Clocks of traces are coarse (Mooncake's ticks every three seconds): with `jitter_s` each request
     comes up to so much later, drawn from `rng`, and bursts that never were are none.
+
+    Attributes:
+        total: Requests that will come.
     """
 
     def __init__(
         self,
-        requests: Iterable[Request],
+        requests: Sequence[Request],
         block_size: int,
         rng: random.Random,
         *,
@@ -115,7 +122,8 @@ class TraceWorkload:
         limit: int = 0,
     ) -> None:
         self.block_size = block_size
-        self._requests = islice(iter(requests), limit or None)
+        self.total = min(limit or len(requests), len(requests))
+        self._requests = islice(requests, self.total)
         self._rng = rng
         self._speed = speed
         self._jitter_s = jitter_s
@@ -215,8 +223,15 @@ def _names(ids: list[int], parts: int) -> array[int]:
 
 
 class _Message(msgspec.Struct):
+    """A message of a chat, or an item of `input` and `output`, which may be a call of a tool."""
+
     role: str | None = None
-    content: str | list[dict[str, object]] | None = None
+    content: str | list[str | dict[str, object]] | None = None
+    tool_calls: object = None
+    type: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: object = None
 
 
 class _Choice(msgspec.Struct):
@@ -227,27 +242,36 @@ class _Choice(msgspec.Struct):
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
 
 
 class _Body(msgspec.Struct):
     messages: list[_Message] | None = None
-    prompt: str | None = None
+    prompt: str | list[str | int | list[int]] | None = None
+    instructions: str | None = None
+    input: str | list[_Message] | None = None
+    tools: object = None
     user: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
 
 
 class _Reply(msgspec.Struct):
     choices: list[_Choice] | None = None
+    output: list[_Message] | None = None
     usage: _Usage | None = None
 
 
 class _LogLine(_Body):
     timestamp: float | str | None = None  # seconds, or ISO 8601
-    created: float | None = None
+    created: float | str | None = None
+    created_at: float | str | None = None
     request: _Body | None = None
     response: _Reply | None = None
     choices: list[_Choice] | None = None
+    output: list[_Message] | None = None
     usage: _Usage | None = None
     session_id: str | None = None
     slo_class: str | None = None
@@ -256,10 +280,12 @@ class _LogLine(_Body):
 def read_openai(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
     """See Reader.
 
-    A line has the members of a call (`messages` or `prompt`, `user`, `max_tokens`), at the top or
-    in `request`; those of the answer (`choices`, `usage`), at the top or in `response`; and
-    `timestamp` (seconds or ISO 8601) or `created`. Prompts are alike as far as their text is,
-    four characters to a token; `usage` says how long they were, where it is there.
+    A line has the members of a call (`messages`, `prompt` or `input`, `tools`, `user`,
+    `max_tokens`), at the top or in `request`; those of the answer (`choices` or `output`, `usage`),
+    at the top or in `response`; and `timestamp` (seconds or ISO 8601, UTC unless it says another
+    zone), `created` or `created_at`. Prompts are alike as far as their text is, four characters to
+    a token, and what tools are called with is text; `usage` says how long they were, where it is
+    there.
     """
     decoder = msgspec.json.Decoder(_LogLine)
     start: float | None = None
@@ -272,17 +298,20 @@ def read_openai(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
 
 def _logged(one: _LogLine, number: int, arrival: float, block_size: int) -> Request:
     call: _Body = one.request or one
-    reply = one.response or _Reply(one.choices, one.usage)
+    reply = one.response or _Reply(one.choices, one.output, one.usage)
     usage = reply.usage or _Usage()
     text = _text_of(call, number)
     answer = _answer_of(reply)
-    isl = usage.prompt_tokens or max(1, len(text) // CHARACTERS_PER_TOKEN)
-    limit = call.max_completion_tokens or call.max_tokens
-    osl = usage.completion_tokens or len(answer) // CHARACTERS_PER_TOKEN or limit or 1
+    isl = usage.prompt_tokens or usage.input_tokens or _tokens(text)
+    limit = call.max_completion_tokens or call.max_output_tokens or call.max_tokens
+    said = usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
+    if said is None:
+        said = _tokens(answer) if answer else limit or 1
     if isl < 1:
         raise BadTrace(f"line {number}: usage.prompt_tokens must not be negative")
-    if osl < 1:
+    if min(said, limit or 0) < 0:
         raise BadTrace(f"line {number}: completion_tokens and max_tokens must not be negative")
+    osl = max(1, said)
     size = block_size * CHARACTERS_PER_TOKEN
     blocks: list[int] = []
     before = 0
@@ -303,35 +332,88 @@ def _logged(one: _LogLine, number: int, arrival: float, block_size: int) -> Requ
     )
 
 
+def _tokens(text: str) -> int:
+    return max(1, len(text) // CHARACTERS_PER_TOKEN)
+
+
 def _when(one: _LogLine, number: int) -> float:
-    if isinstance(one.timestamp, str):
-        try:
-            return datetime.fromisoformat(one.timestamp).timestamp()
-        except (ValueError, OverflowError):
-            raise BadTrace(f"line {number}: timestamp is no date of ISO 8601") from None
-    when = one.created if one.timestamp is None else one.timestamp
+    told = (one.timestamp, one.created, one.created_at)
+    when = next((at for at in told if at is not None), None)
     if when is None:
         raise BadTrace(f"line {number}: no timestamp and no created")
+    if isinstance(when, str):
+        try:
+            date = datetime.fromisoformat(when)
+            return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            raise BadTrace(f"line {number}: timestamp is no date of ISO 8601") from None
+    if when > _SECONDS_MAX:
+        raise BadTrace(f"line {number}: timestamp {when:.0f} is no time in seconds")
     return when
 
 
 def _text_of(call: _Body, number: int) -> str:
+    """Return a prompt as one text: what is alike in two of them is alike from the beginning on."""
+    tools = _written(call.tools) if call.tools else ""
     if call.messages is not None:
-        return "".join(_said(message) for message in call.messages)
-    if call.prompt is not None:
-        return call.prompt
-    raise BadTrace(f"line {number}: no messages and no prompt")
+        return tools + "".join(map(_said, call.messages))
+    if call.input is not None:
+        first = "" if call.instructions is None else f"<system>{call.instructions}\n"
+        asked = call.input
+        if isinstance(asked, str):
+            asked = [_Message("user", asked)]
+        return tools + first + "".join(map(_said, asked))
+    prompt = call.prompt
+    if isinstance(prompt, list):
+        return _text_of_list(prompt, number)
+    if prompt is not None:
+        return prompt
+    raise BadTrace(f"line {number}: no messages, no prompt and no input")
+
+
+def _text_of_list(prompt: list[str | int | list[int]], number: int) -> str:
+    """Return a prompt of tokens as text, each as many characters as a token has."""
+    first = prompt[0] if prompt else ""
+    if not isinstance(first, int) and len(prompt) > 1:
+        raise BadTrace(f"line {number}: several prompts in one call, which are several requests")
+    if isinstance(first, str):
+        return first
+    tokens = prompt if isinstance(first, int) else first
+    try:
+        packed = array("I", cast("list[int]", tokens))
+    except (TypeError, OverflowError):
+        raise BadTrace(f"line {number}: prompt is neither text nor tokens") from None
+    return packed.tobytes().decode("latin-1")
 
 
 def _said(message: _Message) -> str:
     content = message.content
     if isinstance(content, list):
-        content = "".join(str(part.get("text") or "") for part in content)
-    return f"<{message.role or ''}>{content or ''}\n"
+        content = "".join(map(_part, content))
+    called = (message.tool_calls, message.name, message.arguments, message.output)
+    more = "".join(_written(one) for one in called if one)
+    return f"<{message.role or message.type or ''}>{content or ''}{more}\n"
+
+
+def _part(part: str | dict[str, object]) -> str:
+    """Return a part of a message; of a picture its digest, in the characters of one token."""
+    if isinstance(part, str):
+        return part
+    text = part.get("text")
+    if text is not None or part.keys() <= {"type", "text"}:
+        return str(text or "")
+    digest = xxh3_64_intdigest(_written(part).encode())
+    return "".join(chr(0x10000 + (digest >> shift & 0xFFFF)) for shift in (0, 16, 32, 48))
+
+
+def _written(one: object) -> str:
+    return one if isinstance(one, str) else msgspec.json.encode(one, order="sorted").decode()
 
 
 def _answer_of(reply: _Reply) -> str:
     """Return the answer as the next turn will repeat it."""
+    if reply.output is not None:
+        return "".join(map(_said, reply.output))
     if not reply.choices:
         return ""
     first = reply.choices[0]
@@ -341,7 +423,10 @@ def _answer_of(reply: _Reply) -> str:
 
 
 def _lines(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    for number, line in enumerate(lines, 1):
+        told = line.removeprefix(BOM_UTF8) if number == 1 else line
+        if told.strip():
+            yield number, told
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], line: bytes, number: int) -> T:

@@ -85,9 +85,10 @@ def run(tmp_path: Path, lives: int, others: int) -> None:
             whole = {name: count for name, count in stands.items() if name not in freed}
             assert set(whole.values()) <= {SAMPLES}, "all or none"
             said.update(whole)
-            for one in witnesses:
-                eventually(lambda: booked(one), stands)
+            for one in witnesses:  # of ends that it died before it wrote down they tell it in turn
+                eventually(lambda: booked(one) == booked(server), True)
             agree([server, *witnesses])
+            assert booked(server).items() >= whole.items(), "what was not ended stands still"
         ends = itertools.cycle([server, *witnesses])
         for name in booked(server):  # at whichever replica: each knows all of them
             half = SAMPLES // 2

@@ -24,6 +24,7 @@ from select_service.types import (
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable
 
     from indexer.core.tiers import Matches
     from select_service.core.admission.cache_hits import CacheHits, Found
@@ -69,6 +70,7 @@ class Placing:
         self.sampler: Sampler | None = None  # from when on somebody examines the fleet
         self.sessions: Sessions | None = None  # where requests may name the session they are of
         self.shadow: Shadow | None = None  # while other weights look on
+        self.expects: Callable[[Matches], Matches] | None = None  # beside what is there now
 
     def place(  # noqa: C901, PLR0912, PLR0915 - straight on: all pay for it
         self,
@@ -97,6 +99,8 @@ class Placing:
                 if found.refused is not None:
                     return self._refuse_threshold(ticket, rows, matches, found, now), effects
                 rows, hit = found.rows, found.facts
+            if self.expects is not None:
+                matches = self.expects(matches)
         if request.session_id is not None:
             rows = self._seated(ticket, request.session_id, rows, now)
         sighting = watch = None

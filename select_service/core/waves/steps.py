@@ -139,16 +139,16 @@ class Wave:
             for _ in self._read(at, item, now):
                 now = yield NOTHING
         self._check_all()
-        now = yield from self._repeats(now)
-        by_partition: dict[Partition, list[int]] = {}
-        for number, sample in enumerate(self._samples):
-            if sample.rows is not None:
-                assert sample.read is not None
-                by_partition.setdefault(sample.read[0], []).append(number)
-        for partition, numbers in by_partition.items():
-            now = yield from self._seat(partition, numbers, now)
         try:
+            now = yield from self._repeats(now)
+            by_partition: dict[Partition, list[int]] = {}
+            for number, sample in enumerate(self._samples):
+                if sample.rows is not None:
+                    assert sample.read is not None
+                    by_partition.setdefault(sample.read[0], []).append(number)
             self._check_all()
+            for partition, numbers in by_partition.items():
+                now = yield from self._seat(partition, numbers, now)
         except BatchNotPlaced:
             yield from self.undo(now)
             raise
@@ -224,7 +224,11 @@ class Wave:
     def _seat(
         self, partition: Partition, numbers: list[int], now: float
     ) -> Generator[Effects, float, float]:
-        """Plan and place what is for one partition."""
+        """Plan and place what is for one partition.
+
+        Raises:
+            BatchNotPlaced: as `_check_all`.
+        """
         members = []
         for number in numbers:
             sample = self._samples[number]
@@ -245,11 +249,20 @@ class Wave:
             seats += piece
             now = yield NOTHING
         self._groups += len(plan.groups)
+        before: dict[int, tuple[int, int]] = {}  # by number: mate and blocks, of who was placed
         for seat in seats:  # the whole plan first: what is booked would be counted twice
-            sample, tokens = self._samples[seat.member.number], 0
-            if seat.mate >= 0 and self._samples[seat.mate].placed_at == seat.slot:
-                tokens = seat.shared_blocks * size
+            mate, shared = seat.mate, seat.shared_blocks
+            if mate >= 0 and self._samples[mate].placed_at != seat.slot:
+                # refused, or elsewhere: who sits before that one has its prefix, too
+                mate, common = before[mate]
+                shared = min(shared, common)
+            before[seat.member.number] = mate, shared
+            sample, tokens = self._samples[seat.member.number], shared * size if mate >= 0 else 0
             now = yield self._place(sample, seat.slot, tokens, now)
+            if not _is_placed(sample):
+                # at once: what it went on to book might be what an equal wave is about to, which
+                # came first, and would be undone for it
+                self._check_all()
         return now
 
     def _place(self, sample: _Sample, slot: int, shared_tokens: int, now: float) -> Effects:
@@ -322,7 +335,11 @@ class Wave:
         )
 
     def _check_all(self) -> None:
-        """Give up where all or none was asked for, and one has been refused."""
+        """Give up where all or none was asked for, and one has been refused.
+
+        Raises:
+            BatchNotPlaced: naming the first of them.
+        """
         if not self._wants.atomic:
             return
         for at, sample in enumerate(self._samples):

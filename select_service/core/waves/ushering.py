@@ -8,6 +8,7 @@ behind it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn, cast
 
 import numpy as np
@@ -139,14 +140,21 @@ class _Guided:
         effects: Effects,
         matches: Matches | None = None,
     ) -> tuple[Answer, Effects]:
+        if not self.shared_tokens:
+            return self._placing.place(ticket, rows, now, effects, matches)
+        index = ticket.partition.index
+        matches = index.find_matches(ticket.prompt.block_hashes)
+        blocks = self.shared_tokens // index.block_size
         asked = ticket.request.cache_hit_threshold
-        held_to_cache = asked is not None or self._settings.cache_hit_threshold > 0.0
-        if self.shared_tokens and not held_to_cache:  # such ask for what is there now
-            index = ticket.partition.index
-            matches = index.find_matches(ticket.prompt.block_hashes)
-            blocks = self.shared_tokens // index.block_size
+        if asked is None and not self._settings.cache_hit_threshold > 0.0:
             matches = expecting(matches, self.slot, blocks)
-        return self._placing.place(ticket, rows, now, effects, matches)
+            return self._placing.place(ticket, rows, now, effects, matches)
+        # who may take it goes by what is there now
+        self._placing.expects = partial(expecting, slot=self.slot, blocks=blocks)
+        try:
+            return self._placing.place(ticket, rows, now, effects, matches)
+        finally:
+            self._placing.expects = None
 
 
 class _Guiding(Selecting):

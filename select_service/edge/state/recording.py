@@ -315,12 +315,13 @@ class Recording:
             return
         try:
             if self._file is None:
+                self._put_earlier_aside(self.settings.path)  # where it could not be, or was not
                 self._begin_file()
             if self._lost is not None:
                 self._write_frame(message(self._lost))
                 self._lost = None
             self._write_frame(bytes(raw))
-        except OSError as error:
+        except (OSError, RecordingUnusable) as error:
             self._fail(error)
             self._lose("disk", notes)
             return
@@ -332,7 +333,7 @@ class Recording:
         if self._size >= self.settings.bytes_max:
             self._rotate()
 
-    def _fail(self, error: OSError) -> None:
+    def _fail(self, error: Exception) -> None:
         self.failures += 1
         self._retry_at = perf_counter() + RETRY_S
         if not self._is_refused:
@@ -369,12 +370,12 @@ class Recording:
             self._file, self._size, self._file_notes = file, 0, 0
             self._write_all(memoryview(OPENING))
             self._size = len(OPENING)
-            self.files += 1
             wall_s = time.time()  # noqa: TID251 - told, not counted with
             began = Header(
-                *(__version__, self._name, self.files, wall_s, self._clock(), self._config)
+                *(__version__, self._name, self.files + 1, wall_s, self._clock(), self._config)
             )
             self._write_frame(message(began))
+            self.files += 1  # by which a reader knows that none is missing
         except OSError:
             self._file = None
             os.close(file)
@@ -404,8 +405,8 @@ class Recording:
     def _put_aside(self) -> None:
         """Give the file its number, and let the oldest go."""
         path, keep = self.settings.path, self.settings.files_max - 1
+        path.rename(path.with_name(numbered(path.name, self._number + 1)))
         self._number += 1
-        path.rename(path.with_name(numbered(path.name, self._number)))
         older = sorted(_aside(path))
         for _, one in older[: max(0, len(older) - keep)]:
             one.unlink(missing_ok=True)

@@ -117,6 +117,11 @@ class Cluster:
         """Every worker that is not gone."""
         return {worker_id: seat.worker for worker_id, seat in self._seats.items()}
 
+    @property
+    def evictions(self) -> int:
+        """Blocks forgotten for want of room, by those who are gone, too."""
+        return self._fleet.evictions
+
     def worker_ids(self, pool: str, *, draining: bool = False) -> list[int]:
         """Return the workers of a pool, oldest first: starting and ready ones, or all."""
         return self._fleet.ids(pool, draining=draining)
@@ -218,6 +223,14 @@ class Cluster:
             self._deadline = math.inf
             self.router.tick(self.now)
             self._follow_up()
+            self._mind_deadline()
+
+    def _mind_deadline(self) -> None:
+        """Look up when the first of those who wait will have waited too long."""
+        deadline = self.router.next_deadline()
+        if self.now < deadline < self._deadline:  # what is past is for the next tick
+            self._deadline = deadline
+            self._at(deadline, self._wake, deadline)
 
     def _sample(self) -> None:
         spread = self._fleet.spread()
@@ -297,10 +310,7 @@ class Cluster:
             self._settle(flight, verdict)
         else:
             self.reasons["waited"] += 1
-            deadline = self.router.next_deadline()
-            if deadline < self._deadline:
-                self._deadline = deadline
-                self._at(max(deadline, self.now), self._wake, deadline)
+            self._mind_deadline()
         self._follow_up()
 
     def _follow_up(self) -> None:
@@ -390,9 +400,8 @@ class Cluster:
         if flight is None or flight.job is not job:
             return
         outcome = flight.outcome
-        outcome.cached_tokens = job.cached
         if outcome.first_token < 0.0:  # after a death its client has it already
-            outcome.first_token = self.now
+            outcome.first_token, outcome.cached_tokens = self.now, job.cached
             self._tally.first_token(outcome.ttft_s, job.request.isl, job.cached)
         self._later(self._tell_prefilled, job.key, job.cached)
 
@@ -418,12 +427,13 @@ class Cluster:
             return
         assert flight.placed is not None
         seconds = job.request.isl * self.settings.transfer_token_s
-        self._at(self.now + seconds, self._moved, flight, flight.key, flight.placed.worker_id)
+        job = Job(job.request, prefilled=True, stopped_at=self.now)
+        self._at(self.now + seconds, self._moved, flight, job, flight.placed.worker_id)
 
-    def _moved(self, flight: _Flight, key: str, worker_id: int) -> None:
-        if self._flights.get(key) is flight:
+    def _moved(self, flight: _Flight, job: Job, worker_id: int) -> None:
+        if self._flights.get(flight.key) is flight:
             computed_on = None if flight.worker_id is None else self._seats.get(flight.worker_id)
-            self._submit(flight, worker_id, Job(flight.outcome.request, prefilled=True))
+            self._submit(flight, worker_id, job)
             if computed_on is not None:
                 self._go_if_empty(computed_on)
 

@@ -60,6 +60,7 @@ class Fleet:
         self._jobs: defaultdict[str, float] = defaultdict(float)  # by pool: job-seconds on workers
         self._busy: defaultdict[str, float] = defaultdict(float)  # seconds of steps
         self._paid: defaultdict[str, float] = defaultdict(float)  # seconds of being there
+        self._evictions = 0  # of those who are gone
 
     def open(self, pool: str, now: float) -> int:
         """Take a new worker in, which starts; returns its id."""
@@ -75,7 +76,13 @@ class Fleet:
         self.account(now)
         seat = self.seats.pop(worker_id)
         seat.state = "gone"
+        self._evictions += seat.worker.pool.evictions
         return seat
+
+    @property
+    def evictions(self) -> int:
+        """Blocks that all workers there ever were have forgotten for want of room."""
+        return self._evictions + sum(seat.worker.pool.evictions for seat in self.seats.values())
 
     def ids(self, pool: str, *, draining: bool = False) -> list[int]:
         """Return the workers of a pool, oldest first: starting and ready ones, or all."""

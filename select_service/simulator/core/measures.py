@@ -54,7 +54,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     seed: int
-    workers: int
+    workers: int  # at the end
     requests: int
     ok: int
     ends: dict[str, int]
@@ -70,7 +70,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     hit_ceiling: float  # of one infinite cache for all; of those answered, as the rate
     load_cov: float  # CoV over workers, of requests; mean over time, weighted by requests
     load_cov_tokens: float
-    busy_cov: float  # of the time that workers computed
+    busy_cov: float  # of the time that workers computed, of those there at the end
     busy: float  # their mean share of the run
     preemptions: int
     evictions: int
@@ -130,7 +130,7 @@ def measure(cluster: Cluster, policy: str, seed: int) -> Measures:
         busy_cov=coefficient_of_variation([worker.busy_s for worker in workers] or [0.0]),
         busy=_mean([worker.busy_s for worker in workers]) / seconds,
         preemptions=sum(one.preemptions for one in outcomes),
-        evictions=sum(worker.pool.evictions for worker in workers),
+        evictions=cluster.evictions,
         retried=sum(one.attempts > 1 for one in outcomes),
         slo=_slo_rows(by_arrival, begin, end),
         reasons=dict(sorted(cluster.reasons.items())),

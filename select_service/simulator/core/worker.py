@@ -64,21 +64,25 @@ class Job:
         "preemptions",
         "request",
         "start_step",
+        "stopped_at",
         "total",
     )
 
-    def __init__(self, request: Request, *, prefilled: bool = False) -> None:
+    def __init__(
+        self, request: Request, *, prefilled: bool = False, stopped_at: float = -1.0
+    ) -> None:
         self.request = request
         self.key = ""  # its owner's name for it
         self.generated = 1 if prefilled else 0  # tokens its client has
         self.total = request.isl  # tokens to have in the cache before it decodes
         self.computed = request.isl if prefilled else 0
-        self.cached = 0  # tokens found when it was let in last
+        self.cached = 0  # tokens found when it was let in first
         self.named = 0  # blocks of its chain that can be found
         self.held = 0  # all blocks it holds, while it computes its prompt
         self.start_step = _NO_STEP  # of decoding
         self.end_step = _NO_STEP
         self.preemptions = 0
+        self.stopped_at = stopped_at  # when its last token came, unless it is decoding; below 0: -
 
 
 class Happening(NamedTuple):
@@ -119,6 +123,7 @@ class Worker:
         self._phases: list[int] = []  # of decoding jobs: steps ≡ phase begin a block
         self._kv_tokens = 0  # of decoding jobs
         self._chunks: list[tuple[Job, int]] = []  # of the step in progress
+        self._waited: list[float] = []  # between tokens, of who decodes here from this step on
         self._stretch = 0  # steps in progress
         self._begun = 0.0
         self._too_large: list[Job] = []
@@ -199,10 +204,10 @@ class Worker:
         if decoding:
             self.pool.take(self._blocks_for(steps))
             self._kv_tokens += steps * decoding
-            self.gaps.append((seconds / steps, steps * decoding))
+            self._note_gaps(seconds / steps, steps * decoding)
         self.steps += steps
         for job, tokens in self._chunks:
-            self._computed(job, tokens, happened)
+            self._computed(job, tokens, now, happened)
         self._chunks = []
         ends = self._ends
         while ends and ends[0][0] <= self.steps:
@@ -210,7 +215,14 @@ class Worker:
             if job.end_step == end_step and job in self._running:
                 self._finish(job, happened)
 
-    def _computed(self, job: Job, tokens: int, happened: list[Happening]) -> None:
+    def _note_gaps(self, step_s: float, tokens: int) -> None:
+        """Note the times between tokens of a stretch; who came to decode had waited before."""
+        waited, self._waited = self._waited, []
+        self.gaps += [(seconds + step_s, 1) for seconds in waited]
+        if tokens > len(waited):
+            self.gaps.append((step_s, tokens - len(waited)))
+
+    def _computed(self, job: Job, tokens: int, now: float, happened: list[Happening]) -> None:
         job.computed += tokens
         self.prefill_tokens += tokens
         self._name(job, job.computed)
@@ -221,6 +233,9 @@ class Worker:
         job.generated += 1
         if is_first:
             happened.append(Happening("first_token", job))
+        elif job.stopped_at >= 0.0:
+            self.gaps.append((now - job.stopped_at, 1))
+            job.stopped_at = -1.0
         if self.role == "prefill" or job.generated >= job.request.osl:
             self._leave(job, job.total)
             happened.append(Happening("done", job))
@@ -309,7 +324,8 @@ class Worker:
             most = min(len(blocks), (job.total - (not done)) // size)
             found, unused = pool.match(blocks, most)
             need = -(-job.total // size) - found
-            spare = self._blocks_for(1) + (done > 0)  # for the step that begins
+            # for the step that begins; who has been computed elsewhere takes part in it
+            spare = self._blocks_for(1) + (done > 0 and not job.total % size)
             if need + spare > pool.available - unused:
                 break
             self.waiting.popleft()
@@ -322,8 +338,13 @@ class Worker:
                 job.cached = found * size
                 self._name(job, job.total)
                 self._decode(job)
+                if job.stopped_at >= 0.0:
+                    self._waited.append(self._begun - job.stopped_at)
+                    job.stopped_at = -1.0
                 continue
-            job.cached = job.computed = found * size
+            job.computed = found * size
+            if not job.preemptions:  # else it may find what it has computed itself
+                job.cached = found * size
             tokens = min(budget, job.total - job.computed)
             prefill_s += latency.prefill_s(tokens, job.computed)
             self._prefilling.append(job)
@@ -376,6 +397,7 @@ class Worker:
         else:
             tokens = self._stop_decoding(job)
             self._name(job, tokens)
+            job.stopped_at = self._begun
         self._leave(job, tokens)
         job.total = job.request.isl + job.generated  # what its client has is prompt now
         job.computed = 0
@@ -391,7 +413,7 @@ class Worker:
         self._running.clear()
         self.waiting.clear()
         self._prefilling.clear()
-        self._chunks, self._ends, self._phases = [], [], []
+        self._chunks, self._ends, self._phases, self._waited = [], [], [], []
         self._kv_tokens = self._stretch = 0
         self.pool = KvPool(self.pool.capacity)
         return lost

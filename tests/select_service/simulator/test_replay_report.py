@@ -21,6 +21,7 @@ from select_service.simulator.cli import main
 from select_service.simulator.course import PARTS_MAX, Clock, Course
 from select_service.simulator.replay_findings import Difference, Missing, Place, Replay
 from select_service.simulator.replay_report import html_of
+from select_service.simulator.replay_text import missing
 from select_service.simulator.replaying import replay
 from select_service.types import RouterConfig
 from tests.models.recorded_fleet import Cassette, RecordedFleet
@@ -155,6 +156,18 @@ def test_two_lives_of_a_service_stand_behind_one_another(tmp_path: Path) -> None
     in_another_life(second, recording="another", wall_s=-1000.0)
     told = replay([first, second])
     assert told.seconds >= 1.9 * alone.seconds, "a clock that went back tells nothing"
+
+
+def test_a_file_that_was_taken_away_is_told(tmp_path: Path) -> None:
+    names = ("rec.000001", "rec.000002", "rec")
+    paths = [recorded(tmp_path / name, 5) for name in names]
+    for path, number in zip(paths, (1, 2, 5), strict=True):
+        in_another_life(path, file=number)
+    told = replay(paths)
+    assert [missing(one) for one in told.missing if one.files] == [f"2 file(s) before {paths[2]}"]
+    assert "2 file(s) before" in html_of(told)
+    in_another_life(paths[2], recording="another", file=5)
+    assert not [one for one in replay(paths).missing if one.files], "of another life"
 
 
 @pytest.mark.parametrize("at", [math.inf, -math.inf, math.nan, 1e300])

@@ -357,6 +357,7 @@ def test_replay_tells_people_and_programs(
     [
         ("nothing=1", "there is no nothing"),
         ("temperature=warm", "float"),
+        ("temperature=-1", "temperature must be a number at least 0"),
         ("use_kv_events=false", "use_kv_events decides nothing"),
         ("temperature", "NAME=VALUE"),
         ("policy=best", "'best'"),

@@ -10,6 +10,7 @@ import re
 import xml.etree.ElementTree as ET  # of our own writing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -128,6 +129,20 @@ def test_a_sweep_tells_the_front(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len(capsys.readouterr().out.splitlines()) == 5
 
 
+def test_a_draw_takes_points_of_a_grid_that_nobody_could_write_down(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("temperature", "overlap_score_credit", "prefill_load_scale", "delay_scale")
+    vary = [text for name in names for text in ("--vary", f"{name}=0:1:0.002")]
+    options = ["--workload", "chat,rate=4,requests=5", "--workers", "2", "--seeds", "1"]
+    argv = ["sweep", *vary, "--draw", "3", *options, "--jobs", "1"]
+    assert main(argv) == 0
+    told = capsys.readouterr().out
+    assert len(told.splitlines()) == 5
+    assert main(argv) == 0
+    assert capsys.readouterr().out == told
+
+
 def test_a_sweep_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "sweep.html"
     options = ["--workload", CHAT, "--workers", "3", "--seeds", "1", "--jobs", "1"]
@@ -173,6 +188,14 @@ def test_a_sweep_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["sweep", "--workload", "chat", *("--vary", "temperature=0") * 2], "named twice"),
         (["sweep", "--workload", "chat", "--vary", "temperature=2:1:1"], "should go up"),
         (["sweep", "--workload", "chat", "--vary", "temperature=0", "--aims", "fame"], "no fame"),
+        (["sweep", "--workload", "chat", "--vary", "temperature=0,nan"], "temperature must be"),
+        (["sweep", "--workload", "chat", "--vary", "temperature=0:1e9:1e-9"], "points"),
+        (["sweep", "--workload", "chat", "--vary", "temperature=0:inf:1"], "should go up"),
+        (["run", "--workload", "chat", "--weights", "temperature=-1"], "temperature must be"),
+        (["run", "--workload", "chat", "--weights", "delay_scale=inf"], "delay_scale must be"),
+        (["run", "--workload", "chat", *("--out", "x"), *("--report", "./x")], "the same file"),
+        (["run", "--workload", "rl,rate=2"], "rl takes no rate"),
+        (["run", "--workload", "chat,samples=2"], "chat takes no samples"),
     ],
 )
 def test_what_cannot_be_run_is_refused_with_the_reason(
@@ -332,3 +355,37 @@ def test_an_interval_is_student_s() -> None:
 
 def test_the_front_has_those_whom_nobody_beats() -> None:
     assert pareto([[1, 4], [2, 2], [3, 3], [4, 1], [2, 2]]) == {0, 1, 3, 4}
+
+
+@pytest.mark.parametrize(("runs", "quantile"), [(31, 2.0423), (32, 2.0395), (61, 2.0003)])
+def test_an_interval_of_many_runs_is_student_s_too(runs: int, quantile: float) -> None:
+    values = [float(at % 2) for at in range(runs)]
+    deviation = float(np.std(values, ddof=1))
+    assert estimate(values).half == pytest.approx(quantile * deviation / runs**0.5, rel=2e-4)
+
+
+def test_what_workers_have_evicted_counts_when_they_are_gone() -> None:
+    base = RunSettings(
+        policy="round-robin",
+        workloads=[WorkloadSettings(requests=150, rate=4.0)],
+        workers=2,
+        block_size=64,
+        engine=Engine(kv_tokens=10_000),
+    )
+    end = run(base).duration_s
+    evicted = run(replace(base, changes=[Change(at=end * 0.9, do="add", count=1)])).evictions
+    for do in ("remove", "fail"):
+        changes = [Change(at=end * 0.9, do="add"), Change(at=end * 0.95, do=do, count=2)]
+        assert run(replace(base, changes=changes)).evictions >= evicted * 0.8
+
+
+def test_whoever_waits_for_a_run_is_told_how_far_it_is(tmp_path: Path) -> None:
+    trace = Trace(path=str(trace_file(tmp_path)))
+    of_a_trace = RunSettings(policy="round-robin", trace=trace)
+    drawn = RunSettings(policy="round-robin", workloads=[WorkloadSettings(requests=150, rate=4.0)])
+    for settings in (of_a_trace, drawn):
+        shares: list[float] = []
+        run(settings, shares.append)
+        assert shares == sorted(shares)
+        assert len(set(shares)) > 3
+        assert shares[-1] == 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from typing import Any
 
 import pytest
@@ -147,3 +148,132 @@ def test_jitter_spreads_the_ticks_of_a_coarse_clock_and_keeps_order() -> None:
     assert len(set(times)) == 400
     assert sorted(one.number for one in found) == list(range(400))
     assert all(0.0 <= one.arrival - 3.0 * (one.number // 4) < 6.0 for one in found)
+
+
+def log(**line: Any) -> bytes:
+    return json.dumps({"timestamp": 1.0} | line).encode()
+
+
+def said(content: object, role: str = "user", **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content} | more
+
+
+SYSTEM = said("You are terse. " * 20, "system")
+
+
+def test_a_short_answer_is_no_answer_of_the_longest_kind() -> None:
+    asked = {"prompt": "x" * 100, "max_tokens": 4096}
+    lines = [
+        log(**asked, choices=[{"text": "Yes"}]),
+        log(**asked, usage={"prompt_tokens": 25, "completion_tokens": 0}),
+        log(**asked),
+    ]
+    assert [one.osl for one in read("openai", lines, 16)] == [1, 1, 4096]
+
+
+def test_what_tools_are_called_with_is_part_of_a_prompt() -> None:
+    def called(arguments: str) -> dict[str, Any]:
+        function = {"name": "look", "arguments": arguments}
+        return said(None, "assistant", tool_calls=[{"id": "1", "function": function}])
+
+    def talk(arguments: str) -> bytes:
+        return log(messages=[SYSTEM, said("Do."), called(arguments), said("r" * 400, "tool")])
+
+    first, other = read("openai", [talk("x" * 90), talk("y" * 90)], 16)
+    alike = [one == two for one, two in zip(first.blocks, other.blocks, strict=True)]
+    assert alike == [True] * 5 + [False] * (len(alike) - 5), "up to the call"
+
+    answer = {"choices": [{"message": called("z" * 300)}]}
+    turn = [SYSTEM, said("Do.")]
+    later = [*turn, called("z" * 300), said("r" * 400, "tool")]
+    first, second = read("openai", [log(messages=turn, **answer), log(messages=later)], 16)
+    assert len(first.blocks) > 8
+    assert second.blocks[: len(first.blocks)] == first.blocks, (
+        "a call that was answered is repeated"
+    )
+
+
+def test_other_tools_are_another_prompt() -> None:
+    def talk(name: str) -> bytes:
+        tools = [{"type": "function", "function": {"name": name, "description": 300 * name}}]
+        return log(messages=[SYSTEM, said("Do.")], tools=tools)
+
+    first, other, same = read("openai", [talk("f"), talk("g"), talk("f")], 16)
+    assert first.blocks == same.blocks
+    assert not set(first.blocks) & set(other.blocks), "they come first"
+
+
+def test_another_picture_is_another_prompt_however_long_its_bytes_are() -> None:
+    def shown(data: str) -> bytes:
+        picture = {"type": "image_url", "image_url": {"url": data}}
+        text = {"type": "text", "text": "What is this? " * 20}
+        return log(messages=[SYSTEM, said([picture, text])])
+
+    first, other, same = read("openai", [shown(10_000 * one) for one in "aba"], 16)
+    assert first.blocks == same.blocks
+    assert first.isl == other.isl < 200
+    alike = [one == two for one, two in zip(first.blocks, other.blocks, strict=True)]
+    assert alike == [True] * 4 + [False] * (len(alike) - 4)
+
+
+def test_a_prompt_of_tokens_has_as_many() -> None:
+    tokens = list(range(100_000, 100_040))
+    lines = [log(prompt=one) for one in (tokens, [tokens], [*tokens[:32], *range(8)], ["x" * 160])]
+    first, nested, other, text = read("openai", lines, 16)
+    assert first.isl == nested.isl == other.isl == text.isl == 40
+    assert first.blocks == nested.blocks == other.blocks
+    assert not set(text.blocks) & set(first.blocks)
+
+
+def test_the_responses_api_is_read_too() -> None:
+    answer = {"type": "message", "role": "assistant", "content": [{"type": "x", "text": "w" * 200}]}
+    call = {"type": "function_call", "name": "look", "arguments": "a" * 80}
+    turn = [said([{"type": "input_text", "text": "Why? " * 40}])]
+    later = [*turn, call, answer, {"type": "function_call_output", "output": "o" * 50}]
+    usage = {"usage": {"input_tokens": 95, "output_tokens": 60}}
+    lines = [
+        log(instructions="i" * 160, input=turn, output=[call, answer], **usage),
+        log(instructions="i" * 160, input=later, max_output_tokens=7),
+        json.dumps({"created_at": 2, "input": "x" * 80, "output": [answer]}).encode(),
+    ]
+    first, second, plain = read("openai", lines, 16)
+    assert (first.isl, first.osl) == (95, 60)
+    assert second.blocks[: len(first.blocks)] == first.blocks
+    assert len(first.blocks) > 95 // 16
+    assert (second.osl, second.expected_osl) == (7, 7)
+    assert (plain.isl, plain.osl) == (len("<user>" + "x" * 80 + "\n") // 4, 212 // 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ({"prompt": ["a", "b"]}, "several prompts"),
+        ({"prompt": [1, "b"]}, "neither text nor tokens"),
+        ({"prompt": [1 << 40]}, "neither text nor tokens"),
+        ({"timestamp": 1_763_800_000_500, "prompt": "x"}, "no time in seconds"),
+        ({"prompt": "x", "usage": {"completion_tokens": -4}}, "negative"),
+        ({"prompt": "x", "max_tokens": -4, "choices": [{"text": "y" * 9}]}, "negative"),
+    ],
+)
+def test_a_log_line_that_would_be_misread_is_named(line: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadTrace, match=f"line 1: .*{why}"):
+        read("openai", [log(**line)], 16)
+
+
+def test_a_date_without_a_zone_does_not_depend_on_where_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dates = ("2026-03-08T01:59:59", "2026-03-08T03:00:01")  # New York skips an hour in between
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        came = read("openai", [log(prompt="x", timestamp=at) for at in dates], 16)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert came[1].arrival - came[0].arrival == 3602.0
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_the_first_line() -> None:
+    (one,) = read("mooncake", [b"\xef\xbb\xbf" + MOONCAKE[0].rstrip() + b"\r\n", b"\r\n"])
+    assert one.isl == 1100

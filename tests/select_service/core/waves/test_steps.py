@@ -383,3 +383,56 @@ def test_a_conflict_is_a_result() -> None:
     answer = place(fleet, *same, reserve=True)
     assert [one.status for one in answer.results].count(200) == 1
     assert [one.code for one in answer.results if one.status != 200] == [ReservationConflict.code]
+
+
+def test_who_is_refused_takes_nothing_from_those_who_sit_behind_him() -> None:
+    """The prefix is computed by who sits before him; the plan had them share it with him."""
+    fleet = fleet_of(1)
+    fleet.take("mine", *group(9))
+    items = [prompt(*group(1), reservation_id=name) for name in ("a", "mine", "c", "mine", "d")]
+    answer = place(fleet, *items, reserve=True)
+    assert [one.status for one in answer.results] == [200, 409, 200, 409, 200]
+    assert [one.shared_tokens for one in answer.results] == [0, 0, 128, 0, 128]
+    assert answer.prefixes_computed == answer.groups == 1
+    assert sum(rank.prefill_tokens for rank in answer.ranks) == 128
+    first = place(fleet_of(1), prompt(*group(1), n=2), reserve=True)
+    assert first.prefixes_computed == 1
+
+
+def test_an_id_that_comes_twice_in_a_wave_takes_nothing_from_others() -> None:
+    same = prompt(*group(1), reservation_id="r")
+    answer = place(fleet_of(1), same, same, prompt(*group(1), reservation_id="s"), reserve=True)
+    assert [one.status for one in answer.results] == [200] * 3
+    assert answer.prefixes_computed == 1
+    assert sum(rank.requests for rank in answer.ranks) == 2
+
+
+def test_what_who_is_refused_had_in_common_is_the_most_his_neighbours_have() -> None:
+    fleet = fleet_of(1)
+    fleet.take("mine", *group(9))
+    items = [
+        prompt(*group(1, 8)),
+        prompt(*group(1, 6), 72, 73, reservation_id="mine"),
+        prompt(*group(1, 6), 74, 75),
+    ]
+    answer = place(fleet, *items, reserve=True)
+    assert [one.status for one in answer.results] == [200, 409, 200]
+    assert answer.results[2].shared_tokens in {0, 96}
+    assert answer.groups == answer.prefixes_computed == 1
+
+
+def test_what_others_compute_counts_for_who_asks_for_hits_too_but_is_no_hit() -> None:
+    asked: dict[str, Any] = {"cache_hit_threshold": 0.9, "reservation_id": "r"}
+    refused = place(fleet_of(2), prompt(*group(1), n=2, **asked), reserve=True)
+    assert refused.placed == 0, "nobody holds it yet"
+    answer = place(
+        fleet_of(2), prompt(*group(1), n=3, on_cache_threshold="fallback", **asked), reserve=True
+    )
+    computed = [
+        one.selection.effective_prefill_tokens
+        for one in answer.results
+        if isinstance(one.selection, Selection)
+    ]
+    assert computed == [128, 0, 0]
+    assert [one.shared_tokens for one in answer.results] == [0, 128, 128]
+    assert [rank.prefill_tokens for rank in answer.ranks] == [128]

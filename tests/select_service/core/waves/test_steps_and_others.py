@@ -295,3 +295,21 @@ def test_all_or_none_and_what_others_were_told(
     assert live(scene.fleet) == on_disk(scene.disk)
     assert not scene.disk.changes.marked
     assert not set(scene.disk.changes.take_fresh())
+
+
+@given(turns=st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=12))
+@example(turns=[(True, 6), (False, 9), (True, 9)])
+def test_of_two_equal_waves_one_is_placed_however_they_take_turns(
+    turns: list[tuple[bool, int]],
+) -> None:
+    """A client gave up waiting and asks again, while its first wave goes on."""
+    fleet, _ = house()
+    first, again = Underway(fleet), Underway(fleet)
+    for is_first, steps in turns:
+        for _ in range(steps):
+            (first if is_first else again).step()
+    first.end()
+    again.end()
+    placed = [one.answer.placed for one in (first, again) if one.answer is not None]
+    assert placed in ([SAMPLES], [SAMPLES] * 2), "the second one may be told of the first"
+    assert live(fleet) == {f"w.{number}" for number in range(SAMPLES)}

@@ -18,7 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from indexer.types import Scope
-from select_service.core.tape.items import End, Gap, Header, Life
+from select_service.core.tape.items import OPENING, End, Gap, Header, Life
 from select_service.core.tape.notes import BirthNote, SeatsNote
 from select_service.core.tape.reading import Tape
 from select_service.edge.state import recording as module
@@ -234,3 +234,59 @@ def test_a_note_that_cannot_be_written_costs_itself(tmp_path: Path) -> None:
         Gap(1, "fault", resets=True)
     ]
     assert recording.notes["fault"] == recording.failures == 1
+
+
+def test_a_file_that_could_not_be_put_aside_is_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory was read-only when it was long enough, and is not any more."""
+    monkeypatch.setattr(module, "FRAME_BYTES", 2000)
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    path, rename = tmp_path / "recording", Path.rename
+    refused: list[Path] = []
+
+    def refusing(self: Path, target: Path) -> Path:
+        if len(refused) < 3:
+            refused.append(self)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refusing)
+    with recorded(path, bytes_max=8000, queue_bytes_max=1 << 30) as recording:
+        for number in range(1000):
+            recording.put(life(number), 10)
+        recording.start(time.monotonic)
+    told = numbers(list(play(files_of(path))))
+    assert len(refused) == 3
+    assert told[-1] == 999
+    assert recording.notes["disk"] == 1000 - len(told) < 500
+    assert recording.failures == 3
+    assert [one.name for one in files_of(path)][:2] == ["recording.000001", "recording.000002"]
+
+
+def test_a_file_that_could_not_be_begun_has_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be missing for whoever reads the others."""
+    monkeypatch.setattr(module, "FRAME_BYTES", 2000)
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    path, write = tmp_path / "recording", Recording._write_all
+    refused: list[int] = []
+
+    def refusing(self: Recording, rest: memoryview) -> None:
+        if self._size == len(OPENING) and self.files == 2 and len(refused) < 3:  # a header
+            refused.append(len(rest))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(self, rest)
+
+    monkeypatch.setattr(Recording, "_write_all", refusing)
+    with recorded(path, bytes_max=8000, queue_bytes_max=1 << 30) as recording:
+        for number in range(1000):
+            recording.put(life(number), 10)
+        recording.start(time.monotonic)
+    tapes: list[Tape] = []
+    list(play(files_of(path), tapes))
+    assert len(refused) == 3
+    headers = [one.header.file for one in tapes if one.header is not None]
+    assert headers == list(range(headers[0], headers[0] + len(headers)))
+    assert recording.files == headers[-1]

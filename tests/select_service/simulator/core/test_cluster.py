@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
-from select_service.simulator.core.observing import ISL_EDGES
+from select_service.simulator.core.observing import ISL_EDGES, middle_of_bin
 from select_service.simulator.core.requests import Outcome
 from select_service.simulator.core.routers import (
     LeastLoaded,
@@ -240,3 +240,53 @@ def test_an_interval_says_what_happened_in_it() -> None:
     cluster.advance(15.0)
     idle = cluster.observe()
     assert (idle.num_req, idle.isl, idle.ttft_s, idle.itl_s) == (0, None, None, None)
+
+
+def test_whoever_waits_is_refused_when_his_time_is_up_and_not_when_somebody_looks() -> None:
+    requests = [
+        request(0, 0.0, 8, 100),
+        *(request(1 + at, 0.1 + 0.2 * at, 8, 4) for at in range(3)),
+    ]
+    queues = AdmissionSettings(max_inflight=1, max_queued=5, queue_deadline_s=0.3)
+    cluster = Cluster(
+        ClusterSettings(WHOLE, block_size=BLOCK), core(admission=queues), Given(requests)
+    )
+    cluster.add_worker("workers", 0.0)
+    cluster.finish()
+    late = [one for one in cluster.outcomes if not one.is_ok]
+    waited = {one.request.number: one.finished - one.request.arrival for one in late}
+    assert waited == {number: pytest.approx(0.3) for number in (1, 2, 3)}
+
+
+def test_a_prompt_that_is_computed_again_after_a_death_is_no_hit() -> None:
+    """Its decode worker dies, and the prefill worker has what it has computed for it."""
+    settings = ClusterSettings(PARTS, block_size=BLOCK, detect_s=0.1)
+    cluster = Cluster(settings, RoundRobin(random.Random(1)), Given([request(0, 0.0, 40, 40)]))
+    cluster.add_worker("prefill", 0.0)
+    decoding = cluster.add_worker("decode", 0.0)
+    cluster.advance(0.2)
+    cluster.fail_worker(decoding, 0.2, back_after_s=0.01)
+    cluster.finish()
+    (outcome,) = cluster.outcomes
+    assert outcome.is_ok
+    assert outcome.attempts > 1
+    assert outcome.first_token < 0.2
+    assert outcome.cached_tokens == 0
+
+
+@pytest.mark.parametrize("pools", [WHOLE, PARTS], ids=["whole", "parts"])
+def test_times_between_tokens_add_up_to_what_answers_took(pools: dict[str, PoolSettings]) -> None:
+    """Also of who was preempted, or waited for a seat where answers are decoded."""
+    requests = [request(number, 0.05 * number, 20, 30) for number in range(40)]
+    settings = ClusterSettings(pools, block_size=BLOCK, transfer_token_s=1e-3)
+    cluster = Cluster(settings, RoundRobin(random.Random(1)), Given(requests))
+    for pool in pools:
+        cluster.add_worker(pool, 0.0)
+    cluster.finish()
+    assert sum(one.preemptions for one in cluster.outcomes) > 3
+    assert sum(cluster.gaps.values()) == 40 * 29
+    took_s = sum(one.finished - one.first_token for one in cluster.outcomes)
+    told_s = sum(middle_of_bin(at) * tokens for at, tokens in cluster.gaps.items())
+    assert told_s == pytest.approx(took_s, rel=0.01)
+    longest_s = max(map(middle_of_bin, cluster.gaps))
+    assert longest_s > 10 * took_s / (40 * 29), "somebody had to wait"

@@ -134,3 +134,37 @@ def test_a_killed_engine_holds_nothing() -> None:
 def test_an_engine_that_cannot_compute_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         replace(SMALL, **{name: 0}).check()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("isl", range(28, 39))
+def test_what_was_computed_elsewhere_is_let_in_if_it_can_ever_be(isl: int) -> None:
+    """With its answer it fills the whole pool, and it is alone."""
+    settings = EngineSettings(SMALL.latency, kv_tokens=40, step_tokens_max=64, sequences_max=4)
+    worker = Worker(0, settings, BLOCK, "decode")
+    worker.submit(Job(request(0, 0.0, isl, 40 - isl), prefilled=True), 0.0)
+    worker.check()
+    ended = []
+    while worker.due < float("inf"):
+        ended += worker.step(worker.due)
+        worker.check()
+    assert [one.kind for one in ended] == ["done"]
+
+
+def test_what_a_prompt_has_computed_itself_is_not_found() -> None:
+    """It goes back to the line in the middle of its prompt, and comes again to its own blocks."""
+    settings = EngineSettings(SMALL.latency, kv_tokens=40, step_tokens_max=4, sequences_max=4)
+    worker = Worker(0, settings, BLOCK)
+    first, last = Job(request(0, 0.0, 8, 20)), Job(request(1, 0.0, 28, 4))
+    worker.submit(first, 0.0)
+    worker.submit(last, 0.0)
+    computed = 0
+    while not last.preemptions:
+        computed = last.computed
+        worker.step(worker.due)
+    assert computed > BLOCK
+    assert not last.generated
+    while worker.due < float("inf"):
+        worker.step(worker.due)
+        worker.check()
+    assert worker.prefill_tokens < 8 + computed + 28, "the engine has found them"
+    assert (first.cached, last.cached) == (0, 0)
