@@ -112,7 +112,7 @@ def _with_media(
     seed: int,
     mm_hashes: Sequence[Sequence[int]],
 ) -> PackedHashes:
-    """Return the hashes with those of blocks that have media in them: of few, as a rule."""
+    """Return the hashes with those of media blocks replaced; usually there are few."""
     hashes = bytearray(local)
     for i, media in zip(range(len(local) // HASH_BYTES), mm_hashes, strict=False):
         if media:
@@ -124,11 +124,11 @@ def _with_media(
 
 
 def unmatchable(local: PackedHashes, colours: Mapping[int, bytes]) -> PackedHashes:
-    """Give some blocks a hash that no request can ask for, such as those of prompt embeddings.
+    """Replace the hashes of some blocks (prompt embeddings, say) so that no request matches.
 
     Args:
-        local: Local hashes as the tokens give them.
-        colours: Block number → bytes that tell it from other blocks of the same tokens.
+        local: Local hashes computed from the tokens.
+        colours: Block number → bytes that distinguish it from other blocks with the same tokens.
     """
     hashes = [local[at : at + HASH_BYTES] for at in range(0, len(local), HASH_BYTES)]
     for block, colour in colours.items():
