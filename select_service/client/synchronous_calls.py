@@ -60,7 +60,7 @@ class Calls(Face):
     ) -> Reservation:
         """Choose a worker and book it: `with client.reserve(…) as r:`; leaving it frees.
 
-        Without `with`, you must call `r.free()` yourself.
+        Without `with`, call `r.free()` yourself.
 
         Args:
             token_ids: the prompt, as numbers or packed little-endian (4 bytes each); or

@@ -1,8 +1,8 @@
 """One booked request, and the lane its load runs in.
 
-Plain records: `ledger.py` writes them, `deadlines.py` keeps them by the time they expire, and
-everybody else reads. A lane belongs to one life of a rank: it closes when the rank goes, and from
-that moment none of its reservations is live, however many they are.
+Plain records: `ledger.py` writes them, `deadlines.py` orders them by expiry, everybody else reads.
+A lane belongs to one life of a rank: it closes when the rank leaves, and from that moment none of
+its reservations is live, however many there are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Lane:
         self.number = number
         self.reservations: dict[str, Reservation] = {}
         self.queue: OrderedDict[str, int] = OrderedDict()
-        """Tokens of those still to be computed, by id and as they came: whose turn it is; see
+        """Tokens still to be computed, by id in order of arrival, which tells whose turn it is; see
         `SlotLoads.follows_queues`."""
         self.is_open = True
 
@@ -35,7 +35,7 @@ _NOWHERE.is_open = False
 
 
 class Reservation:
-    """One booked request. Written by the ledger, but for the plain facts at the end."""
+    """One booked request. Written by the ledger, except for the plain facts at the end."""
 
     __slots__ = (
         "chain",
@@ -85,15 +85,15 @@ class Reservation:
         self.whole_outputs = 0  # output blocks of weight 1
         self.faded_outputs = 0  # output blocks of weight output_fraction
         self.output_fraction = 1.0
-        self.prompt_blocks = 0  # of its slot's context, what it came with
-        self.context_blocks = 0  # of its slot's context, what is its own
+        self.prompt_blocks = 0  # its initial part of the slot's context
+        self.context_blocks = 0  # its current part of the slot's context
         self.created = now
-        self.first_token_at = 0.0  # when this process was told of it; 0: it was not
+        self.first_token_at = 0.0  # when it was reported to this process; 0: not reported
         self.touched = now  # last lifecycle call
         self.ttl_s = 0.0  # 0: never expires by itself
         self.deadline = 0.0  # when it expires, if it can
-        # Facts the ledger only keeps:
-        self.fairness_id = ""  # whose share of the pool it is
+        # Facts the ledger only stores:
+        self.fairness_id = ""  # whose share of the pool it counts against
         self.isl_tokens = 0
         self.selection_id: str | None = None
         self.lora_name: str | None = None
@@ -101,20 +101,20 @@ class Reservation:
         self.expected_output_tokens: int | None = None
         self.track_prefill_tokens = True
         self.fingerprint: bytes | None = None  # of the request, to recognise a repeat
-        self.lease: Lease | None = None  # `leases.py` writes it; then no deadline of its own
-        self.origin: str | int = "local"  # or the router id of the replica it was learnt from
-        self.claim: Claim | None = None  # whose word it is, when replicas talk
+        self.lease: Lease | None = None  # written by `leases.py`; excludes a deadline of its own
+        self.origin: str | int = "local"  # or the router id of the replica that reported it
+        self.claim: Claim | None = None  # which replica owns it, when replicas talk
 
     @property
     def live(self) -> bool:
-        """Whether it is in the book: neither freed, nor has its rank gone."""
+        """Whether it is in the book: neither freed nor on a rank that has left."""
         return self.lane.is_open
 
     @property
     def output_blocks(self) -> int:
-        """Output blocks so far, whatever their fraction."""
+        """Output blocks so far, regardless of their fraction."""
         return self.whole_outputs + self.faded_outputs
 
     def leave(self) -> None:
-        """It is in no lane any more."""
+        """Remove it from its lane."""
         self.lane = _NOWHERE
