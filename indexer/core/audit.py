@@ -1,4 +1,7 @@
-"""Every invariant of the index as an assertion with its text; for tests, never on the hot path."""
+"""Every invariant of the index as an assertion with its text; for tests, never on the hot path.
+
+`KvIndex.check` runs it.
+"""
 
 from __future__ import annotations
 

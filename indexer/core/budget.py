@@ -2,7 +2,8 @@
 
 A source is one rank of one partition. Stores beyond its budget are dropped, so it is credited with
 less than it has, never with more, and no other source loses anything. Only when all sources
-together far exceed the total is something forgotten: the blocks of the largest source.
+together far exceed the total is something forgotten: the blocks of the largest source. `registry`
+weighs the sources and sets the shares; `index` asks for room before a store.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class _View(NamedTuple):
 
 
 def _told_first(names: _Names, *, on_device: bool) -> int:
-    """Return the name that the dump tells first, so that a reader knows the parent first."""
+    """Return the name that comes first in the dump, so that a reader knows the parent first."""
 
     def order(entry: tuple[int, int]) -> int:
         tiers = entry[1] if on_device else entry[1] & ~1

@@ -16,7 +16,7 @@ PORT_MAX: Final = 0xFFFF
 
 
 def why_no_base(url: str) -> str | None:
-    """Tell why no path can be appended to an HTTP URL; None if one can.
+    """Return why no path can be appended to an HTTP URL; None if one can.
 
     Appended to a query or a fragment, the path would become part of it, and the request would go to
     a URL chosen by whoever supplied the base. Credentials in a URL would be shown to everyone who
@@ -28,7 +28,7 @@ def why_no_base(url: str) -> str | None:
 
 
 def why_elsewhere(url: str) -> str | None:
-    """Tell why an appended path would not address the host or resource it seems to."""
+    """Return why an appended path would not address the host or resource it seems to."""
     if "?" in url:
         return "it has a query"
     if "#" in url:

@@ -210,7 +210,7 @@ class BadFrost(ValueError):
 
 
 class Thaw:
-    """Puts frozen runs under a holder that has nothing yet; nothing else may write to it."""
+    """Fills an empty holder with frozen runs; nothing else may write to it meanwhile."""
 
     def __init__(self, tree: RadixTree, holder: Holder) -> None:
         assert not holder.where
@@ -221,14 +221,14 @@ class Thaw:
 
     @property
     def blocks(self) -> list[int]:
-        """Held so far, per tier."""
+        """Blocks held so far, per tier."""
         return self.holder.blocks
 
     def add(self, run: FrozenRun) -> None:
-        """Put the next run in its place. O(blocks), some 15 µs and 0.1 µs a block.
+        """Add the next run. O(blocks), some 15 µs plus 0.1 µs per block.
 
         Raises:
-            BadFrost: it follows a run that has not come.
+            BadFrost: its parent run has not been added.
         """
         if run.number != len(self._places) or not ROOT <= run.parent < run.number:
             raise BadFrost("runs are not in order")
@@ -267,7 +267,7 @@ class Thaw:
         self._count(run)
 
     def _origin(self, start: _Place) -> tuple[Node, int]:
-        # by name, because others may have split or merged the node since
+        # by name, because other ranks may have split or merged the node since
         holder = self.holder
         if start.anchor is not None:
             node = holder.where.get(start.anchor)

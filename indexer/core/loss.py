@@ -1,7 +1,8 @@
 """Which sets of ranks hold which blocks: removing a set loses what no other rank holds.
 
 Read-only and in slices: an index of millions of blocks must not block anybody. Changes made
-meanwhile may or may not be seen; the result is an estimate of one moment.
+meanwhile may or may not be seen; the result is an estimate of one moment. `KvIndex.held_together`
+offers it to the advice on scaling down.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MEMBERS_PER_SLICE: Final = 512
 
 
 class HeldTogether(NamedTuple):
-    """Who holds what."""
+    """Blocks by the exact set of their holders."""
 
     blocks: dict[int, int]
     """Mask of holders → blocks that each of these holds, on any tier, and nobody else."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from indexer.core.radix_tree import RadixTree
 
 _SCANNED: Final = 64
-"""Orphan roots, oldest first, that are examined for one whose rank has many."""
+"""Oldest orphan roots examined to find one of a rank that has many."""
 
 
 def note_late(holder: Holder, names: Sequence[int]) -> None:

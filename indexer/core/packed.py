@@ -1,7 +1,7 @@
 """Per-block and per-pair values of long events, packed; objects are created on access.
 
 Freeing a list of a million small objects takes time and cannot be split up; freeing an array takes
-none.
+none. `long_events` fills them, `writer` and `index` read them in slices.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ class RadixTree:
     def left(self, holder: Holder, node: Node) -> None:
         """The holder no longer holds anything in `node`: drop its names that nothing needs.
 
-        They stay while the holder has blocks right below, whose place in the chain they tell.
+        They stay while the holder has blocks right below, because they locate these in the chain.
         """
         current: Node | None = node
         runs = holder.runs

@@ -258,7 +258,7 @@ class Repair(Progress):
     def _verify_beyond(self, replay: Replay, payload: bytes, now: float) -> bool:
         """Handle a first reply later than anything we know: there is nothing to compare."""
         if self._decoder.decode(payload) is None:
-            self._waste(now)  # garbage identifies nobody
+            self._waste(now)  # garbage identifies no engine
             return False
         if self.is_unproven:
             self._on_other_engine(payload, now, why="gone")

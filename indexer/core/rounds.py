@@ -1,4 +1,7 @@
-"""Fair turns: a few of many per turn, everybody once per round; busy ones come again next turn."""
+"""Fair turns: a few of many per turn, everybody once per round; busy ones come again next turn.
+
+`registry` sweeps indexes with it, the service's upkeep visits scopes.
+"""
 
 from __future__ import annotations
 

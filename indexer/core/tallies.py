@@ -1,7 +1,8 @@
 """Plain counters of event streams, read at scrape time.
 
 Only increasing numbers live here; labels come from fixed sets, so their number is bounded. Metrics
-add up the streams of a partition and what closed streams left behind.
+add up the streams of a partition and what closed streams left behind. The layers of `stream` and
+`writer` count, `registry` collects.
 """
 
 from __future__ import annotations

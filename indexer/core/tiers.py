@@ -2,6 +2,7 @@
 
 Each tier continues only where the one before stopped, never further up. Ranks are handled in groups
 that stand at the same block, so a thousand ranks that share a prefix cost as much as one.
+`KvIndex.find_matches` calls it with the path that `radix_tree` found.
 """
 
 from __future__ import annotations

@@ -61,5 +61,5 @@ def _carry_out(future: Future[R], what: Callable[..., R], given: tuple[object, .
         return
     try:
         future.set_result(what(*given))
-    except BaseException as error:  # noqa: BLE001 - it is for who waits
+    except BaseException as error:  # noqa: BLE001 - passed on to the caller
         future.set_exception(error)

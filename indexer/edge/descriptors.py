@@ -2,7 +2,7 @@
 
 The kernel hands out the lowest free number, so a descriptor's number is a lower bound on how many
 are open: nothing has to be counted, and whoever opened a file knows at once whether it was one too
-many.
+many. `sockets` and the service's HTTP server ask here after opening something.
 """
 
 from __future__ import annotations

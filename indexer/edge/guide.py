@@ -2,7 +2,8 @@
 
 An established connection is left alone. A lost one is retried by libzmq at its old address;
 meanwhile the name is looked up again, because the engine may have moved, or the owner of the name
-may have pointed it elsewhere.
+may have pointed it elsewhere. `listener` and the service's replica plane create one per endpoint
+with a name; `addresses` resolves and judges.
 """
 
 from __future__ import annotations

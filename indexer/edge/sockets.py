@@ -2,7 +2,8 @@
 
 There are three kinds: a subscriber to an engine's events, a dealer for one replay, a publisher for
 the service's own events. All are non-blocking; their file descriptors are edge-triggered, so a
-socket must be read until it is empty before waiting for it again.
+socket must be read until it is empty before waiting for it again. `listener` and `replays` read
+them, the replica plane of the service publishes.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class Receiver:
         """Whether a dealer's libzmq has no connection and will not make a new one.
 
         That only happens after a breach of protocol: a message beyond the limit, or a peer that
-        does not speak ZMQ. Connections that break otherwise are made anew silently.
+        does not speak ZMQ. Connections that break otherwise are re-established silently.
         """
         return not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT
 
@@ -191,7 +192,7 @@ class Subscriber(Receiver):
             if event in _REFUSED:
                 self.is_refused = True
                 self._failures[_REFUSED[event]] += 1
-            elif event in _CONNECTED or event == zmq.EVENT_CLOSED:  # the latter: nobody is there
+            elif event in _CONNECTED or event == zmq.EVENT_CLOSED:  # the latter: no peer is there
                 self.is_refused = False
             if event in _CONNECTED:
                 yield Link.CONNECTED

@@ -1,4 +1,8 @@
-"""The client for asyncio: carries out the core's commands on the event loop it is used on."""
+"""The client for asyncio: carries out the core's commands on the event loop it is used on.
+
+The verbs are in `asynchronous_calls.py`, all decisions in `core`; `connections.py` sends the
+requests.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the two faces have in common: the session, its upkeep, addresses, and a clock."""
+"""What the two faces have in common: the session, its upkeep, addresses, and a clock.
+
+`asynchronous.py` and `synchronous.py` build on it; the core in `core` does not know it.
+"""
 
 from __future__ import annotations
 

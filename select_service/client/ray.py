@@ -56,7 +56,7 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
     Serve's own power of two choices.
     """
 
-    max_num_routing_tasks_cap = 512  # the tasks wait for the selector and probe nobody
+    max_num_routing_tasks_cap = 512  # the tasks wait for the selector and probe no replica
 
     def initialize_state(
         self,
@@ -161,7 +161,7 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
         routing = self._routing_here()
         before = self._seen.pop(id(pending), None)
         if before is not None and before.request() is pending:
-            await routing.drop_now(before.ticket)  # nobody had room, or the replica has refused it
+            await routing.drop_now(before.ticket)  # no replica had room, or one has refused it
         adapter = pending.metadata.multiplexed_model_id
         if adapter:
             wanted = self.apply_multiplex_routing(pending_request=pending)

@@ -192,7 +192,7 @@ class ServeWorker:
         try:
             async with asyncio.timeout(_REGISTER_S):
                 await said
-        except Exception as error:  # noqa: BLE001 - a replica serves, whoever knows it
+        except Exception as error:  # noqa: BLE001 - a replica must serve even if unregistered
             if not self.failures:
                 _log.warning("worker %d is not registered: %r", self.worker_id, error)
             self._failed()

@@ -1,4 +1,7 @@
-"""Answers as text for a terminal; control characters in names are escaped."""
+"""Answers as text for a terminal; control characters in names are escaped.
+
+`cli.py` prints them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The calls that are one request and one answer, the same for both faces."""
+"""The calls that are one request and one answer, the same for both faces.
+
+`asynchronous_calls.py` and its twin send them; bookings, which need more, are in `core/session.py`.
+"""
 
 from __future__ import annotations
 

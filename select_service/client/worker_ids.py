@@ -1,4 +1,7 @@
-"""Worker ids of Ray Serve replicas, the same in every process that knows a replica."""
+"""Worker ids of Ray Serve replicas, the same in every process that knows a replica.
+
+`ray.py` and `serving.py` share it.
+"""
 
 from __future__ import annotations
 

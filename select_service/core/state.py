@@ -82,7 +82,7 @@ class WorkerState(msgspec.Struct, array_like=True, frozen=True):
 
 
 _UNSEATED = b"\xc2"
-"""False in MessagePack; records of older builds never end with it, and text cannot."""
+"""False in MessagePack; no record of another build ends with it, because no text does."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

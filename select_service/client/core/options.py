@@ -1,4 +1,7 @@
-"""All limits and waits of a client, with their defaults; none is read from the environment."""
+"""All limits and waits of a client, with their defaults; none is read from the environment.
+
+Both faces take them; `attempts.py`, `leases.py` and `upkeep.py` obey them.
+"""
 
 from __future__ import annotations
 

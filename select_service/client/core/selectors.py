@@ -1,4 +1,7 @@
-"""The selectors in order: which one is asked now, and which body format each accepts."""
+"""The selectors in order: which one is asked now, and which body format each accepts.
+
+`attempts.py` moves through them.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ The lifecycle routes carry only an id, so ids are unique in the whole process. T
 partition knows the load behind an id; this module only finds it.
 
 A rank that leaves may take very many reservations with it. Their ids count as freed from that
-moment (the ledger knows which are live), and are moved to the freed ids a few at a time.
+moment (the ledger knows which are live), and are moved to the freed ids a few at a time. `desk.py`
+books and frees through it.
 """
 
 from __future__ import annotations

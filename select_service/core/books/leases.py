@@ -205,7 +205,7 @@ class Leases:
             self._deadlines.add(lease, ttl_s, now)
             self._changed(lease.lease_id)
 
-    # -- who is under it -----------------------------------------------------------------------
+    # -- reservations of a lease ---------------------------------------------------------------
 
     def join(self, lease: Lease, reservation: Reservation) -> None:
         """Let a reservation live and end with an open lease."""

@@ -276,7 +276,7 @@ class Ledger:
         if self.changes is not None and self.changes.names_wanted:
             self.changes.ended.append(reservation.fairness_id)
 
-    # -- a rank goes ---------------------------------------------------------------------------
+    # -- ranks that leave ----------------------------------------------------------------------
 
     def drop_slot(self, slot: int) -> int:
         """Empty a slot whose rank has left; return how many reservations that ended.

@@ -46,7 +46,7 @@ class Seating:
         self._seats: tuple[Seats, Seats] | None = None
         """All seats, and the open ones; None: not listed since the last change."""
 
-    # -- who comes and goes --------------------------------------------------------------------
+    # -- arrivals and departures ---------------------------------------------------------------
 
     def ensure(self, slots: int) -> None:
         """Ensure that there are at least `slots` slots."""
@@ -104,7 +104,7 @@ class Seating:
         dense = not ranks or self._open[-1] == ranks - 1
         self.everyone = slice(0, ranks) if dense else np.array(self._open, dtype=np.int64)
 
-    # -- who sits where ------------------------------------------------------------------------
+    # -- slots and ranks -----------------------------------------------------------------------
 
     def rank_at(self, slot: int) -> tuple[Worker, int]:
         """Return the worker and dp_rank that occupy a slot."""
@@ -145,7 +145,7 @@ class Seating:
             self._seats = seats, [seat for seat in seats if seat[0].worker_id in self.workers]
         return self._seats
 
-    # -- who leaves ----------------------------------------------------------------------------
+    # -- draining ------------------------------------------------------------------------------
 
     def leaving(self) -> list[int]:
         """Return the slots of workers that drain."""
