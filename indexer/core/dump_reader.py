@@ -102,7 +102,7 @@ class DumpReader:
                 yield item
         if len(self._rest) - self._at > _NAME_BYTES_MAX:
             raise BadDump("a string is too long")
-        self._let_go()
+        self._discard_processed()
 
     def finish(self) -> None:
         """Signal the end of the document.
@@ -199,7 +199,7 @@ class DumpReader:
         if len(self._skeleton) > SKELETON_BYTES_MAX:
             raise BadDump("too much besides events")
 
-    def _let_go(self) -> None:
+    def _discard_processed(self) -> None:
         """Discard what has been processed."""
         if self._in_events:
             done = self._gap_start if self._event_start < 0 else self._event_start

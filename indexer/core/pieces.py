@@ -245,7 +245,7 @@ class Pieces(Sequence[Event]):
                 self._run = None
                 self._note(at, end)
             elif self._joins(event):
-                self._prolong(event, end)
+                self._extend_run(event, end)
             else:
                 self._run, self._run_names = event, len(event.block_hashes)
                 self._note(at, end)
@@ -266,7 +266,7 @@ class Pieces(Sequence[Event]):
             and goes_on(self._run, event)
         )
 
-    def _prolong(self, event: Removed, end: int) -> None:
+    def _extend_run(self, event: Removed, end: int) -> None:
         """Join a short removal with those before it."""
         self._run_names += len(event.block_hashes)
         self._ends[-1] = end

@@ -205,7 +205,7 @@ class Repair(Progress):
         seq = read_sequence(frames[-2]) if len(frames) in REPLY_FRAMES else None
         if seq is None or (seq == END_MARKER and frames[-1]):
             self.tallies.count_bad_message("replay")
-            self._waste(now)
+            self._count_useless(now)
         elif frames[-1]:
             self._on_reply(seq, frames[-1], now)
         else:
@@ -219,13 +219,13 @@ class Repair(Progress):
             return
         expected = self.cursor.expected
         if seq < expected:
-            self._waste(now)
+            self._count_useless(now)
         elif seq == expected:
             self._accept_reply(replay, seq, payload, digest, now)
         elif replay.replies_now > 1 and replay.may_ask_again(now):
             self._ask_again(now)  # a gap: replies were dropped in transit
         elif self._decoder.decode(payload) is None:
-            self._waste(now)  # the number of garbage says nothing about the engine's buffer
+            self._count_useless(now)  # the number of garbage says nothing about the engine's buffer
         else:
             # The engine's buffer begins later, or the gap will not close. Never skip beyond what
             # the live stream has shown, so that a wrong endpoint cannot carry the cursor away.
@@ -243,7 +243,7 @@ class Repair(Progress):
         if last is None or seq > last:
             return self._verify_beyond(replay, payload, now)
         if seq < last:
-            self._waste(now)
+            self._count_useless(now)
             return False
         if self.cursor.digest_of(last) not in (None, digest):
             self._on_other_engine(payload, now)
@@ -258,7 +258,7 @@ class Repair(Progress):
     def _verify_beyond(self, replay: Replay, payload: bytes, now: float) -> bool:
         """Handle a first reply later than anything we know: there is nothing to compare."""
         if self._decoder.decode(payload) is None:
-            self._waste(now)  # garbage identifies no engine
+            self._count_useless(now)  # garbage identifies no engine
             return False
         if self.is_unproven:
             self._on_other_engine(payload, now, why="gone")
@@ -276,10 +276,10 @@ class Repair(Progress):
             return False
         batch = self._decoder.decode(payload)
         if batch is None:
-            self._waste(now)
+            self._count_useless(now)
             return False
         if self._is_foreign(batch):  # checked before the names are forgotten
-            self._shun(now)
+            self._reject_endpoint(now)
             return False
         self._begin_anew()
         replay.mode = Mode.GAP if self.backlog else Mode.POLL
@@ -288,9 +288,9 @@ class Repair(Progress):
     def _on_other_engine(self, payload: bytes, now: float, *, why: str = "restarted") -> None:
         batch = self._decoder.decode(payload)
         if batch is None:
-            self._waste(now)  # garbage identifies no engine
+            self._count_useless(now)  # garbage identifies no engine
         elif self._is_foreign(batch):
-            self._shun(now)
+            self._reject_endpoint(now)
         else:
             self._start_over(now, why)
 
@@ -319,7 +319,7 @@ class Repair(Progress):
             self.cursor.advance(seq, digest, live=False)
             self._lose(1)
         elif self._is_foreign(batch):
-            self._shun(now)
+            self._reject_endpoint(now)
             return
         else:
             self.tallies.replayed_batches += 1
@@ -400,12 +400,12 @@ class Repair(Progress):
             self._doubted_after = self.cursor.last
             self._drop_if_told()
 
-    def _waste(self, now: float) -> None:
+    def _count_useless(self, now: float) -> None:
         assert self._replay is not None
         if not self._replay.waste():
             self._abandon("garbage", now)
 
-    def _shun(self, now: float) -> None:
+    def _reject_endpoint(self, now: float) -> None:
         """The endpoint replays another rank: never ask it again."""
         self.has_replay = False
         self._abandon("wrong_rank", now)

@@ -206,7 +206,7 @@ class Subscriber(Receiver):
     def use_keys(self, keys: KeyPair) -> None:
         """Use a new identity from the next connection on; the current one continues."""
         if self._socket.getsockopt(zmq.MECHANISM) == zmq.CURVE:
-            _introduce(self._socket, keys)
+            _set_keys(self._socket, keys)
 
     def move_to(self, endpoint: str | None) -> None:
         """Replace the connection by one to another endpoint, or by none."""
@@ -430,7 +430,7 @@ class Sockets:
         if server_key is not None:
             keys = self._keys = self._keys or KeyPair.new()
             socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
-            _introduce(socket, keys)
+            _set_keys(socket, keys)
         return socket
 
 
@@ -439,7 +439,7 @@ def _refused(endpoint: str, error: zmq.ZMQError) -> EndpointRefused:
     return kind(endpoint, str(error))
 
 
-def _introduce(socket: zmq.Socket[bytes], keys: KeyPair) -> None:
+def _set_keys(socket: zmq.Socket[bytes], keys: KeyPair) -> None:
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
 

@@ -97,8 +97,7 @@ class Partition:
         """Whether a cache-hit threshold also applies to requests without one of their own."""
         self.pricer = self._new_pricer()
         self.glance: object = None
-        """Cached by the compiled shortcut (`_shortcut.pyx`), until somebody comes, goes or
-        changes."""
+        """Cache of the shortcut (`_shortcut.pyx`), reset when workers come, go or change."""
         self._unmatched: dict[int, Overlap] = {}  # by worker, its overlap if nothing matched
         self.admission: Gatekeeper | None = None
         """Only if something is to be judged; see `admission/admitting.py`."""

@@ -34,9 +34,7 @@ FREED_MEMORY_S = 600.0  # the contract: at least ten minutes, as far as the boun
 LONG_ID_CHARS: Final = 64
 """Longer freed ids are remembered by a digest only, since an id may be as long as a body."""
 
-_BY_DIGEST: Final = (
-    "freed id by its digest, xxh3_128 = "  # with the digest it is longer than any short id
-)
+_BY_DIGEST: Final = "freed id by its digest, xxh3_128 = "  # with it, longer than a short id
 _PREFILL: Final = ":prefill"
 _DECODE: Final = ":decode"
 _KEY_CHARS: Final = len(_BY_DIGEST) + 32
@@ -82,9 +80,7 @@ class Bookings:
 
     def __init__(self, *, freed_ids_max: int) -> None:
         self._live: dict[str, Booking] = {}
-        self._second_names: dict[
-            str, Booking
-        ] = {}  # selection_id → the youngest booking made with it
+        self._second_names: dict[str, Booking] = {}  # selection_id → its youngest booking
         self.pairs: dict[str, list[Booking]] = {}
         """The booked legs of each pair."""
         self._waiting: dict[str, Ticket] = {}

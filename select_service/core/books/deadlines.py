@@ -88,9 +88,8 @@ class Deadlines(Generic[T]):
         """
         found: list[T] = []
         opened: list[tuple[float, float]] = []  # entries taken out of the heap
-        walks: list[
-            tuple[float, float, T, Iterator[T]]
-        ] = []  # heap of queues: the next entry in each
+        # heap of queues, by the next entry in each
+        walks: list[tuple[float, float, T, Iterator[T]]] = []
         looks = limit
         while len(found) < limit:
             if self._is_next(walks, now):

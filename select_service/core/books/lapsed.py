@@ -25,9 +25,7 @@ class Lapsed:
     __slots__ = ("_names",)
 
     def __init__(self) -> None:
-        self._names: dict[
-            str, tuple[str, ...]
-        ] = {}  # name → all names of the reservation, oldest first
+        self._names: dict[str, tuple[str, ...]] = {}  # name → all its names, oldest first
 
     def note(self, reservation: Reservation) -> None:
         """Note a reservation that was silent for its time to live, or that of its lease."""

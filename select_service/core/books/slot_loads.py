@@ -186,7 +186,7 @@ class SlotLoads:
     # -- removal without computing, or all at once ------------------------------------------------
 
     def give_up(self, slot: int, left: int, begun: int = 0, prompts: int = 0) -> None:
-        """Reduce P of a slot to `left`; the difference was not computed.
+        """Set P of a slot to `left`; the tokens removed were not computed.
 
         Args:
             slot: the slot.

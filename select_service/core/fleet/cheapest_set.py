@@ -153,10 +153,10 @@ class _Search:
             yield
         account.marginal[:] = before  # float sums are not exactly reversible
         if self._wanted < len(self._order):
-            yield from self._look(0, 0.0)
+            yield from self._branch(0, 0.0)
         account.marginal[:] = before
 
-    def _look(self, start: int, cost: float) -> Generator[None, None, None]:
+    def _branch(self, start: int, cost: float) -> Generator[None, None, None]:
         need = self._wanted - len(self._picked)
         if not need:
             if cost < self._cost * _BETTER:
@@ -174,7 +174,7 @@ class _Search:
             price = marginal[place]
             self._account.take(place)
             self._picked.append(place)
-            yield from self._look(number + 1, cost + price)
+            yield from self._branch(number + 1, cost + price)
             self._picked.pop()
             self._account.put_back(place)
             yield

@@ -53,7 +53,7 @@ class Transfer(NamedTuple):
 
 
 class Roles:
-    """The roles of all selectable ranks at one time; immutable, because decision records keep them.
+    """The roles of all selectable ranks at one time; never updated: records refer to them later.
 
     When workers come, go or change, `after` creates new ones.
     """
