@@ -66,7 +66,7 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     adopts: list[tuple[int, int]] = []  # and the claims of gone replicas that it took over
     fairness_id: str = ""
     pair: str | None = None  # of which it is a leg
-    pair_answer: PairSelection | None = None  # likewise, if it asked for a pair
+    pair_answer: PairSelection | None = None  # the answer for a repeat, if it asked for a pair
     outputs: list[tuple[int, int]] = []  # by the replica that received the reports, if any
 
 
