@@ -28,8 +28,8 @@ MOVED_MAX: Final = 4096
 """Entries of a table that is rebuilt in one go, 25 ns each; a table with more stays."""
 
 ROUND_EVERY_S: Final = 1.0
-"""Shortest time between two rounds: with few tables a round takes one turn, and turns follow one another as fast
-as there is work."""
+"""Shortest time between two rounds: with few tables a round takes one turn, and turns follow one
+another as fast as there is work."""
 
 _SPARE: Final = 8
 _ENTRY_BYTES: Final = 36
