@@ -1,9 +1,9 @@
-/* Plain KV events out of MessagePack, straight into packed arrays.
+/* Plain KV events from MessagePack, straight into packed arrays.
  *
- * Reads what nearly every message is made of: BlockStored, BlockRemoved and AllBlocksCleared of
- * vLLM's and SGLang's map or array form, with adapter, salt and media. Whatever is unusual, doubtful
- * or broken is refused as a whole (KV_REFUSED), and `core/wire.py` reads the message instead: its
- * answers and errors are the only ones there are. Nothing here knows Python.
+ * Decodes what nearly every message consists of: BlockStored, BlockRemoved and AllBlocksCleared in
+ * vLLM's and SGLang's map or array form, with adapter, salt and media. A message with anything
+ * unusual, doubtful or broken is refused as a whole (KV_REFUSED) and left to `core/wire.py`, whose
+ * answers and errors are the only authoritative ones. Nothing here knows Python.
  */
 #ifndef INDEXER_EVENTS_H
 #define INDEXER_EVENTS_H
@@ -26,30 +26,30 @@ enum {
 };
 
 #define KV_SKIP_DEPTH_MAX 16          /* unknown fields nested deeper are left to Python */
-#define KV_COLOURED_MAX 4096          /* blocks of an event of which some are coloured: at once */
+#define KV_COLOURED_MAX 4096          /* most blocks of an event with extra keys read at once */
 #define KV_SCRATCH_KEPT (1u << 20)    /* elements of a scratch array kept after a long message */
 
-/* ASCII, in the payload; of no bytes if nothing was said, or "". */
+/* ASCII text in the payload; 0 bytes if absent or "". */
 typedef struct { const char *at; size_t bytes; } kv_ascii;
 
-/* A media item of a block, by what a request calls it. */
+/* A media item of a block, under the hash that a request uses for it. */
 typedef struct { uint64_t hash; uint32_t block; } kv_media;
 
 typedef struct {
     int kind, tier, attention, is_local_said, has_parent, is_adapter_numbered;
-    int64_t group;                    /* -1: not said */
+    int64_t group;                    /* -1: absent */
     uint64_t parent;
     size_t names_at, names;           /* in kv_batch.names */
     size_t tokens_at, tokens;         /* in kv_batch.tokens */
     size_t media_at, media;           /* in kv_batch.media, by block */
     int64_t block_size;
     kv_ascii medium, attention_kind, lora_name, salt;
-    size_t joined;                    /* removals in a row that became this one */
+    size_t joined;                    /* adjacent removals joined into this one */
 } kv_event;
 
 typedef struct { const uint8_t *at, *end; } kv_reader;
 
-/* What was read so far, and where reading goes on. */
+/* What has been read so far, and where reading continues. */
 typedef struct {
     double ts;
     int has_rank, form;
@@ -62,12 +62,12 @@ typedef struct {
     size_t media_count, media_room;
     size_t parts, events_left;
     kv_event event;                   /* the one being read, while `fields_left` or `field` is set */
-    int has_texts;                    /* events that point into the payload */
+    int has_texts;                    /* whether events point into the payload */
     int is_inside, seen, field;       /* `field`: the list being read, or KV_SKIP */
     size_t fields_left, field_at, list_left, extra_keys;
-    const uint8_t *colours;           /* from the first of the extra keys on that is not nil */
-    size_t colours_from;              /* the block that is of */
-    int is_salted;                    /* by a key that was read before */
+    const uint8_t *colours;           /* the extra keys, from the first that is not nil */
+    size_t colours_from;              /* the block of that key */
+    int is_salted;                    /* whether a previous key set the salt */
     size_t nested[KV_SKIP_DEPTH_MAX + 1];  /* values left to skip, level by level */
     int depth;
 } kv_batch;
@@ -82,7 +82,7 @@ static inline int kv_has(const kv_reader *r, uint64_t bytes) {
     return (uint64_t)(r->end - r->at) >= bytes;
 }
 
-/* The array with room for more than `count` elements, perhaps elsewhere; NULL: out of memory. */
+/* Grow an array to hold more than `count` elements; it may move. NULL: out of memory. */
 static void *kv_room(void *array, size_t *room, size_t count, size_t element) {
     if (count < *room) return array;
     size_t more = *room ? *room : 64;
@@ -103,7 +103,7 @@ static inline void kv_trim(kv_batch *b) {
     }
 }
 
-/* Any integer: 1 and its bits, with its sign, or 0 and nothing consumed. */
+/* Any integer: 1, with bits and sign, or 0 with nothing consumed. */
 static inline int kv_int(kv_reader *r, uint64_t *value, int *negative) {
     if (r->at >= r->end) return 0;
     uint8_t c = *r->at;
@@ -135,7 +135,7 @@ static inline int kv_nil(kv_reader *r) {
     return 0;
 }
 
-/* Length of an array or of a map by its header. */
+/* Length of an array or a map, from its header. */
 static inline int kv_header(kv_reader *r, uint8_t fix, uint8_t wide, size_t *count) {
     if (r->at >= r->end) return 0;
     uint8_t c = *r->at;
@@ -149,7 +149,7 @@ static inline int kv_header(kv_reader *r, uint8_t fix, uint8_t wide, size_t *cou
 }
 
 static inline int kv_array(kv_reader *r, size_t *count) {
-    /* an element takes a byte at least, so that a lying length cannot make us reserve memory */
+    /* an element takes at least a byte, so a false length cannot make us reserve memory */
     return kv_header(r, 0x90, 0xdc, count) && kv_has(r, *count);
 }
 
@@ -176,7 +176,7 @@ static inline int kv_text(kv_reader *r, const char **text, size_t *length) {
     return 1;
 }
 
-/* Other text is Python's to decode, or to refuse. */
+/* Non-ASCII text is left to Python to decode or refuse. */
 static int kv_ascii_text(kv_reader *r, kv_ascii *text) {
     const uint8_t *before = r->at;
     if (!kv_text(r, &text->at, &text->bytes)) return 0;
@@ -187,7 +187,7 @@ static int kv_ascii_text(kv_reader *r, kv_ascii *text) {
 
 static inline int kv_same(const kv_ascii *a, const kv_ascii *b) {
     if (a->bytes != b->bytes) return 0;
-    for (size_t i = 0; i < a->bytes; i++) /* a few: a call would cost more */
+    for (size_t i = 0; i < a->bytes; i++) /* few bytes: a call would cost more */
         if (a->at[i] != b->at[i]) return 0;
     return 1;
 }
@@ -195,7 +195,7 @@ static inline int kv_same(const kv_ascii *a, const kv_ascii *b) {
 #define KV_IS(text, length, literal) \
     ((length) == sizeof(literal) - 1 && !memcmp((text), literal, sizeof(literal) - 1))
 
-/* One value that nobody wants to know; of an array or map only the head, and how many follow. */
+/* Skip an unneeded value; of an array or map only its head, returning how many values follow. */
 static int kv_skip_head(kv_reader *r, size_t *inner) {
     uint64_t value, more = 0;
     int negative;
@@ -206,7 +206,7 @@ static int kv_skip_head(kv_reader *r, size_t *inner) {
     if (kv_int(r, &value, &negative) || kv_text(r, &text, &count)) return 1;
     uint8_t c = *r->at;
     int is_array = (c & 0xf0) == 0x90 || c == 0xdc || c == 0xdd;
-    if (is_array) return kv_array(r, inner); /* a lying length is no reason to look further */
+    if (is_array) return kv_array(r, inner); /* fails on a false length */
     if (kv_map(r, inner)) { *inner *= 2; return 1; }
     switch (c) {
     case 0xc0: case 0xc2: case 0xc3: more = 1; break;
@@ -218,14 +218,14 @@ static int kv_skip_head(kv_reader *r, size_t *inner) {
         more = 1 + bytes + kv_big_endian(r->at + 1, bytes);
         break;
     }
-    default: return 0; /* extensions, and what is no MessagePack */
+    default: return 0; /* extensions, and invalid MessagePack */
     }
     if (!kv_has(r, more)) return 0;
     r->at += more;
     return 1;
 }
 
-/* Skip a value, or some of it: `depth` is below 0 when it is over. */
+/* Skip a value, or part of it: `depth` is below 0 when done. */
 static int kv_skip(kv_reader *r, kv_batch *b, size_t *fuel) {
     while (b->depth >= 0 && *fuel) {
         if (!b->nested[b->depth]) { b->depth--; continue; }
@@ -240,7 +240,7 @@ static int kv_skip(kv_reader *r, kv_batch *b, size_t *fuel) {
     return 1;
 }
 
-/* An extension, of which nobody knows anything. */
+/* Skip an extension, whose content is unknown. */
 static int kv_skip_extension(kv_reader *r) {
     if (r->at >= r->end) return 0;
     uint8_t c = *r->at;
@@ -256,7 +256,7 @@ static int kv_skip_extension(kv_reader *r) {
     return 1;
 }
 
-/* Skip values, level by level: `left` says how many are to come, `depth` is the innermost level. */
+/* Skip values, level by level: `left` has the remaining number, `depth` is the innermost level. */
 static inline int kv_walk(kv_reader *r, uint64_t *left, int *depth, int depth_max, size_t fuel) {
     while (*depth >= 0) {
         if (!left[*depth]) { --*depth; continue; }
@@ -272,7 +272,7 @@ static inline int kv_walk(kv_reader *r, uint64_t *left, int *depth, int depth_ma
     return KV_READ;
 }
 
-/* An engine's name of a block: a number, or a digest of which the last 8 bytes count. */
+/* An engine's name of a block: a number, or a digest, of which the last 8 bytes count. */
 static inline int kv_name(kv_reader *r, uint64_t *name) {
     int negative;
     if (kv_int(r, name, &negative)) return 1;
@@ -288,7 +288,7 @@ static inline int kv_name(kv_reader *r, uint64_t *name) {
     return 1;
 }
 
-/* Begin a list: room for what it says it has, which has as many bytes at least. */
+/* Begin a list: reserve room for its stated length, which the payload has at least in bytes. */
 static int kv_open_names(kv_reader *r, kv_batch *b) {
     kv_event *e = &b->event;
     if (!kv_array(r, &e->names)) return 0;
@@ -346,8 +346,8 @@ static int kv_tokens(kv_reader *r, kv_batch *b, size_t count) {
     return 1;
 }
 
-/* nil, or a list with an entry for each block; what is in it is looked at when names, parent and
- * adapter are known */
+/* nil, or a list with an entry for each block; its content is read once names, parent and adapter
+ * are known */
 static int kv_open_extra_keys(kv_reader *r, kv_batch *b) {
     b->extra_keys = b->list_left = 0;
     b->colours = NULL;
@@ -371,7 +371,7 @@ static int kv_extra_keys(kv_reader *r, kv_batch *b, size_t count) {
     return 1;
 }
 
-/* 16 hex digits at least, of which the first 16 count: how requests name media items. */
+/* At least 16 hex digits, of which the first 16 count: requests identify media items by them. */
 static int kv_media_hash(const kv_ascii *id, uint64_t *hash) {
     uint64_t value = 0;
     if (id->bytes < 16) return 0;
@@ -397,7 +397,7 @@ static int kv_add_media(kv_batch *b, size_t block, uint64_t hash) {
     return 1;
 }
 
-/* One key of a block: a media item, or a salt. Whatever no request can name is Python's. */
+/* One key of a block: a media item or a salt. Keys that no request can name are left to Python. */
 static int kv_colour(kv_reader *r, kv_batch *b, size_t block, int may_be_salted) {
     kv_event *e = &b->event;
     kv_ascii text;
@@ -412,12 +412,12 @@ static int kv_colour(kv_reader *r, kv_batch *b, size_t block, int may_be_salted)
     if (!kv_ascii_text(r, &text) || !text.bytes) return 0;
     if (text.bytes == 64 && kv_media_hash(&text, &hash)) return kv_add_media(b, block, hash);
     if (!may_be_salted || b->is_salted) return 0;
-    e->salt = text; /* before what the field of that name says */
+    e->salt = text; /* takes precedence over the field of that name */
     b->is_salted = 1;
     return 1;
 }
 
-/* The extra keys, now that everything is known which they depend on. */
+/* Read the extra keys, now that everything they depend on is known. */
 static int kv_colours(kv_reader *r, kv_batch *b) {
     kv_event *e = &b->event;
     kv_reader at = {b->colours, r->at};
@@ -427,7 +427,7 @@ static int kv_colours(kv_reader *r, kv_batch *b) {
         if (kv_nil(&at)) continue;
         if (!kv_array(&at, &keys)) return 0;
         if (keys && e->lora_name.bytes) {
-            /* every block repeats the adapter's name; a salt may be spelled the same, but after */
+            /* every block begins with the adapter's name; a salt may be equal, but follows it */
             kv_reader before = at;
             kv_ascii first;
             if (kv_ascii_text(&at, &first) && kv_same(&first, &e->lora_name)) keys--;
@@ -445,7 +445,7 @@ static int kv_parent(kv_reader *r, kv_event *e) {
     return kv_name(r, &e->parent);
 }
 
-/* The media of `core/normal.py`, which knows what to do about others. */
+/* The media of `core/normal.py`, which also handles unknown ones. */
 static int kv_medium(kv_reader *r, kv_event *e) {
     static const struct { const char *name; int tier; } media[] = {
         {"CPU", 1}, {"GPU", 0}, {"CPU_PINNED", 1}, {"CPU_TIER1", 1}, {"CPU_TIER2", 2}, {"DISK", 2},
@@ -506,7 +506,7 @@ static int kv_salt(kv_reader *r, kv_event *e) {
     return kv_nil(r) || kv_ascii_text(r, &e->salt);
 }
 
-/* An adapter's name, in whose place SGLang's arrays may have a salt. */
+/* An adapter's name; SGLang's arrays may have a salt in its place. */
 static int kv_lora_name(kv_reader *r, kv_event *e, int form) {
     const char *key;
     size_t length;
@@ -538,7 +538,7 @@ static int kv_kind(kv_reader *r, kv_event *e) {
     return 1;
 }
 
-/* Which field of its kind of event a key names; 0: none that matters. */
+/* The field that a key names in its kind of event; 0: none that matters. */
 static int kv_field(int kind, const char *key, size_t length) {
     if (KV_IS(key, length, "type")) return KV_TYPE;
     if (kind == KV_CLEARED) return 0;
@@ -571,7 +571,7 @@ static int kv_field(int kind, const char *key, size_t length) {
     return 0;
 }
 
-/* Read a field, or begin to if it is a list: then `b->field` says which. */
+/* Read a field; a list is only begun, and `b->field` records which one. */
 static int kv_value(kv_reader *r, kv_batch *b, int field) {
     kv_event *e = &b->event;
     switch (field) {
@@ -597,7 +597,7 @@ static int kv_value(kv_reader *r, kv_batch *b, int field) {
     return 0;
 }
 
-/* Go on with the list, or the value to be skipped, that a field has. */
+/* Continue with the list of a field, or with the value to skip. */
 static int kv_go_on_inside(kv_reader *r, kv_batch *b, size_t *fuel) {
     if (b->field == KV_SKIP) {
         if (!kv_skip(r, b, fuel)) return 0;
@@ -665,7 +665,7 @@ static int kv_next_field(kv_reader *r, kv_batch *b) {
     return kv_value(r, b, field);
 }
 
-/* Removals in a row are one up to so many names, the rule of `core/wire.py`. */
+/* Adjacent removals are joined up to `joined_max` names, as in `core/normal.py`. */
 static int kv_joins(const kv_batch *b, const kv_event *e, size_t joined_max) {
     if (e->kind != KV_REMOVED || !e->names || !b->event_count) return 0;
     const kv_event *last = &b->events[b->event_count - 1];
@@ -698,13 +698,13 @@ static int kv_close_event(kv_reader *r, kv_batch *b, size_t joined_max) {
     if (e->attention || e->lora_name.bytes || e->salt.bytes) b->has_texts = 1;
     if (kv_joins(b, e, joined_max)) {
         kv_event *last = &b->events[b->event_count - 1];
-        last->names += e->names; /* the names stand side by side */
+        last->names += e->names; /* the names are adjacent */
         last->joined++;
     } else b->events[b->event_count++] = *e;
     return 1;
 }
 
-/* Begin to read; `kv_go_on` does. */
+/* Prepare reading, which `kv_go_on` does. */
 static inline int kv_begin(kv_batch *b, kv_reader *r) {
     b->event_count = b->name_count = b->token_count = b->media_count = 0;
     b->has_rank = b->has_texts = b->is_inside = b->field = 0;
@@ -714,7 +714,7 @@ static inline int kv_begin(kv_batch *b, kv_reader *r) {
     return kv_double(r, &b->ts) && kv_array(r, &b->events_left) ? KV_MORE : KV_REFUSED;
 }
 
-/* Read on, about as many values as there is fuel. */
+/* Continue reading, for about `fuel` values. */
 static inline int kv_go_on(kv_batch *b, kv_reader *r, size_t joined_max, size_t fuel) {
     while (fuel) {
         if (b->field) {

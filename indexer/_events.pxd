@@ -1,4 +1,4 @@
-# What `_events.h` offers: the plain messages of engines, read into arrays of C.
+# Declarations of `_events.h`: plain messages of engines, decoded into C arrays.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The compiled way off a ZMQ socket: many messages by one call, without a Python object per frame.
+"""The compiled receive path of ZMQ sockets: many messages per call, with no pyzmq frame objects.
 
-Optional. `Receiver.receive_some` in `edge/sockets.py` is its twin. It calls the libzmq that pyzmq
-has loaded, whichever that is, so it needs none of its own.
+Optional. `Receiver.receive_some` in `edge/sockets.py` is its twin. It calls whichever libzmq pyzmq
+has loaded, so it needs none of its own.
 """
 
 from cpython.bytes cimport PyBytes_GET_SIZE
@@ -29,7 +29,7 @@ cdef extern from *:
     static size_t (*msg_size)(const message_t *);
     static int (*last_errno)(void);
 
-    /* The libzmq that pyzmq has loaded, whichever it is. */
+    /* Find whichever libzmq pyzmq has loaded. */
     static int find_libzmq(const char *pyzmq) {
         void *library = dlopen(pyzmq, RTLD_LAZY | RTLD_NOLOAD);
         if (!library) return 0;
@@ -43,7 +43,7 @@ cdef extern from *:
         return msg_init && msg_recv && msg_close && msg_more && msg_data && msg_size && last_errno;
     }
 
-    /* The next frame: 1, and whether another follows, or 0 for none. */
+    /* The next frame: 1, with whether another follows, or 0 if there is none. */
     static int next_frame(void *socket, PyObject **frame, int *more) {
         message_t message;
         msg_init(&message);
@@ -60,15 +60,15 @@ cdef extern from *:
 
 
 def find(str pyzmq):
-    """Find the libzmq of pyzmq's extension module at that path; False if it hides."""
+    """Find the libzmq of pyzmq's extension module at this path; False if it is not exported."""
     return find_libzmq(pyzmq.encode())
 
 
 def receive(size_t socket, Py_ssize_t messages_max, Py_ssize_t bytes_max, bytes apart):
-    """Messages of an open socket of the calling thread, each a list of frames, without waiting.
+    """Return messages of an open socket of the calling thread, as lists of frames; non-blocking.
 
-    Ends where there is none, after so many or so many bytes, or behind one whose first frame
-    is `apart`.
+    Stops when the socket is empty, at either limit, or after a message whose first frame is
+    `apart`.
     """
     cdef list messages = [], frames
     cdef PyObject *frame = NULL
@@ -79,7 +79,7 @@ def receive(size_t socket, Py_ssize_t messages_max, Py_ssize_t bytes_max, bytes 
         more = 1
         while more and next_frame(<void *>socket, &frame, &more):
             data = <object>frame
-            Py_DECREF(data)  # the list's reference is the one that stays
+            Py_DECREF(data)  # the list keeps the only reference
             frames.append(data)
             size += PyBytes_GET_SIZE(data)
         if not frames:

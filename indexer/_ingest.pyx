@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The compiled way of plain KV events into the tree.
+"""The compiled fast path of plain KV events into the tree.
 
-Optional. `core/stream.py` and `core/writer.py` are its twins and say what is right; this module only
-does what is plain (see `Feeder`) and hands everything else, a message or one event of it, to them
-before anything has happened. `_wire.pyx` stands before it.
+Optional. `core/stream.py` and `core/writer.py` are its twins and define what is right. This module
+only handles plain messages (see `Feeder`) and hands everything else, a message or one event of it,
+to them before changing anything. `_wire.pyx` decodes the messages.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -77,7 +77,7 @@ cdef object zero = 0
 cdef list first_ones = [all_ones(count) for count in range(EDGE_BLOCKS_MAX + 1)]
 cdef list only_one = [1 << position for position in range(EDGE_BLOCKS_MAX)]
 cdef object base_namespace = BASE_NAMESPACE
-cdef long dear = SLICE_BLOCKS // 16  # in blocks: what Python has to do for an event
+cdef long dear = SLICE_BLOCKS // 16  # cost, in blocks, of an event that Python handles
 
 if SLICE_BLOCKS != SLICE or READ_AT_ONCE_BYTES != READ_AT_ONCE or EDGE_BYTES_MAX != SLICE * HASH:
     raise ImportError("compiled for other limits")
@@ -85,7 +85,7 @@ find_slots(Node, Coverage)
 
 
 cdef bint _says(kv_ascii *text, str name):
-    """Whether a text of an event is that name."""
+    """Whether a text of an event equals a name."""
     return (
         PyUnicode_IS_COMPACT_ASCII(name)
         and <size_t>PyUnicode_GET_LENGTH(name) == text.bytes
@@ -105,15 +105,15 @@ cdef bytes _joined(PyObject *head, const void *tail, size_t size):
 cdef class Feeder(Run):
     """Takes the plain messages of one stream, in runs.
 
-    Plain is a batch in order, of the stream's own rank, while nothing else is going on. Of its
-    events those that append to a leaf of the rank's own, begin a leaf, take blocks off the end of
-    one or say again what is known are dealt with here. Others about blocks that count are the
-    index's own verbs', and `IndexWriter` is asked about the rest: then the counters of the run,
-    otherwise written when it ends, are written before.
+    A message is plain if it is the next batch, of the stream's own rank, and nothing else is going
+    on. Of its events, those that append to a leaf of the rank's own, begin a leaf, cut the end off
+    one or repeat what is known are handled here. Others about blocks that count go through the
+    verbs of the index, the rest through `IndexWriter`; before the latter the counters of the run,
+    otherwise written at its end, are flushed.
     """
 
-    cdef object space  # the last namespace of a sequence's first blocks
-    cdef object seeded  # and the last of which `seed` is known
+    cdef object space  # the last namespace of blocks without a parent
+    cdef object seeded  # the namespace to which `seed` belongs
     cdef uint64_t seed
 
     def __init__(self, stream):
@@ -123,7 +123,7 @@ cdef class Feeder(Run):
 
     @staticmethod
     def suits(stream):
-        """Whether the stream is one that can be fed this way at all."""
+        """Whether a stream can use this path at all."""
         index = stream._index
         return (
             type(index) is KvIndex
@@ -133,9 +133,9 @@ cdef class Feeder(Run):
         )
 
     def take(self, inbox, double now):
-        """Take messages from the left of a deque, one at least.
+        """Take messages from the left of a deque, at least one.
 
-        Stops after about as many blocks as one turn may cost, or behind a message that was not
+        Stops after about as many blocks as one turn may cost, or after a message that is not
         plain.
         """
         cdef long budget = self.turn, cost = 1
@@ -152,15 +152,15 @@ cdef class Feeder(Run):
         finally:
             scratch.in_use = False
             self.flush(now)
-            # it may leave meanwhile
+            # the rank may leave before the next run
             self.holder = self.where = self.runs = self.blocks = self.waiting = None
         if cost < 0:
             stream.hear(frames, now)
 
     cdef long _message(self, list frames, double now) except? -2:
-        """Take one message: what it cost, 0 if Python has still to end it, -1 if it is not plain.
+        """Take one message; return its cost, 0 if Python must finish it, -1 if it is not plain.
 
-        Nothing has happened if it is not.
+        In the last case nothing has changed.
         """
         cdef size_t k
         cdef long cost = 1
@@ -178,7 +178,7 @@ cdef class Feeder(Run):
         if read_u64_big(PyBytes_AS_STRING(sequence)) != self.expected or self.expected == 0:
             return -1
         if PyBytes_GET_SIZE(payload) > READ_AT_ONCE:
-            return -1  # it is read in pieces
+            return -1  # it must be read in pieces
         if not scratch.read(<bytes>payload) or read.form != (KV_MAP if self.is_map else KV_ARRAY):
             return -1
         if read.has_rank and not (self.is_named and read.rank == self.dp_rank):
@@ -205,7 +205,7 @@ cdef class Feeder(Run):
             else:
                 done = self._remove(e)
             if not done and e.kind == KV_STORED and PyDict_Size(self.waiting):
-                self.flush(now)  # it may bring many their parent, which takes its time
+                self.flush(now)  # it may be the parent of many orphans; healing takes time
                 self.stream._begin(scratch.events(k, read.event_count))
                 self.is_torn = False
                 return 0
@@ -224,7 +224,7 @@ cdef class Feeder(Run):
         return cost
 
     cdef object _space(self, kv_event *e, object inherited):
-        """Adapter and salt of the blocks, the rule of `IndexWriter`."""
+        """Adapter and salt of the blocks, by the rule of `IndexWriter`."""
         if not e.lora_name.bytes and not e.salt.bytes:
             return base_namespace if inherited is None else inherited
         if inherited is None:
@@ -239,7 +239,7 @@ cdef class Feeder(Run):
         return Namespace(ascii_text(&e.lora_name) or lora_name, ascii_text(&e.salt) or salt)
 
     cdef uint64_t _seed(self, object namespace) except? 0:
-        """What hashes of blocks in a namespace begin with."""
+        """Seed of the block hashes of a namespace."""
         if namespace is base_namespace:
             return base_seed
         if namespace is not self.seeded:
@@ -248,7 +248,7 @@ cdef class Feeder(Run):
         return self.seed
 
     cdef bint _store(self, kv_event *e) except -1:
-        """Hold blocks; False, and nothing done, if it is for `IndexWriter` to say what they are."""
+        """Store blocks; False, with nothing changed, if the event is for `IndexWriter`."""
         cdef uint64_t hashes[SLICE]
         cdef PyObject *above = NULL
         if not self.counts(e):
@@ -263,7 +263,7 @@ cdef class Feeder(Run):
             or (e.is_adapter_numbered and not e.lora_name.bytes)
             or PyDict_Size(self.waiting)
             or self.has_many_orphans
-            or <long>e.names > self.room  # what then is Python's to say
+            or <long>e.names > self.room  # Python decides what to do then
         ):
             return False
         inherited = None
@@ -278,7 +278,7 @@ cdef class Feeder(Run):
         elif self._know(e, hashes):
             pass
         elif e.media and <long>e.names > COLOURED_SLICE_BLOCKS:
-            return False  # it goes in slices, and what they refuse is counted in another way
+            return False  # stored in slices, whose refusals are counted differently
         else:
             return self._store_any(e, space, hashes)
         self.stored_events += 1
@@ -286,7 +286,7 @@ cdef class Feeder(Run):
         return True
 
     cdef bint _store_any(self, kv_event *e, object space, uint64_t *hashes) except -1:
-        """Hold blocks wherever they belong."""
+        """Store blocks at any place, through the index."""
         cdef Py_ssize_t filed = self.where.count
         accepted = self.index.store(
             self.rank,
@@ -296,7 +296,7 @@ cdef class Feeder(Run):
             PyBytes_FromStringAndSize(<char *>hashes, e.names * HASH),
             namespace=space,
             group=0,
-            heals=False,  # nothing waits, or we would not be here
+            heals=False,  # nothing waits: `_store` has checked
         )
         self.room -= self.where.count - filed
         self.has_many_orphans = self.tree.orphan_blocks > self.index.orphan_blocks_max
@@ -311,7 +311,7 @@ cdef class Feeder(Run):
     cdef bint _grow(
         self, kv_event *e, PyObject *node, object space, uint64_t *hashes
     ) except -1:
-        """Hold new blocks; False, and nothing done, if that takes more than growing a leaf."""
+        """Store new blocks; False, with nothing changed, unless it only takes growing a leaf."""
         cdef uint64_t key
         cdef size_t i, count = e.names
         cdef Py_ssize_t edge_bytes = 0
@@ -342,7 +342,7 @@ cdef class Feeder(Run):
             return False
         if grows and edge_bytes + count * HASH > edge_bytes_max:
             if <size_t>edge_bytes != edge_bytes_max:
-                return False  # this leaf is filled up first
+                return False  # the leaf must be filled up first
             grows = False
         elif (
             not grows
@@ -361,7 +361,7 @@ cdef class Feeder(Run):
         else:
             leaf = <object>node
         for i in range(count):
-            if not self.where.put_new(names[i], <PyObject *>leaf):  # stands for a block already
+            if not self.where.put_new(names[i], <PyObject *>leaf):  # the name is already taken
                 while i:
                     i -= 1
                     self.where.drop(names[i])
@@ -384,9 +384,9 @@ cdef class Feeder(Run):
         return True
 
     cdef bint _know(self, kv_event *e, uint64_t *hashes) except -1:
-        """Hold once more, or on another tier, blocks of one node that stand there as they are told.
+        """Count again, or hold on another tier, blocks that one node has just as announced.
 
-        False, and nothing done, if they are not of that kind.
+        False, with nothing changed, if the blocks do not qualify.
         """
         cdef uint64_t *names = read.names + e.names_at
         cdef uint64_t *run
@@ -460,7 +460,7 @@ cdef class Feeder(Run):
         return True
 
     cdef bint _remove(self, kv_event *e) except -1:
-        """Let go of blocks; False, and nothing done, if it is for `IndexWriter` to say which."""
+        """Remove blocks; False, with nothing changed, if the event is for `IndexWriter`."""
         cdef size_t i, same, total = e.names, done = 0
         cdef uint64_t *names = read.names + e.names_at
         cdef int how
@@ -519,7 +519,7 @@ cdef class Feeder(Run):
                 done += same
                 continue
             if <Py_ssize_t>same == held and held > 1:
-                same -= 1  # the leaf goes with its last block, which costs Python the less
+                same -= 1  # the leaf goes with its last block: less work for Python
             if <Py_ssize_t>same == held:
                 self._uncover(e, done, done + 1)
             else:
@@ -542,7 +542,7 @@ cdef class Feeder(Run):
         return True
 
     cdef int _uncover(self, kv_event *e, size_t start, size_t end) except -1:
-        """Let Python let go of some of an event's blocks, which are held once each."""
+        """Have Python remove some of an event's blocks, which are held once each."""
         rest = scratch.some(read.names + e.names_at + start, end - start)
         removal.uncover_listed(self.tree, self.holder, tiers[e.tier], rest)
         self.dear = dear
@@ -551,11 +551,11 @@ cdef class Feeder(Run):
     cdef int _punch(
         self, PyObject *node, PyObject *filed, uint64_t *names, size_t *count
     ) except -1:
-        """Let go of any blocks of a node that the rank alone holds, and on the device only.
+        """Remove any blocks of a node whose only holder is the rank, on the device only.
 
-        Engines that forget what was used least leave holes in a run, and cut its end now and then.
-        Of `count` names it is those that are neighbours, and that is their number then. They may
-        still be for Python to let go of, `TOGETHER`, or any block of the node, `NOT_OURS`.
+        Engines that evict the least used blocks leave holes in a run, and sometimes cut its end. Of
+        `count` names it handles those that are neighbours, and sets `count` to their number. They
+        may be left for Python to remove, `TOGETHER`, or the whole node may be, `NOT_OURS`.
         """
         cdef uint64_t *run = <uint64_t *>PyBytes_AS_STRING(<object>filed)
         cdef Py_ssize_t at, start, held = PyBytes_GET_SIZE(<object>filed) // HASH
@@ -571,7 +571,7 @@ cdef class Feeder(Run):
         leaf, run_now = <object>node, <object>filed
         old = first_ones[size] if self.is_full(node) else leaf.partial[self.me]
         at = held
-        while True:  # what is not held has an old name
+        while True:  # positions that are not held have old names
             at -= 1
             while at >= 0 and run[at] != names[0]:
                 at -= 1
@@ -593,14 +593,14 @@ cdef class Feeder(Run):
             if not is_same(<PyObject *>held_there, gone):
                 gone, start, same = only_one[at], at, 1
         new = PyNumber_Xor(old, gone)
-        if not new and same > 1:  # all but the last one, with which the node goes
+        if not new and same > 1:  # all but the last one, which removes the node
             same -= 1
             start += start < at
             gone = PyNumber_Lshift(first_ones[same], start)
             new = PyNumber_Xor(old, gone)
         count[0] = same
         if not new:
-            return TOGETHER  # and perhaps nodes above it go, too
+            return TOGETHER  # nodes above it may go, too
         if start + same == size and PyDict_Size(<object>SLOT(node, N_CHILDREN)) == 0:
             if SLOT(node, N_ORPHANED) != Py_False:
                 return TOGETHER

@@ -1,12 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The compiled twin of `indexer.core.names`: 64-bit names to nodes in 16 bytes an entry.
 
-Linear probing, no object per name. The table is cut into shards by the name's hash, because one
-of a million entries would take tens of milliseconds to grow: a shard takes some tenths of one.
+Linear probing, no object per name. The table is split into shards by the name's hash: growing one
+table of a million entries would take tens of milliseconds, growing a shard some tenths of one.
 
-Where a name lies depends on a secret of the map's own. Without one an engine could choose names
-that all want the same place, and a map filled in another's order would crowd at its front: a
-search among n entries takes n steps then, not two.
+Each map has a secret that determines where a name lies. Otherwise an engine could choose names that
+all collide, and a map filled in the order of another would crowd at its front; a search among n
+entries would then take n steps instead of two.
 """
 
 from cpython.buffer cimport (
@@ -29,7 +29,7 @@ ABI = 3  # change it with every change of what is offered here: see `indexer/com
 
 cdef extern from *:
     """
-    /* a macro: of a function that does nothing else compilers say that it does nothing */
+    /* a macro: compilers would warn that a function which only prefetches has no effect */
     #if defined(__GNUC__) || defined(__clang__)
     #define prefetch(at) __builtin_prefetch(at)
     #else
@@ -41,18 +41,18 @@ cdef extern from *:
 cdef enum:
     CAPACITY_MIN = 8
     CAPACITY_MAX = 0x7fffffff
-    AHEAD = 8  # names whose place is fetched while those before them are looked at
+    AHEAD = 8  # how many names ahead of the current one are prefetched
 
 
 cdef inline uint64_t _mix(uint64_t name, uint64_t secret) noexcept nogil:
-    # engines' hashes are random mostly, but nobody promises: some count from 1
+    # engines' hashes are mostly random, but not guaranteed to be: some engines count from 1
     name = (name ^ secret) * 0x9E3779B97F4A7C15ULL
     name ^= name >> 32
     return name * 0xC2B2AE3D27D4EB4FULL
 
 
 cdef inline uint32_t _home(uint64_t mixed, uint32_t capacity) noexcept nogil:
-    # the bits below those that chose the shard, scaled: any capacity will do
+    # the bits below those that chose the shard, scaled, so that any capacity works
     return <uint32_t>(<uint64_t><uint32_t>(mixed >> 27) * capacity >> 32)
 
 
@@ -61,15 +61,15 @@ cdef inline uint32_t _shard(uint64_t mixed) noexcept nogil:
 
 
 cdef bint _are_packed(object names, Py_buffer *view) except -1:
-    """Whether names lie in memory as 64-bit numbers; then the view is to be released.
+    """Whether names are 64-bit numbers in memory; if so, the caller must release the view.
 
-    Else they are objects, and iterated over.
+    Otherwise they are objects, to be iterated over.
     """
     if type(names) is list or type(names) is tuple or not PyObject_CheckBuffer(names):
         return False
     try:
         PyObject_GetBuffer(names, view, PyBUF_ND | PyBUF_FORMAT)
-    except BufferError:  # every second one of a view, or backwards
+    except BufferError:  # a view with a stride
         return False
     if view.ndim == 1 and view.format != NULL and view.format[0] == b"Q":  # as arrays of 64 bits say
         return True
@@ -94,7 +94,7 @@ cdef bint _resize(Shard *shard, uint32_t capacity, uint64_t secret) except -1:
 
 
 cdef class NameMap:
-    """Names to nodes; what a dict would do, and a little more."""
+    """Names to nodes: the operations of a dict, and a few bulk ones."""
 
     def __cinit__(self):
         cdef bytes random = urandom(sizeof(uint64_t))
@@ -109,7 +109,7 @@ cdef class NameMap:
             PyMem_RawFree(self.shards[k].entries)
 
     cdef PyObject *find(self, uint64_t name) noexcept:
-        """The node behind a name, borrowed; NULL if there is none."""
+        """The node of a name, a borrowed reference; NULL if there is none."""
         cdef uint64_t mixed = _mix(name, self.secret)
         cdef Shard *shard = &self.shards[_shard(mixed)]
         cdef uint32_t at
@@ -123,7 +123,7 @@ cdef class NameMap:
         return NULL
 
     cdef bint put_new(self, uint64_t name, PyObject *node) except -1:
-        """File a name that is not there yet; False, and nothing done, if it is."""
+        """File a name that is not filed yet; False, with nothing changed, if it is."""
         cdef uint64_t mixed = _mix(name, self.secret)
         cdef Shard *shard = &self.shards[_shard(mixed)]
         cdef uint32_t at, capacity
@@ -146,7 +146,7 @@ cdef class NameMap:
         return True
 
     cdef bint drop(self, uint64_t name) noexcept:
-        """Forget a name; False if it is not there."""
+        """Remove a name; False if it is not filed."""
         cdef uint64_t mixed = _mix(name, self.secret)
         cdef Shard *shard = &self.shards[_shard(mixed)]
         cdef uint32_t free_at, at, home, capacity = shard.capacity
@@ -161,7 +161,7 @@ cdef class NameMap:
                 break
             at = at + 1 if at + 1 < capacity else 0
         node = shard.entries[at].node
-        # what follows without a gap closes up, unless it would come before its home
+        # entries that follow without a gap move up, but never before their home
         free_at = at
         while True:
             at = at + 1 if at + 1 < capacity else 0
@@ -182,7 +182,7 @@ cdef class NameMap:
             try:
                 _resize(shard, max(2 * shard.count, <uint32_t>CAPACITY_MIN), self.secret)
             except MemoryError:
-                pass  # it stays as large as it is
+                pass  # the table keeps its size
         Py_DECREF(<object>node)
         return True
 
@@ -201,7 +201,7 @@ cdef class NameMap:
         return <object>node
 
     def get(self, uint64_t name):
-        """Return the node behind a name, or None."""
+        """Return the node of a name, or None."""
         cdef PyObject *node = self.find(name)
         return None if node == NULL else <object>node
 
@@ -270,10 +270,10 @@ cdef class NameMap:
         return True
 
     def is_run(self, names, parent):
-        """Say whether each of these names is there once, and none is the parent, None if there is none."""
+        """Say whether all names are distinct and none equals the parent, if there is one."""
         cdef Py_buffer view
         cdef const uint64_t *packed
-        cdef uint64_t *seen = NULL  # a free place is 0, as that name is
+        cdef uint64_t *seen = NULL  # 0 marks a free place, so the name 0 is tracked apart
         cdef uint64_t name, above = 0
         cdef size_t i, at, count, capacity = 4
         cdef bint has_parent = parent is not None, has_zero = False, fine = True
@@ -306,7 +306,7 @@ cdef class NameMap:
         return fine
 
     def file(self, names, object node):
-        """File names for a node, whatever they were filed for."""
+        """File names for a node, replacing what they were filed for."""
         cdef Py_buffer view
         cdef const uint64_t *packed
         cdef uint64_t name
@@ -326,9 +326,9 @@ cdef class NameMap:
             _put(self, name, <PyObject *>node)
 
     def file_new(self, names, object node):
-        """File names for a node if none of them is filed, and none is there twice.
+        """File names for a node if none of them is filed, and none occurs twice.
 
-        Returns whether they were.
+        Returns whether they were filed.
         """
         cdef Py_buffer view
         cdef const uint64_t *packed
@@ -367,7 +367,7 @@ cdef class NameMap:
         return fits
 
     def drop_all(self, names):
-        """Forget names, all of which are filed."""
+        """Remove names, all of which are filed."""
         cdef Py_buffer view
         cdef const uint64_t *packed
         cdef Py_ssize_t i, count
@@ -387,9 +387,9 @@ cdef class NameMap:
                 raise KeyError(one)
 
     def drop_tail(self, names, Py_ssize_t start, bytes run not None):
-        """Forget names from `start` on, as far as they are the end of a run backwards.
+        """Remove the names from `start` on that match the end of a run backwards.
 
-        All of the run's are filed, and its first one stays. Returns how many are forgotten.
+        All of the run's names are filed, and its first one stays. Returns how many were removed.
         """
         cdef Py_buffer view
         cdef const uint64_t *packed
@@ -399,7 +399,7 @@ cdef class NameMap:
         cdef uint64_t name
         if start < 0:
             raise ValueError("positions count from the beginning")
-        end += most  # the last one: addresses are multiples of 8, as those of all objects' data
+        end += most  # the last one; aligned, because the data of bytes objects is
         most = min(most, <Py_ssize_t>len(names) - start)
         if _are_packed(names, &view):
             packed = <const uint64_t *>view.buf + start
@@ -420,7 +420,7 @@ cdef class NameMap:
         return count
 
     def pop_some(self, uint32_t count):
-        """Forget so many names, any; what is left cannot be looked up any more."""
+        """Remove `count` arbitrary names; the rest must not be looked up any more."""
         cdef Shard *shard
         cdef PyObject *node
         cdef uint32_t k = SHARDS
@@ -429,7 +429,7 @@ cdef class NameMap:
             if not shard.capacity:
                 k -= 1
                 continue
-            # from the end of the table, which becomes shorter with that
+            # from the end of the table, which shrinks with every entry
             shard.capacity -= 1
             node = shard.entries[shard.capacity].node
             if not shard.capacity:
@@ -443,7 +443,7 @@ cdef class NameMap:
 
     @property
     def nbytes(self):
-        """Bytes of the table."""
+        """Size of the table in bytes."""
         cdef uint32_t k
         cdef size_t size = sizeof(self.shards)
         for k in range(SHARDS):
@@ -452,14 +452,14 @@ cdef class NameMap:
 
 
 cdef inline Entry *_place(NameMap where, uint64_t name) noexcept:
-    """Where the search for a name begins. Tables are larger than caches: it is fetched ahead."""
+    """Where the search for a name begins; prefetched, because tables are larger than caches."""
     cdef uint64_t mixed = _mix(name, where.secret)
     cdef Shard *shard = &where.shards[_shard(mixed)]
     return &shard.entries[_home(mixed, shard.capacity)]
 
 
 cdef bint _put(NameMap where, uint64_t name, PyObject *node) except -1:
-    """File a name, whatever it was filed for."""
+    """File a name, replacing what it was filed for."""
     cdef uint64_t mixed = _mix(name, where.secret)
     cdef Shard *shard = &where.shards[_shard(mixed)]
     cdef uint32_t at

@@ -1,9 +1,9 @@
-/* The slots of a tree's node (`core/node.py`), read and written where they lie. */
+/* The slots of a tree's node (`core/node.py`), read and written in place. */
 
 #include <structmember.h>
 
-/* Attributes in __slots__ lie at fixed places of the object: reading one there costs what the
-   interpreter's own specialised code pays, a tenth of a look-up by name. */
+/* Attributes in __slots__ have fixed offsets in the object. Reading one there is as cheap as in the
+   interpreter's own specialised code: a tenth of a look-up by name. */
 static Py_ssize_t slot_of(PyObject *type, const char *name) {
     Py_ssize_t offset = -1;
     PyObject *found = PyObject_GetAttrString(type, name);
@@ -24,11 +24,11 @@ static inline void slot_put(PyObject *object, Py_ssize_t offset, PyObject *value
     Py_XDECREF(old);
 }
 
-/* Where they lie: to be asked once, by each module that reads them. */
+/* Find the offsets; each module that reads slots calls this once. */
 static Py_ssize_t N_ALIASES, N_CHILDREN, N_EDGE, N_FULL, N_LOWER,
      N_MEMBERS, N_NAMESPACE, N_ORPHANED, N_PARENT, N_PARTIAL, N_PATTERNS;
 
-/* NULL, or the name of one that is no slot. */
+/* NULL, or the name of an attribute that is not a slot. */
 static const char *node_slots(PyObject *node, PyObject *coverage) {
     struct { Py_ssize_t *at; PyObject *owner; const char *name; } slots[] = {
         {&N_ALIASES, node, "aliases"},

@@ -1,4 +1,4 @@
-# What `_node.h` offers: the slots of a tree's node. Who reads them has `find_slots` called first.
+# Declarations of `_node.h`: the slots of a tree's node. Call `find_slots` before reading any.
 
 from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
 

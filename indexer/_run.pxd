@@ -7,7 +7,7 @@ from indexer._names cimport NameMap
 cdef class Run:
     cdef object stream, index, tree, cursor, writer, decoder, tallies, rank, backlog
     cdef object holder, me, bit, runs, groups
-    cdef long dear  # what an event cost beside its blocks
+    cdef long dear  # extra cost of an event besides its blocks
     cdef NameMap where
     cdef list blocks
     cdef dict waiting
@@ -15,9 +15,9 @@ cdef class Run:
     cdef size_t block_size
     cdef uint64_t expected, dp_rank
     cdef bint is_named, is_map, has_many_orphans, is_home  # group 0's references are the plain ones
-    cdef int group0  # 0: does not count, 1: counts, 2: nothing was said
+    cdef int group0  # 0: does not count, 1: counts, 2: unknown
     cdef long turn, room
-    cdef public bint is_torn  # a message was taken and, by an error, not written to its end
+    cdef public bint is_torn  # an error left a message partly written
     # since the last flush
     cdef long messages, stored_events, removed_events, stored_blocks, removed_blocks
     cdef long more_blocks

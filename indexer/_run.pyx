@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""What a run of one stream's plain messages builds on, what of it counts, and its books.
+"""The state of one run of a stream's plain messages: cached inputs and deferred counters.
 
-`Run` is loaded when a run begins and flushed when it ends, or when Python has to see what became of
-it so far; `Feeder` (`_ingest.pyx`) writes into the tree in between.
+`Run` is loaded when a run begins and flushed when it ends, or when Python must see its effects so
+far; `Feeder` (`_ingest.pyx`) writes into the tree in between.
 """
 
 from cpython.bytes cimport PyBytes_GET_SIZE
@@ -31,7 +31,7 @@ find_slots(Node, Coverage)
 
 
 cdef class Run:
-    """What a stream's run builds on, and what of it is only counted so far."""
+    """Cached state of a stream during a run, and counters not yet written back."""
 
     def __init__(self, stream):
         self.stream = stream
@@ -48,7 +48,7 @@ cdef class Run:
         self.dp_rank = self.rank.dp_rank
 
     cdef bint load(self) except -1:
-        """Note what a run builds on; False if the stream is not at rest."""
+        """Cache the stream's state for a run; False if the stream is not at rest."""
         stream, writer = self.stream, self.writer
         if (
             stream.closed
@@ -72,7 +72,7 @@ cdef class Run:
         self.holder = self.index._ranks.get(self.rank)
         if self.holder is None:
             return False
-        # a store makes none, but drops some where there are too many
+        # stores handled here add no orphans, but a store drops some if there are too many
         self.has_many_orphans = self.tree.orphan_blocks > self.index.orphan_blocks_max
         holder = self.holder
         self.room = self.index.budget.room(len(holder.where))
@@ -88,7 +88,7 @@ cdef class Run:
         return True
 
     cdef int flush(self, double now) except -1:
-        """Write down what was only counted so far."""
+        """Write the deferred counters back."""
         cdef long blocks = self.more_blocks
         cdef int tier
         self.more_blocks = 0
@@ -119,12 +119,12 @@ cdef class Run:
         return 0
 
     cdef bint is_elsewhere(self, kv_event *e) except -1:
-        """Count an event of a group whose blocks are known not to count, as hybrid models tell."""
+        """Count an event of a group whose blocks are known not to count (hybrid models)."""
         if e.group <= 0 and e.attention != KV_ATTENTION_OTHER:
             return False
         is_main = self.groups.get(e.group if e.group > 0 else 0)
         if is_main is None:
-            # never told: main only as the first one, and a store that tells is to be learnt from
+            # kind unknown: only group 0 is main; Python learns the kind from a store that names it
             if e.group <= 0 or (e.kind == KV_STORED and e.attention != KV_ATTENTION_NONE):
                 return False
         elif is_main or e.attention == KV_ATTENTION_MAIN:
@@ -135,7 +135,7 @@ cdef class Run:
         return True
 
     cdef bint counts(self, kv_event *e) except -1:
-        """Whether an event is about blocks of the main group, for which the rank counts plainly."""
+        """Whether an event concerns the main group, and that group's references are the plain ones."""
         if e.group > 0 or not e.names or e.attention == KV_ATTENTION_OTHER:
             return False
         if self.group0 != 1 and (self.group0 == 0 or e.attention == KV_ATTENTION_MAIN):
@@ -143,7 +143,7 @@ cdef class Run:
         return self.is_home
 
     cdef bint is_own_leaf(self, PyObject *node, int tier) except -1:
-        """Whether the rank alone holds a leaf, entirely, and on that tier only."""
+        """Whether the rank is a leaf's only holder, holds all of it, and on that tier only."""
         if not (
             SLOT(node, N_ORPHANED) == Py_False
             and PyDict_Size(<object>SLOT(node, N_CHILDREN)) == 0
@@ -156,7 +156,7 @@ cdef class Run:
         return SLOT(node, N_LOWER) == <PyObject *>None and is_same(SLOT(node, N_FULL), self.bit)
 
     cdef bint is_only_on(self, PyObject *node, int tier) except -1:
-        """Whether the rank, if nobody else holds any of a node, holds all of it on one lower tier."""
+        """Whether the rank holds all of a node on one lower tier only, given no other holder."""
         cdef PyObject *lower = SLOT(node, N_LOWER)
         cdef PyObject *coverage
         cdef int one
@@ -176,7 +176,7 @@ cdef class Run:
         return is_same(<PyObject *>full, self.bit) or bool(PyNumber_And(full, self.bit))
 
     cdef int note_dust(self, PyObject *node) except -1:
-        """Call `RadixTree.note_dust` where it may have something to note."""
+        """Call `RadixTree.note_dust` if it may have something to note."""
         cdef PyObject *above = SLOT(node, N_PARENT)
         cdef size_t edge_bytes = PyBytes_GET_SIZE(<object>SLOT(above, N_EDGE))
         if (

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
 """The compiled twin of `indexer.core.plain_hashing` and `plain_runs`: same names, same numbers.
 
-Optional: built when there is a C compiler, left out when not (`indexer/compiled.py`). Nothing here
-checks what its callers have checked: lengths come out of `bytes`, sizes are at least one token.
+Optional: only built if there is a C compiler (`indexer/compiled.py`). Callers check the
+arguments: lengths come from `bytes`, sizes are at least one token.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -34,7 +34,7 @@ def xxh3_64(bytes data not None, uint64_t seed):
 
 
 def window_hashes(bytes tokens not None, Py_ssize_t stride, Py_ssize_t width, uint64_t seed):
-    """Hash of every whole window of `width` bytes, one each `stride` bytes."""
+    """Hash every whole window of `width` bytes, one per `stride` bytes."""
     cdef Py_ssize_t length = PyBytes_GET_SIZE(tokens)
     if stride < 1 or width < 1 or width > length:
         return b""
@@ -52,7 +52,7 @@ def window_hashes(bytes tokens not None, Py_ssize_t stride, Py_ssize_t width, ui
 
 
 def sequence_hashes(bytes local not None):
-    """Chain local hashes: entry i stands for the whole prefix up to block i."""
+    """Chain local hashes: entry i covers the whole prefix up to block i."""
     cdef Py_ssize_t count = PyBytes_GET_SIZE(local) // HASH
     if count < 2:
         return local[: count * HASH]
@@ -69,7 +69,7 @@ def sequence_hashes(bytes local not None):
 
 
 def common_blocks(bytes edge not None, Py_ssize_t at, bytes hashes not None, Py_ssize_t start):
-    """How many blocks agree from byte `at` of `edge` and byte `start` of `hashes` on."""
+    """Return how many blocks agree between `edge` from byte `at` and `hashes` from byte `start`."""
     cdef Py_ssize_t here = PyBytes_GET_SIZE(edge) - at
     cdef Py_ssize_t there = PyBytes_GET_SIZE(hashes) - start
     cdef Py_ssize_t most = (here if here < there else there) // HASH

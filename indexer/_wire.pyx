@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The compiled way of plain KV events out of their bytes: events, and the hashes of their blocks.
+"""The compiled decoder of plain KV events: bytes to events, and the hashes of their blocks.
 
-Optional. `core/wire.py`, `core/plain_walk.py` and `core/hashing.py` are its twins and say what is
-right; this module only reads what is plain (see `_events.h`) and leaves everything else to them.
-Who takes events into the tree the compiled way reads them into `scratch` (`_ingest.pyx`).
+Optional. `core/wire.py`, `core/plain_walk.py` and `core/hashing.py` are its twins and define what is
+right. This module only reads plain messages (see `_events.h`) and leaves everything else to them.
+`_ingest.pyx`, the compiled path into the tree, reads messages into `scratch`.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -44,7 +44,7 @@ cdef extern from "_xxh3.h" nogil:
 cdef extern from *:
     """
     static int by_number(const void *a, const void *b) {
-        uint64_t one, other; /* behind tokens of four bytes, so at any multiple of these */
+        uint64_t one, other; /* they follow 4-byte tokens, so they may be unaligned */
         memcpy(&one, a, sizeof one);
         memcpy(&other, b, sizeof other);
         return (one > other) - (one < other);
@@ -54,7 +54,7 @@ cdef extern from *:
 
 cdef enum:
     HASH = 8  # bytes
-    LISTED = 4  # names that are handed on as a list
+    LISTED = 4  # up to this many names are passed on as a list
     SLICE = 512  # SLICE_BLOCKS, checked below
     NESTING = 1000  # NESTING_MAX, likewise
 
@@ -70,7 +70,7 @@ if _sys.byteorder != "little":
 
 
 cdef class Scratch:
-    """Where payloads are read, one after the other: there is one, `scratch`."""
+    """Reusable buffers into which payloads are read one after another; there is one, `scratch`."""
 
     def __dealloc__(self):
         free(self.batch.events)
@@ -79,7 +79,7 @@ cdef class Scratch:
         free(self.batch.media)
 
     cdef bint read(self, bytes payload) noexcept:
-        """Read a payload; False if that is for Python to do."""
+        """Read a payload; False if it is left to Python."""
         kv_trim(&self.batch)
         return kv_read(
             &self.batch,
@@ -89,11 +89,11 @@ cdef class Scratch:
         ) == KV_READ
 
     cdef list names(self, kv_event *e):
-        """All names of an event."""
+        """Return all names of an event."""
         return _names(&self.batch, e)
 
     cdef object some(self, const uint64_t *names, size_t count):
-        """Names for the index: packed, which it compares and files as they lie, unless they are few."""
+        """Return names for the index: a list if few, otherwise packed, which the index uses in place."""
         cdef size_t i
         cdef array.array packed
         if count <= LISTED:
@@ -103,7 +103,7 @@ cdef class Scratch:
         return packed
 
     cdef object events(self, size_t start, size_t end):
-        """Some of the events that were read, as the batch that Python would have made of them."""
+        """Return some of the decoded events as the batch that Python would have made of them."""
         cdef size_t i
         rank = PyLong_FromUnsignedLongLong(self.batch.rank) if self.batch.has_rank else None
         events = [_event(&self.batch, &self.batch.events[i]) for i in range(start, end)]
@@ -128,7 +128,7 @@ cdef class Scratch:
     cdef int _hash_media(
         self, kv_event *e, size_t block_size, uint64_t seed, uint64_t *hashes
     ) except -1:
-        """Hash the blocks with media items again: these follow the tokens, in order of number."""
+        """Rehash the blocks with media items, whose hashes follow the tokens in ascending order."""
         cdef uint8_t secret[XXH3_SECRET_BYTES]
         cdef kv_media *media = self.batch.media + e.media_at
         cdef size_t i = 0, first, width = 4 * block_size
@@ -154,14 +154,14 @@ cdef Scratch plain = scratch
 
 
 def decode_plain(bytes payload, str form):
-    """The batch in `payload`, or None if that is for `core/wire.py` to say.
+    """Decode a batch, or return None if that is left to `core/wire.py`.
 
     Token ids are an array of unsigned 32-bit numbers instead of a list.
     """
     if plain.in_use or not plain.read(payload) or plain.batch.form < 0:
         return None
     if (plain.batch.form == KV_MAP) != (form == "map"):
-        return None  # the decoder has to learn what its engine speaks
+        return None  # the decoder must learn its engine's dialect
     plain.in_use = True
     try:
         return plain.events(0, plain.batch.event_count)
@@ -170,10 +170,10 @@ def decode_plain(bytes payload, str form):
 
 
 cdef class LongBatch:
-    """Reads one long payload in pieces; then it is the sequence of its events.
+    """Decodes one long payload in pieces; afterwards it is the sequence of its events.
 
-    An event is made when it is asked for; names and tokens of a long one are views of what was
-    read. Room for all there could be is taken at once, and touched by and by: to grow is to copy.
+    Events are created on access; names and tokens of a long one are views of the decoded arrays.
+    These are allocated at their upper bound and touched gradually, because growing would copy.
     """
 
     cdef kv_batch batch
@@ -185,11 +185,11 @@ cdef class LongBatch:
     def __cinit__(self, bytes payload):
         cdef size_t size = PyBytes_GET_SIZE(payload)
         self.payload = payload
-        self.names = array.clone(u64_array, size, False)  # each takes a byte of it at least
+        self.names = array.clone(u64_array, size, False)  # a name takes at least one byte of payload
         self.tokens = array.clone(u32_array, size, False)
         self.batch.names, self.batch.name_room = <uint64_t *>self.names.data.as_voidptr, size + 1
         self.batch.tokens, self.batch.token_room = <uint32_t *>self.tokens.data.as_voidptr, size + 1
-        self.batch.event_room = size // 16 + 16  # and an event 18
+        self.batch.event_room = size // 16 + 16  # and an event at least 18
         self.batch.events = <kv_event *>malloc(self.batch.event_room * sizeof(kv_event))
         if self.batch.events == NULL:
             raise MemoryError
@@ -202,7 +202,7 @@ cdef class LongBatch:
         free(self.batch.media)
 
     def go_on(self, size_t values):
-        """Read about so many values more; True if that was the end, or will not do."""
+        """Read about `values` more values; True at the end, or if the payload is not plain."""
         cdef void *events
         if self.state != KV_MORE:
             return True
@@ -219,7 +219,7 @@ cdef class LongBatch:
         return True
 
     def result(self):
-        """The batch, or None if it is for `core/wire.py` to say."""
+        """Return the batch, or None if it is left to `core/wire.py`."""
         if self.state != KV_READ or self.batch.form < 0:
             return None
         rank = PyLong_FromUnsignedLongLong(self.batch.rank) if self.batch.has_rank else None
@@ -235,7 +235,7 @@ cdef class LongBatch:
             raise IndexError(at)
         e = &self.batch.events[at]
         if e.kind == KV_CLEARED or e.names <= SLICE:
-            self.batch.names = <uint64_t *>self.names.data.as_voidptr  # it moved with the resizing
+            self.batch.names = <uint64_t *>self.names.data.as_voidptr  # resizing moved the array
             self.batch.tokens = <uint32_t *>self.tokens.data.as_voidptr
             return _event(&self.batch, e)
         names = memoryview(self.names)[e.names_at : e.names_at + e.names]
@@ -269,7 +269,7 @@ cdef list _names(kv_batch *b, kv_event *e):
 
 
 cdef list _media(kv_batch *b, kv_event *e):
-    """Hashes of the media items in each block."""
+    """Return the hashes of the media items in each block."""
     cdef size_t i
     cdef kv_media *media = b.media + e.media_at
     cdef list items = [[] for i in range(e.names)]
@@ -280,7 +280,7 @@ cdef list _media(kv_batch *b, kv_event *e):
 
 cdef array.array _tokens(kv_batch *b, kv_event *e):
     cdef array.array tokens = array.clone(u32_array, e.tokens, False)
-    if e.tokens:  # an empty array has no data, and `memcpy` wants some even for nothing
+    if e.tokens:  # an empty array has no data, which `memcpy` must not get even for 0 bytes
         memcpy(tokens.data.as_voidptr, b.tokens + e.tokens_at, e.tokens * 4)
     return tokens
 

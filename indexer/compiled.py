@@ -1,8 +1,8 @@
 """Which of the optional compiled kernels are in use, and if not, why.
 
-A kernel (`_speed.pyx`) does what a plain twin beside it does, only faster. It is taken when it was
-built, was built from this source (`ABI`), and `SELECT_SERVICE_PURE` is not set. This is decided
-once, when the code that uses it is imported.
+A kernel (`_speed.pyx`) does what its plain twin does, only faster. It is used if it was built, was
+built from this source (`ABI`), and `SELECT_SERVICE_PURE` is not set. The choice is made once, when
+the module that uses the kernel is imported.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _OBJECTIONS: Final[dict[str, str]] = {}
 
 
 def usable(kernel: str, abi: int) -> bool:
-    """Whether to take a compiled kernel rather than its plain twin; and note it.
+    """Decide whether to use a compiled kernel instead of its plain twin, and record it.
 
     Args:
         kernel: name of the compiled module.
-        abi: what `ABI` must say in it. A build left over from other source says something else.
+        abi: expected value of its `ABI`; a build left over from other source has another.
     """
     _OBJECTIONS[kernel] = _objection(kernel, abi)
     return not _OBJECTIONS[kernel]
@@ -39,12 +39,12 @@ def kernels_in_use() -> dict[str, bool]:
 
 
 def objections() -> dict[str, str]:
-    """Return why the others are not."""
+    """Return the reason for each kernel that is not in use."""
     return {kernel: objection for kernel, objection in _OBJECTIONS.items() if objection}
 
 
 def complaints() -> list[str]:
-    """Return the objections that are nobody's intention."""
+    """Return the objections that nobody intended."""
     return [
         f"{kernel}: {objection}; plain Python is used instead"
         for kernel, objection in objections().items()

@@ -1,7 +1,7 @@
-"""The nouns of the index: tiers, ranks, scopes, namespaces.
+"""The nouns of the index: tiers, ranks, scopes, namespaces, and the limits its parts obey.
 
-Plain values only; nothing here computes. Everything else in `indexer` and in `select_service`
-may import this file, and this file imports nothing of the project.
+Plain values only; nothing here computes. Every file of `indexer` and `select_service` may import
+this one, and it imports nothing from the project.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HASH_BYTES: Final = 8
 
 
 class Tier(IntEnum):
-    """Where a worker keeps a block; cumulative in this order when a prompt is matched."""
+    """Where a worker keeps a block. Matching a prompt goes down the tiers in this order."""
 
     DEVICE = 0
     HOST_PINNED = 1
@@ -34,7 +34,7 @@ class Tier(IntEnum):
 
 
 class WorkerRank(NamedTuple):
-    """One data-parallel rank of one worker: what load and blocks belong to."""
+    """One data-parallel rank of one worker: the unit that owns load and blocks."""
 
     worker_id: int  # u64
     dp_rank: int  # u32
@@ -48,7 +48,7 @@ class Scope(NamedTuple):
 
 
 class Namespace(NamedTuple):
-    """What colours every block hash of a prompt besides its tokens; "" means none."""
+    """What goes into every block hash of a prompt besides its tokens; "" means none."""
 
     lora_name: str = ""
     cache_salt: str = ""
@@ -58,37 +58,37 @@ BASE_NAMESPACE: Final = Namespace()
 
 
 class LinkState(Struct, frozen=True):
-    """How it stands with the connection to a publisher."""
+    """State of the connection to one publisher."""
 
     is_connected: bool
-    since: float  # when that last changed, or when listening began; monotonic seconds
+    since: float  # time of the last change, or when listening began; monotonic seconds
     connections: int  # made so far
-    load_reports: int  # messages that told of load and not of blocks
-    is_refused: bool = False  # somebody is there, and hung up on our handshake
+    load_reports: int  # messages that reported load rather than blocks
+    is_refused: bool = False  # a publisher is there but rejected our handshake
 
 
 class EventLossPolicy(Enum):
-    """What becomes of a rank's blocks when lost events cannot be recovered (`--on-event-loss`)."""
+    """What to do with a rank's blocks when lost events cannot be recovered (`--on-event-loss`)."""
 
-    KEEP = "keep"  # keep crediting what is known, mark the rank uncertain
-    DROP = "drop"  # strict truth: forget the rank's blocks
+    KEEP = "keep"  # keep crediting the known blocks, mark the rank uncertain
+    DROP = "drop"  # never credit a stale block: forget the rank's blocks
 
 
 class StreamLimits(Struct, kw_only=True):
-    """Budgets of the event streams; the defaults suit engines with their own default settings.
+    """Budgets of the event streams; the defaults fit engines that run with their own defaults.
 
-    One object that everybody reads each time; its owner may change it while it is in use.
+    One shared object, read afresh on every use; its owner may change it at run time.
     """
 
     replay_silence_s: float = 1.0
-    """Longest wait for the next useful reply. The publishing thread answers between two messages,
-    after at most 100 ms when idle; a second leaves room for a busy machine."""
+    """Longest wait for the next useful reply. A publisher answers between two messages, after at
+    most 100 ms when idle; one second leaves room for a busy machine."""
 
     replay_deadline_s: float = 30.0
-    """Longest replay altogether. 10,000 batches, a default buffer, take about one second."""
+    """Longest total replay time. 10,000 batches, a default buffer, take about one second."""
 
     replay_attempts_max: int = 2
-    """Requests in a row that may bring nothing new before the missing batches count as lost."""
+    """Consecutive requests that may bring nothing new before the missing batches count as lost."""
 
     replay_replies_max: int = 200_000
     """Replies to one replay, twenty default buffers."""
@@ -97,102 +97,103 @@ class StreamLimits(Struct, kw_only=True):
     """Bytes of replies to one replay."""
 
     replay_useless_max: int = 2_000
-    """Replies that are garbled or out of place: twice what an old reply socket can hold."""
+    """Replies that may be garbled or out of place: twice what a stale reply socket can hold."""
 
     replay_backoff_s: float = 5.0
     replay_backoff_max_s: float = 60.0
-    """A mute endpoint is left alone for that long, doubled each time up to the second number."""
+    """Pause after an endpoint did not answer; doubles each time up to the maximum."""
 
     backlog_batches_max: int = 20_000
     backlog_bytes_max: int = 64 << 20
-    """Live batches that wait for a replay to finish; when they are more, it is given up."""
+    """Live batches that may wait for a replay to finish; beyond that the replay is abandoned."""
 
     orphan_blocks_max: int = 65_536
-    """Blocks of a partition that wait for a parent nobody has announced yet."""
+    """Blocks of one partition that may wait for a parent that has not been announced."""
 
     source_blocks_max: int = 16 << 20
-    """Blocks held of one rank; what it stores beyond is left out until it has removed some."""
+    """Blocks held for one rank; further stores are dropped until the rank has removed some."""
 
     index_bytes_max: int = 8 << 30
-    """Estimate for all indexes together. Who has more than its share stores no more then, and of
-    those the largest is forgotten if it does not help."""
+    """Estimated size of all indexes together. Above it, a source with more than its share stores
+    nothing more; if that is not enough, the largest source is forgotten."""
 
     poll_after_s: float = 10.0
-    """Silence after which a replay is asked for, in case the last batches got lost; 0: never."""
+    """Silence after which a replay is requested, in case the last batches were lost; 0: never."""
 
     blocks_per_turn: int = 512
-    """Blocks applied before others get their turn, about a quarter of a millisecond."""
+    """Blocks applied before yielding to other work, about a quarter of a millisecond."""
 
     messages_per_turn: int = 64
-    """Messages taken from one socket before the next socket's turn."""
+    """Messages read from one socket before moving on to the next."""
 
     turn_s: float = 0.0005
     """Time for all sockets together before the event loop may serve requests again."""
 
     pause_s: float = 0.002
-    """Time that messages may gather in once some were read. Waking up costs as much as a dozen of
-    them; two milliseconds are nothing beside an engine's step."""
+    """Pause after a read, during which messages accumulate. One wake-up costs as much as a dozen
+    messages; two milliseconds are negligible beside an engine's step."""
 
     receive_messages_max: int = 200_000
-    """Live messages libzmq holds for us; its own default of 1,000 loses bursts. A message of
-    one block takes 0.3 KB, so a full queue is some 60 MB, and only of a worker that floods."""
+    """Live messages that libzmq queues for us; its default of 1,000 loses bursts. A message with
+    one block takes 0.3 KB, so a full queue is about 60 MB, and only for a worker that floods."""
 
     descriptors_kept: int = 64
-    """File descriptors that new sources leave half of to others, and connections all of them: to
-    engines that come back, files that begin, replays, and whoever looks whether we are alive."""
+    """File descriptors held back: new sources leave half of them free, connections all of them, for
+    engines that reconnect, new files, replays and health checks."""
 
     message_bytes_max: int = 8 << 20
-    """Longest message; a million tokens make 5 MB, and a step of an engine has some ten thousand.
-    It is read in one go, 2 ms a megabyte. libzmq drops the connection of a longer one."""
+    """Longest message. A million tokens make 5 MB; one engine step has some ten thousand. A message
+    is read in one go, at 2 ms per megabyte. libzmq drops the connection if a message is longer."""
 
     recall_wait_s: float = 600.0
-    """Blocks of an earlier life wait that long for the next batch of an engine that cannot be
-    asked; an idle engine says nothing, and waiting costs memory only."""
+    """How long blocks from before a restart wait for the next batch of an engine that offers no
+    replay. An idle engine sends nothing, and waiting costs only memory."""
 
     polls_max: int = 64
-    """Replays at one time that only look for lost last batches; each takes a socket."""
+    """Concurrent replays that only check for lost last batches; each takes a socket."""
 
     tick_s: float = 0.25
-    """How often silence is looked for: the grain of every wait above."""
+    """How often silence is checked: the resolution of every wait above."""
 
 
 DENIED: Final = (
-    *("169.254.0.0/16", "fe80::/10"),  # link-local, and with it most clouds' metadata
+    *("169.254.0.0/16", "fe80::/10"),  # link-local, which covers most clouds' metadata services
     *(
         "fd00:ec2::/32",
         "fd20:ce::254",
         "100.100.100.200",
         "192.0.0.192",
         "168.63.129.16",
-    ),  # metadata of the others
-    *("0.0.0.0/8", "::", "224.0.0.0/4", "255.255.255.255", "ff00::/8"),  # nobody in particular
+    ),  # metadata services of the other clouds
+    *("0.0.0.0/8", "::", "224.0.0.0/4", "255.255.255.255", "ff00::/8"),  # no single host
 )
-"""Denied unless another list is given."""
+"""Denied unless another list is configured."""
 
 
 class ReachSettings(Struct, frozen=True, kw_only=True):
-    """Where connections may lead."""
+    """Which addresses connections may reach."""
 
     schemes: tuple[str, ...] = ("tcp",)
-    """Of ZMQ endpoints. `ipc` opens files of this machine, `inproc` sockets of this process."""
+    """Schemes of ZMQ endpoints. `ipc` opens files of this machine, `inproc` sockets of this
+    process."""
 
     allow: tuple[str, ...] = ()
-    """Hosts and networks; empty: all that are not denied."""
+    """Hosts and networks; empty allows everything that is not denied."""
 
     deny: tuple[str, ...] = DENIED
-    """Hosts and networks; whatever is in here is denied, allowed or not."""
+    """Hosts and networks; denial wins over `allow`."""
 
     loopback: bool = True
-    """Whether this machine itself may be reached."""
+    """Whether loopback addresses of this machine may be reached."""
 
     lookup_timeout_s: float = 5.0
     """Longest wait for the addresses of a name."""
 
     lookup_cache_s: float = 5.0
-    """So long an answer is good for; also how often a name that leads nowhere is asked for."""
+    """Lifetime of a cached answer; also the retry interval for a name that does not resolve."""
 
     lookups_max: int = 1024
-    """Names being resolved, or remembered."""
+    """Names being resolved, or cached."""
 
 
 class RecoveryLimits(Struct, frozen=True, kw_only=True):
@@ -202,34 +203,35 @@ class RecoveryLimits(Struct, frozen=True, kw_only=True):
     """Rounds over all peers before the service starts empty."""
 
     backoff_s: float = 0.5
-    """Wait before the second round, twice as long before each further one."""
+    """Wait before the second round; doubles before each further one."""
 
     silence_s: float = 10.0
-    """Longest wait for a connection, and for the next piece of a dump; the reference's number."""
+    """Longest wait for a connection, and for the next chunk of a dump; the reference's number."""
 
     timeout_s: float = 120.0
-    """Longest fetch from one peer. Two million blocks a minute are applied beside other work."""
+    """Longest fetch from one peer. About two million blocks a minute are applied beside other
+    work."""
 
     bytes_max: int = 4 << 30
-    """Longest dump, unpacked: some fifty million blocks."""
+    """Longest dump, uncompressed: some fifty million blocks."""
 
 
 class SnapshotLimits(Struct, frozen=True, kw_only=True):
     """Budgets of the index snapshot on disk."""
 
     interval_s: float = 60.0
-    """Between two. What an engine has said since the last one is asked of it again, and its
-    buffer of 10,000 batches covers minutes."""
+    """Time between two snapshots. After a restart the engine replays what it sent since the last
+    one; its buffer of 10,000 batches covers minutes."""
 
     bytes_max: int = 1 << 30
-    """Longest file, some sixty million blocks; ranks beyond are left out."""
+    """Longest file, some sixty million blocks; further ranks are left out."""
 
     hold_s: float = 2.0
-    """Longest time that a rank's events wait while its nodes are noted down; a rank that takes
-    longer is left out. A million blocks take some tenths of a second."""
+    """Longest time that a rank's events wait while its nodes are copied; a rank that takes longer
+    is left out. A million blocks take a few tenths of a second."""
 
     shutdown_s: float = 5.0
-    """Longest wait for the last one at the end; without it the one before counts."""
+    """Longest wait for the last snapshot at shutdown; without it the previous one is used."""
 
     unclaimed_s: float = 600.0
-    """How long ranks of an earlier life wait for their worker to be registered again."""
+    """How long restored ranks wait for their worker to be registered again."""

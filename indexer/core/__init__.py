@@ -1,1 +1,1 @@
-"""Pure rooms of the index: no clock, no socket, no log."""
+"""The pure core of the index: no clock, no socket, no log."""

@@ -1,4 +1,7 @@
-"""Every promise of the index, in words and as an assertion; for tests, never on the hot path."""
+"""Every invariant of the index as an assertion with its text; for tests, never on the hot path.
+
+`KvIndex.check` runs it.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ if TYPE_CHECKING:
     from indexer.core.radix_tree import RadixTree
 
 _LOCATED_ONE_BY_ONE: Final = 16
-"""Blocks of a run. A search in a longer one costs microseconds a name; where each of its positions
-is held, and no name stands there twice, it can find only the right one."""
+"""Runs up to this length are searched name by name. In a longer one a search costs microseconds per
+name; and if every position is held and no name occurs twice, only the right one can be found."""
 
 
 def audit(tree: RadixTree, holders: Sequence[Holder], retired: Sequence[Holder]) -> None:

@@ -1,7 +1,7 @@
-"""Live messages that wait until the batches before them have come.
+"""Live messages that wait until the missing batches before them have arrived.
 
-A bounded queue that knows its first and last sequence; what happens when it is full is the
-stream's decision.
+A bounded queue that knows its first and last sequence number. `stream` fills it during a replay and
+decides what to do when it is full.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Backlog:
 
     @property
     def first_payload(self) -> bytes:
-        """What the oldest message says."""
+        """Payload of the oldest message."""
         return self._queue[0][1]
 
     @property
@@ -40,7 +40,7 @@ class Backlog:
 
     @property
     def is_full(self) -> bool:
-        """Whether there are more messages, or more bytes, than may wait."""
+        """Whether more messages or bytes are queued than may wait."""
         return len(self._queue) > self._batches_max or self.bytes > self._bytes_max
 
     def ends_with(self, seq: int, payload: bytes) -> bool:
@@ -53,7 +53,7 @@ class Backlog:
         self.bytes += len(payload)
 
     def put_back(self, seq: int, payload: bytes) -> None:
-        """Put a message before all others."""
+        """Return a message to the front of the queue."""
         self._queue.appendleft((seq, payload))
         self.bytes += len(payload)
 
@@ -69,6 +69,6 @@ class Backlog:
         self.bytes = 0
 
     def check(self) -> None:
-        """Assert that the bytes add up and nothing is over its limit for good."""
+        """Assert that the byte count is right and that no limit stays exceeded."""
         assert self.bytes == sum(len(payload) for _, payload in self._queue)
         assert not self.is_full

@@ -1,8 +1,9 @@
-"""How much of the index one source may fill: so many blocks, and its share of the bytes of all.
+"""How much of the index one source may fill: a block limit, and its share of the total bytes.
 
-A source is one rank of one partition. What it stores beyond is left out, so it is credited with
-less than it has and never with more, and nobody else loses anything. Only when all together take
-much more than they may is something forgotten: what the largest source has.
+A source is one rank of one partition. Stores beyond its budget are dropped, so it is credited with
+less than it has, never with more, and no other source loses anything. Only when all sources
+together far exceed the total is something forgotten: the blocks of the largest source. `registry`
+weighs the sources and sets the shares; `index` asks for room before a store.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ if TYPE_CHECKING:
 
 UNLIMITED: Final = (1 << 62) - 1
 TOLERATED: Final = 9 / 8
-"""Of the bytes allowed: small sources may grow so far before the largest is forgotten."""
+"""Multiple of the byte limit that small sources may reach before the largest is forgotten."""
 
 
 class Budget:
-    """What sources may hold; one for all indexes of a registry.
+    """Block budgets of all sources; one instance for all indexes of a registry.
 
     Attributes:
-        share: Blocks of a source while all indexes together are full, else as good as unlimited.
-        bytes: Estimate for all indexes, of the last round of `weigh`.
-        forgotten: Sources that were forgotten.
-        refused: Stores left out.
+        share: Blocks per source while all indexes together are full, otherwise `UNLIMITED`.
+        bytes: Estimated size of all indexes, from the last complete round of `weigh`.
+        forgotten: Sources forgotten so far.
+        refused: Stores dropped so far.
     """
 
     __slots__ = ("_heaviest", "_limits", "_sums", "bytes", "forgotten", "refused", "share")
@@ -39,20 +40,20 @@ class Budget:
         self.bytes = 0
         self.forgotten = 0
         self.refused = 0
-        self._sums = [0, 0, 0]  # sources, blocks and bytes of the round that is going on
+        self._sums = [0, 0, 0]  # sources, blocks and bytes of the current round
         self._heaviest: tuple[int, Source | None] = (0, None)
 
     def room(self, held: int) -> int:
-        """Return how many more blocks a source may store that holds so many; may be below 0."""
+        """Return how many more blocks a source that holds `held` may store; may be negative."""
         most = self._limits.source_blocks_max
         return (min(self.share, most)) - held
 
     def weigh(self, weights: Iterator[tuple[Source, int, int] | None], steps: int) -> bool:
-        """Take in the next sources of a round; True when there are no more, see `conclude`.
+        """Add the next sources to a round; True when there are none left, see `conclude`.
 
         Args:
-            weights: what they are known by, their blocks, their bytes; None: a step for nothing.
-            steps: so many at most.
+            weights: (source, blocks, bytes) each; None is a step without a source.
+            steps: upper bound on the steps taken.
         """
         sums = self._sums
         for _ in range(steps):
@@ -71,7 +72,7 @@ class Budget:
         return False
 
     def conclude(self) -> Source | None:
-        """End a round: say what sources may hold; return the one to forget, if there is one."""
+        """End a round: set the share, and return the source to forget, if any."""
         (sources, blocks, self.bytes), self._sums = self._sums, [0, 0, 0]
         (most, heaviest), self._heaviest = self._heaviest, (0, None)
         limit = self._limits.index_bytes_max

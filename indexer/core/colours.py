@@ -1,8 +1,9 @@
-"""What colours a block besides its tokens: salts, media items, and what no request can name.
+"""What goes into a block's hash besides its tokens: salts, media items, opaque keys.
 
 Engines write these in three ways (events sections 8 and 12): vLLM's `extra_keys`, TensorRT-LLM's
-`mm_keys` and Dynamo's `block_mm_infos`. `wire` asks; the answers go into the block hashes, so that
-a block is matched by everything it depends on. In doubt a block is coloured opaque, never plain.
+`mm_keys` and Dynamo's `block_mm_infos`. `wire` calls this module and puts the result into the block
+hashes, so that a block only matches a request that agrees on everything it depends on. When in
+doubt a block is coloured opaque, never plain.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from indexer.types import U64_MASK
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_HASH_DIGITS: Final = 16  # queries know a media item by the first 16 hex digits of its identifier
+_HASH_DIGITS: Final = 16  # requests identify a media item by the first 16 hex digits
 _MEDIA_ID: Final = re.compile(r"[0-9a-fA-F]{16,}")
 _BARE_MEDIA_ID: Final = re.compile(r"[0-9a-fA-F]{64}")  # vLLM 0.17 wrote identifiers without offset
 
@@ -35,14 +36,14 @@ class Colours:
 
     @property
     def media(self) -> list[list[int]] | None:
-        """Hashes of the media items in each block; None when there are none at all."""
+        """Hashes of the media items in each block; None if no block has any."""
         if not self._media:
             return None
         return [self._media.get(block, []) for block in range(self._blocks)]
 
     @property
     def opaque(self) -> dict[int, bytes] | None:
-        """Block → bytes that make it unlike any block a request can describe."""
+        """Block → bytes that make it differ from every block a request can describe."""
         return self._opaque or None
 
     def read_extra_keys(
@@ -58,7 +59,8 @@ class Colours:
             return
         for block, keys in enumerate(extra_keys):
             if keys:
-                # every block repeats the adapter's name; a salt may be spelled the same, but after
+                # the adapter's name comes first in every block; a salt may be the same text, but
+                # follows it
                 rest = keys[1:] if lora_name and keys[0] == lora_name else keys
                 self._read_keys(block, rest, may_be_salted=is_root and block == 0)
 
@@ -110,7 +112,7 @@ class Colours:
     def _add_media(self, block: int, identifier: object) -> None:
         if isinstance(identifier, str) and _MEDIA_ID.fullmatch(identifier):
             self._media.setdefault(block, []).append(int(identifier[:_HASH_DIGITS], 16))
-        else:  # a name chosen by a user, say: nothing a query could be matched with
+        else:  # for example a name chosen by a user: no query could match it
             self._add_opaque(block, identifier)
 
     def _add_opaque(self, block: int, key: object) -> None:

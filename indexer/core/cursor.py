@@ -1,8 +1,8 @@
 """Sequence numbers of one stream: initial, contiguous, gap, stale, restarted.
 
-Numbers alone cannot tell an engine that repeats itself from one that began anew, so the cursor
-remembers digests of what it applied and compares. It decides nothing else: what a gap or a restart
-costs is up to `stream`, which asks here before every batch.
+Numbers alone cannot distinguish an engine that repeats itself from one that restarted, so the
+cursor keeps digests of the batches it applied and compares. `stream` asks it before every batch,
+and decides itself what to do about a gap or a restart.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 REMEMBERED: Final = 1024
-"""Digests kept behind the last batch (16 KiB at most): replay and live traffic overlap by less."""
+"""Digests kept behind the last batch (at most 16 KiB); replay and live traffic overlap by less."""
 
 
 class Verdict(Enum):
@@ -20,12 +20,12 @@ class Verdict(Enum):
 
     CONTIGUOUS = "contiguous"  # the next one, or the very first
     GAP = "gap"  # batches before it are missing
-    STALE = "stale"  # applied already
-    RESTARTED = "restarted"  # the engine counts anew: what was known of it is void
+    STALE = "stale"  # already applied
+    RESTARTED = "restarted"  # the engine restarted its numbering: everything known about it is void
 
 
 class Cursor:
-    """Position in a stream; `last` is the sequence of the newest batch applied, None at first."""
+    """Position in a stream; `last` is the sequence of the newest applied batch, initially None."""
 
     __slots__ = ("_digests", "_floor", "_zero", "last")
 
@@ -35,9 +35,9 @@ class Cursor:
     def reset(self) -> None:
         """Forget everything: the next batch is expected to be number 0."""
         self.last: int | None = None
-        self._digests = array("Q")  # of the batches up to `last`, without a hole
-        self._zero: int | None = None  # digest of batch 0, remembered for ever
-        self._floor: int | None = None  # newest batch seen live; above it only replays have been
+        self._digests = array("Q")  # of the batches up to `last`, without gaps
+        self._zero: int | None = None  # digest of batch 0, never trimmed
+        self._floor: int | None = None  # newest batch seen live; later ones came from replays only
 
     @property
     def expected(self) -> int:
@@ -50,10 +50,10 @@ class Cursor:
         return self.last is not None and self.last == self._floor
 
     def judge(self, seq: int, digest: int) -> Verdict:
-        """Say what a live batch is. O(1).
+        """Classify a live batch. O(1).
 
-        A publisher's live batches only ever grow, so a lower one is either a copy of what a
-        replay brought (same digest) or comes from an engine that has restarted.
+        A publisher's live sequence numbers only increase, so a lower one is either a copy of a
+        replayed batch (same digest) or comes from an engine that restarted.
         """
         expected = self.expected
         if seq == expected:
@@ -63,14 +63,14 @@ class Cursor:
         return Verdict.STALE if self.digest_of(seq) == digest else Verdict.RESTARTED
 
     def digest_of(self, seq: int) -> int | None:
-        """Digest of an applied batch, None if it is not remembered."""
+        """Digest of an applied batch, None if it is no longer known."""
         if seq == 0:
             return self._zero
         at = len(self._digests) - self.expected + seq
         return self._digests[at] if 0 <= at < len(self._digests) else None
 
     def advance(self, seq: int, digest: int, *, live: bool) -> None:
-        """Batch `seq` has been applied; it is the expected one."""
+        """Record that batch `seq`, the expected one, has been applied."""
         assert seq == self.expected
         self.last = seq
         self._digests.append(digest)
@@ -82,13 +82,13 @@ class Cursor:
             self._trim()
 
     def went_on(self, seq: int) -> None:
-        """Live batches up to `seq` have been applied and their digests noted, one after another."""
+        """Record that live batches up to `seq` were applied and their digests noted, in order."""
         self.last = self._floor = seq
         if len(self._digests) > 2 * REMEMBERED:
             self._trim()
 
     def saw_live(self, seq: int) -> None:
-        """A live batch turned out to be a copy: everything up to it is confirmed."""
+        """Record that a live batch was a copy of a replayed one, which confirms all up to it."""
         self._floor = seq
 
     def skip_to(self, seq: int) -> None:
@@ -99,23 +99,23 @@ class Cursor:
             self._digests = array("Q")
 
     def recent(self, count: int) -> tuple[list[int], int | None]:
-        """Digests of up to `count` last batches, the newest last, and that of batch 0."""
+        """Digests of up to the last `count` batches, newest last, and the digest of batch 0."""
         return [*self._digests[-count:]], self._zero
 
     def recall(self, last: int, digests: list[int], zero: int | None) -> None:
-        """Stand where another cursor stood."""
+        """Restore the position of another cursor."""
         self.reset()
         self.last, self._zero = last, zero
         self._digests = array("Q", digests[-(last + 1) :])
 
     def check(self) -> None:
-        """Assert what the digests promise."""
+        """Assert the invariants of the digests."""
         assert self.last is None or self.last >= 0
         assert len(self._digests) <= self.expected
 
     def _trim(self) -> None:
-        # what a replay brought beyond the newest live batch must stay comparable: a lying replay
-        # endpoint would otherwise make the live copies look stale for ever
+        # Replayed batches beyond the newest live one must stay comparable. Otherwise a lying replay
+        # endpoint could make every live copy look stale for ever.
         unconfirmed = 0 if self._floor is None else self.expected - self._floor
         keep = max(REMEMBERED, unconfirmed)
         if keep < len(self._digests):

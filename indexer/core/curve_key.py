@@ -1,6 +1,7 @@
-"""How a CURVE public key is written: 40 characters of Z85, ZMQ's own spelling of 32 bytes.
+"""Syntax of a CURVE public key: 40 characters of Z85, ZMQ's encoding of 32 bytes.
 
-Only the writing is judged here; whether anybody has the secret half shows in a handshake.
+Only the syntax is checked here; a handshake shows whether anybody has the secret half.
+Configuration and worker records check keys here; `edge/curve` reads the files.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _KEY: Final = re.compile(f"[{re.escape(_DIGITS)}]{{40}}")
 
 
 def is_curve_key(text: str) -> bool:
-    """Tell whether a text is a key: five digits to the base of 85 for each four bytes."""
+    """Return whether a text is a key: five base-85 digits for every four bytes."""
     if not _KEY.fullmatch(text):
         return False
     for group in range(_GROUPS):

@@ -1,7 +1,7 @@
 """The shapes of batches and events on the wire, engine by engine, and their decoders.
 
-Field names and positions are the engines' own (events section 4); what is not named here is
-ignored, wherever it stands. `wire` chooses among the decoders and gives the results one form.
+Field names and positions are the engines' own (events section 4); fields not named here are ignored
+wherever they appear. `wire` picks a decoder and normalises its result.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ class MapIgnored(Struct, tag="Ignored", gc=False):
 
 
 class ArrayBigram(ArrayStored, tag="BlockStored", array_like=True, gc=False):
-    """Positional BlockStored of SGLang's speculative pages: pairs of tokens."""
+    """Positional BlockStored of SGLang's speculative pages, with pairs of tokens."""
 
     token_ids: list[tuple[int, int]]  # type: ignore[assignment]
 
 
 class MapBigram(MapStored, tag="BlockStored", gc=False):
-    """BlockStored of speculative pages as a map."""
+    """BlockStored of SGLang's speculative pages as a map."""
 
     token_ids: list[tuple[int, int]]  # type: ignore[assignment]
 
@@ -146,7 +146,7 @@ class MapBigramBatch(Struct, array_like=True, gc=False):
 
 
 class LooseMapBatch(Struct, gc=False):
-    """A batch that is itself a map; engines' names for the rank differ."""
+    """A batch that is itself a map; engines differ in the name of the rank field."""
 
     events: Raw
     ts: Raw = NIL

@@ -1,8 +1,8 @@
 """The index as a portable list of events, in the reference's shape.
 
-Device first and parents before children, one event per run and rank; then the lower tiers, one
-event per block. The walk is lazy and the index may change between two events: each node is read
-once, in one go, and its parts are immutable values. Reading events back is `KvIndex.load`.
+The device tier comes first, parents before children, one event per run and rank; then the lower
+tiers, one event per block. The walk is lazy and the index may change between two events: each node
+is read once, in one go, and its parts are immutable values. `KvIndex.load` reads the events back.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from indexer.core.radix_tree import RadixTree
 
 NODES_PER_STEP: Final = 64
-"""Nodes looked at in a row, at some 3 µs each; most have nothing on the lower tiers."""
+"""Nodes visited between two yields, at some 3 µs each; most have nothing on the lower tiers."""
 
 _NULL: Final = Raw(b"null")
 
 
 class DumpBlock(Struct, frozen=True):
-    """One block: what its engine calls it and the hash of its content."""
+    """One block: its engine's name for it and the hash of its content."""
 
     block_hash: int
     tokens_hash: int
-    mm_extra_info: Raw = _NULL  # media are part of tokens_hash already
+    mm_extra_info: Raw = _NULL  # media are already part of tokens_hash
 
 
 class DumpStored(Struct, frozen=True):
     """Consecutive blocks behind `parent_hash`.
 
-    The namespace is ours (importers ignore unknown keys): it is written where there is one, so
-    that children announced later are hashed like their parents.
+    The namespace is our extension (importers ignore unknown keys). It is written if the blocks have
+    one, so that children announced later are hashed like their parents.
     """
 
     blocks: list[DumpBlock]
@@ -51,13 +51,13 @@ class DumpStored(Struct, frozen=True):
 
 
 class DumpRemoved(Struct, frozen=True):
-    """Blocks that are gone; never dumped, but importers accept it."""
+    """Blocks that were removed; never dumped, but accepted on import."""
 
     block_hashes: list[int]
 
 
 class DumpChange(Struct, frozen=True):
-    """Exactly one of both."""
+    """Exactly one of the two is set."""
 
     stored: DumpStored | UnsetType = UNSET
     removed: DumpRemoved | UnsetType = UNSET
@@ -91,7 +91,7 @@ _Run = tuple[int | None, list[DumpBlock]]
 
 
 _Names = list[tuple[int, int]]
-"""What a rank calls one position: name, mask of the tiers that hold it under that name."""
+"""A rank's names for one position: (name, mask of the tiers that hold it under that name)."""
 
 
 class _View(NamedTuple):
@@ -103,7 +103,7 @@ class _View(NamedTuple):
     run: bytes
     on_tier: int  # positions held on the tier being dumped
     known: int  # positions held on any tier
-    told: int  # leading positions that the device part of the dump tells
+    told: int  # leading positions that the device part of the dump contains
     aliases: dict[int, _Names]
     before: list[int | None]  # parent of the first block, as `parents` returns it
 
@@ -114,7 +114,7 @@ class _View(NamedTuple):
         return [_hash_at(self.run, position)]
 
     def parents(self, position: int) -> list[int | None]:
-        """Return the parent of a position as a list of one; empty if it cannot be told."""
+        """Return the parent of a position as a list of one; empty if it is unknown."""
         if not position:
             return self.before
         position -= 1
@@ -131,7 +131,7 @@ class _View(NamedTuple):
 
 
 def _told_first(names: _Names, *, on_device: bool) -> int:
-    """Return the name that a reader meets first, so that it knows the parent before the child."""
+    """Return the name that comes first in the dump, so that a reader knows the parent first."""
 
     def order(entry: tuple[int, int]) -> int:
         tiers = entry[1] if on_device else entry[1] & ~1
@@ -141,10 +141,10 @@ def _told_first(names: _Names, *, on_device: bool) -> int:
 
 
 def dump_tier(tree: RadixTree, tier: Tier) -> Iterator[DumpEvent | None]:
-    """Yield the events of one tier, and None after so many nodes without one.
+    """Yield the events of one tier, and None after `NODES_PER_STEP` nodes without one.
 
-    A block that stays where it is all the time is told exactly once. Left out, because nothing
-    can match them: device blocks behind a hole, and blocks whose parent's name is lost.
+    A block that does not move during the walk is dumped exactly once. Blocks that cannot match are
+    left out: device blocks behind a hole, and blocks whose parent's name is lost.
     """
     event_ids = count()
     views = _device_views(tree) if tier is Tier.DEVICE else _lower_views(tree, tier)
@@ -176,7 +176,7 @@ def _device_views(tree: RadixTree) -> Iterator[_View | None]:
         visited += 1
         if not visited % NODES_PER_STEP:
             yield None
-        # A node that was pruned since it was noted down has neither members nor children left.
+        # A node pruned after it was queued has neither members nor children left.
         node, alive = pending.pop()
         holders = alive & tree.live & node.members
         here = [_view(tree, i, node, Tier.DEVICE, alive) for i in bits(holders)]
@@ -207,7 +207,8 @@ def _lower_views(tree: RadixTree, tier: Tier) -> Iterator[_View | None]:
         if not visited % NODES_PER_STEP:
             yield None
         node = waiting.pop()
-        # Orphans move when their parent comes: to where the walk was, or to where it will be.
+        # An orphan moves when its parent arrives: to where the walk has been, or to where it will
+        # go.
         if node.parent is not None and node.orphaned and node not in seen:
             seen.add(node)
             here = _views_of(tree, node, tier, 0)
@@ -222,7 +223,7 @@ def _views_of(tree: RadixTree, node: Node, tier: Tier, alive: int) -> list[_View
 
 
 def _view(tree: RadixTree, holder_id: int, node: Node, tier: Tier, alive: int) -> _View:
-    """Freeze a holder's share; `alive` are those who hold all before the node on the device."""
+    """Freeze a holder's share; `alive`: the holders that hold the whole path on the device."""
     holder = tree.holder(holder_id)
     reached = bool(alive >> holder_id & 1)
     places = node.names_at(holder_id) or {}
@@ -257,7 +258,7 @@ def _before(holder: Holder, node: Node, *, on_device: bool) -> list[int | None]:
 def _device_runs(view: _View) -> Iterator[_Run]:
     """Yield the blocks before the first hole as one run, further names of a block one by one."""
     positions = range(leading_run(view.on_tier))
-    if not view.aliases:  # nearly every node, a few times as fast as block by block
+    if not view.aliases:  # true of nearly every node, and several times faster than block by block
         for parent in view.before if positions else ():
             end = len(positions) * HASH_BYTES
             blocks = zip(unpack_u64(view.run[:end]), unpack_u64(view.edge[:end]), strict=True)

@@ -1,8 +1,8 @@
-"""A peer's /dump, piece by piece: the text of one event at a time, never the whole document.
+"""A peer's /dump, streamed: the text of one event at a time, never the whole document.
 
-Cuts the fixed shape of `dump.py` and nothing else; what lies around the events (the skeleton)
-is kept and read as JSON at the end, so that a document which is cut short or followed by something
-is noticed. `edge/recovery` feeds it and puts the events into indexes.
+It only understands the fixed shape that `dump.py` writes. Everything around the events (the
+skeleton) is kept and parsed as JSON at the end, so that a truncated document or trailing data is
+noticed. `edge/recovery` feeds it and puts the events into indexes.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EVENT_BYTES_MAX: Final = 16 << 20
-"""Longest event: 200,000 blocks, twenty times the longest prompt anybody serves."""
+"""Longest event: 200,000 blocks, twenty times the longest prompt in practice."""
 
 SKELETON_BYTES_MAX: Final = 4 << 20
 """Longest document without its events: 40,000 scopes."""
 
 DEPTH_MAX: Final = 64
-"""Deepest document: blocks lie nine deep, and each step into something costs a microsecond."""
+"""Deepest nesting: blocks are nine levels deep, and each level costs a microsecond."""
 
-_NAME_BYTES_MAX: Final = 64 << 10  # a name may be cut by the end of a piece and is scanned again
+_NAME_BYTES_MAX: Final = 64 << 10  # a name cut by the end of a chunk is scanned again
 _STRING: Final = rb'"(?:[^"\\]|\\.)*+"'
 _PLAIN: Final = rb'[^"{}\[\]]++'
 _FLAT: Final = rb"\{(?:" + _PLAIN + b"|" + _STRING + rb")*+\}"  # an object of scalars: a block
 _OUTSIDE: Final = re.compile(rb"(?:" + _PLAIN + rb")?+(" + _STRING + rb"|[{}\[\]])?", re.DOTALL)
-"""To the next string or bracket."""
+"""Matches up to the next string or bracket."""
 
 _INSIDE: Final = re.compile(
     rb"(?:" + _PLAIN + b"|" + _STRING + b"|" + _FLAT + rb")*+([{}\[\]])?", re.DOTALL
 )
-"""To the next bracket that counts: the blocks of an event pass at the speed of C."""
+"""Matches up to the next significant bracket; the blocks of an event are skipped at C speed."""
 
 _BLANKS: Final = b" \t\r\n"
-_SCOPES, _SCOPE, _EVENTS = 1, 2, 3  # how deep the things are that count
+_SCOPES, _SCOPE, _EVENTS = 1, 2, 3  # depths of the structural levels
 
 
 class ScopeOpened(NamedTuple):
-    """The events that follow are this scope's."""
+    """The events that follow belong to this scope."""
 
     scope: Scope
     block_size: int
@@ -57,7 +57,7 @@ class _ScopeHead(Struct, frozen=True):
 
 
 UNREADABLE: Final = (ValueError, RecursionError)
-"""What msgspec raises: of what is no JSON, no UTF-8, or nested without end."""
+"""What msgspec raises for input that is not JSON, not UTF-8, or nested too deeply."""
 
 _decode_head: Final = msgspec.json.Decoder(_ScopeHead).decode
 _decode_skeleton: Final = msgspec.json.Decoder(dict[str, _ScopeHead]).decode
@@ -65,13 +65,13 @@ _decode_name: Final = msgspec.json.Decoder(str).decode
 
 
 class DumpReader:
-    """Cuts one document; every piece is scanned once, at about a microsecond per block."""
+    """Splits one document; every chunk is scanned once, at about a microsecond per block."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()  # grows and shrinks without copying what stays
+        self._rest = bytearray()  # grows and shrinks without copying the remainder
         self._at = 0  # scanned up to here
         self._skeleton = bytearray()
-        self._kept = 0  # of `_rest`, what is in the skeleton already
+        self._kept = 0  # length of the prefix of `_rest` that is already in the skeleton
         self._depth = 0
         self._string = b""  # the latest string outside events, and where it ended
         self._string_end = 0
@@ -79,14 +79,14 @@ class DumpReader:
         self._scope_name = b""
         self._in_events = False
         self._event_start = -1
-        self._gap_start = 0  # end of the event before, or of the opening bracket
+        self._gap_start = 0  # end of the previous event, or of the opening bracket
         self._events_in_scope = 0
 
     def feed(self, data: bytes) -> Iterator[ScopeOpened | bytes]:
-        """Take a piece of the document; yield what it completes: scopes and texts of events.
+        """Take a chunk of the document; yield the scopes and event texts it completes.
 
         Raises:
-            BadDump: this is not the shape of a dump, or something is too long.
+            BadDump: the document does not have the shape of a dump, or a part is too long.
         """
         self._rest += data
         while True:
@@ -102,13 +102,13 @@ class DumpReader:
                 yield item
         if len(self._rest) - self._at > _NAME_BYTES_MAX:
             raise BadDump("a string is too long")
-        self._let_go()
+        self._discard_processed()
 
     def finish(self) -> None:
-        """Say that this was all.
+        """Signal the end of the document.
 
         Raises:
-            BadDump: it is not a whole document.
+            BadDump: the document is incomplete.
         """
         if self._depth or self._at != len(self._rest):
             raise BadDump("the document ends too early")
@@ -182,7 +182,7 @@ class DumpReader:
         return None
 
     def _name_before(self, start: int) -> bytes:
-        """Return the member's name in front of a value that opens at `start`."""
+        """Return the member name in front of a value that opens at `start`."""
         if bytes(self._rest[self._string_end : start]).strip(_BLANKS) != b":":
             raise BadDump("an object without a name")
         return self._string
@@ -199,14 +199,14 @@ class DumpReader:
         if len(self._skeleton) > SKELETON_BYTES_MAX:
             raise BadDump("too much besides events")
 
-    def _let_go(self) -> None:
-        """Forget what is done with."""
+    def _discard_processed(self) -> None:
+        """Discard what has been processed."""
         if self._in_events:
             done = self._gap_start if self._event_start < 0 else self._event_start
             if len(self._rest) - done > EVENT_BYTES_MAX:
                 raise BadDump("an event is too long")
         else:
-            # the latest name must stay: the value behind it may come with the next piece
+            # the latest name must stay: its value may arrive with the next chunk
             done = min(self._at, max(self._string_end - len(self._string), 0))
             if self._rest[self._string_end : self._at].strip(_BLANKS + b":"):
                 done = self._at

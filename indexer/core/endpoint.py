@@ -1,7 +1,7 @@
-"""How a ZMQ endpoint is written, and a URL that paths are put behind: the grammar at the door.
+"""Syntax of a ZMQ endpoint, and of an HTTP base URL; checked before either is used.
 
-Only the writing is judged here. Whether libzmq will connect is for `edge/sockets` to find out,
-whether anybody answers only time can tell.
+Only the syntax is checked here. `edge/sockets` finds out whether libzmq accepts the endpoint, and
+only time tells whether anybody answers.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from indexer.errors import InvalidEndpoint
 
 SCHEMES: Final = frozenset({"tcp", "ipc", "inproc"})
 PORT_MAX: Final = 0xFFFF
-"""Of TCP."""
+"""Highest TCP port."""
 
 
 def why_no_base(url: str) -> str | None:
-    """Tell why no path can be put behind a URL of HTTP; None: it can.
+    """Return why no path can be appended to an HTTP URL; None if one can.
 
-    Behind a query or a fragment the path would be part of that, and what is asked for another one:
-    anything that somebody else, who told us the URL, would like to have asked for. Credentials
-    would be shown to whoever is told the URL, and stand in logs.
+    Appended to a query or a fragment, the path would become part of it, and the request would go to
+    a URL chosen by whoever supplied the base. Credentials in a URL would be shown to everyone who
+    sees the URL, and end up in logs.
     """
     if not url.isprintable() or " " in url or "\\" in url:
         return "it has a character that must be escaped"
@@ -28,21 +28,21 @@ def why_no_base(url: str) -> str | None:
 
 
 def why_elsewhere(url: str) -> str | None:
-    """Tell why a path behind a URL is not what is asked for there, or not by us alone."""
+    """Return why an appended path would not address the host or resource it seems to."""
     if "?" in url:
         return "it has a query"
     if "#" in url:
         return "it has a fragment"
-    if "@" in url:  # a password may have a slash in it, and is none of a path's then
+    if "@" in url:  # anywhere: a password may contain a slash, which does not start a path
         return "it has a user's name"
     return None
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Accept a well-written endpoint; nothing is trimmed.
+    """Accept a well-formed endpoint; nothing is trimmed.
 
     Raises:
-        InvalidEndpoint: With the reason as the contract words it.
+        InvalidEndpoint: with the reason in the contract's words.
     """
     scheme, separator, address = endpoint.partition("://")
     if not separator:
@@ -67,8 +67,8 @@ def _check_tcp(endpoint: str, address: str) -> None:
         raise InvalidEndpoint(endpoint, "invalid TCP port: cannot parse integer from empty string")
     if not (port.isascii() and port.isdigit()):
         raise InvalidEndpoint(endpoint, "invalid TCP port: invalid digit found in string")
-    # a number of any length must not reach int(): its cost grows with the square of the digits, and
-    # beyond 4300 of them, leading zeros too, it raises what nobody expects here
+    # int() must not see a number of arbitrary length: its cost is quadratic in the digits, and
+    # beyond 4300 digits, leading zeros included, it raises an error that no caller expects.
     digits = port.lstrip("0")
     if len(digits) > len(str(PORT_MAX)) or int(digits or "0") > PORT_MAX:
         reason = "invalid TCP port: number too large to fit in target type"

@@ -1,8 +1,8 @@
-"""What a worker can tell about its KV cache, in the one form the index understands.
+"""What a worker can report about its KV cache, in the one form the index understands.
 
-Every dialect of every engine ends here (`wire` translates); nothing here knows bytes or tiers'
-spelling. A `BadEvent` keeps the place of one that could not be read, so that it can be counted
-in order without costing its neighbours.
+`wire` translates every dialect of every engine into these events; nothing here knows bytes or the
+spelling of tiers. A `BadEvent` takes the place of an unreadable one, so that it is counted in order
+and its neighbours still apply.
 """
 
 from __future__ import annotations
@@ -18,33 +18,34 @@ if TYPE_CHECKING:
     from indexer.types import Tier
 
     Names = list[int] | memoryview[int]
-    """What blocks are called; of a long event a view."""
+    """The engine's hashes of blocks; a view if the event is long."""
 
 JOINED_BLOCKS_MAX: Final = 512
-"""Removals in a row are one up to here: as long as the longest store written in one go."""
+"""Consecutive removals are joined up to this many blocks: the longest store written in one go."""
 
 
 READ_AT_ONCE_BYTES: Final = 1 << 17
-"""Messages up to here, some 1,700 blocks, are read in one go, 0.1 ms; longer ones in pieces."""
+"""Messages up to this size, some 1,700 blocks, are decoded at once in 0.1 ms; longer in pieces."""
 
 
 class BlockStored(Struct, frozen=True, gc=False, kw_only=True):
     """Consecutive blocks are now on a tier.
 
-    `token_ids` covers all blocks, `block_size` tokens (or pairs of tokens, see `is_bigram`) each.
+    `token_ids` covers all blocks, `block_size` tokens each (or pairs of tokens in speculative
+    pages).
     """
 
     kind: ClassVar[str] = "stored"
 
     block_hashes: Names  # the engine's own, unsigned
-    parent: int | None  # its name of the block before the first one; None: start of a sequence
+    parent: int | None  # engine hash of the block before the first one; None: start of a sequence
     token_ids: Sequence[int] | Sequence[tuple[int, int]] | array[int] | memoryview[int]
     block_size: int
-    tier: Tier | None  # None: a medium nobody knows, credited nowhere
+    tier: Tier | None  # None: unknown medium, credited nowhere
     lora_name: str = ""
     has_nameless_adapter: bool = False
     cache_salt: str = ""
-    mm_hashes: Sequence[list[int]] | None = None  # per block; of a long event packed
+    mm_hashes: Sequence[list[int]] | None = None  # per block; packed if the event is long
     opaque: Mapping[int, bytes] | None = (
         None  # block → what else colours it and no request can name
     )
@@ -67,17 +68,17 @@ class BlockRemoved(Struct, frozen=True, gc=False, kw_only=True):
     tier: Tier | None
     group: int = 0
     is_remote: bool = False
-    events: int = 1  # as many events of the batch, one right after the other, said it
+    events: int = 1  # adjacent events of the batch that were joined into this one
 
 
 class AllBlocksCleared(Struct, frozen=True, gc=False):
-    """The rank holds nothing any more, on any tier."""
+    """The rank no longer holds anything, on any tier."""
 
     kind: ClassVar[str] = "cleared"
 
 
 class Ignored(Struct, frozen=True, gc=False):
-    """An event that says nothing."""
+    """An event without effect."""
 
     kind: ClassVar[str] = "ignored"
 
@@ -94,9 +95,9 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared | Ignored | BadEvent
 
 
 class EventBatch(Struct, frozen=True, gc=False):
-    """One message: what happened in one step of an engine, in order."""
+    """One message: the events of one engine step, in order."""
 
-    events: Sequence[Event]  # of a long batch they are made when they are asked for
+    events: Sequence[Event]  # those of a long batch are created lazily
     ts: float | None  # the engine's wall clock, seconds; None: absent or nonsense
-    dp_rank: int | None  # what the engine calls itself; None: it does not say
+    dp_rank: int | None  # the rank the engine reports for itself; None: not reported
     form: str  # array | map | mixed

@@ -1,15 +1,16 @@
 """The blocks of one rank as plain values, exactly, and back into a tree.
 
-A dump (`dump.py`) is for others: it tells what can be matched and leaves counts, old names and
-groups out. What is frozen here is everything that decides what the next event will do to a rank,
-so that a rank which is thawed and then fed the batches after the freeze equals one that lived on.
+A dump (`dump.py`) is for peers: it contains what can be matched and omits counts, old names and
+groups. A frozen rank contains everything that decides what the next event will do to it, so that a
+rank which is thawed and then fed the batches after the freeze equals one that was never
+interrupted.
 
-That makes the freeze a checkpoint of one moment, not a fuzzy one: while it runs no event of *this*
-rank may be applied (its stream is held for some milliseconds). Membership alone would come out
-right with a fuzzy walk too, because the last event of a block decides; but references are counted,
-and a store that the walk has seen would count again when it is replayed. Other ranks go on
-meanwhile. What they do to shared nodes is to split them, which keeps the upper part's identity;
-merges are put off while `KvIndex.freeze` runs.
+The freeze is therefore a checkpoint of one moment, not a fuzzy one: while it runs, no event of
+*this* rank may be applied (its stream is held for some milliseconds). A fuzzy walk would get
+membership right too, because the last event of a block decides; but references are counted, and a
+store that the walk has seen would count again when replayed. Other ranks continue meanwhile. All
+they do to shared nodes is split them, which keeps the upper part's identity; merges are put off
+while `KvIndex.freeze` runs.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
     from indexer.core.radix_tree import RadixTree
 
 ROOT: Final = -1
-"""Number of what the first blocks of a prompt stand behind."""
+"""Parent number of the first block of a prompt."""
 
 CHAIN_AT_ONCE: Final = 64
-"""Nodes above one that are frozen before others get their turn."""
+"""Ancestor nodes frozen in a row before other work gets its turn."""
 
 
 class Several(Struct, frozen=True, array_like=True):
-    """A position that its engine calls by several names: name and mask of tiers of each."""
+    """A position with several names in its engine: name and tier mask of each."""
 
     position: int
     names: list[tuple[int, int]]
@@ -56,26 +57,26 @@ class FrozenRun(Struct, frozen=True, array_like=True, omit_defaults=True):
     """A rank's share of one node. Masks of positions are little-endian bytes."""
 
     number: int  # from 0, parents before children
-    parent: int  # number of the run it follows, ROOT for none
+    parent: int  # number of the preceding run, or ROOT
     edge: bytes
     names: bytes
     device: bytes | None = None  # None: all positions
     lower: list[bytes] | None = None  # host, disk, external
     several: list[Several] | None = None
     counted: list[Counted] | None = None
-    hearsay: list[bytes] | None = None  # names per tier of which only a dump has told
-    namespace: Namespace | None = None  # of a run that follows no other
-    waits_for: int | None = None  # name of the missing block such a run waits for
+    hearsay: list[bytes] | None = None  # per tier: names known from a dump only
+    namespace: Namespace | None = None  # only for a run without a parent
+    waits_for: int | None = None  # name of the missing block that such a run waits for
 
 
 def freeze(holder: Holder) -> Iterator[FrozenRun]:
-    """Yield all that a holder has, parents first, some microseconds each.
+    """Yield everything a holder has, parents first, some microseconds each.
 
-    Copying the list of nodes is the one step that is not cut into slices: 10 ns a node.
+    Copying the list of nodes is the one step that is not cut into slices: 10 ns per node.
     """
     work = _Freezer(holder)
     yield from work.freeze([*holder.runs])
-    # others have split nodes of ours: their lower parts were appended
+    # other ranks may have split our nodes meanwhile; the lower parts were appended
     while len(holder.runs) > work.looked_at:
         added = len(holder.runs) - work.looked_at
         yield from work.freeze([*reversed([*_last(holder.runs, added)])])
@@ -90,7 +91,7 @@ class _Freezer:
     def __init__(self, holder: Holder) -> None:
         self.looked_at = 0
         self._holder = holder
-        self._done: dict[Node, tuple[int, int]] = {}  # node → number, size when it was frozen
+        self._done: dict[Node, tuple[int, int]] = {}  # node → (number, size when it was frozen)
 
     def freeze(self, nodes: list[Node]) -> Iterator[FrozenRun]:
         self.looked_at += len(nodes)
@@ -99,9 +100,9 @@ class _Freezer:
                 yield from runs
 
     def _freeze_down_to(self, node: Node) -> list[FrozenRun] | None:
-        """Freeze the topmost nodes on the way to `node`; None when there are none left.
+        """Freeze the topmost unfrozen ancestors of `node`; None if nothing is left to freeze.
 
-        Nothing is remembered between two calls: the way may have been split meanwhile.
+        No state is kept between two calls: the path may have been split meanwhile.
         """
         chain: list[Node] = []
         above: Node | None = node
@@ -109,12 +110,12 @@ class _Freezer:
             chain.append(above)
             above = above.parent
         if above is None or not chain:
-            return None  # done, or not in the tree any more
+            return None  # done, or no longer in the tree
         number, frozen = self._done.get(above, (ROOT, 0))
         reached = above.size
         runs: list[FrozenRun] = []
         for below in reversed(chain):
-            if reached < frozen:  # cut off from what was frozen whole
+            if reached < frozen:  # split off from a node that was frozen whole
                 reached += below.size
                 continue
             run = self._freeze(below, number)
@@ -133,7 +134,7 @@ class _Freezer:
         device = node.held(me, ones)
         held = node.held_anywhere(me)
         if held != ones and holder.runs.keys().isdisjoint(node.children.values()):
-            reach = held.bit_length()  # the rest is for others, or old names of nothing
+            reach = held.bit_length()  # the rest belongs to others, or is old names only
             edge, names, ones = (
                 edge[: reach * HASH_BYTES],
                 names[: reach * HASH_BYTES],
@@ -191,7 +192,7 @@ def _hearsay(holder: Holder, node: Node, held: int) -> list[bytes] | None:
 
 
 class _Place(NamedTuple):
-    """Where a run ends: a block that is held, and what follows it that is not."""
+    """Where a run ends: a held block, and the unheld positions behind it."""
 
     anchor: int | None  # its name; None: before all blocks
     waits_for: int | None
@@ -205,11 +206,11 @@ class RankChanged(Exception):
 
 
 class BadFrost(ValueError):
-    """These are not the frozen runs of one rank in order."""
+    """The input is not the frozen runs of one rank in order."""
 
 
 class Thaw:
-    """Puts frozen runs under a holder that has nothing yet; nothing else may write to it."""
+    """Fills an empty holder with frozen runs; nothing else may write to it meanwhile."""
 
     def __init__(self, tree: RadixTree, holder: Holder) -> None:
         assert not holder.where
@@ -220,14 +221,14 @@ class Thaw:
 
     @property
     def blocks(self) -> list[int]:
-        """Held so far, per tier."""
+        """Blocks held so far, per tier."""
         return self.holder.blocks
 
     def add(self, run: FrozenRun) -> None:
-        """Put the next run in its place. O(blocks), some 15 µs and 0.1 µs a block.
+        """Add the next run. O(blocks), some 15 µs plus 0.1 µs per block.
 
         Raises:
-            BadFrost: it follows a run that has not come.
+            BadFrost: its parent run has not been added.
         """
         if run.number != len(self._places) or not ROOT <= run.parent < run.number:
             raise BadFrost("runs are not in order")
@@ -266,7 +267,7 @@ class Thaw:
         self._count(run)
 
     def _origin(self, start: _Place) -> tuple[Node, int]:
-        # by name, because others may have split or merged the node since
+        # by name, because other ranks may have split or merged the node since
         holder = self.holder
         if start.anchor is not None:
             node = holder.where.get(start.anchor)

@@ -1,8 +1,8 @@
 """Tokens to block hashes to sequence hashes: the arithmetic every engine and client shares.
 
 Formulas are those of the reference (events section 11): XXH3-64 over little-endian tokens, seeded
-by the namespace. What an *engine* calls its block hash is opaque and never computed here. The
-stream hashes what workers announce, the service what clients ask: both must get the same numbers.
+by the namespace. An *engine's* own block hash is opaque and never computed here. `writer` hashes
+what workers announce, the service's `pricing/prompt.py` what clients request; both must agree.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ __all__ = [
 ]
 
 BASE_SEED: Final = 1337
-"""Seed of a plain block, and of every link of the chain, whatever its namespace."""
+"""Seed of blocks without a namespace, and of every link of the chain in any namespace."""
 
 NAMESPACES_REMEMBERED: Final = 4096
-"""Seeds kept ready. One costs 0.3 µs to compute: enough to cover the names in daily use."""
+"""Seeds cached, enough for the names in daily use. One costs 0.3 µs to compute."""
 
-_UNMATCHABLE_SEED: Final = 0x6F70617175650000  # any seed that no namespace is likely to have
+_UNMATCHABLE_SEED: Final = 0x6F70617175650000  # arbitrary; no namespace is likely to have it
 
 
 @lru_cache(maxsize=NAMESPACES_REMEMBERED)
@@ -74,7 +74,7 @@ def block_hashes(
     is_eagle: bool = False,
     mm_hashes: Sequence[Sequence[int]] | None = None,
 ) -> PackedHashes:
-    """Local hash of every whole block of a prompt; what is left over at the end has none.
+    """Return the local hash of every whole block of a prompt; a partial last block has none.
 
     About 0.2 µs per block of 16 tokens, a tenth of that from packed tokens with the kernel.
 
@@ -112,7 +112,7 @@ def _with_media(
     seed: int,
     mm_hashes: Sequence[Sequence[int]],
 ) -> PackedHashes:
-    """Return the hashes with those of blocks that have media in them: of few, as a rule."""
+    """Return the hashes with those of media blocks replaced; usually there are few."""
     hashes = bytearray(local)
     for i, media in zip(range(len(local) // HASH_BYTES), mm_hashes, strict=False):
         if media:
@@ -124,11 +124,11 @@ def _with_media(
 
 
 def unmatchable(local: PackedHashes, colours: Mapping[int, bytes]) -> PackedHashes:
-    """Give some blocks a hash that no request can ask for, such as those of prompt embeddings.
+    """Replace the hashes of some blocks (prompt embeddings, say) so that no request matches.
 
     Args:
-        local: Local hashes as the tokens give them.
-        colours: Block number → bytes that tell it from other blocks of the same tokens.
+        local: Local hashes computed from the tokens.
+        colours: Block number → bytes that distinguish it from other blocks with the same tokens.
     """
     hashes = [local[at : at + HASH_BYTES] for at in range(0, len(local), HASH_BYTES)]
     for block, colour in colours.items():

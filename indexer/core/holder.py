@@ -1,7 +1,7 @@
-"""What one rank calls its blocks, where they are in the tree, and how often it holds them.
+"""One rank's names for its blocks, their places in the tree, and their reference counts.
 
-The holder keeps names and counts; who covers which position is written in the nodes. It never
-changes the shape of the tree: that is `radix_tree.py`, which tells holders when nodes move.
+The holder keeps names and counts; the nodes record which holder covers which position. It never
+changes the shape of the tree: `radix_tree.py` does, and tells the holders when nodes move.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 _pack_one: Final = Struct("<Q").pack
 
 UNDECIDED_GROUP: Final = -1
-"""Home group of blocks out of a dump, which names no group; the first live event decides."""
+"""Home group of dumped blocks, since a dump has no groups; the first live event decides it."""
 
 
 class Counts:
-    """How often the blocks of one (rank, tier) are held, where that is not simply once.
+    """Reference counts of the blocks of one (rank, tier) that are not simply held once.
 
     A held block has `1 + copies.get(hash, 0)` references in the holder's home group and
     `foreign[hash][group]` in others. Nearly every block is in neither dict.
@@ -44,12 +44,12 @@ class Counts:
         return self.copies.keys().isdisjoint(names) and self.foreign.keys().isdisjoint(names)
 
     def first(self, name: int, group: int) -> None:
-        """A block arrives in a group that is not the home group."""
+        """Count the first reference to a block, in a group other than the home group."""
         self.copies[name] = -1
         self.foreign[name] = {group: 1}
 
     def again(self, name: int, group: int, home: int | None) -> None:
-        """One more reference to a held block."""
+        """Count one more reference to a held block."""
         if group != home:
             groups = self.foreign.setdefault(name, {})
             groups[group] = groups.get(group, 0) + 1
@@ -61,7 +61,7 @@ class Counts:
             del self.copies[name]
 
     def drop(self, name: int, group: int, home: int | None) -> tuple[bool, bool]:
-        """Drop one reference; return (there was one, it was the last of all groups)."""
+        """Drop one reference; return (whether it existed, whether it was the last of all)."""
         if group != home:
             return self._drop_foreign(name, group)
         copies = self.copies.get(name, 0)
@@ -97,7 +97,7 @@ class Counts:
 
 
 class Holder:
-    """One rank from its attachment, or its last clear, to the next clear."""
+    """One rank between its attachment, or last clear, and the next clear."""
 
     __slots__ = (
         "bit",
@@ -119,27 +119,27 @@ class Holder:
         self.slot = slot
         self.holder_id = holder_id
         self.bit = 1 << holder_id
-        self.home: int | None = None  # group whose references are the plain ones
+        self.home: int | None = None  # group whose references need no entry in `counts`
         # engine hash → the node of its one content position, whatever the tier
         self.where = NameMap()
-        # node → this rank's engine hashes of it, aligned with the edge's start. Beyond the held
-        # positions it keeps the last name a position had (0: none): a dump needs it to say where
-        # a block below a hole belongs.
+        # node → this rank's engine hashes of it, aligned with the start of the edge. Beyond the
+        # held positions it keeps each position's last name (0: none), because a dump needs it to
+        # say where a block below a hole belongs.
         self.runs: dict[Node, bytes] = {}
         self.counts: list[Counts | None] = [None] * len(Tier)
         self.blocks = [0] * len(Tier)  # held positions per tier
-        self.waiting: dict[int, OrphanRoot] = {}  # engine hash nobody announced → its orphans
-        # names of blocks that came after their children, which are still to be moved behind them
+        self.waiting: dict[int, OrphanRoot] = {}  # unannounced engine hash → its orphans
+        # names of blocks that arrived after their children, which have yet to be moved behind them
         self.late: list[int] = []
-        # per tier: names out of a dump that the engine itself has not announced since. A dump is
-        # a moment of the same history that a replay tells: the first store of such a block is
-        # taken for the one the dump speaks of, or the block would need one removal too many.
+        # Per tier: names known from a dump that the engine has not announced since. A dump is one
+        # moment of the history that a replay repeats: the first store of such a block is taken to
+        # be the one in the dump, or the block would need one removal too many.
         self.hearsay: list[set[int]] | None = None
 
     def locate(self, node: Node, name: int) -> int:
-        """Return the position inside `node` of a block that `where` says is there.
+        """Return the position inside `node` of a block that `where` locates there.
 
-        O(1) for the last block of the run, else a search at C speed over ≤ 4 KiB.
+        O(1) for the last block of the run, otherwise a search at C speed over ≤ 4 KiB.
         """
         run = self.runs[node]
         key = _pack_one(name)
@@ -158,16 +158,16 @@ class Holder:
 
     @staticmethod
     def find(run: bytes, key: bytes, held: int) -> int:
-        """Return at which of the positions `held` a packed name stands in a run."""
+        """Return the position, among those in `held`, of a packed name in a run."""
         at = len(run) - HASH_BYTES if run.endswith(key) else run.rfind(key)
         while at % HASH_BYTES or not held >> (at // HASH_BYTES) & 1:
-            # What is not held is an old name, and off the grid there is only coincidence.
+            # An unheld match is an old name; an unaligned match is coincidence.
             at = run.rfind(key, 0, at + HASH_BYTES - 1)
             assert at >= 0, "a name is in the run it is filed under"
         return at // HASH_BYTES
 
     def write(self, node: Node, position: int, packed: bytes) -> None:
-        """Name the positions of `node` from `position` on."""
+        """Name the positions of `node` starting at `position`."""
         run = self.runs.get(node, b"")
         start = position * HASH_BYTES
         end = start + len(packed)
@@ -178,7 +178,7 @@ class Holder:
         node.members |= self.bit
 
     def names_held(self, node: Node, positions: int) -> Iterable[int]:
-        """Return every engine hash filed for the held ones among `positions`, aliases included."""
+        """Return all engine hashes of the held positions among `positions`, aliases included."""
         names = numbers_in(self.runs[node])
         aliases = node.names_at(self.holder_id) or {}
         held = positions & node.held_anywhere(self.holder_id)
@@ -195,13 +195,13 @@ class Holder:
         return found
 
     def refile(self, names: Iterable[int], node: Node) -> None:
-        """The blocks with these names are in `node` now."""
+        """Record that the blocks with these names are now in `node`."""
         self.where.file(names, node)
 
     def name_at(self, node: Node, position: int) -> int | None:
-        """Return what this rank calls a position; for one it lost the last name, None if unknown.
+        """Return this rank's name for a position, its last name if no longer held, None if unknown.
 
-        A lost name that means another block by now is not given out.
+        A last name that now stands for another block is not returned.
         """
         aliases = node.names_at(self.holder_id)
         if aliases is not None and position in aliases:
@@ -212,12 +212,12 @@ class Holder:
         return name if name and name not in self.where else None
 
     def last_name(self, node: Node, position: int) -> int:
-        """Return what is written in the run; where nothing is held any more, 0 means nothing."""
+        """Return the name written in the run; 0 means none where the position is no longer held."""
         start = position * HASH_BYTES
         return int.from_bytes(self.runs.get(node, b"")[start : start + HASH_BYTES], "little")
 
     def drop_reference(self, tier: int, name: int, group: int) -> tuple[bool, bool]:
-        """Drop one reference to a held block; return (there was one, it was the last)."""
+        """Drop one reference to a held block; return (whether it existed, was it the last)."""
         counts = self.counts[tier]
         if counts is None:
             mine = group == self.home
@@ -225,27 +225,27 @@ class Holder:
         return counts.drop(name, group, self.home)
 
     def counts_for_change(self, tier: int) -> Counts:
-        """Return the tier's counts, made on demand."""
+        """Return the tier's counts, created on demand."""
         counts = self.counts[tier]
         if counts is None:
             counts = self.counts[tier] = Counts()
         return counts
 
     def note_hearsay(self, tier: int, names: Iterable[int]) -> None:
-        """Remember that a dump, not the engine, said so."""
+        """Record that these names come from a dump, not from the engine."""
         if self.hearsay is None:
             self.hearsay = [set() for _ in Tier]
         self.hearsay[tier].update(names)
 
     def confirm(self, tier: int, name: int) -> bool:
-        """The engine stores a block that is held already; say whether that is no second store."""
+        """Note a store of a held block; return True if it only confirms what a dump said."""
         if self.hearsay is None or name not in self.hearsay[tier]:
             return False
         self.hearsay[tier].remove(name)
         return True
 
     def forget(self, name: int) -> None:
-        """Drop all that is counted or told of a name, on every tier; where it is stays."""
+        """Drop the counts and hearsay of a name on every tier; `where` is unchanged."""
         for counts in self.counts:
             if counts is not None:
                 counts.forget(name)
@@ -253,13 +253,13 @@ class Holder:
             told.discard(name)
 
     def group_of_store(self, group: int) -> int:
-        """Return the group to count a store in, and let an empty holder make it its home."""
+        """Return the group to count a store in; an empty holder makes it its home."""
         if not self.where or self.home is None or self.home == UNDECIDED_GROUP:
             self.home = group if group != UNDECIDED_GROUP or self.home is None else self.home
         return self.home if group == UNDECIDED_GROUP else group
 
     def group_of_removal(self, group: int) -> int:
-        """Return the group to count a removal in; it decides the home of blocks out of a dump."""
+        """Return the group to count a removal in; it decides the home of dumped blocks."""
         if self.home == UNDECIDED_GROUP:
             self.home = group
         return self.home if group == UNDECIDED_GROUP and self.home is not None else group

@@ -1,7 +1,7 @@
-"""Putting blocks under a holder's name and taking them off again.
+"""Adding blocks to a holder and removing them again.
 
-Between the verbs of `index.py` and the tree: each function here leaves the books of holder and
-nodes in step (who covers which position, what it is called, how often it is held).
+Called by the verbs of `index.py`, on top of the tree: each function here keeps the books of holder
+and nodes in step (which positions are covered, under which names, how often).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pack_name: Final = Struct("<Q").pack
 
 ORPHANS_PER_GRAFT: Final = 128
-"""Children of a late parent that find their place at once, about 0.15 ms."""
+"""Orphans moved behind their late parent in one go, about 0.15 ms."""
 
 
 def mark(holder: Holder, tier: int, node: Node, span: int) -> None:
@@ -40,10 +40,10 @@ def mark(holder: Holder, tier: int, node: Node, span: int) -> None:
 def cover_run(
     holder: Holder, tier: int, group: int, place: tuple[Node, int], names: Sequence[int]
 ) -> None:
-    """Hold consecutive blocks of one node from a position on, one more reference each.
+    """Hold consecutive blocks of one node from a position on, adding one reference each.
 
-    The caller made sure that no name is filed for another position. Runs that are entirely new
-    to the rank, or known to it under the same names, cost no loop over the blocks.
+    The caller made sure that no name is filed for another position. Runs that are entirely new to
+    the rank, or known to it under the same names, cost no loop over the blocks.
     """
     node, position = place
     count = len(names)
@@ -72,7 +72,7 @@ def cover_run(
 def cover_known(
     holder: Holder, tier: int, group: int, place: tuple[Node, int], names: Sequence[int]
 ) -> None:
-    """Hold blocks that the rank has there under these names, one more reference each."""
+    """Hold blocks that the rank already has there under these names, adding one reference each."""
     node, position = place
     span = all_ones(len(names)) << position
     again = node.held_on(holder.holder_id, tier) & span
@@ -87,7 +87,7 @@ def cover_known(
 
 
 def cover_block(holder: Holder, tier: int, group: int, place: tuple[Node, int], name: int) -> None:
-    """Hold one block, one more reference."""
+    """Hold one block, adding one reference."""
     if attach_name(holder, tier, place, name):
         if group != holder.home:
             holder.counts_for_change(tier).first(name, group)
@@ -96,7 +96,7 @@ def cover_block(holder: Holder, tier: int, group: int, place: tuple[Node, int], 
 
 
 def _count_again(holder: Holder, tier: int, group: int, name: int) -> None:
-    """One more reference to a held block, unless so far only a dump has told of it."""
+    """Count one more reference to a held block, unless only a dump has reported it so far."""
     if not holder.confirm(tier, name):
         holder.counts_for_change(tier).again(name, group, holder.home)
     elif group != holder.home:
@@ -156,10 +156,10 @@ def cover_new_branch(  # noqa: PLR0917 - the fields of the event
     hashes: PackedHashes,
     namespace: Namespace,
 ) -> int | None:
-    """Hold blocks where nothing is yet: the way nearly all stores go, so it spares every step.
+    """Hold blocks where the tree has nothing yet: the fast path that nearly all stores take.
 
-    Only for references in the home group. Returns the number of blocks, None if the event is not
-    of that kind and nothing was done.
+    Only for references in the home group. Returns the number of blocks, or None, having done
+    nothing, if the event does not qualify.
     """
     node, position = place
     if len(names) == 1 and not tier and _append_block(tree, holder, place, names[0], hashes):
@@ -197,9 +197,9 @@ def cover_new_branch(  # noqa: PLR0917 - the fields of the event
 def _append_block(
     tree: RadixTree, holder: Holder, place: tuple[Node, int], name: int, local_hash: PackedHashes
 ) -> bool:
-    """Let a leaf that is the rank's own grow by a block on the device, as decoding does.
+    """Grow a leaf that is the rank's own by one device block, as decoding does.
 
-    Returns whether it was of that kind.
+    Returns whether the event qualified.
     """
     node, position = place
     edge, bit = node.edge, holder.bit
@@ -227,9 +227,9 @@ def place_behind_lost(
 ) -> tuple[Node, int] | None:
     """Return where a run begins whose parent the rank lost but whose first block it still holds.
 
-    An engine that lost an interior block goes on to offload what follows it. The parent's name
-    tells nothing any more, the block's own does: if the position before it was called `parent`
-    when it was held last, and the content is the same, it is the same block.
+    An engine that lost an interior block still offloads what follows it. The parent's name no
+    longer says anything, but the block's own does: if the position before it was last called
+    `parent`, and the content is the same, it is the same block.
     """
     node = holder.where.get(name)
     if node is None:
@@ -245,12 +245,12 @@ def place_behind_lost(
 
 
 def graft(tree: RadixTree, holder: Holder, root: OrphanRoot) -> bool:
-    """Move some of what waits behind a block to that block, now that the rank announced it.
+    """Move some of the orphans waiting for a block behind it, now that the rank announced it.
 
-    Returns whether nothing is left to be moved; what is waits on, and the books are in step. A
-    whole subtree moves in O(nodes) where the tree has nothing under the same content yet; only
-    what it has is moved block by block. Reference counts go by name and stay as they are. Nothing
-    happens when the block itself waits behind `root`: such a circle has no beginning.
+    Returns whether nothing is left to move; the rest keeps waiting, and the books are in step. A
+    whole subtree moves in O(nodes) if the tree has nothing under the same content yet; existing
+    content is moved block by block. Reference counts go by name and stay as they are. Nothing
+    happens when the block itself waits behind `root`: such a cycle has no beginning.
     """
     if _waits_behind(root, holder.where[root.parent_hash]):
         return True
@@ -266,7 +266,7 @@ def graft(tree: RadixTree, holder: Holder, root: OrphanRoot) -> bool:
 
 
 def graft_child(tree: RadixTree, holder: Holder, root: OrphanRoot, child: Node) -> None:
-    """Move one of what waits behind a block to that block, as `graft` does with all of it."""
+    """Move one orphan behind the block it waits for, as `graft` does with all of them."""
     if _waits_behind(root, holder.where[root.parent_hash]):
         return
     del root.children[child.edge[:HASH_BYTES]]
@@ -283,13 +283,13 @@ def _waits_behind(root: OrphanRoot, node: Node) -> bool:
 
 
 def _graft_behind(tree: RadixTree, holder: Holder, parent: int, child: Node) -> None:
-    # where it goes is looked up each time: the node there may have been split for another
+    # looked up each time: the target may have been split by a previous graft
     target = holder.where[parent]
     _graft_subtree(tree, holder, child, (target, holder.locate(target, parent) + 1))
 
 
 def _close(tree: RadixTree, holder: Holder, root: OrphanRoot) -> None:
-    """Nothing waits there any more, and the root is nobody's."""
+    """Remove an orphan root behind which nothing waits any more."""
     del tree.orphan_roots[root]
     del holder.waiting[root.parent_hash]
 
@@ -297,7 +297,7 @@ def _close(tree: RadixTree, holder: Holder, root: OrphanRoot) -> None:
 def _graft_subtree(tree: RadixTree, holder: Holder, top: Node, start: tuple[Node, int]) -> None:
     pending = [(top, start)]
     while pending:
-        # Depth first: a sibling's path may split nodes only where this subtree is done with.
+        # Depth first: a sibling's path may only split nodes where this subtree is finished.
         orphan, place = pending.pop()
         if tree.move_subtree(orphan, *place):
             continue

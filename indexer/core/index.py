@@ -1,8 +1,8 @@
 """KvIndex: which rank holds which block of one partition, on which tier.
 
-Here stores, removals and clears get their meaning: reference counts, names that change their
-content, runs whose parent nobody announced. The tree below knows contents and positions only;
-the registry above feeds decoded events in.
+Stores, removals and clears get their meaning here: reference counts, names that move to other
+content, runs with an unannounced parent. The tree below knows contents and positions only; the
+registry above feeds decoded events in.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _NAMES_PER_VISIT: Final = 64
 class KvIndex:
     """The blocks of all ranks of one partition.
 
-    A rank must be attached before it stores. Engine hashes are names within one rank: a name
-    stands for one content position, the latest announced. If a rank announces a name for another
-    position, everything it held under the name at the old place is forgotten, on every tier:
-    it cannot be told what the engine still has there.
+    A rank must be attached before it stores. Engine hashes are names within one rank: a name stands
+    for one content position, the latest announced. If a rank announces a name for another position,
+    everything it held under that name at the old place is forgotten, on every tier, because there
+    is no telling what the engine still has there.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class KvIndex:
         self._limits = limits or StreamLimits()
         self.budget = budget or Budget(self._limits)
         self.capacity = 0
-        """Slots ever given out: the length that columns by slot must have."""
+        """Number of slots ever allocated: the length that columns by slot must have."""
         self.tree = RadixTree()
         self._ranks: dict[WorkerRank, Holder] = {}
         self._rank_of: dict[int, WorkerRank] = {}
@@ -73,25 +73,25 @@ class KvIndex:
         self._no_matches = Matches(self._table, [], [], [])
         self._free_slots: list[int] = []
         self._free_ids: list[int] = []
-        self._spent_ids: list[int] = []  # swept; in no mask any more, unless a dump keeps one
+        self._spent_ids: list[int] = []  # swept; no longer in any mask, unless a dump keeps one
         self._below = 0  # mask of holders that ever held a block below the device
-        self._unproven = 0  # mask of holders that no answer and no dump names yet
+        self._unproven = 0  # mask of holders that no answer and no dump may name yet
         self._retired: deque[Holder] = deque()
-        self._dumps = 0  # dumps in progress; they want ids and nodes to keep their identity
+        self._dumps = 0  # dumps in progress; ids and nodes must keep their identity meanwhile
         self._orphan_blocks_dropped = 0
         self._events_refused = 0
 
     @property
     def orphan_blocks_max(self) -> int:
-        """Blocks of all ranks that may wait for a parent."""
+        """Blocks of all ranks together that may wait for a parent."""
         return self._limits.orphan_blocks_max
 
     # ---- room
 
     def tables(self) -> Iterator[Sized]:
-        """Yield the dicts that grow with blocks, to be made anew when they were large once.
+        """Yield the dicts that grow with blocks, for rebuilding once they have shrunk.
 
-        None while the index is written out: who does so has a finger in them.
+        Yields nothing while a dump is in progress, because it iterates over these dicts.
         """
         if not self._dumps:
             yield self.tree.root.children
@@ -99,18 +99,18 @@ class KvIndex:
                 yield holder.runs
 
     def room(self, rank: WorkerRank) -> int:
-        """Return how many more blocks a rank may hold; may be below 0."""
+        """Return how many more blocks a rank may hold; may be negative."""
         holder = self._ranks.get(rank)
         return 0 if holder is None else self.budget.room(len(holder.where))
 
     def weights(self) -> Iterator[tuple[WorkerRank, int, int] | None]:
-        """Yield every rank, its blocks and about how many bytes they take; see `weighing.py`."""
+        """Yield each rank with its blocks and their approximate bytes; see `weighing.py`."""
         return weighing.weights(self.tree, self._ranks)
 
     # ---- ranks
 
     def attach(self, rank: WorkerRank) -> int:
-        """Make room for a rank and return its slot; repeating it changes nothing."""
+        """Give a rank a slot and return it; idempotent."""
         holder = self._ranks.get(rank)
         if holder is None:
             if self._free_slots:
@@ -122,7 +122,7 @@ class KvIndex:
         return holder.slot
 
     def detach(self, rank: WorkerRank) -> None:
-        """Forget a rank. O(1): answers do not name it any more, `sweep` gives the memory back."""
+        """Forget a rank. O(1): answers no longer name it; `sweep` frees the memory."""
         holder = self._ranks.pop(rank, None)
         if holder is not None:
             self._retire(holder)
@@ -142,7 +142,7 @@ class KvIndex:
         return list(self._ranks)
 
     def slot_of(self, rank: WorkerRank) -> int | None:
-        """Return the row of a rank in columns by slot."""
+        """Return a rank's row in columns by slot."""
         holder = self._ranks.get(rank)
         return None if holder is None else holder.slot
 
@@ -185,16 +185,16 @@ class KvIndex:
         group: int = 0,
         heals: bool = True,
     ) -> int:
-        """Hold consecutive blocks behind `parent` (None: at the root), one more reference each.
+        """Hold consecutive blocks behind `parent` (None: at the root), adding one reference each.
 
-        Blocks behind a parent that the rank never announced, or lost on every tier, wait for it
-        and match nothing. `namespace` matters for blocks that do not inherit one from a parent.
-        With `heals` false it is up to the caller to call `heal` until what waited has its place.
-        Returns the number of blocks accepted: all or, for a refused event, none.
+        Blocks behind a parent that the rank never announced, or lost on every tier, wait for it and
+        match nothing. `namespace` matters for blocks that do not inherit one from a parent. With
+        `heals` false the caller must call `heal` until all waiting blocks have their place. Returns
+        the number of blocks accepted: all, or none if the event is refused.
 
         Raises:
             KeyError: the rank is not attached.
-            ValueError: there are not as many local hashes as engine hashes.
+            ValueError: the numbers of local hashes and engine hashes differ.
         """
         holder = self._ranks[rank]
         if len(local_hashes) != len(engine_hashes) * HASH_BYTES:
@@ -216,7 +216,7 @@ class KvIndex:
             self._events_refused += accepted is None
         if accepted and holder.waiting:
             orphans.note_late(holder, engine_hashes)
-            # before any of them give way because too many wait
+            # before any of them is dropped because too many wait
             if heals or self.tree.orphan_blocks > self.orphan_blocks_max:
                 while self.heal(rank):
                     pass
@@ -227,17 +227,17 @@ class KvIndex:
         return accepted or 0
 
     def heal(self, rank: WorkerRank) -> bool:
-        """Give some of what waited for a block its place; return whether there is more to do."""
+        """Place some of the blocks that waited for a parent; return whether more are left."""
         holder = self._ranks.get(rank)
         return holder is not None and orphans.heal(self.tree, holder)
 
     def remove(
         self, rank: WorkerRank, tier: Tier, engine_hashes: Sequence[int], *, group: int = 0
     ) -> int:
-        """Drop one reference per block on one tier; return how many there were to drop.
+        """Drop one reference per block on one tier; return how many existed.
 
-        A block goes with its last reference of all groups. What follows it stays held and matches
-        again once the block is stored again.
+        A block goes with its last reference of all groups. Blocks behind it stay held and match
+        again once it is stored again.
         """
         holder = self._ranks.get(rank)
         if holder is None:
@@ -266,9 +266,10 @@ class KvIndex:
     def mark_on_tier(
         self, rank: WorkerRank, tier: Tier, engine_hashes: Sequence[int], *, group: int = 0
     ) -> int:
-        """Hold blocks that the rank knows already on `tier` as well; return how many it knew.
+        """Hold blocks that the rank already knows on `tier` as well; return how many it knew.
 
-        The meaning of an offload placeholder; counts as a store, so it needs its removal.
+        This is what an offload placeholder means. It counts as a store, so it needs its own
+        removal.
         """
         holder = self._ranks[rank]
         if group != holder.home:
@@ -295,7 +296,8 @@ class KvIndex:
     def find_matches(self, hashes: PackedHashes) -> Matches:
         """Return how far each rank holds a prompt, per tier.
 
-        O(nodes on the path) while all is on the device; ranks with lower tiers go on in groups.
+        O(nodes on the path) if everything is on the device; ranks with lower tiers continue in
+        groups.
         """
         if hashes[:HASH_BYTES] not in self.tree.root.children:
             return self._no_matches
@@ -308,20 +310,20 @@ class KvIndex:
     # ---- upkeep
 
     def newest_namespaces(self, chains_max: int) -> set[Namespace]:
-        """Return what colours the sequences that began last, so many of them at most."""
+        """Return the namespaces of the newest sequences, looking at `chains_max` at most."""
         newest = islice(reversed(self.tree.root.children.values()), chains_max)
         return {node.namespace for node in newest}
 
     @property
     def is_swept(self) -> bool:
-        """Whether `sweep` would find nothing. O(1)."""
+        """Whether `sweep` has nothing to do. O(1)."""
         return not (self._retired or self.tree.dust)
 
     def sweep(self, budget: int) -> int:
-        """Give back the memory of ranks that left and merge nodes; visit about `budget` nodes.
+        """Free the memory of ranks that left and merge nodes; visit about `budget` nodes.
 
-        Returns how much is left, 0 when clean. To be called between other work: nothing else
-        frees what `clear` and `detach` put aside.
+        Returns how much is left, 0 when clean. Call it between other work: nothing else frees what
+        `clear` and `detach` put aside.
         """
         while budget > 0 and self._retired:
             budget -= self._sweep_retired(self._retired[0])
@@ -356,7 +358,7 @@ class KvIndex:
                     yield event
 
     def dump_in_steps(self) -> Generator[DumpEvent | None, None, None]:
-        """Do the same, and yield None now and then where there is nothing to tell for long."""
+        """Do the same, but also yield None regularly during long stretches without an event."""
         self._dumps += 1
         try:
             for tier in Tier:
@@ -365,11 +367,11 @@ class KvIndex:
             self._dumps -= 1
 
     def load(self, event: DumpEvent) -> int:
-        """Apply an event of a dump, ours or the reference's; return the blocks it changed.
+        """Apply an event of a dump, ours or the reference's; return how many blocks it changed.
 
-        Ranks are attached as needed. Events come in any order: what is early waits as orphan, and
-        the limit on orphans only takes hold again with the next live store. Blocks told twice,
-        by dumps or by a dump and then the engine, are held once.
+        Ranks are attached as needed. Events may come in any order: early ones wait as orphans, and
+        the limit on orphans applies again only with the next live store. Blocks told twice, by
+        dumps or by a dump and then the engine, are held once.
         """
         rank = WorkerRank(event.worker_id, event.event.dp_rank)
         tier = TIER_OF[event.storage_tier]
@@ -411,14 +413,14 @@ class KvIndex:
         return self._ranks[rank].blocks.copy()
 
     def holder_ids(self, ranks: Iterable[WorkerRank]) -> list[int]:
-        """Return the bits' numbers, in masks of holders, of those ranks that are attached."""
+        """Return the holder ids (bit numbers in masks) of those ranks that are attached."""
         found = [self._ranks.get(rank) for rank in ranks]
         return [one.holder_id for one in found if one is not None]
 
     def held_together(self, most: int) -> Generator[None, None, HeldTogether]:
-        """Count blocks by who holds them, at most `most` together; yields between slices.
+        """Count blocks by the set of holders, at most `most` each; yields between slices.
 
-        See `loss.py`. No holder's number is given to another meanwhile.
+        See `loss.py`. Holder ids are not reused meanwhile.
         """
         self._dumps += 1
         try:
@@ -429,7 +431,7 @@ class KvIndex:
     def freeze(self, rank: WorkerRank) -> Generator[FrozenRun]:
         """Yield everything an attached rank has, see `frost.py`.
 
-        The rank itself must not change before the last; others may.
+        The rank itself must not change until the last run is yielded; others may.
 
         Raises:
             RankChanged: it was cleared or detached meanwhile.
@@ -445,13 +447,13 @@ class KvIndex:
             self._dumps -= 1
 
     def home_of(self, rank: WorkerRank) -> int | None:
-        """Return the cache group whose references are the plain ones."""
+        """Return the rank's home group, whose references need no entry in its counts."""
         return self._ranks[rank].home
 
     def thaw(self, rank: WorkerRank, home: int | None) -> Thaw:
-        """Begin to fill a rank that has nothing with frozen runs; `credit` lets it be seen.
+        """Begin to fill an empty rank with frozen runs; it stays invisible until `credit`.
 
-        A rank that is cleared or detached before that is as if it had never been filled.
+        If the rank is cleared or detached before that, it is as if it had never been filled.
         """
         self.attach(rank)
         holder = self._ranks[rank]
@@ -462,11 +464,11 @@ class KvIndex:
         return Thaw(self.tree, holder)
 
     def is_filled_by(self, thaw: Thaw) -> bool:
-        """Say whether what is thawed would still be the rank's."""
+        """Say whether the thawed blocks would still belong to the rank."""
         return self._ranks.get(thaw.holder.rank) is thaw.holder
 
     def credit(self, rank: WorkerRank) -> None:
-        """What was thawed is the engine's: from now on it is matched and dumped."""
+        """Make a thawed rank visible: its blocks are confirmed, so match and dump them."""
         holder = self._ranks.get(rank)
         if holder is not None and self._unproven & holder.bit:
             self._unproven ^= holder.bit
@@ -487,11 +489,11 @@ class KvIndex:
 
     @property
     def orphan_blocks_dropped(self) -> int:
-        """Of the counters this one, at once."""
+        """This one counter, without counting the rest."""
         return self._orphan_blocks_dropped
 
     def count_in_steps(self) -> Generator[None, None, IndexStats]:
-        """Return the counters, stopping after so many ranks; they may change between two stops."""
+        """Return the counters, yielding after every few ranks; they may change in between."""
         tree = self.tree
         held = yield from weighing.count(tree, self._ranks, self._retired)
         return IndexStats(
@@ -506,7 +508,7 @@ class KvIndex:
         )
 
     def check(self) -> None:
-        """Assert every promise of the index. O(everything)."""
+        """Assert every invariant of the index. O(everything)."""
         audit(self.tree, [*self._ranks.values()], [*self._retired])
         assert self.tree.live | self._unproven == sum(h.bit for h in self._ranks.values()), (
             "exactly the attached ranks are live, or wait to be proven"

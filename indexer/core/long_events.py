@@ -1,7 +1,8 @@
-"""One event of very many values: its long lists are decoded bit by bit, and kept packed.
+"""One event with very many values: its long lists are decoded piecewise, and kept packed.
 
 `pieces` finds the lists and hands over the event without them. Names and tokens become arrays,
-what colours a block `packed` lists: nothing of it takes long to make, to hold or to let go of.
+colours become `packed` lists, so that no single step of creating, holding or freeing them takes
+long.
 """
 
 from __future__ import annotations
@@ -46,22 +47,22 @@ __all__ = [
 T = TypeVar("T")
 BlockKey = list[object] | dict[str, object] | None
 Steps = Generator[None, None, T]
-"""Work that stops now and then, to be gone on with."""
+"""Resumable work that yields between its steps."""
 
 ELEMENTS_PER_STEP: Final = {
     "block_hashes": 1.0,
     "token_ids": 1.0,  # nosec B105 - tokens of a prompt, no secret
-    "extra_keys": 1 / 16,  # a block's keys cost as much as so many tokens
+    "extra_keys": 1 / 16,  # the keys of a block cost as much as sixteen tokens
     "mm_keys": 1 / 16,
     "block_mm_infos": 1 / 16,
 }
-"""Elements of each list that are read at once, as a share of the values of a piece."""
+"""Elements of each list that are decoded at once, relative to the values of a piece."""
 
 LISTS: Final = frozenset(ELEMENTS_PER_STEP)
-"""Fields that are long where an event is."""
+"""The fields whose lists make an event long."""
 
 ANYTHING: Final = frozenset({"lora_id", "lora_name"})
-"""Fields that may be a container, never a long one from an engine: read in one go."""
+"""Fields that may be a container, but never a long one from an engine: decoded in one go."""
 
 _ARRAY_FIELDS: Final = {
     "BlockStored": ("type", *ArrayStored.__struct_fields__),
@@ -81,10 +82,10 @@ _KEYS: Final[dict[str, Decoder[list[BlockKey]]]] = {
 
 
 def list_head(payload: bytes, at: int) -> tuple[int, int]:
-    """Length of a list, and where its first element is.
+    """Length of a list, and the offset of its first element.
 
     Raises:
-        ValueError: It is none.
+        ValueError: it is not a list.
     """
     count, inner, is_map = container(payload, at)
     if is_map:
@@ -95,7 +96,7 @@ def list_head(payload: bytes, at: int) -> tuple[int, int]:
 def known_field(
     payload: bytes, at: int, end: int, names: tuple[str, ...] = _MAP_FIELDS
 ) -> str | None:
-    """The name at a place of a payload; empty if it is none of these, None if it is no text."""
+    """The field name at a place of a payload; "" if it is not among `names`, None if not text."""
     code = payload[at]
     if not (0xA0 <= code < 0xC0 or 0xD9 <= code <= 0xDB):
         return None
@@ -107,7 +108,7 @@ def known_field(
 
 
 def fields_of(tag: bytes) -> tuple[str, ...]:
-    """What stands where in a positional event of this tag, as it is written."""
+    """Field names by position of a positional event with this tag, given as encoded."""
     try:
         return _ARRAY_FIELDS.get(_TEXT.decode(tag), ())
     except ValueError:
@@ -118,9 +119,9 @@ class Ranges:
     """Where in a payload a long list is, and where it can be cut.
 
     Attributes:
-        count: Elements it says it has.
-        is_overruled: Whether the event has another, later list of its name.
-        ends: Where its pieces end in the payload, behind where the first one begins.
+        count: Number of elements according to its header.
+        is_overruled: Whether the event has another, later list of the same name.
+        ends: Offsets in the payload: the start of the first piece, then the end of each piece.
     """
 
     __slots__ = ("_numbers", "_payload", "count", "ends", "is_overruled")
@@ -136,7 +137,7 @@ class Ranges:
         return self.count
 
     def add(self, number: int, at: int, step: int, bytes_max: int) -> bool:
-        """Cut here, behind so many elements, if it is time to."""
+        """Cut here, after `number` elements, if the piece is long enough."""
         is_time = (
             number == self.count
             or number - self._numbers[-1] >= step
@@ -148,7 +149,7 @@ class Ranges:
         return is_time
 
     def pieces(self, decoder: Decoder[list[T]]) -> Iterator[list[T]]:
-        """Decode it piece by piece."""
+        """Decode the list piece by piece."""
         for at in range(1, len(self.ends)):
             number = self._numbers[at] - self._numbers[at - 1]
             head = b"\xdd" + number.to_bytes(4, "big")
@@ -156,7 +157,7 @@ class Ranges:
 
 
 class LongRemoval:
-    """Blocks that left, as one or as several events right after each other."""
+    """Removed blocks, from one event or several adjacent ones."""
 
     __slots__ = ("_base", "_events", "_names", "wire")
 
@@ -170,17 +171,17 @@ class LongRemoval:
         return len(self._names)
 
     def add(self, event: MapRemoved | ArrayRemoved) -> None:
-        """Let a short one be part of it."""
+        """Append a short event."""
         self._names.extend(_packed(event.block_hashes))
         self._events += 1
 
     def take(self, other: LongRemoval) -> None:
-        """Let a long one be part of it."""
+        """Append a long one."""
         self._names.extend(other._names)
         self._events += other._events
 
     def event(self) -> BlockRemoved:
-        """What the index is told."""
+        """Return the event for the index."""
         assert isinstance(self._base, BlockRemoved)
         return structs.replace(self._base, block_hashes=_as_names(self._names), events=self._events)
 
@@ -188,7 +189,7 @@ class LongRemoval:
 def fill(
     wire: WireEvent, lists: list[tuple[str, Ranges]], values: int, *, bigram: bool
 ) -> Steps[Event | LongRemoval]:
-    """Read the long lists of an event, as far as its kind has them.
+    """Decode the long lists of an event that its kind uses.
 
     Raises:
         ValueError: The event is malformed. Likewise TypeError, OverflowError and the like.
@@ -228,13 +229,13 @@ def _fill_store(
 def _keys_of(
     wire: MapStored | ArrayStored, lists: list[tuple[str, Ranges]]
 ) -> Steps[dict[str, Ranges | list[BlockKey]]]:
-    """Take what colours the blocks out of an event."""
+    """Take the per-block colour keys out of an event."""
     keys: dict[str, Ranges | list[BlockKey]] = {}
     for name, decoder in _KEYS.items():
         short = getattr(wire, name, None)
         long = [ranges for other, ranges in lists if other == name]
         for ranges in long:
-            if ranges.is_overruled or ranges is not long[-1]:  # nobody's, but it must be sound
+            if ranges.is_overruled or ranges is not long[-1]:  # unused, but it must be well-formed
                 for _ in ranges.pieces(decoder):
                     yield
         if long and not long[-1].is_overruled:
@@ -249,7 +250,7 @@ def _keys_of(
 def _read_last(
     name: str, lists: list[tuple[str, Ranges]], read: Callable[[Ranges], Steps[T]]
 ) -> Steps[T | None]:
-    """Read all lists of a name; the last one counts, if it is not overruled."""
+    """Decode all lists of a name; the last one counts, unless it is overruled."""
     found = None
     for other, ranges in lists:
         if other == name:
@@ -268,7 +269,7 @@ def _read_names(ranges: Ranges) -> Steps[array[int]]:
 
 
 def _read_tokens(ranges: Ranges) -> Steps[memoryview[int]]:
-    """Tokens of 32 bits; of 64 where one is larger, which `writer` then sees and refuses."""
+    """32-bit tokens; 64-bit if one is larger, which `writer` then notices and refuses."""
     tokens = array("I")
     try:
         for piece in ranges.pieces(_TOKENS):
@@ -295,7 +296,7 @@ def _packed(hashes: list[EngineHash]) -> array[int]:
 
 
 def _as_names(names: array[int]) -> Names:
-    """A list, if they are no more than are written in one go."""
+    """As a list, if short enough to be written in one go."""
     return names.tolist() if len(names) <= JOINED_BLOCKS_MAX else memoryview(names)
 
 
@@ -307,7 +308,7 @@ def _colour(
     is_root: bool,
     values: int,
 ) -> Steps[BlockStored]:
-    """Read what colours the blocks, some of them at a time."""
+    """Read the colour keys of the blocks, some of them at a time."""
     for source in sources.values():
         if len(source) != blocks:
             msg = f"{len(source)} entries for {blocks} blocks"

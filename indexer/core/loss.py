@@ -1,7 +1,8 @@
-"""Which blocks are held by whom together: with a set of ranks goes what no other rank holds.
+"""Which sets of ranks hold which blocks: removing a set loses what no other rank holds.
 
-Read-only and in slices: an index of millions of blocks must not hold anybody up. What changes
-meanwhile is seen or not, it is an estimate of one moment.
+Read-only and in slices: an index of millions of blocks must not block anybody. Changes made
+meanwhile may or may not be seen; the result is an estimate of one moment. `KvIndex.held_together`
+offers it to the advice on scaling down.
 """
 
 from __future__ import annotations
@@ -20,30 +21,31 @@ __all__ = ["HeldTogether", "held_together"]
 
 NODES_PER_SLICE: Final = 128
 MEMBERS_PER_SLICE: Final = 512
-"""Of one node, whose tiers are compared."""
+"""Members of one node whose tiers are compared per slice."""
 
 
 class HeldTogether(NamedTuple):
-    """Who holds what."""
+    """Blocks by the exact set of their holders."""
 
     blocks: dict[int, int]
-    """Mask of holders → blocks that all of these hold, each on any tier, and nobody else."""
+    """Mask of holders → blocks that each of these holds, on any tier, and nobody else."""
     copies: dict[int, int]
-    """Holder id → its blocks on a second, third or fourth tier, where it has any."""
+    """Holder id → its extra copies of blocks on a second, third or fourth tier, if any."""
 
 
 def held_together(
     holders: Iterable[Holder], live: int, most: int
 ) -> Generator[None, None, HeldTogether]:
-    """Count blocks that can be found by who holds them; yields between two slices.
+    """Count findable blocks by the set of their holders; yields between two slices.
 
-    O(nodes of all holders), and memory by the number of masks: at most one for each node and each
-    of its cuts, and at most the sets of `most` holders.
+    O(nodes of all holders). Memory grows with the number of masks: at most one for each node and
+    each of its cuts, and at most the sets of up to `most` holders.
 
     Args:
-        holders: everybody.
-        live: mask of holders that are there.
-        most: blocks that more holders than this share are left out: who asks takes no more away.
+        holders: all holders.
+        live: mask of the holders that are present.
+        most: blocks with more holders than this are left out; the caller removes no more ranks than
+            that.
     """
     together: dict[int, int] = {}
     copies: dict[int, int] = {}
@@ -56,7 +58,7 @@ def held_together(
                 yield
             there = 0 if node.orphaned else node.members & live
             if there & -there != bit:
-                continue  # another of its holders looks at it, or nobody holds it any more
+                continue  # another of its holders visits it, or nobody holds it any more
             if node.lower is None and node.patterns is None:
                 mask = node.full & live
                 if mask and mask.bit_count() <= most:
@@ -83,7 +85,7 @@ def _count_cells(
     node: Node, live: int, most: int, together: dict[int, int]
 ) -> Generator[None, None, None]:
     """Cut the node where its holders change; yields after every cut."""
-    # copied before anything is let in between: the node may change while we cut
+    # copied before the first yield: the node may change while we cut
     parts = [(all_ones(node.size), one.full & live) for one in node.tiers() if one.full & live]
     for one in node.tiers():
         parts += [(where, mask & live) for where, mask in (one.patterns or {}).items()]

@@ -1,7 +1,7 @@
-"""What one rank's engine hashes stand for: the map from names to nodes, compiled if it can be.
+"""One rank's map from engine hashes to nodes: compiled if available, otherwise a dict.
 
-The plain map takes some 100 bytes a block, as a dict with an int object per name must; the
-compiled one 24. Which of the two it is, nobody needs to know.
+A dict with an int object per name takes some 100 bytes per block, the compiled map 24. Callers need
+not know which of the two they have. Each `Holder` has one.
 """
 
 from __future__ import annotations

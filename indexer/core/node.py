@@ -1,7 +1,7 @@
-"""One node of the radix tree: a run of blocks and who holds which of them.
+"""One node of the radix tree: a run of blocks, and which holder holds which of them.
 
-Bits only: sets of holders and sets of positions are Python ints. What a holder's engine calls the
-blocks is in `holder.py`, how nodes hang together in `radix_tree.py`.
+Bits only: sets of holders and sets of positions are Python ints. `holder.py` knows what a holder's
+engine calls the blocks, `radix_tree.py` how nodes are connected.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ EDGE_BLOCKS_MAX: Final = 512
 """Longest edge: keeps position masks at 64 bytes and an append's copy at 4 KiB."""
 
 EDGE_BYTES_MAX: Final = EDGE_BLOCKS_MAX * HASH_BYTES
-"""The same in bytes."""
+"""The same limit in bytes."""
 
 LOWER_TIERS: Final = (Tier.HOST_PINNED, Tier.DISK, Tier.EXTERNAL)
 
 
 _ALL_ONES: Final = tuple((1 << count) - 1 for count in range(EDGE_BLOCKS_MAX + 1))
-# a table, because it is asked for all the time
+# a table, because this is called all the time
 
 
 def all_ones(count: int) -> int:
@@ -32,7 +32,7 @@ def all_ones(count: int) -> int:
 
 
 def leading_run(positions: int) -> int:
-    """Return how many positions from 0 on are set without a hole."""
+    """Return the number of consecutive set positions from 0 on."""
     free = ~positions
     return (free & -free).bit_length() - 1
 
@@ -61,13 +61,13 @@ class Coverage:
         self.patterns: dict[int, int] | None = None  # positions → mask of holders
 
     def held(self, holder_id: int, ones: int) -> int:
-        """Return the positions that the holder holds; `ones` are all positions of the node."""
+        """Return the positions that the holder holds; `ones` is the mask of all positions."""
         if self.full >> holder_id & 1:
             return ones
         return 0 if self.partial is None else self.partial.get(holder_id, 0)
 
     def put(self, holder_id: int, positions: int, ones: int) -> None:
-        """Make `positions` what the holder holds."""
+        """Set the positions that the holder holds."""
         bit = 1 << holder_id
         partial, patterns = self.partial, self.patterns
         if self.full & bit:
@@ -99,13 +99,13 @@ class Coverage:
         return mask
 
     def reach(self, ones: int) -> int:
-        """Return the number of positions up to the last one that anybody holds."""
+        """Return the number of positions up to the last one held by anybody."""
         if self.full:
             return ones.bit_length()
         return max(self.patterns or (0,)).bit_length()
 
     def lengthen(self, ones: int) -> None:
-        """The node grew: who held all of `ones` now holds a part."""
+        """Adapt to a longer node: holders of all of `ones` now hold a part."""
         full, self.full = self.full, 0
         if full:
             if self.partial is None or self.patterns is None:
@@ -115,7 +115,7 @@ class Coverage:
                 self.partial[holder_id] = ones
 
     def shorten(self, ones: int) -> None:
-        """The node lost its unheld tail: who holds all that is left holds it in full."""
+        """Adapt to a node without its unheld tail: holders of everything left are now full."""
         if self.partial is None or self.patterns is None:
             return
         whole = self.patterns.pop(ones, 0)
@@ -127,7 +127,7 @@ class Coverage:
                 self.partial = self.patterns = None
 
     def split(self, at: int, count: int, lower: Coverage) -> None:
-        """Keep the first `at` of `count` positions; `lower`, empty so far, takes the rest."""
+        """Keep the first `at` of `count` positions; the rest goes to `lower`, empty so far."""
         lower.full = self.full
         partial, self.partial, self.patterns = self.partial, None, None
         upper_ones, lower_ones = all_ones(at), all_ones(count - at)
@@ -136,15 +136,16 @@ class Coverage:
             lower.put(holder_id, positions >> at, lower_ones)
 
     def same_all_over(self, other: Coverage) -> bool:
-        """Say whether both nodes are held by the same holders, and by these entirely."""
+        """Say whether both nodes have the same holders, and each holds both in full."""
         return self.full == other.full and self.partial is None and other.partial is None
 
 
 class Node(Coverage):
-    """A run of blocks without a branch; it is itself the coverage of its device tier.
+    """A run of blocks without a branch; also the coverage of its own device tier.
 
-    Other tiers are rarer and hang in `lower`. `members` are the holders that have engine hashes
-    for this node (see `Holder.runs`). A node that left the tree has no parent and no members.
+    The other tiers are rarer and live in `lower`. `members` is the mask of holders that have engine
+    hashes for this node (see `Holder.runs`). A node that left the tree has no parent and no
+    members.
     """
 
     __slots__ = (
@@ -166,8 +167,8 @@ class Node(Coverage):
         self.children: dict[bytes, Node] = NO_CHILDREN
         self.lower: tuple[Coverage, Coverage, Coverage] | None = None
         self.members = 0
-        # holder id → position → engine hash → mask of tiers, where a rank has several names for
-        # one position; all names of such a position are listed.
+        # holder id → position → engine hash → mask of tiers. Only for positions for which a rank
+        # has several names; all of those names are listed.
         self.aliases: dict[int, dict[int, dict[int, int]]] | None = None
         self.orphaned: bool = parent is not None and parent.orphaned
 
@@ -177,13 +178,13 @@ class Node(Coverage):
         return len(self.edge) // HASH_BYTES
 
     def coverage(self, tier: int) -> Coverage | None:
-        """Return the tier's coverage; None when nobody holds anything there."""
+        """Return the tier's coverage; None if nobody holds anything there."""
         if not tier:
             return self
         return None if self.lower is None else self.lower[tier - 1]
 
     def coverage_for_change(self, tier: int) -> Coverage:
-        """Return the tier's coverage, made on demand."""
+        """Return the tier's coverage, created on demand."""
         if not tier:
             return self
         if self.lower is None:
@@ -209,32 +210,32 @@ class Node(Coverage):
         return positions
 
     def drop_empty_tiers(self) -> None:
-        """Give the lower tiers' memory back once nobody is left there."""
+        """Free the lower tiers' memory once nobody holds anything there."""
         if self.lower is not None and not any(c.full or c.partial for c in self.lower):
             self.lower = None
 
     def adopt(self, child: Node) -> None:
-        """Hang `child` below this node."""
+        """Attach `child` below this node."""
         if self.children is NO_CHILDREN:
             self.children = {}
         self.children[child.edge[:HASH_BYTES]] = child
         child.parent = self
 
     def disown(self, child: Node) -> None:
-        """Unhook `child`."""
+        """Detach `child`."""
         del self.children[child.edge[:HASH_BYTES]]
         if not self.children:
             self.children = NO_CHILDREN
         child.parent = None
 
     def held_like(self, child: Node) -> bool:
-        """Say whether the same holders hold both nodes, and entirely, on the same tiers."""
+        """Say whether both nodes have the same holders on the same tiers, each holding all."""
         if self.members != child.members or (self.lower is None) != (child.lower is None):
             return False
         return all(a.same_all_over(b) for a, b in zip(self.tiers(), child.tiers(), strict=True))
 
     def split_aliases(self, at: int, lower: Node) -> None:
-        """Keep the aliases of the first `at` positions, give `lower` the rest."""
+        """Keep the aliases of the first `at` positions; give the rest to `lower`."""
         everything, self.aliases = self.aliases or {}, None
         for holder_id, places in everything.items():
             for position, names in places.items():
@@ -250,18 +251,18 @@ class Node(Coverage):
                 self.put_names(holder_id, position + size, names)
 
     def put_names(self, holder_id: int, position: int, names: dict[int, int]) -> None:
-        """Let a position have several names."""
+        """Give a position several names."""
         if self.aliases is None:
             self.aliases = {}
         self.aliases.setdefault(holder_id, {})[position] = names
 
     def names_at(self, holder_id: int) -> dict[int, dict[int, int]] | None:
-        """Return the holder's positions that have several engine hashes, if any."""
+        """Return the holder's positions with several engine hashes, if any."""
         return None if self.aliases is None else self.aliases.get(holder_id)
 
 
 class OrphanRoot(Node):
-    """Stands for a block nobody announced; the runs stored behind it wait here for it."""
+    """Stands for an unannounced block; the runs stored behind it wait here."""
 
     __slots__ = ("holder_id", "parent_hash")
 

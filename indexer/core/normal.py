@@ -1,7 +1,7 @@
-"""What was decoded, in the one form the index understands: one event of any engine at a time.
+"""Decoded events of any engine, translated into the one form the index understands.
 
-`dialects` knows the shapes on the wire, `wire` and `pieces` decode them, a message as a whole or
-bit by bit; what they found becomes a `BlockStored` or `BadEvent` here.
+`dialects` knows the shapes on the wire; `wire` and `pieces` decode messages whole or piecewise and
+pass the events here, one by one, to become a `BlockStored`, a `BadEvent` and so on.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ MEDIA: Final = {
     "REMOTE": Tier.EXTERNAL,
     "SHARED": Tier.EXTERNAL,
 }
-"""Names of media in upper case (events section 9); no name at all is the device."""
+"""Medium names in upper case (events section 9); an absent name is the device."""
 
-_DEVICE: Final = Tier.DEVICE  # the member of an enum costs two look-ups
-_HASH_TAIL: Final = 8  # a digest and its 64-bit form meet in the last 8 bytes, big-endian
+_DEVICE: Final = Tier.DEVICE  # accessing a member of an enum costs two look-ups
+_HASH_TAIL: Final = 8  # a digest and its 64-bit form agree in the last 8 bytes, big-endian
 _TAGS: Final = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared", "Ignored"})
 
 REMOVALS: Final = (MapRemoved, ArrayRemoved)
 _CLEARS: Final = (MapCleared, ArrayCleared)
 
 # What msgspec raises on hostile bytes: DecodeError and UnicodeDecodeError are ValueErrors, ten
-# thousand nested arrays are a RecursionError, a 64-bit overflow an OverflowError.
+# thousand nested arrays cause a RecursionError, a 64-bit overflow an OverflowError.
 UNREADABLE: Final = (ValueError, TypeError, RecursionError, OverflowError, MemoryError)
 
 
 def form_of(data: bytes | Raw) -> str | None:
-    """Array or map, by the first byte."""
+    """Return array or map, judged by the first byte."""
     first = memoryview(data)[0]
     if first & 0xF0 == 0x90 or first in (0xDC, 0xDD):
         return ARRAY
@@ -83,7 +83,7 @@ def form_of(data: bytes | Raw) -> str | None:
 
 
 def value_of(raw: Raw) -> object:
-    """What any value is; None where it cannot be read."""
+    """Decode any value; None if it is unreadable."""
     try:
         value: object = ANY.decode(raw)
     except UNREADABLE:
@@ -92,19 +92,19 @@ def value_of(raw: Raw) -> object:
 
 
 def number_of(raw: Raw) -> float | None:
-    """A number; None where there is none."""
+    """Decode a number; None if it is something else."""
     value = value_of(raw)
     return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
 
 
 def rank_of(value: object) -> int | None:
-    """A rank; None where there is none."""
-    # a negative rank is nobody's, neither is one written as text
+    """Return a rank, or None if the value is not one."""
+    # negative numbers and text are not ranks
     return value if type(value) is int and value >= 0 else None
 
 
 def read_event(raw: Raw, *, bigram: bool) -> Event:
-    """One event for itself, in whatever form it is; a `BadEvent` where there is none."""
+    """Decode a single event in any form; a `BadEvent` if it is unreadable."""
     form = form_of(raw)
     if form is None:
         return BadEvent("malformed")
@@ -115,7 +115,7 @@ def read_event(raw: Raw, *, bigram: bool) -> Event:
 
 
 def why_unreadable(raw: Raw, form: str) -> str:
-    """The reason of a `BadEvent`."""
+    """Return the reason for a `BadEvent`."""
     try:
         tag = ARRAY_TAG.decode(raw).tag if form == ARRAY else MAP_TAG.decode(raw).type
     except UNREADABLE:
@@ -127,7 +127,7 @@ def why_unreadable(raw: Raw, form: str) -> str:
 
 
 def normal_events(events: Sequence[WireEvent]) -> list[Event]:
-    """Every event in its normal form, removals in a row as one: they say the same together."""
+    """Normalise every event, joining adjacent removals: their effect is the same."""
     normal: list[Event] = []
     last: MapRemoved | ArrayRemoved | None = None
     joined = 0
@@ -154,7 +154,7 @@ def normal_events(events: Sequence[WireEvent]) -> list[Event]:
 
 
 def goes_on(last: MapRemoved | ArrayRemoved, event: MapRemoved | ArrayRemoved) -> bool:
-    """Whether a removal is one with the one right before it."""
+    """Whether a removal can be joined with the one right before it."""
     return (
         last.medium == event.medium
         and last.group_idx == event.group_idx
@@ -164,10 +164,10 @@ def goes_on(last: MapRemoved | ArrayRemoved, event: MapRemoved | ArrayRemoved) -
 
 
 def normal_event(event: WireEvent) -> Event:
-    """One event in its normal form.
+    """Normalise one event.
 
     Raises:
-        ValueError: It is malformed. Likewise TypeError and OverflowError.
+        ValueError: the event is malformed. Likewise TypeError and OverflowError.
     """
     if isinstance(event, MapStored):
         return _map_stored(event)
@@ -218,7 +218,7 @@ def _has_extra_keys(event: ArrayStored | MapStored) -> bool:
     keys = event.extra_keys
     if not keys:
         return False
-    # plain text has [nil, nil, ...]: not worth a closer look, unless their number is wrong
+    # plain text has [nil, nil, ...]: no closer look needed, unless the count is wrong
     return any(keys) or len(keys) != len(event.block_hashes)
 
 
@@ -231,7 +231,7 @@ def _colours(event: ArrayStored | MapStored, lora_name: str) -> Colours:
 
 
 def _plain(event: ArrayStored | MapStored) -> BlockStored:
-    """Plain text without adapter or salt, nearly every event: what has a default keeps it."""
+    """Fast path for plain text without adapter or salt: other fields keep their defaults."""
     if event.block_size < 0:
         raise ValueError("negative block size")
     parent, locality = event.parent_block_hash, event.locality
@@ -306,13 +306,13 @@ def _hash(value: EngineHash) -> int:
 
 
 def unsigned(values: list[EngineHash]) -> list[int]:
-    """Names of blocks as unsigned numbers of 64 bits.
+    """Return block names as unsigned 64-bit numbers.
 
     Raises:
-        ValueError: One is an empty digest.
+        ValueError: one of them is an empty digest.
     """
     try:
-        # unsigned numbers, what nearly every engine sends, stay the list they are
+        # unsigned numbers, which nearly every engine sends, are returned as they are
         if not values or min(values) >= 0:  # type: ignore[operator]
             return values  # type: ignore[return-value]
     except TypeError:  # digests, or a mixture

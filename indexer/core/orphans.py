@@ -1,6 +1,6 @@
-"""Blocks that wait for their parent: who finds its place when that comes, and who gives way.
+"""Blocks that wait for their parent: placing them when it arrives, dropping them if too many wait.
 
-`storing.py` puts them aside; `holdings.graft` gives them their place in the tree.
+`storing.py` puts them aside; `holdings.graft` puts them into the tree.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
     from indexer.core.radix_tree import RadixTree
 
 _SCANNED: Final = 64
-"""Of the oldest that wait for a parent, so many are looked at for one whose rank has many."""
+"""Oldest orphan roots examined to find one of a rank that has many."""
 
 
 def note_late(holder: Holder, names: Sequence[int]) -> None:
-    """Remember which blocks have come that others waited for."""
+    """Note which of the new blocks others have been waiting for."""
     holder.late.extend(name for name in names if name in holder.waiting)
 
 
 def heal(tree: RadixTree, holder: Holder) -> bool:
-    """Give some of what waited for a block its place; return whether there is more to do."""
+    """Place some of the blocks that waited for a parent; return whether more are left."""
     if not holder.late:
         return False
     root = holder.waiting.get(holder.late[-1])
-    # either may have gone meanwhile: dropped, removed again, or healed with another
+    # the block or its orphans may be gone meanwhile: dropped, removed, or healed with another
     if root is None or root.parent_hash not in holder.where or holdings.graft(tree, holder, root):
         holder.late.pop()
     return bool(holder.late)
 
 
 def drop_old(tree: RadixTree, holder: Holder, most: int, here: int, ranks: int) -> int:
-    """Drop the least missed until no more than `most` wait; return how many blocks went.
+    """Drop the least missed orphans until at most `most` wait; return how many blocks went.
 
     Args:
-        tree: where they wait.
-        holder: who has stored last.
+        tree: the tree with the orphans.
+        holder: the rank that stored last.
         most: blocks that may wait.
-        here: a mask of the holders that have not gone.
-        ranks: how many those are.
+        here: mask of the holders that have not left.
+        ranks: number of those holders.
     """
     dropped = 0
     while tree.orphan_blocks > most:
@@ -54,9 +54,9 @@ def drop_old(tree: RadixTree, holder: Holder, most: int, here: int, ranks: int) 
 
 
 def _least_missed(tree: RadixTree, holder: Holder, here: int, ranks: int) -> OrphanRoot:
-    """Return the oldest of a rank that has gone, or that has more of them than most.
+    """Return the oldest orphan root of a rank that left, or that has more than its share.
 
-    Whoever announces many must not push out the few of others.
+    A rank that announces many must not push out the few of others.
     """
     for root in islice(tree.orphan_roots, _SCANNED):
         owner = tree.holders[root.holder_id]

@@ -1,7 +1,7 @@
-"""What long events carry per block or per pair, packed: a value is made when it is asked for.
+"""Per-block and per-pair values of long events, packed; objects are created on access.
 
-A list of a million small objects takes its time to be let go of, and that time cannot be cut; of
-an array it takes none.
+Freeing a list of a million small objects takes time and cannot be split up; freeing an array takes
+none. `long_events` fills them, `writer` and `index` read them in slices.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PackedPairs(Sequence[tuple[int, int]]):
     __slots__ = ("_numbers",)
 
     def __init__(self, numbers: array[int]) -> None:
-        self._numbers = memoryview(numbers)  # of 64 bits, two to a pair
+        self._numbers = memoryview(numbers)  # 64 bits each, two per pair
 
     def __len__(self) -> int:
         return len(self._numbers) // 2
@@ -60,12 +60,12 @@ class PackedLists(Sequence[list[int]]):
             self._ends.append(len(self._values))
 
     def extend_empty(self, blocks: int) -> None:
-        """Add so many blocks that have none."""
+        """Add `blocks` blocks with empty lists."""
         self._ends.extend(array("Q", [len(self._values)]) * blocks)
 
     @property
     def has_values(self) -> bool:
-        """Whether any of them is not empty."""
+        """Whether any list is non-empty."""
         return bool(self._values)
 
     def __len__(self) -> int:
@@ -84,7 +84,7 @@ class PackedLists(Sequence[list[int]]):
 
 
 class PackedBytes(Mapping[int, bytes]):
-    """Block → bytes, for some of the blocks, added in their order."""
+    """Block → bytes, for some of the blocks, added in block order."""
 
     __slots__ = ("_blocks", "_data", "_ends")
 
@@ -94,7 +94,7 @@ class PackedBytes(Mapping[int, bytes]):
         self._ends = array("Q", [0])
 
     def add(self, block: int, data: bytes) -> None:
-        """Add a block that comes behind all others."""
+        """Add a block that comes after all others."""
         self._data += data
         self._blocks.append(block)
         self._ends.append(len(self._data))

@@ -1,6 +1,7 @@
 """Numbers to bytes and back: tokens of 4 and hashes of 8 bytes each, little-endian.
 
-The form in which prompts travel and are kept. Knows nothing of hashing, and needs nothing for it.
+This is the form in which prompts travel and are kept. It knows nothing of hashing; `hashing` and
+the client build on it.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ __all__ = [
 
 TOKEN_BYTES: Final = 4
 _I64_MIN: Final = -(1 << 63)
-_GLANCE: Final = 8  # values that tell whether some are negative, as half of all signed ones are
+_GLANCE: Final = 8  # values inspected to guess the sign: half of all signed hashes are negative
 _FITS: Final = struct.calcsize("n") == HASH_BYTES and sys.byteorder == "little"
 _SIGNED, _UNSIGNED = ("%dn", "%dN") if _FITS else ("<%dq", "<%dQ")
-"""So many hashes. `struct` packs what C calls a size in half the time of 64 bits."""
+"""Formats of a number of hashes. `struct` packs C's size type in half the time of 64-bit ints."""
 _NATIVE: Final = "%dN" if _FITS else "=%dQ"
-_LENGTHS_MAX: Final = 4096  # of prompts, in blocks, whose form is kept ready
-_SWAP: Final = sys.byteorder == "big"  # `array` packs in the order of the machine
+_LENGTHS_MAX: Final = 4096  # prompt lengths, in blocks, whose compiled format is cached
+_SWAP: Final = sys.byteorder == "big"  # `array` packs in the machine's byte order
 _TOKENS: Final = frozenset(one for one in "IL" if struct.calcsize(one) == TOKEN_BYTES)
 _HASHES: Final = frozenset(one for one in "lLqQnN" if struct.calcsize(one) == HASH_BYTES)
-"""Formats of numbers that are packed as they lie in memory."""
+"""Buffer formats that can be copied from memory as they are."""
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Pack token ids as unsigned 32-bit numbers, little-endian.
 
-    Those of an array of such numbers (`array`, numpy) are copied as they lie there.
+    An array of such numbers (`array`, numpy) is copied from memory as it is.
 
     Raises:
         ValueError: one is not such a number.
@@ -63,21 +64,21 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def is_packed(token_ids: object) -> bool:
-    """Whether these are tokens of 32 bits in the memory's own order, which is the packed one."""
+    """Whether these are 32-bit tokens in the machine's byte order, and that is the packed order."""
     return isinstance(token_ids, memoryview) and token_ids.format == "I" and not _SWAP
 
 
 def pack_u64(values: Sequence[int]) -> PackedHashes:
-    """Pack hashes written as signed or unsigned 64-bit numbers; both spellings give the same bytes.
+    """Pack hashes given as signed or unsigned 64-bit numbers; both give the same bytes.
 
-    Those of an array of such numbers (`array`, numpy) are copied as they lie there.
+    An array of such numbers (`array`, numpy) is copied from memory as it is.
 
     Raises:
-        ValueError: A value is not an integer in [-2^63, 2^64).
+        ValueError: a value is not an integer in [-2^63, 2^64).
     """
     if type(values) is not list and (packed := _as_they_lie(values, _HASHES)) is not None:
         return packed
-    # all unsigned or all signed in one C call; a wrong guess stops at its first misfit, soon.
+    # all unsigned or all signed in one C call; a wrong guess fails early, at the first misfit
     count = len(values)
     try:
         likely, other = _UNSIGNED, _SIGNED
@@ -99,21 +100,21 @@ def pack_u64(values: Sequence[int]) -> PackedHashes:
 
 
 def pack_names(names: Sequence[int]) -> PackedHashes:
-    """Pack unsigned 64-bit numbers; what is packed in memory already is copied as it lies."""
+    """Pack unsigned 64-bit numbers; an array or view is copied from memory as it is."""
     if isinstance(names, array | memoryview) and not _SWAP:
         return names.tobytes()
     return struct.pack(f"<{len(names)}Q", *names)
 
 
 def pack_backwards(names: Sequence[int]) -> PackedHashes:
-    """Pack unsigned 64-bit numbers, the last one first."""
+    """Pack unsigned 64-bit numbers in reverse order."""
     if isinstance(names, array | memoryview) and not _SWAP:
         return names[::-1].tobytes()
     return struct.pack(f"<{len(names)}Q", *reversed(names))
 
 
 def numbers_in(packed: PackedHashes) -> array[int]:
-    """The hashes as unsigned numbers, an array of them: no object each until it is asked for."""
+    """Return the hashes as an array of unsigned numbers, which creates no object per hash."""
     numbers = array("Q")
     numbers.frombytes(packed)
     if _SWAP:
@@ -122,9 +123,9 @@ def numbers_in(packed: PackedHashes) -> array[int]:
 
 
 def _as_they_lie(values: object, formats: frozenset[str]) -> bytes | None:
-    """Return the bytes of an array of numbers in one of these formats; None: it is none."""
+    """Return the bytes of an array of numbers in one of these formats; None if it is not one."""
     try:
-        view = memoryview(values)  # type: ignore[arg-type] # that is the question
+        view = memoryview(values)  # type: ignore[arg-type] # tested by trying
     except (TypeError, ValueError, BufferError):
         return None
     return view.tobytes() if view.format in formats and view.ndim == 1 and not _SWAP else None
@@ -141,20 +142,20 @@ def unpack_tokens(packed: bytes) -> list[int]:
 
 
 def unpack_u64(packed: PackedHashes) -> list[int]:
-    """The hashes as unsigned numbers."""
+    """Return the hashes as unsigned numbers."""
     return list(struct.unpack(f"<{len(packed) // HASH_BYTES}Q", packed))
 
 
 def unpack_native(packed: PackedHashes) -> tuple[int, ...]:
-    """The hashes as unsigned numbers in the machine's byte order: they can be told apart."""
+    """Return the hashes in the machine's byte order: enough to tell them apart."""
     return _form(_NATIVE, len(packed) // HASH_BYTES).unpack(packed)
 
 
 def unpack_i64(packed: PackedHashes) -> list[int]:
-    """The hashes as signed numbers, the way the HTTP API prints them."""
+    """Return the hashes as signed numbers, the way the HTTP API prints them."""
     return list(struct.unpack(f"<{len(packed) // HASH_BYTES}q", packed))
 
 
 def unpack_u32(packed: bytes) -> list[int]:
-    """The tokens as numbers."""
+    """Return the tokens as numbers."""
     return list(struct.unpack(f"<{len(packed) // TOKEN_BYTES}I", packed))

@@ -1,9 +1,9 @@
-"""A long message read in pieces: what `wire` says of it as a whole, without doing it in one go.
+"""A long message, decoded in pieces with the same result that `wire` gets in one go.
 
-`walk` finds where values end, and some at a time are handed to the decoders that read whole
-messages; nothing else says what is right. Events are looked at, then made again when they are
-asked for, so that a message takes little more than its bytes. Only an event that is long itself is
-kept, packed: `LongEvents` reads that.
+`walk` finds where values end, and a few at a time go to the decoders that read whole messages,
+which remain the only judges of what is valid. Events are validated first and decoded again on
+access, so that a message takes little more memory than its bytes. Only an event that is itself long
+is kept, packed: `long_events` reads it.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ if TYPE_CHECKING:
     Removed = MapRemoved | ArrayRemoved
 
 EVENTS_AT_ONCE: Final = 64
-"""Short events that are decoded in one call."""
+"""Short events decoded in one call."""
 
 VALUE_BYTES: Final = 4
-"""What a value takes, about; so many bytes are as good as a value."""
+"""Approximate size of a value; this many bytes count as one value."""
 
 NUMBER_BYTES_MAX: Final = 9
-"""What a number takes at most; whatever is longer is none."""
+"""Longest encoding of a number; anything longer is not a number."""
 
 _NIL: Final = bytes(NIL)
 _NUMBERS: Final = ("ts", "data_parallel_rank", "dp_rank", "attn_dp_rank")  # of a batch as a map
 
 
 class Pieces(Sequence[Event]):
-    """Reads one long payload in pieces; then it is the sequence of its events."""
+    """Decodes one long payload in pieces; afterwards it is the sequence of its events."""
 
     __slots__ = (
         "_at", "_bigram", "_counts", "_ends", "_form", "_forms", "_is_typed", "_long", "_payload",
@@ -87,7 +87,7 @@ class Pieces(Sequence[Event]):
         self._begin(is_typed=True)
 
     def go_on(self) -> bool:
-        """Read about as many values more as one piece has; return `is_over`."""
+        """Read about one piece's worth of values; return `is_over`."""
         if not self.is_over:
             self.is_over = next(self._steps, True) is True
         return self.is_over
@@ -115,7 +115,7 @@ class Pieces(Sequence[Event]):
         return read_event(Raw(self._payload[start:end]), bigram=self._bigram)
 
     def _decoded(self, start: int, end: int, count: int) -> Sequence[WireEvent]:
-        """Some events in a row, by the decoder of whole batches."""
+        """Decode adjacent events with the decoder of whole batches."""
         head = b"\x92\x00\xdd" + count.to_bytes(4, "big")
         return TYPED[self._form, self._bigram].decode(head + self._payload[start:end]).events
 
@@ -124,14 +124,14 @@ class Pieces(Sequence[Event]):
     def _begin(self, *, is_typed: bool) -> None:
         self._is_typed = is_typed
         self._at, self._ends = array("Q"), array("Q")  # of each event, or run of removals
-        self._counts = array("Q")  # of events in the run
+        self._counts = array("Q")  # number of events in the run
         self._long: dict[int, Event | LongRemoval] = {}
         self._forms: set[str | None] = set()
-        self._run: Removed | None = None  # the last event, if it is a removal that may go on
+        self._run: Removed | None = None  # the last event, if it is a removal that others may join
         self._run_names = 0
 
     def _read(self) -> Steps[None]:
-        """The same two ways as `BatchDecoder.decode`: as it should be, or event by event."""
+        """Read the batch as `BatchDecoder.decode` does: strictly, or else event by event."""
         try:
             ts, rank = yield from self._array_batch()
             count = 3 if rank else 2
@@ -156,7 +156,7 @@ class Pieces(Sequence[Event]):
         self.batch = EventBatch(self, number_of(Raw(ts or NIL)), rank_value, form)
 
     def _array_batch(self) -> Steps[tuple[bytes, bytes]]:
-        """Read `[ts, events, rank, …]`; return time and rank as they are written."""
+        """Read `[ts, events, rank, …]`; return encoded time and rank."""
         parts, at = list_head(self._payload, 0)
         if parts < 2:
             raise ValueError("a batch has a time and events")
@@ -172,7 +172,7 @@ class Pieces(Sequence[Event]):
         return ts, rank
 
     def _map_batch(self) -> Steps[tuple[bytes, bytes]]:
-        """Read a batch that is a map; of several ranks the first that is not nil."""
+        """Read a batch that is a map; the first rank field that is not nil counts."""
         pairs, at, _ = container(self._payload, 0)
         found: dict[str, tuple[int, int]] = {}
         for _ in range(pairs):
@@ -192,7 +192,7 @@ class Pieces(Sequence[Event]):
         return ts, next((rank for rank in ranks if rank != _NIL), _NIL)
 
     def _number(self, at: int, end: int) -> bytes:
-        """A value that should be a number; anything that is none if it is too long for one."""
+        """Return a value that should be a number; a non-number if it is too long to be one."""
         return self._payload[at:end] if end - at <= NUMBER_BYTES_MAX else b"\x90"
 
     def _check_end(self, at: int) -> None:
@@ -230,7 +230,7 @@ class Pieces(Sequence[Event]):
         return at
 
     def _file(self, at: int, ends: array[int]) -> None:
-        """Note short events, if they can be read."""
+        """Record short events if they can be decoded."""
         if not self._is_typed:
             for end in ends:
                 self._forms.add(form_of(self._payload[at : at + 1]))
@@ -240,12 +240,12 @@ class Pieces(Sequence[Event]):
         if not ends:
             return
         for event, end in zip(self._decoded(at, ends[-1], len(ends)), ends, strict=True):
-            normal_event(event)  # or it is not read this way at all
+            normal_event(event)  # raises if it is malformed, so that the message is read loosely
             if not isinstance(event, REMOVALS) or not event.block_hashes:
                 self._run = None
                 self._note(at, end)
             elif self._joins(event):
-                self._prolong(event, end)
+                self._extend_run(event, end)
             else:
                 self._run, self._run_names = event, len(event.block_hashes)
                 self._note(at, end)
@@ -256,7 +256,8 @@ class Pieces(Sequence[Event]):
         self._ends.append(end)
         self._counts.append(1)
 
-    # -- removals in a row are one -----------------------------------------------------------------
+    # -- adjacent removals are joined
+    # ---------------------------------------------------------------
 
     def _joins(self, event: Removed) -> bool:
         return (
@@ -265,8 +266,8 @@ class Pieces(Sequence[Event]):
             and goes_on(self._run, event)
         )
 
-    def _prolong(self, event: Removed, end: int) -> None:
-        """Have a short removal be one with those before it."""
+    def _extend_run(self, event: Removed, end: int) -> None:
+        """Join a short removal with those before it."""
         self._run_names += len(event.block_hashes)
         self._ends[-1] = end
         self._counts[-1] += 1
@@ -275,7 +276,7 @@ class Pieces(Sequence[Event]):
             kept.add(event)
 
     def _file_removal(self, removal: LongRemoval, at: int, end: int) -> None:
-        """Note a long removal, or have it be one with those before it."""
+        """Record a long removal, or join it with those before it."""
         names = len(removal)
         if not names:
             self._run = None
@@ -301,9 +302,9 @@ class Pieces(Sequence[Event]):
     # -- events that are long themselves -----------------------------------------------------------
 
     def _read_long(self, at: int) -> Steps[int]:
-        """Read an event of more values than one piece has; return where it ends."""
+        """Read an event with more values than one piece has; return where it ends."""
         form = form_of(self._payload[at : at + 1])
-        assert form is not None  # nothing else takes more than one step to be skipped
+        assert form is not None  # nothing else takes more than one step to skip
         if self._is_typed and form != self._form:
             raise ValueError("an event of another form")
         small, lists, end = yield from self._shorten(at, form)
@@ -324,7 +325,7 @@ class Pieces(Sequence[Event]):
         return end
 
     def _shorten(self, at: int, form: str) -> Steps[tuple[bytes, list[tuple[str, Ranges]], int]]:
-        """The event with its long lists empty, what these are, and where the event ends."""
+        """Return the event with its long lists emptied, those lists, and where the event ends."""
         payload = self._payload
         count, at, _ = container(payload, at)
         small, kept = bytearray(), 0
@@ -336,7 +337,7 @@ class Pieces(Sequence[Event]):
             if form == MAP:
                 value_at = yield from self._skip(at, 1)
                 name = known_field(payload, at, value_at)
-                if name is None:  # no text: no event either
+                if name is None:  # keys must be text: this is not an event
                     small += _NIL * 2
                     kept += 1
                     at = yield from self._skip(value_at, 1)
@@ -360,16 +361,16 @@ class Pieces(Sequence[Event]):
                 small += payload[start:value_at]
                 small += empty if empty and name not in ANYTHING else payload[value_at:end]
                 kept += 1
-                for other, ranges in lists:  # of two of a name the last one counts
+                for other, ranges in lists:  # the last of two lists with the same name counts
                     ranges.is_overruled |= other == name and not todo
             at = end
         head = (b"\xdf" if form == MAP else b"\xdd") + kept.to_bytes(4, "big")
         return head + bytes(small), lists, at
 
     def _cut(self, ranges: Ranges, share: float) -> Steps[int]:
-        """Find where the elements of a long list end, some at a time; return where all do."""
+        """Find where the elements of a long list end, some at a time; return where it ends."""
         step = max(1, int(self._values * share))
-        stride = step if share == 1 else max(1, step // 8)  # elements that may be anything
+        stride = step if share == 1 else max(1, step // 8)  # elements that may be any value
         number, at = 0, ranges.ends[0]
         while number < ranges.count:
             todo = [min(stride, ranges.count - number)]

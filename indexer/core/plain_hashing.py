@@ -1,6 +1,6 @@
 """The plain twin of the compiled hashing kernel: same names, same numbers, no compiler needed.
 
-`hashing.py` takes one of the two (see `indexer/compiled.py`); nobody else calls either.
+`hashing.py` picks one of the two (see `indexer/compiled.py`); nobody else calls either.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _BASE_SEED: Final = 1337
 
 
 def window_hashes(tokens: bytes, stride: int, width: int, seed: int) -> bytes:
-    """Hash of every whole window of `width` bytes, one each `stride` bytes. 0.2 µs each."""
-    if len(tokens) == width:  # a decode step's block
+    """Hash every whole window of `width` bytes, one per `stride` bytes. 0.2 µs each."""
+    if len(tokens) == width:  # the block of a decode step
         return xxh3_64_digest(tokens, seed)[::-1]
-    if width == stride:  # unpacking slices in C: half the price of slicing in a loop
+    if width == stride:  # unpacking slices in C costs half of slicing in a loop
         whole = tokens[: len(tokens) - len(tokens) % stride]
         cut = struct.iter_unpack(f"{stride}s", whole) if whole else ()
         hashes = [xxh3_64_intdigest(window, seed) for (window,) in cut]
@@ -33,10 +33,10 @@ def window_hashes(tokens: bytes, stride: int, width: int, seed: int) -> bytes:
 
 
 def sequence_hashes(local: bytes) -> bytes:
-    """Chain local hashes: entry i stands for the whole prefix up to block i. 0.2 µs a block."""
+    """Chain local hashes: entry i covers the whole prefix up to block i. 0.2 µs per block."""
     previous = local[:HASH_BYTES]
     chain = [previous]
-    link = xxh3_64_digest  # canonical digest is big-endian, hence the reversal
+    link = xxh3_64_digest  # the canonical digest is big-endian, hence the reversal
     for at in range(HASH_BYTES, len(local), HASH_BYTES):
         previous = link(previous + local[at : at + HASH_BYTES], _BASE_SEED)[::-1]
         chain.append(previous)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from indexer.core.node import Node
 
 _AT_ONCE: Final = 64
-"""Names compared with a run's at once: few of them may agree, and all are packed for that."""
+"""Names compared with a run at once. Few may match, yet all are packed for the comparison."""
 
 _NAME_BYTES: Final = 48  # an engine hash as a Python int
 
@@ -34,18 +34,18 @@ class NameMap(dict[int, "Node"]):
         return all(self.get(name) is node for name in names)
 
     def is_run(self, names: Sequence[int], parent: int | None) -> bool:
-        """Say whether each name is there once, and none is the parent, None if there is none."""
+        """Say whether all names are distinct and none equals the parent, if there is one."""
         unique = set(names)
         return len(unique) == len(names) and parent not in unique
 
     def file(self, names: Iterable[int], node: Node) -> None:
-        """File names for a node, whatever they were filed for."""
+        """File names for a node, replacing what they were filed for."""
         self.update(dict.fromkeys(names, node))
 
     def file_new(self, names: Sequence[int], node: Node) -> bool:
-        """File names for a node if none of them is filed, and none is there twice.
+        """File names for a node if none of them is filed, and none occurs twice.
 
-        Returns whether they were.
+        Returns whether they were filed.
         """
         new = dict.fromkeys(names, node)
         fits = len(new) == len(names) and self.keys().isdisjoint(new)
@@ -54,14 +54,14 @@ class NameMap(dict[int, "Node"]):
         return fits
 
     def drop_all(self, names: Iterable[int]) -> None:
-        """Forget names, all of which are filed."""
+        """Remove names, all of which are filed."""
         for name in names:
             del self[name]
 
     def drop_tail(self, names: Sequence[int], start: int, run: bytes) -> int:
-        """Forget names from `start` on, as far as they are the end of a run backwards.
+        """Remove the names from `start` on that match the end of a run backwards.
 
-        All of the run's are filed, and its first one stays. Returns how many are forgotten.
+        All of the run's names are filed, and its first one stays. Returns how many were removed.
         """
         most = min(len(names) - start, len(run) // HASH_BYTES - 1, _AT_ONCE)
         tail = numbers_in(run[len(run) - most * HASH_BYTES :] if most > 0 else b"")[::-1]
@@ -72,11 +72,11 @@ class NameMap(dict[int, "Node"]):
         return len(tail)
 
     def pop_some(self, count: int) -> None:
-        """Forget so many names, any; what is left is not to be looked up any more."""
+        """Remove `count` arbitrary names; the rest must not be looked up any more."""
         for _ in range(min(count, len(self))):
             self.popitem()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table and its names."""
+        """Size of the table and its names in bytes."""
         return getsizeof(self) + len(self) * _NAME_BYTES

@@ -7,13 +7,13 @@ from typing import Final
 from indexer.types import HASH_BYTES
 
 _FEW_BYTES: Final = 16 * HASH_BYTES
-"""So many are cheaper told apart as two numbers than by halving on."""
+"""Below this size, comparing as two numbers is cheaper than bisecting further."""
 
 
 def common_blocks(edge: bytes, at: int, hashes: bytes, start: int) -> int:
-    """Return how many blocks agree from byte `at` of `edge` and byte `start` of `hashes` on.
+    """Return how many blocks agree between `edge` from byte `at` and `hashes` from byte `start`.
 
-    One comparison when all agree, else a bisection: O(log n) comparisons of slices.
+    One comparison if all agree, otherwise a bisection: O(log n) comparisons of slices.
     """
     low, high = 0, len(edge) - at
     if len(hashes) - start < high:  # noqa: PLR1730 - min() is slow

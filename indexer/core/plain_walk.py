@@ -1,7 +1,7 @@
-"""MessagePack skipped value by value, as far as one likes: the plain twin of `_wire.walk`.
+"""Skipping MessagePack values, a bounded number at a time: the plain twin of `_wire.walk`.
 
-Long messages are cut here, so that `pieces` can have them decoded bit by bit. Whether what was
-skipped means anything is for the decoders to say; here it only has to be well-formed.
+`pieces` uses it to cut long messages for decoding. Only well-formedness is checked here; the
+decoders judge whether the skipped values mean anything.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Final
 __all__ = ["NESTING_MAX", "container", "walk"]
 
 NESTING_MAX: Final = 1_000
-"""Values inside values inside values; deeper ones are refused, as the interpreter's stack is."""
+"""Nesting depth; deeper values are refused, as the interpreter's stack does."""
 
-_FIXED: Final = bytearray(256)  # bytes of a value of this first byte, if it alone says so
+_FIXED: Final = bytearray(256)  # size of a value by its first byte, if that byte determines it
 _FIXED[0x00:0x80] = b"\x01" * 128  # small numbers
 _FIXED[0xE0:] = b"\x01" * 32
 _FIXED[0xA0:0xC0] = bytes(range(1, 33))  # short text
@@ -22,30 +22,31 @@ _FIXED[0xCA:0xD4] = bytes([5, 9, 2, 3, 5, 9, 2, 3, 5, 9])  # floats, numbers
 _FIXED[0xD4:0xD9] = bytes([3, 4, 6, 10, 18])  # extensions
 _FIXED[0x80] = _FIXED[0x90] = 1  # empty map and array
 
-_SIZED: Final = {  # first byte → bytes of the length, bytes besides it and the content
+_SIZED: Final = {  # first byte → (bytes of the length field, bytes besides that and the content)
     0xC4: (1, 2), 0xC5: (2, 3), 0xC6: (4, 5),  # bytes
     0xC7: (1, 3), 0xC8: (2, 4), 0xC9: (4, 6),  # extensions
     0xD9: (1, 2), 0xDA: (2, 3), 0xDB: (4, 5),  # text
 }  # fmt: skip
 
 _HEAD_COST: Final = 8
-"""What a container costs, as so many values."""
+"""Cost of a container, in values."""
 
 _TRUNCATED: Final = "truncated MessagePack"
 
 
 def walk(payload: bytes, at: int, left: list[int], fuel: int) -> int:
-    """Skip values from `at` on, about `fuel` of them; return where the next one begins.
+    """Skip about `fuel` values from `at` on; return where the next one begins.
 
     Args:
         payload: The message.
         at: Where a value begins.
-        left: How many values are to be skipped, level by level, the innermost last. It is changed,
-            and empty when all have been.
-        fuel: Values to be skipped now, 1 at least, or somewhat less. A long text is one.
+        left: How many values are still to be skipped at each level, the innermost last. Modified in
+            place; empty once all are skipped.
+        fuel: Upper bound on the values to skip now, at least 1; somewhat fewer may be skipped. A
+            long text counts as one.
 
     Raises:
-        ValueError: This is no MessagePack, or there is less of it than it says.
+        ValueError: the payload is not MessagePack, or shorter than it claims.
     """
     fixed = _FIXED
     try:
@@ -75,7 +76,7 @@ def walk(payload: bytes, at: int, left: list[int], fuel: int) -> int:
 
 
 def _head(payload: bytes, at: int, left: list[int]) -> int:
-    """Skip a value whose first byte does not say how long it is, or begin to."""
+    """Skip a value whose length is not given by its first byte, or begin to."""
     sized = _SIZED.get(payload[at])
     if sized is not None:
         width, more = sized
@@ -90,10 +91,10 @@ def _head(payload: bytes, at: int, left: list[int]) -> int:
 
 
 def container(payload: bytes, at: int) -> tuple[int, int, bool]:
-    """Values of an array or pairs of a map, where the first is, and whether it is a map.
+    """Return the number of elements or pairs, where the first one is, and whether it is a map.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: the value is neither an array nor a map.
     """
     code = payload[at] if at < len(payload) else 0xC1
     if 0x80 <= code < 0xA0:

@@ -1,8 +1,8 @@
-"""What of a stream has been applied, and what was lost on the way.
+"""What has been applied of a stream, and what was lost.
 
-The floor the other two rooms of a stream stand on: `repair` mends holes by replay, `stream` takes
-live messages. Here is the cursor, the writer, and what becomes of the blocks when batches are lost
-or the engine begins anew.
+The base class of a stream's layers: `repair` fills gaps by replay, and `stream` on top takes live
+messages. It has the cursor and the writer, and decides what becomes of the blocks when batches are
+lost or the engine restarts.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ if TYPE_CHECKING:
 
 SEQUENCE_BYTES: Final = 8
 END_MARKER: Final = (1 << 64) - 1
-"""Sequence of the message that ends a replay; on the live stream it is nothing."""
+"""Sequence number of the message that ends a replay; it has no meaning on the live stream."""
 
 NAMES_REMEMBERED: Final = 64
-"""Ranks an engine may have called itself on one stream before we stop keeping them."""
+"""Names (ranks) an engine may report for itself on one stream before we stop recording them."""
 
 DIGESTS_KEPT: Final = 64
-"""Of the last batches, for another life; the last one is the proof, the others know copies."""
+"""Digests of last batches saved for the next process; the last proves identity, the others identify
+copies."""
 
 BEHEADED_BELIEVED: Final = 2
-"""Answers without their beginning: one may have lost it on the way, all of them do not."""
+"""Replays without their beginning before it counts as gone: one may be lost in transit, not all."""
 
 PLAUSIBLE_LAG_S: Final = 86_400.0
-"""An engine whose clock is off by more than a day has no lag."""
+"""If an engine's clock is off by more than a day, no lag is reported."""
 
 
 class Progress:
     """Batches applied in order, batches lost, engines gone.
 
     Attributes:
-        is_unproven: Whether the blocks are of an earlier life and the engine has still to show
-            that it is the one they came from; until then no answer names them.
+        is_unproven: Whether the blocks are from before a restart and the engine has yet to prove
+            that they are its own; until then no answer names them.
     """
 
     def __init__(
@@ -57,16 +58,16 @@ class Progress:
         self.rank = rank
         self.worker_ranks = worker_ranks
         self.lost_batches = 0
-        self.last_event_at: float | None = None  # by our clock, the last live message
+        self.last_event_at: float | None = None  # our clock, at the last live message
         self.last_batch_ts: float | None = None  # the engine's wall clock
         self.tallies = Tallies()
         self.cursor = Cursor()
         self._on_event_loss = on_event_loss
         self._decoder = BatchDecoder(is_eagle=index.is_eagle)
         self._writer = IndexWriter(index, rank, self.tallies)
-        self._names: set[int] = set()  # what the engine has called its rank, live
-        self._beheaded = 0  # answers in a row that were to begin with batch 0 and did not
-        # the last batch applied before the engine may have become another one without a word
+        self._names: set[int] = set()  # ranks the engine reported for itself, live
+        self._beheaded = 0  # consecutive replays that should have begun with batch 0 and did not
+        # the last batch applied before the engine may have been replaced unnoticed
         self._doubted_after: int | None = None
         self.is_unproven = False
         self._index = index
@@ -74,27 +75,27 @@ class Progress:
 
     @property
     def kv_state(self) -> Literal["current", "uncertain"]:
-        """Whether the index is known to hold what the engine holds."""
+        """Whether the index is known to match what the engine holds."""
         is_known = self._doubted_after is None and not self.is_unproven
         return "current" if self.lost_batches == 0 and is_known else "uncertain"
 
     @property
     def block_size(self) -> int:
-        """Tokens in a block, as the index has them."""
+        """Tokens per block, according to the index."""
         return self._index.block_size
 
     @property
     def names(self) -> frozenset[int]:
-        """What the engine has called its rank in live batches, as far as that is remembered."""
+        """Ranks the engine reported for itself in live batches, as far as recorded."""
         return frozenset(self._names)
 
     @property
     def _is_past_gone(self) -> bool:
-        """Whether batch 0 has left the engine's buffer: there is no rebuilding then."""
+        """Whether batch 0 has left the engine's buffer, which makes rebuilding impossible."""
         return self._beheaded >= BEHEADED_BELIEVED
 
     def lag(self, wall_now: float) -> float | None:
-        """Seconds since the engine made its last batch, by its own clock; None if implausible."""
+        """Seconds since the engine's last batch, by the engine's clock; None if implausible."""
         if self.last_batch_ts is None:
             return None
         lag = wall_now - self.last_batch_ts
@@ -102,19 +103,20 @@ class Progress:
 
     @property
     def delivery_offset_s(self) -> float | None:
-        """Our clock when the last batch came, less the engine's when it made it.
+        """Our clock when the last batch arrived, minus the engine's clock when it was made.
 
-        Clocks differ; that this grows shows that events come later. None unless it came live.
+        The clocks differ, but growth means that events arrive later. None unless the batch came
+        live.
         """
         if self.last_event_at is None or self.last_batch_ts is None or not self.cursor.is_live:
             return None
         return self.last_event_at - self.last_batch_ts
 
-    # -- from one life to the next -----------------------------------------------------------------
+    # -- across restarts of this process -----------------------------------------------------------
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the blocks are those after the last batch, and nobody else wrote any of them."""
+        """Whether the blocks are those after the last batch, written by this stream alone."""
         return not (
             self._writer.is_busy
             or self.is_unproven
@@ -131,11 +133,11 @@ class Progress:
 
     @property
     def clearings(self) -> int:
-        """Times all blocks of a rank went at once: cleared, or the engine's as it was before."""
+        """Times all blocks of a rank went at once: cleared, or its engine restarted."""
         return self._writer.clearings
 
     def memory(self) -> StreamMemory:
-        """What another process needs to go on from here; the stream is at rest."""
+        """Return what another process needs to continue from here; the stream must be at rest."""
         assert self.is_at_rest
         assert self.cursor.last is not None
         digests, zero = self.cursor.recent(DIGESTS_KEPT)
@@ -150,7 +152,7 @@ class Progress:
         )
 
     def _recall(self, memory: StreamMemory) -> None:
-        """Stand where an earlier life stood; its blocks are in the index, uncredited."""
+        """Restore the position from before a restart; its blocks are in the index, uncredited."""
         assert self.cursor.last is None
         self.cursor.recall(memory.last, memory.digests, memory.zero)
         self.lost_batches = memory.lost_batches
@@ -160,31 +162,31 @@ class Progress:
         self.is_unproven = True
 
     def _credit(self) -> None:
-        """The engine is the one we knew, and everything since has been applied."""
+        """Credit the blocks: the engine is the same, and everything since has been applied."""
         self.is_unproven = False
         self.tallies.count_recall("credited")
         self._index.credit(self.rank)
 
     def _deny(self, reason: str) -> None:
-        """What an earlier life has left is void, if there is any; the caller begins anew."""
+        """Drop unproven blocks, if any; the caller starts over."""
         if self.is_unproven:
             self.is_unproven = False
             self.tallies.count_recall(reason)
             self._writer.forget_blocks()
 
     def check(self) -> None:
-        """Assert what can be asserted about a position."""
+        """Assert the invariants of the position."""
         self.cursor.check()
         assert len(self._names) <= NAMES_REMEMBERED
         assert self.lost_batches >= 0
 
     def _hear_name(self, batch: EventBatch) -> None:
-        """Remember what the engine calls its rank."""
+        """Record the rank the engine reports for itself."""
         if batch.dp_rank is not None and len(self._names) < NAMES_REMEMBERED:
             self._names.add(batch.dp_rank)
 
     def _is_foreign(self, batch: EventBatch) -> bool:
-        """Whether a replayed batch is another rank's: one replay address often serves them all."""
+        """Whether a replayed batch belongs to another rank: one address often serves all."""
         name = batch.dp_rank
         if name is None:
             return False
@@ -193,42 +195,42 @@ class Progress:
         return name != self.rank.dp_rank and name in self.worker_ranks
 
     def _accept(self, batch: EventBatch, seq: int, digest: int, *, live: bool) -> None:
-        """Begin to apply a batch; it is the expected one."""
+        """Begin to apply the expected batch."""
         self.cursor.advance(seq, digest, live=live)
         self.tallies.batches += 1
         self.last_batch_ts = batch.ts
         self._writer.begin(batch, self.worker_ranks)
 
     def _work(self, budget: int) -> int:
-        """Write some of the batch being applied; return what is left of the budget."""
+        """Write some of the current batch; return the remaining budget."""
         left = self._writer.work(budget)
         if self._writer.is_whole:
-            # all was cleared: whatever was lost, or another engine's, is gone anyway
+            # everything was cleared, so losses and blocks of another engine no longer matter
             self.lost_batches = 0
             self._doubted_after = None
             if self.is_unproven:
-                self._credit()  # nothing of an earlier life is left that could be wrong
+                self._credit()  # no block from before the restart is left that could be wrong
         return left
 
     def _give_up_before(self, seq: int) -> None:
-        """The batches before `seq` will never come."""
+        """Count the batches before `seq` as lost for good."""
         if seq > self.cursor.expected:
             self._lose(seq - self.cursor.expected)
             self.cursor.skip_to(seq)
 
     def _lose(self, batches: int) -> None:
-        self._deny("lost")  # on doubt hold nothing rather, whatever the policy
+        self._deny("lost")  # when in doubt drop unproven blocks, whatever the policy
         self.lost_batches += batches
         self.tallies.lost_batches += batches
         self._drop_if_told()
 
     def _drop_if_told(self) -> None:
-        """What is held may be wrong: under `--on-event-loss drop` hold nothing rather."""
+        """The held blocks may be wrong: under `--on-event-loss drop`, drop them."""
         if self._on_event_loss is EventLossPolicy.DROP:
             self._writer.forget_blocks()
 
     def _begin_anew(self) -> None:
-        """Another engine process speaks: nothing that was known of the old one holds."""
+        """Another engine process is speaking: discard everything known about the old one."""
         self._deny("restarted")
         self._writer.forget()
         self._names.clear()
@@ -239,5 +241,5 @@ class Progress:
 
 
 def read_sequence(frame: bytes) -> int | None:
-    """The number in a sequence frame, None if it is none."""
+    """Return the number in a sequence frame, None if the frame is malformed."""
     return int.from_bytes(frame, "big") if len(frame) == SEQUENCE_BYTES else None

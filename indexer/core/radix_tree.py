@@ -1,8 +1,8 @@
-"""The path-compressed tree of block contents: find, make a path, split, tidy up, merge.
+"""The path-compressed tree of block contents: find, create paths, split, tidy up, merge.
 
 It moves runs of blocks and keeps every holder's books in step (`Holder.where`, `Holder.runs`).
-What a store or a removal means is decided in `index.py`; tiers below the device are matched in
-`tiers.py`, on the path that `find` returns.
+`index.py` decides what a store or a removal means; `tiers.py` matches the tiers below the device on
+the path that `find` returns.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from indexer.core.runs import common_blocks
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace, PackedHashes
 
 ORPHANS_PER_DROP: Final = 64
-"""Nodes dropped at once when too many wait for parents, about 0.3 ms."""
+"""Nodes dropped in one go when too many wait for parents, about 0.3 ms."""
 
 Segment = tuple[Node, int, int]
 """A stretch of a path: node, first position in it, number of blocks."""
 
 Group = tuple[int, int]
-"""Matched blocks, mask of the holders that have them."""
+"""Number of matched blocks, mask of the holders that have them."""
 
 
 class RadixTree:
@@ -40,7 +40,7 @@ class RadixTree:
     def __init__(self) -> None:
         self.root = Node(b"", None, BASE_NAMESPACE)
         self.holders: list[Holder | None] = []  # by holder id
-        self.live = 0  # mask of the holders that count in answers
+        self.live = 0  # mask of the holders that appear in answers
         self.orphan_roots: OrderedDict[OrphanRoot, None] = OrderedDict()  # oldest first
         self.dust: dict[Node, None] = {}  # nodes that may merge with their only child
         self.nodes = 0
@@ -113,7 +113,7 @@ class RadixTree:
     ) -> list[Segment]:
         """Walk from a position, adding what is missing, and return where the blocks lie.
 
-        What was added is held by nobody yet: the caller covers it before anything else happens.
+        Nobody holds the added blocks yet: the caller must cover them before anything else happens.
         """
         segments, node, offset, done = self.follow(node, offset, hashes)
         if done < len(hashes):
@@ -148,14 +148,14 @@ class RadixTree:
             done += len(edge)
 
     def hang(self, node: Node) -> None:
-        """Let a new leaf's parent know it."""
+        """Attach a new leaf to its parent."""
         assert node.parent is not None, "leaves are made for a place"
         node.parent.adopt(node)
         self.nodes += 1
         self.count_blocks(node, len(node.edge) // HASH_BYTES)
 
     def move_subtree(self, orphan: Node, node: Node, offset: int) -> bool:
-        """Hang an orphaned subtree behind a position; False if its content begins there already."""
+        """Move an orphaned subtree behind a position; False if its content already begins there."""
         first = orphan.edge[:HASH_BYTES]
         if offset < node.size:
             if node.edge.startswith(first, offset * HASH_BYTES):
@@ -166,7 +166,8 @@ class RadixTree:
         node.adopt(orphan)
         self.note_dust(orphan)
         if node.orphaned and node.namespace == orphan.namespace:
-            return True  # from one wait to the next: O(1), or a chain told backwards were O(n²)
+            # from one orphan root to another: O(1), or a chain announced backwards would be O(n²)
+            return True
         pending = [orphan]
         while pending:
             moved = pending.pop()
@@ -179,7 +180,7 @@ class RadixTree:
 
     @staticmethod
     def is_own_leaf(node: Node, holder: Holder) -> bool:
-        """Say whether the node may grow in place: nobody else would notice."""
+        """Say whether the node may grow in place without affecting anybody else."""
         return node.children is NO_CHILDREN and node.members == holder.bit and bool(node.edge)
 
     def lengthen(self, node: Node, hashes: PackedHashes) -> None:
@@ -188,7 +189,7 @@ class RadixTree:
         self.count_blocks(node, len(hashes) // HASH_BYTES)
 
     def count_blocks(self, node: Node, count: int) -> None:
-        """Count blocks that came to a node or went."""
+        """Count blocks added to or removed from a node."""
         self.blocks += count
         if node.orphaned:
             self.orphan_blocks += count
@@ -232,7 +233,7 @@ class RadixTree:
         holder.runs[node] = run[: at * HASH_BYTES]
 
     def holder(self, holder_id: int) -> Holder:
-        """Return the holder behind a bit of a mask."""
+        """Return the holder of a bit in a mask."""
         holder = self.holders[holder_id]
         assert holder is not None, "masks name only holders that exist"
         return holder
@@ -240,9 +241,9 @@ class RadixTree:
     # ---- shrinking
 
     def left(self, holder: Holder, node: Node) -> None:
-        """The holder holds nothing in `node` any more: let its names go where nothing needs them.
+        """The holder no longer holds anything in `node`: drop its names that nothing needs.
 
-        They stay while the holder has blocks right below, whose place in the chain they tell.
+        They stay while the holder has blocks right below, because they locate these in the chain.
         """
         current: Node | None = node
         runs = holder.runs
@@ -256,7 +257,7 @@ class RadixTree:
             current = current.parent
 
     def tidy(self, node: Node) -> None:
-        """Cut the unheld tail of a leaf; cut leaf and parents too when nothing is left."""
+        """Cut the unheld tail of a leaf; remove leaf and parents if nothing is left."""
         while node.parent is not None and node.children is NO_CHILDREN:
             reach = 0
             for coverage in node.tiers():
@@ -295,7 +296,7 @@ class RadixTree:
         return parent
 
     def expel(self, holder: Holder, node: Node) -> None:
-        """Take a holder off a node, whatever it holds there; `Holder.where` stays as it is."""
+        """Remove a holder from a node, whatever it holds there; `Holder.where` is unchanged."""
         ones = all_ones(node.size)
         for coverage in node.tiers():
             coverage.put(holder.holder_id, 0, ones)
@@ -312,14 +313,15 @@ class RadixTree:
     def drop_orphans(self, root: OrphanRoot) -> int:
         """Forget some of what waits behind `root`, leaves first; return the number of blocks.
 
-        A bounded number of nodes: hundreds of thousands may wait behind one lost parent.
+        Visits a bounded number of nodes: hundreds of thousands may wait behind one lost parent.
         """
         holder = self.holder(root.holder_id)
         before = self.orphan_blocks
         node: Node = root
         for _ in range(ORPHANS_PER_DROP):
             while node.children:
-                # the youngest: a dict that loses its oldest is searched through from its start
+                # the youngest: a dict that loses its oldest entries is scanned from its start each
+                # time
                 node = next(reversed(node.children.values()))
             for name in holder.names_held(node, all_ones(node.size)):
                 del holder.where[name]
@@ -330,12 +332,13 @@ class RadixTree:
             self.expel(holder, node)
             if root not in self.orphan_roots:
                 break
-            # on from there, a long chain is not walked again; parents may be gone with their child
+            # continue from there, so that a long chain is not walked again; parents may be gone
+            # with their child
             node = above if above is not None and above.parent is not None else root
         return before - self.orphan_blocks
 
     def dissolve(self, node: Node) -> None:
-        """Take a node out of the books without looking at its neighbours (they go as well)."""
+        """Remove a node from the books, ignoring its neighbours (they go as well)."""
         self.nodes -= 1
         self.count_blocks(node, -node.size)
         self.dust.pop(node, None)
@@ -344,7 +347,7 @@ class RadixTree:
     # ---- merging
 
     def note_dust(self, node: Node) -> None:
-        """Remember a node that looks like the rest of its only neighbour above."""
+        """Note a node that looks like the continuation of its parent, for a later merge."""
         above = node.parent
         if (
             above is not None
@@ -356,7 +359,7 @@ class RadixTree:
             self.dust[above] = None
 
     def merge_dust(self) -> int:
-        """Merge a node with its only child if all hold both alike; return the cost in nodes."""
+        """Merge a node with its only child if both are held alike; return the cost in nodes."""
         node, _ = self.dust.popitem()
         if node.parent is None or len(node.children) != 1:
             return 1
@@ -382,7 +385,7 @@ class RadixTree:
 
 
 def _leave(node: Node, leaving: int, at: int, size: int, groups: list[Group]) -> None:
-    """Note how far the holders came that do not hold the whole node; `at` and `size` in bytes."""
+    """Record how far holders that do not hold the whole node got; `at`, `size` in bytes."""
     if node.patterns is not None:
         for positions, holders in node.patterns.items():
             some = leaving & holders

@@ -1,7 +1,8 @@
 """Where this process may connect to: schemes, and addresses by list.
 
-Only the rules are here. They are asked about the addresses a name was resolved to, never about the
-name alone: who controls a name decides where it leads. `edge/addresses` resolves and asks.
+Only the rules are here. They are applied to the addresses a name resolves to, never to the name
+alone, because whoever controls a name decides where it leads. `edge/addresses` resolves names and
+asks.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ Address: TypeAlias = IPv4Address | IPv6Address
 
 _TRANSLATED: Final = (
     ip_network("64:ff9b::/96"),  # NAT64
-    ip_network("64:ff9b:1::/48"),  # the same, of one's own network
+    ip_network("64:ff9b:1::/48"),  # the same, network-specific
     ip_network("::ffff:0:0:0/96"),  # SIIT
 )
 _IPV4_MASK: Final = (1 << 32) - 1
-_ISATAP: Final = 0x5EFE  # and an IPv4 address, behind any prefix (RFC 5214)
+_ISATAP: Final = 0x5EFE  # followed by an IPv4 address, behind any prefix (RFC 5214)
 _ISATAP_MASK: Final = 0xFDFF_FFFF  # without the bit that says whether the address is global
 _HOST_CHARACTERS: Final = frozenset(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:%[];"
@@ -33,24 +34,24 @@ _HOST_CHARACTERS: Final = frozenset(
 
 
 class Target(NamedTuple):
-    """An endpoint taken apart."""
+    """A parsed endpoint."""
 
     endpoint: str  # as given
-    before: str  # what stands before the host: scheme, and perhaps where to send from
-    host: str  # without brackets; "" of what has none
+    before: str  # everything before the host: scheme, and possibly the source address
+    host: str  # without brackets; "" if the scheme has no host
     port: str
 
     def at(self, address: Address) -> str:
-        """Return the endpoint with an address in the place of its host."""
+        """Return the endpoint with its host replaced by an address."""
         host = f"[{address}]" if isinstance(address, IPv6Address) else str(address)
         return f"{self.before}{host}:{self.port}"
 
 
 class Reach:
-    """The rules."""
+    """The allow and deny rules."""
 
     def __init__(self, settings: ReachSettings | None = None) -> None:
-        """Read the lists.
+        """Parse the lists.
 
         Raises:
             ValueError: an entry is neither a host nor a network.
@@ -62,12 +63,12 @@ class Reach:
         self._loopback = settings.loopback
 
     def target(self, endpoint: str) -> Target:
-        """Take a ZMQ endpoint apart.
+        """Parse a ZMQ endpoint.
 
         Raises:
-            InvalidEndpoint: it is not written like one.
+            InvalidEndpoint: it is malformed.
             SchemeRefused: its scheme is not allowed.
-            EndpointRefused: its host is a wildcard or none at all.
+            EndpointRefused: its host is a wildcard or missing.
         """
         check_endpoint(endpoint)
         scheme, _, address = endpoint.partition("://")
@@ -87,9 +88,9 @@ class Reach:
         return Target(endpoint, f"{scheme}://{source}{semicolon}", bare, port)
 
     def why_not(self, host: str, address: Address | None = None) -> str | None:
-        """Return why a host must not be connected to at this address; None: it may be.
+        """Return why connecting to a host at this address is not allowed; None if it is.
 
-        Without an address only what the host's name alone decides is told.
+        Without an address only the rules about the host's name are applied.
         """
         name = host.lower().rstrip(".")
         faces = () if address is None else tuple(_faces(address))
@@ -100,7 +101,7 @@ class Reach:
             return None
         if not self._loopback and any(face.is_loopback for face in faces):
             return "loopback is denied (--connect-no-loopback)"
-        # an address that only may lead to an allowed one may as well lead elsewhere
+        # an address that may lead to an allowed one may just as well lead elsewhere
         is_same = address if isinstance(address, IPv4Address) else address.ipv4_mapped or address
         if self._allow and self._allow.match(name, (address, is_same)) is None:
             return "it is not among --connect-allow"
@@ -108,7 +109,7 @@ class Reach:
 
 
 class _Entries:
-    """One list."""
+    """One list of hosts and networks."""
 
     def __init__(self, entries: Sequence[str]) -> None:
         self._networks: list[tuple[IPv4Network | IPv6Network, str]] = []
@@ -151,8 +152,8 @@ class _Entries:
 def read_address(text: str) -> Address | None:
     """Return the address a host spells out, None for a name.
 
-    Spellings that only the resolver understands (`127.1`, `0x7f000001`) are names: they are
-    resolved, and then judged.
+    Spellings that only the resolver understands (`127.1`, `0x7f000001`) count as names: they are
+    resolved first, then judged.
     """
     try:
         return ip_address(text)
@@ -161,7 +162,7 @@ def read_address(text: str) -> Address | None:
 
 
 def _faces(address: Address) -> Iterator[Address]:
-    """Yield an address, and the IPv4 addresses it may lead to."""
+    """Yield an address and the IPv4 addresses it may lead to."""
     yield address
     if isinstance(address, IPv4Address):
         return
@@ -170,7 +171,7 @@ def _faces(address: Address) -> Iterator[Address]:
     if address.sixtofour is not None:
         yield address.sixtofour
     if address.teredo is not None:
-        yield from address.teredo  # the server that lets packets through, and the client
+        yield from address.teredo  # the relay server and the client
     if int(address) >> 32 & _ISATAP_MASK == _ISATAP:
         yield IPv4Address(int(address) & _IPV4_MASK)
     if any(address in one for one in _TRANSLATED) or (not int(address) >> 32 and int(address) > 1):

@@ -1,7 +1,7 @@
 """Every partition's index and every open event stream, with their counters.
 
-The one room others deal with: they open an index per partition and a stream per worker rank, and
-read counters. Sockets are elsewhere (`edge/listener`), blocks are in `index`.
+The entry point of the core: callers open an index per partition and a stream per worker rank, and
+read counters. Sockets are in `edge/listener`, blocks in `index`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from indexer.core.budget import Source
 
 SWEPT_PER_TURN: Final = 64
-"""Indexes asked in a turn whether they have something to sweep; a fifth of a µs where not."""
+"""Indexes checked per turn for something to sweep; 0.2 µs each if there is nothing."""
 
 
 class Registry:
@@ -44,16 +44,16 @@ class Registry:
             int, EventStream
         ] = {}  # by identity: two may serve one rank for a while
         self._retired: dict[Scope, Tallies] = {}
-        self._orphans_dropped = 0  # by indexes that are gone
-        self._recalls: dict[str, int] = {}  # of scopes that are gone
+        self._orphans_dropped = 0  # by indexes that were dropped
+        self._recalls: dict[str, int] = {}  # of dropped scopes
 
     # -- partitions ------------------------------------------------------------------------------
 
     def open_index(self, scope: Scope, block_size: int, *, is_eagle: bool = False) -> KvIndex:
-        """The partition's index, made on first use.
+        """Return the partition's index, created on first use.
 
         Raises:
-            ScopeConflict: It exists with another block size or the other kind of blocks.
+            ScopeConflict: it exists with another block size or the other kind of blocks.
         """
         index = self._indexes.get(scope)
         if index is None:
@@ -66,22 +66,22 @@ class Registry:
         return index
 
     def adopt_index(self, scope: Scope, index: KvIndex) -> None:
-        """Take an index filled elsewhere for a partition that has none yet."""
+        """Add an index filled elsewhere for a partition that has none yet."""
         assert scope not in self._indexes
         self._indexes[scope] = index
 
     def index(self, scope: Scope) -> KvIndex | None:
-        """The partition's index, if it has one."""
+        """Return the partition's index, if it has one."""
         return self._indexes.get(scope)
 
     def indexes(self) -> Iterator[tuple[Scope, KvIndex]]:
-        """Every partition's index."""
+        """Iterate over all partitions and their indexes."""
         return iter(self._indexes.items())
 
     def drop_index(self, scope: Scope) -> None:
-        """Forget a partition: its streams are closed, its counters go. O(streams).
+        """Forget a partition: close its streams, drop its counters. O(streams).
 
-        What is told of all partitions together stays.
+        Totals over all partitions are kept.
         """
         for stream in [s for s in self._streams.values() if s.scope == scope]:
             self.close_stream(stream)
@@ -97,7 +97,7 @@ class Registry:
     def open_stream(
         self, scope: Scope, rank: WorkerRank, *, worker_ranks: range, has_replay: bool
     ) -> EventStream:
-        """A new stream with an unset cursor for a rank of an open partition."""
+        """Open a stream with an unset cursor for a rank of an open partition."""
         stream = EventStream(
             scope,
             rank,
@@ -111,17 +111,17 @@ class Registry:
         return stream
 
     def close_stream(self, stream: EventStream) -> None:
-        """End a stream and forget the blocks it brought; messages that still come are ignored."""
+        """End a stream and forget the blocks it brought; late messages are ignored."""
         if self._streams.pop(id(stream), None) is not None:
             stream.close()
             self._retired.setdefault(stream.scope, Tallies()).add(stream.tallies)
 
     def streams(self) -> list[EventStream]:
-        """Every open stream, oldest first."""
+        """Return every open stream, oldest first."""
         return list(self._streams.values())
 
     def weigh(self, steps: int) -> None:
-        """Go on weighing sources, so many of them; at the end of a round the budget is set anew."""
+        """Weigh up to `steps` more sources; at the end of a round, update the budget."""
         if self._weights is None:
             self._weights = self._weigh()
         if not self.budget.weigh(self._weights, steps):
@@ -137,7 +137,7 @@ class Registry:
 
     def _weigh(self) -> Iterator[tuple[Source, int, int] | None]:
         for scope in list(self._indexes):
-            yield None  # one without ranks is a step, too
+            yield None  # a scope without ranks is a step, too
             index = self._indexes.get(scope)
             for weight in () if index is None else index.weights():
                 if weight is None:
@@ -149,10 +149,10 @@ class Registry:
     # -- upkeep and counters -----------------------------------------------------------------------
 
     def sweep(self, budget: int) -> bool:
-        """Do some of the indexes' put-off removal, about `budget` nodes of it.
+        """Do about `budget` nodes of the indexes' deferred removal.
 
         Returns:
-            Whether another turn is due at once: an index that was looked at is not clean.
+            Whether another turn is due at once, because an index that was visited is not clean.
         """
         some = [(at, self._indexes.get(at)) for at in self._rounds.turn(lambda: self._indexes)]
         untidy = [(at, index) for at, index in some if index is not None and not index.is_swept]
@@ -163,14 +163,15 @@ class Registry:
 
     @property
     def orphan_blocks_dropped(self) -> int:
-        """Blocks that gave way because too many waited, in all indexes there ever were."""
+        """Blocks dropped because too many waited, in all indexes that ever existed."""
         here = sum(index.orphan_blocks_dropped for index in self._indexes.values())
         return self._orphans_dropped + here
 
     def tallied(self) -> list[tuple[Scope, Tallies]]:
-        """What every open stream counts, and copies of what closed ones of each scope have left.
+        """Return the counters of every open stream, and copies of those left by closed ones.
 
-        None is counted twice by who adds them up in turns, whatever is closed between.
+        A caller that adds them up over several turns counts none twice, even if a stream closes
+        between.
         """
         left: list[tuple[Scope, Tallies]] = []
         for scope, retired in self._retired.items():
@@ -180,14 +181,14 @@ class Registry:
         return left + [(one.scope, one.tallies) for one in self._streams.values()]
 
     def recalls(self) -> dict[str, int]:
-        """Ranks of an earlier life by what became of them, in all scopes there ever were."""
+        """Return restored ranks by outcome, over all scopes that ever existed."""
         total = dict(self._recalls)
         for tallies in (*self._retired.values(), *(one.tallies for one in self._streams.values())):
             _add(total, tallies.recalls)
         return total
 
     def check(self) -> None:
-        """Assert every promise of every stream and index. O(everything)."""
+        """Assert every invariant of every stream and index. O(everything)."""
         for stream in self._streams.values():
             assert not stream.closed
             assert stream.scope in self._indexes

@@ -1,7 +1,7 @@
-"""Taking blocks off a holder again, in runs where an engine lets go of neighbours together.
+"""Removing blocks from a holder, in runs where an engine evicts neighbours together.
 
-The counterpart of `holdings`: which references are dropped is decided in `index.py`; here the
-books of holder and nodes follow, and what nobody holds any more leaves the tree.
+The counterpart of `holdings`: `index.py` decides which references are dropped; here the books of
+holder and nodes follow, and blocks nobody holds any more leave the tree.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 STRETCH_BLOCKS_MAX: Final = 64
-"""Names of a list compared with a node's at once: more of them agree in steps, and fewer cost
-little for those that were packed in vain. Of names that are packed already it is a whole node's."""
+"""Names of a list compared with a node's at once. Longer stretches match in several steps, and
+packing names in vain stays cheap. For names that are already packed the limit is a whole node."""
 
 
 def uncover_listed(tree: RadixTree, holder: Holder, tier: int, names: Sequence[int]) -> int:
-    """Take blocks that are held once each off a tier; return how many were there.
+    """Remove blocks that are held once each from a tier; return how many were there.
 
-    Engines let go of a sequence from its end, so a list mostly is a stretch of some node's names
-    backwards. A stretch costs two comparisons and one change of the node, and per block no more
-    than its entry in `Holder.where`.
+    Engines evict a sequence from its end, so a list is mostly a stretch of some node's names
+    backwards. A stretch costs two comparisons and one change of the node, and per block only its
+    entry in `Holder.where`.
     """
     where, me = holder.where, holder.holder_id
     done, found, total = 0, 0, len(names)
@@ -55,7 +55,7 @@ def uncover_listed(tree: RadixTree, holder: Holder, tier: int, names: Sequence[i
         held = node.held_on(me, tier)
         if done + 1 < total and where.get(names[done + 1]) is node:
             first, more = _stretch(holder.runs[node], start, names, done)
-            # only what is held bears the name in the run, beyond it names are old
+            # only a held position's name in the run is current, others are old
             if held >> first & all_ones(more) == all_ones(more):
                 start, count, span = first, more, all_ones(more) << first
         if held & span:
@@ -66,9 +66,9 @@ def uncover_listed(tree: RadixTree, holder: Holder, tier: int, names: Sequence[i
 
 
 def _drop_tail(tree: RadixTree, holder: Holder, node: Node, names: Sequence[int], done: int) -> int:
-    """Cut the end off a leaf that is the rank's own and no other tier's, as evictions mostly do.
+    """Cut the end off a leaf that is the rank's own, on the device only, as most evictions do.
 
-    Returns how many of the names from `done` on that was; 0 where it is not of that kind.
+    Returns how many names from `done` on it removed; 0 if the case does not apply.
     """
     bit = holder.bit
     if (
@@ -92,7 +92,7 @@ def _drop_tail(tree: RadixTree, holder: Holder, node: Node, names: Sequence[int]
 
 
 def _stretch(run: bytes, position: int, names: Sequence[int], done: int) -> tuple[int, int]:
-    """Return which positions the names from `done` on have together: the first one and how many.
+    """Return the first position and the length of the stretch of names from `done` on.
 
     The first name is at `position`; its neighbours may follow upwards or downwards.
     """
@@ -121,7 +121,7 @@ def _stretch(run: bytes, position: int, names: Sequence[int], done: int) -> tupl
 
 
 def _longest(most: int, agree: Callable[[int], bool]) -> int:
-    """Return up to which count there is agreement, two at least: all, mostly, or a bisection."""
+    """Return the largest count that agrees, at least two: usually all, otherwise by bisection."""
     if agree(most):
         return most
     low, high = 2, most
@@ -137,7 +137,7 @@ def _longest(most: int, agree: Callable[[int], bool]) -> int:
 def _uncover_span(
     tree: RadixTree, holder: Holder, tier: int, place: tuple[Node, int], names: Sequence[int]
 ) -> None:
-    """Take neighbours that are held on a tier, in a node without aliases, off it."""
+    """Remove neighbours that are held on a tier, in a node without aliases, from that tier."""
     node, start = place
     where, count = holder.where, len(names)
     holder.blocks[tier] -= count
@@ -149,7 +149,7 @@ def _uncover_span(
         and not node.children
         and node.lower is None
     ):
-        # the tail of a leaf that is the rank's own: what is left is held as before
+        # the tail of the rank's own leaf: the rest is held as before
         node.edge = node.edge[: start * HASH_BYTES]
         holder.runs[node] = holder.runs[node][: start * HASH_BYTES]
         tree.count_blocks(node, -count)
@@ -172,7 +172,7 @@ def _uncover_span(
 
 
 def _not_at(names: Sequence[int], run: bytes, kept: int) -> list[int]:
-    """Return those names that do not stand at one of the positions `kept`."""
+    """Return the names that are not at one of the positions `kept`."""
     staying = {
         int.from_bytes(run[at * HASH_BYTES : (at + 1) * HASH_BYTES], "little") for at in bits(kept)
     }
@@ -188,7 +188,7 @@ def _uncover_named(tree: RadixTree, holder: Holder, tier: int, node: Node, name:
 
 
 def uncover(tree: RadixTree, holder: Holder, tier: int, place: tuple[Node, int], name: int) -> None:
-    """Take a block that is held on a tier under this name off it, with all that falls empty."""
+    """Remove a block held on a tier under this name, and everything that becomes empty."""
     node, position = place
     places = node.names_at(holder.holder_id)
     if places is not None and position in places:
@@ -234,7 +234,7 @@ def _drop_alias(holder: Holder, tier: int, place: tuple[Node, int], name: int) -
 
 
 def forget(tree: RadixTree, holder: Holder, name: int) -> None:
-    """Let go of a name on every tier, however often it is held."""
+    """Forget a name on every tier, however often it is held."""
     node = holder.where[name]
     place = (node, holder.locate(node, name))
     tiers = [tier for tier in Tier if holds(holder, tier, place, name)]

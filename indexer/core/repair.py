@@ -1,8 +1,9 @@
-"""A stream's holes and how they are mended: the reactions to everything a replay can bring.
+"""A stream's gaps and how they are repaired: the reactions to everything a replay can bring.
 
-`replay` keeps the budgets, here is what they protect: replies are applied in order and once, never
-beyond what the live stream has shown; the first one must prove that the engine is the one we know;
-and whatever the endpoint does, live batches wait for a bounded time.
+`replay` keeps the budgets; this module enforces what they protect. Replies are applied in order and
+once, never beyond what the live stream has shown; the first one must prove that the engine is the
+one we know; and whatever the endpoint does, live batches wait for a bounded time only. `stream`
+builds on it, and `edge/listener` runs the requested replays.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ REPLY_FRAMES: Final = (3, 4)  # delimiter, topic (vLLM 0.26 and later), sequence
 
 
 class Repair(Progress):
-    """A position that mends what is missing before it.
+    """A position that repairs what is missing before it.
 
     Attributes:
-        request: The replay that should be running now; None for none. Compare by identity: a
-            new object is a new request, on a fresh socket.
+        request: The replay that should be running now, or None. Compare by identity: a new object
+            is a new request, on a fresh socket.
         backlog: Live messages that wait for the replay, or for the batch before them.
     """
 
@@ -50,12 +51,12 @@ class Repair(Progress):
         self._limits = limits or StreamLimits()
         self.backlog = Backlog(self._limits.backlog_batches_max, self._limits.backlog_bytes_max)
         self._replay: Replay | None = None
-        # a long message that is still being read, and the request it answers, if any
+        # a long message still being read, and the request it answers, if any
         self._unread: tuple[Sequence[bytes], ReplayRequest | None] | None = None
         self._ask_after = float("-inf")
         self._backoff_s = 0.0
         self._quiet_since: float | None = None
-        self._proof_until = 0.0  # of an engine that cannot be asked
+        self._proof_until = 0.0  # deadline for the proof of an engine without a replay endpoint
 
     @property
     def is_replaying(self) -> bool:
@@ -63,7 +64,7 @@ class Repair(Progress):
         return self._replay is not None
 
     def check(self) -> None:
-        """Assert every promise of the machine."""
+        """Assert every invariant of the state machine."""
         super().check()
         self.backlog.check()
         assert (self.request is None) == (self._replay is None)
@@ -71,16 +72,17 @@ class Repair(Progress):
         if replay is not None and self.backlog and not self._must_wait:
             assert self.backlog.first > self.cursor.expected, "live batches wait without need"
 
-    # -- blocks of an earlier life -----------------------------------------------------------------
+    # -- blocks from before a restart --------------------------------------------------------------
 
     def recall(self, memory: StreamMemory, now: float) -> None:
-        """Go on where an earlier life stopped, once the engine shows that it is the same.
+        """Continue where the previous process stopped, once the engine proves to be the same.
 
         The rank's blocks of that moment are in the index, uncredited. An engine with a replay
-        endpoint is asked for the last batch again; with the same digest it is the same engine,
-        and when everything after it is applied the blocks are credited. One without must go on
-        with the very next number, and from blocks it should have. On any doubt the blocks are
-        dropped, and all is as if there had been none: a wrong credit costs more than a cold start.
+        endpoint is asked for the last batch again; an equal digest proves that it is the same
+        engine, and once everything after that batch is applied the blocks are credited. An engine
+        without one must continue with the very next number, and only build on blocks it should
+        have. On any doubt the blocks are dropped as if there had been none: a wrong credit costs
+        more than a cold start.
         """
         self._recall(memory)
         if self.has_replay:
@@ -89,7 +91,7 @@ class Repair(Progress):
             self._proof_until = now + self._limits.recall_wait_s
 
     def _judge_recall(self, replay: Replay, outcome: str) -> None:
-        """The replay that was to prove the blocks of an earlier life has ended."""
+        """Handle the end of the replay that was to prove blocks from before a restart."""
         if replay.is_verified and outcome in {"complete", "overtaken"}:
             self._credit()
         else:
@@ -106,7 +108,7 @@ class Repair(Progress):
         self._send_request()
 
     def _send_request(self) -> None:
-        """Ask from the last batch applied: its copy shows whether this is still the same engine."""
+        """Ask from the last applied batch on: its copy shows whether the engine is the same."""
         replay = self._replay
         assert replay is not None
         last = None if replay.mode is Mode.REBUILD else self.cursor.last
@@ -129,21 +131,21 @@ class Repair(Progress):
     def _ask_whose_voice(self, now: float) -> None:
         """Have the engine prove that it is the one we know."""
         if self.cursor.last is None and self._replay is None:
-            return  # there is nothing that could be wrong
+            return  # nothing is known that could be wrong
         if self._replay is not None:
-            # what was asked before went to the engine that may be gone
+            # the previous request went to an engine that may be gone
             if self._replay.mode is not Mode.REBUILD and self.cursor.last is not None:
                 self._replay.mode = Mode.VERIFY
-            # and what waits may be last words of one that was there for a moment only
+            # and waiting batches may come from an engine that was only there for a moment
             self._replay.suspects = len(self.backlog)
             self._ask_again(now)
         elif self._may_ask(now):
             self._ask(Mode.VERIFY, now)
 
     def due(self, now: float) -> float:
-        """When silence may mean something, if nothing is heard before; `inf`: never. O(1).
+        """When silence becomes meaningful if nothing is heard before; `inf`: never. O(1).
 
-        What is heard may put that off and never brings it nearer, but by a new `request`.
+        A message may postpone this time but never advances it, except through a new `request`.
         """
         if self._replay is not None:
             return now
@@ -160,7 +162,7 @@ class Repair(Progress):
         return due
 
     def _watch_silence(self, now: float, *, may_poll: bool) -> None:
-        """Give up a replay that is late, or look for lost last batches."""
+        """Give up a late replay, or look for lost last batches."""
         limits = self._limits
         if self._replay is not None:
             self._watch_replay(self._replay, now)
@@ -177,7 +179,7 @@ class Repair(Progress):
                 return
         if self._quiet_since is None:
             self._quiet_since = now
-        # the very sum that `due` tells, or rounding might find nothing to do when it is due
+        # exactly the sum that `due` returns, or rounding could leave nothing to do when it is due
         is_quiet = limits.poll_after_s and now >= self._quiet_since + limits.poll_after_s
         if is_quiet and may_poll and not self.backlog and self._may_ask(now):
             can_rebuild = self.lost_batches and not self._is_past_gone
@@ -187,23 +189,23 @@ class Repair(Progress):
         if now >= replay.deadline:
             self._abandon("deadline", now)
         elif self._writer.is_busy or self._unread is not None:
-            replay.hear(now)  # its last reply is still being read or written, the next has to wait
+            replay.hear(now)  # its last reply is still being processed, so the next has to wait
         elif now >= replay.quiet_until and self.is_unproven and not self.backlog:
-            self._ask_again(now)  # not heard at all: it may be on its way, and nothing waits
+            self._ask_again(now)  # no reply at all yet: it may be starting, and nothing waits
         elif now >= replay.quiet_until:
             self._ask_again_or_abandon("silent", now)
 
     # -- replies -----------------------------------------------------------------------------------
 
     def _read_reply(self, replay: Replay, frames: Sequence[bytes], now: float) -> None:
-        self._writer.finish()  # the reply comes after what is still being written
+        self._writer.finish()  # replies come after what is still being written
         if not replay.count(sum(map(len, frames))):
             self._abandon("budget", now)
             return
         seq = read_sequence(frames[-2]) if len(frames) in REPLY_FRAMES else None
         if seq is None or (seq == END_MARKER and frames[-1]):
             self.tallies.count_bad_message("replay")
-            self._waste(now)
+            self._count_useless(now)
         elif frames[-1]:
             self._on_reply(seq, frames[-1], now)
         else:
@@ -217,16 +219,16 @@ class Repair(Progress):
             return
         expected = self.cursor.expected
         if seq < expected:
-            self._waste(now)
+            self._count_useless(now)
         elif seq == expected:
             self._accept_reply(replay, seq, payload, digest, now)
         elif replay.replies_now > 1 and replay.may_ask_again(now):
-            self._ask_again(now)  # a hole: replies were dropped on the way
+            self._ask_again(now)  # a gap: replies were dropped in transit
         elif self._decoder.decode(payload) is None:
-            self._waste(now)  # a number that garbage bears says nothing of the engine's buffer
+            self._count_useless(now)  # the number of garbage says nothing about the engine's buffer
         else:
-            # the engine's buffer begins later, or the hole will not close; never beyond what is
-            # known from the live stream, so that a wrong endpoint cannot carry the cursor away
+            # The engine's buffer begins later, or the gap will not close. Never skip beyond what
+            # the live stream has shown, so that a wrong endpoint cannot carry the cursor away.
             self._give_up_before(min(seq, self.backlog.first) if self.backlog else seq)
             if seq == self.cursor.expected:
                 self._accept_reply(replay, seq, payload, digest, now)
@@ -234,50 +236,50 @@ class Repair(Progress):
                 self._meet_live(now)
 
     def _verify(self, replay: Replay, seq: int, payload: bytes, digest: int, now: float) -> bool:
-        """Look at the first reply: whose is it? True if it has still to be applied."""
+        """Use the first reply to identify the engine; True if it has still to be applied."""
         if replay.mode is Mode.REBUILD and not self._begin_rebuild(replay, seq, payload, now):
             return False
         last = self.cursor.last
         if last is None or seq > last:
             return self._verify_beyond(replay, payload, now)
         if seq < last:
-            self._waste(now)
+            self._count_useless(now)
             return False
         if self.cursor.digest_of(last) not in (None, digest):
             self._on_other_engine(payload, now)
             return False
         replay.is_verified = True
-        if self._doubted_after == last:  # a later batch would vouch for the new engine only
+        if self._doubted_after == last:  # a later batch would only vouch for the new engine
             self._doubted_after = None
         replay.hear(now)
         self._meet_live(now)
         return False
 
     def _verify_beyond(self, replay: Replay, payload: bytes, now: float) -> bool:
-        """The first reply is a later batch than what we know: there is nothing to compare."""
+        """Handle a first reply later than anything we know: there is nothing to compare."""
         if self._decoder.decode(payload) is None:
-            self._waste(now)  # garbage is nobody's voice
+            self._count_useless(now)  # garbage identifies no engine
             return False
         if self.is_unproven:
             self._on_other_engine(payload, now, why="gone")
             return False
         if replay.mode in {Mode.VERIFY, Mode.POLL}:
-            self._doubt()  # what was asked for is not there to be compared with
+            self._doubt()  # the requested batch is not there to be compared
         replay.is_verified = True
         return True
 
     def _begin_rebuild(self, replay: Replay, seq: int, payload: bytes, now: float) -> bool:
-        """Let go of what is known if the whole past is there to take its place."""
+        """Discard what is known if the engine's whole history is there to replace it."""
         if seq != 0:
             self._beheaded += 1
             self._end_replay("past_gone", now)
             return False
         batch = self._decoder.decode(payload)
         if batch is None:
-            self._waste(now)
+            self._count_useless(now)
             return False
-        if self._is_foreign(batch):  # asked before the names are forgotten
-            self._shun(now)
+        if self._is_foreign(batch):  # checked before the names are forgotten
+            self._reject_endpoint(now)
             return False
         self._begin_anew()
         replay.mode = Mode.GAP if self.backlog else Mode.POLL
@@ -286,16 +288,16 @@ class Repair(Progress):
     def _on_other_engine(self, payload: bytes, now: float, *, why: str = "restarted") -> None:
         batch = self._decoder.decode(payload)
         if batch is None:
-            self._waste(now)  # no engine's voice at all
+            self._count_useless(now)  # garbage identifies no engine
         elif self._is_foreign(batch):
-            self._shun(now)
+            self._reject_endpoint(now)
         else:
             self._start_over(now, why)
 
     def _start_over(self, now: float, why: str = "restarted") -> None:
-        """The endpoint speaks for another engine than the one we know: learn that one.
+        """The endpoint serves another engine than the one we know: start over with that one.
 
-        What waits may be of either engine; the replay has it all, up to this moment.
+        Waiting batches may be from either engine; the replay has everything up to this moment.
         """
         replay = self._replay
         assert replay is not None
@@ -317,7 +319,7 @@ class Repair(Progress):
             self.cursor.advance(seq, digest, live=False)
             self._lose(1)
         elif self._is_foreign(batch):
-            self._shun(now)
+            self._reject_endpoint(now)
             return
         else:
             self.tallies.replayed_batches += 1
@@ -327,10 +329,10 @@ class Repair(Progress):
         self._meet_live(now)
 
     def _drop_overtaken(self, replay: Replay, seq: int) -> None:
-        """Live batches that waited when the engine was asked are older than what it answers.
+        """Drop live batches that were waiting before the request: the replies are newer.
 
-        They are copies of it, or the last words of an engine that is gone: applied after the
-        answer those would look like a restart, again and again.
+        They are copies of replies, or the last batches of an engine that is gone; applied after the
+        replies, those would look like a restart, again and again.
         """
         while replay.waiting_before and self.backlog.first <= seq:
             self.backlog.pop()
@@ -339,7 +341,7 @@ class Repair(Progress):
             self.tallies.stale_batches += 1
 
     def _drop_suspects(self, replay: Replay) -> None:
-        """The engine has said everything, and nothing of these: another one did."""
+        """The engine has sent everything, without these batches: another engine sent them."""
         for _ in range(min(replay.suspects, len(self.backlog))):
             self.backlog.pop()
             self.tallies.stale_batches += 1
@@ -347,7 +349,7 @@ class Repair(Progress):
         replay.suspects = 0
 
     def _on_end(self, now: float, *, is_marker: bool) -> None:
-        """The endpoint says that was all; only in an engine's own words is that evidence."""
+        """The endpoint reports the end; only an engine's own end marker is evidence."""
         replay = self._replay
         assert replay is not None
         if is_marker:
@@ -362,7 +364,7 @@ class Repair(Progress):
             and last is not None
             and self.cursor.digest_of(last) is not None
         ):
-            # what we applied must be in its buffer, being the newest or nearly so; it is not
+            # our last batch must be among the newest in its buffer, but is not: another engine
             self._start_over(now)
         elif not self.backlog:
             self._end_replay("complete", now)
@@ -372,7 +374,7 @@ class Repair(Progress):
             self._abandon("incomplete", now)
 
     def _meet_live(self, now: float) -> None:
-        """End the replay as soon as the live batches that wait can go on by themselves."""
+        """End the replay as soon as the waiting live batches can continue on their own."""
         if self._replay is None or not self.backlog or self._must_wait:
             return
         if self.backlog.first <= self.cursor.expected:
@@ -382,7 +384,7 @@ class Repair(Progress):
 
     @property
     def _must_wait(self) -> bool:
-        """Whether live batches wait although they would go on from what is known."""
+        """Whether live batches wait although they would continue what is known."""
         replay = self._replay
         assert replay is not None
         return bool(replay.suspects) or replay.mode is Mode.REBUILD or self._is_proof_due
@@ -393,31 +395,31 @@ class Repair(Progress):
         return replay is not None and replay.mode is Mode.VERIFY and not replay.is_verified
 
     def _doubt(self) -> None:
-        """The proof asked for will not come: this may be another engine whose numbers fit."""
+        """The requested proof will not come: this may be another engine whose numbers fit."""
         if self._doubted_after is None and self.cursor.last is not None:
             self._doubted_after = self.cursor.last
             self._drop_if_told()
 
-    def _waste(self, now: float) -> None:
+    def _count_useless(self, now: float) -> None:
         assert self._replay is not None
         if not self._replay.waste():
             self._abandon("garbage", now)
 
-    def _shun(self, now: float) -> None:
+    def _reject_endpoint(self, now: float) -> None:
         """The endpoint replays another rank: never ask it again."""
         self.has_replay = False
         self._abandon("wrong_rank", now)
 
     def _abandon(self, outcome: str, now: float) -> None:
-        """Go on without what should have come; leave the endpoint alone for a while."""
+        """Continue without the missing batches; back off from the endpoint for a while."""
         limits = self._limits
         if self._is_proof_due:
             self._doubt()
         replay = self._replay
         if replay is not None and not replay.is_verified:
-            self._drop_suspects(replay)  # of a proven engine they are live batches like any other
-        # a gap that live batches could not wait for is given up; a rebuilding stays wanted, and
-        # asked for at once again it would hold a busy stream back for ever
+            self._drop_suspects(replay)  # of a proven engine they are ordinary live batches
+        # A gap that live batches could not wait for is given up. A rebuild stays wanted, but asking
+        # again at once would hold back a busy stream for ever.
         is_asked_again = replay is not None and replay.mode is Mode.REBUILD
         if outcome != "backlog_full" or is_asked_again:
             doubled = min(2 * self._backoff_s, limits.replay_backoff_max_s)

@@ -1,6 +1,6 @@
-"""The rules of one replay: what it is for, how long it may take, how much it may send.
+"""The rules of one replay: its purpose, how long it may take, how much it may send.
 
-Only bookkeeping: whether a reply is applied is `stream`'s decision. A replay endpoint may be mute,
+Only bookkeeping: `repair` decides whether a reply is applied. A replay endpoint may be mute,
 endless, garbled or simply wrong; every way it can waste our time has a budget here.
 """
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 class Mode(Enum):
-    """What a replay is for."""
+    """The purpose of a replay."""
 
-    GAP = "gap"  # live batches are waiting for the ones before them
-    POLL = "poll"  # nothing came for a while: was anything lost?
-    VERIFY = "verify"  # the connection was gone for a while: is it still the same engine?
-    REBUILD = "rebuild"  # the past has a hole: is it all still there, from number 0?
+    GAP = "gap"  # live batches are waiting for earlier ones
+    POLL = "poll"  # silence: were the last batches lost?
+    VERIFY = "verify"  # the connection was interrupted: is it still the same engine?
+    REBUILD = "rebuild"  # batches were lost for good: is everything from number 0 still available?
 
 
 class ReplayRequest(Struct, frozen=True, eq=False):
-    """A wish for a fresh replay from `start`; two wishes are two, even if they look alike."""
+    """A request for a fresh replay from `start`; two equal requests are still two."""
 
     start: int
 
 
 class Replay:
-    """A replay under way."""
+    """A replay in progress."""
 
     __slots__ = (
         "_limits",
@@ -53,30 +53,30 @@ class Replay:
         self.mode = mode
         self._limits = limits
         self.deadline = now + limits.replay_deadline_s
-        self.attempts = 0  # in a row without progress
+        self.attempts = 0  # consecutive ones without progress
         self.replies = 0
         self.bytes = 0
         self.useless = 0
-        self.suspects = 0  # of those that wait: older than the last reconnect
-        self.waiting_before = 0  # live batches that had come when the request went out
+        self.suspects = 0  # how many of the waiting batches are older than the last reconnect
+        self.waiting_before = 0  # live batches already waiting when the request was sent
         self.begin_attempt(now)
 
     def begin_attempt(self, now: float) -> None:
-        """A request goes out."""
+        """Note that a request is sent."""
         self.attempts += 1
-        self.is_verified = False  # the engine has not shown yet that it is the one we know
+        self.is_verified = False  # the engine has not yet proven to be the one we know
         self.progressed = False
         self.replies_now = 0
         self.quiet_until = min(now + self._limits.replay_silence_s, self.deadline)
 
     def may_ask_again(self, now: float) -> bool:
-        """Whether another request is worth it: always after progress, else a few times."""
+        """Whether another request is allowed: always after progress, otherwise a few times."""
         if self.progressed:
             self.attempts = 0
         return self.attempts < self._limits.replay_attempts_max and now < self.deadline
 
     def count(self, size: int) -> bool:
-        """Count one reply; False when it is one too many."""
+        """Count one reply; False if the budget is exceeded."""
         self.replies += 1
         self.replies_now += 1
         self.bytes += size
@@ -84,19 +84,19 @@ class Replay:
         return self.replies <= limits.replay_replies_max and self.bytes <= limits.replay_bytes_max
 
     def advance(self, now: float) -> None:
-        """A reply was applied."""
+        """Note that a reply was applied."""
         self.progressed = True
         self.hear(now)
 
     def hear(self, now: float) -> None:
-        """The engine is there and answers."""
+        """Note that the engine answers."""
         self.quiet_until = min(now + self._limits.replay_silence_s, self.deadline)
 
     def excuse(self, seconds: float) -> None:
-        """So much of the time was no silence: nobody was there to hear."""
+        """Do not count these seconds as silence: we were not listening."""
         self.quiet_until = min(self.quiet_until + seconds, self.deadline)
 
     def waste(self) -> bool:
-        """Count a reply that was of no use; False when it is one too many."""
+        """Count a useless reply; False if the budget is exceeded."""
         self.useless += 1
         return self.useless <= self._limits.replay_useless_max

@@ -1,4 +1,7 @@
-"""Some of many in each turn: nobody is left out, and who has work left comes again in the next."""
+"""Fair turns: a few of many per turn, everybody once per round; busy ones come again next turn.
+
+`registry` sweeps indexes with it, the service's upkeep visits scopes.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ Name = TypeVar("Name", bound="Hashable")
 
 
 class Rounds(Generic[Name]):
-    """Goes round the names of things that come and go.
+    """Cycles through the names of things that come and go.
 
-    It keeps their names only: what is gone before its turn is not kept alive until then.
+    It keeps names only, so it keeps nothing alive that is removed before its turn.
 
     Attributes:
-        per_turn: so many at most, and as many again of those that have work left.
+        per_turn: limit per turn, and the same limit again for those that have work left.
     """
 
     def __init__(self, per_turn: int) -> None:
@@ -27,12 +30,12 @@ class Rounds(Generic[Name]):
         self._busy: dict[Name, None] = {}
 
     def turn(self, everything: Callable[[], Iterable[Name]]) -> list[Name]:
-        """Whose turn it is, none twice; after the last of a round another begins.
+        """Return whose turn it is, without duplicates; starts a new round after the last one.
 
-        Those of the round are first: what a turn may do is not used up by who is always busy.
+        Regular turns come first, so that busy ones cannot use up the turn.
 
         Args:
-            everything: all there is, asked at the beginning of a round.
+            everything: returns all names; called at the beginning of a round.
         """
         if not self._ahead:
             self._ahead.extend(everything())
@@ -46,7 +49,7 @@ class Rounds(Generic[Name]):
         return some + again
 
     def has_more(self, name: Name) -> None:
-        """Give it another turn at once, after those that wait for theirs already."""
+        """Give it another turn soon, after those that are already waiting for another one."""
         self._busy[name] = None
 
     @property
@@ -56,13 +59,14 @@ class Rounds(Generic[Name]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody has work left. Of two rounds in one turn, one may ask only for this.
+        """Whether anything has work left. The test to use when one turn serves two rounds.
 
-        Each begins anew when it has ended: if both had to end in the same turn, neither would rest.
+        Each starts again once it has ended; waiting for both to end in the same turn might never
+        end.
         """
         return bool(self._busy)
 
     @property
     def is_new(self) -> bool:
-        """Whether the next turn begins a round."""
+        """Whether the next turn begins a new round."""
         return not self._ahead

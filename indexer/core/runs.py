@@ -1,7 +1,7 @@
-"""How far two runs of blocks agree: the one comparison that trees of runs live by.
+"""How far two runs of blocks agree: the one comparison that trees of runs depend on.
 
-Compiled where it can be (`indexer/compiled.py`): a prompt that ends inside a run that others go on
-with is the common case, and slices are cut and compared again and again to find out where.
+Compiled where possible (`indexer/compiled.py`): prompts commonly end inside a run that others
+continue, and finding out where takes many slices and comparisons.
 """
 
 from __future__ import annotations

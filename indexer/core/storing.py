@@ -1,7 +1,7 @@
-"""Stores that need a closer look: names known in part, moved, of a foreign group, or parentless.
+"""Stores that need a closer look: names partly known, moved, of a foreign group, or parentless.
 
-`index.py` stands before it and has done with the plain ones; `holdings.py` covers what is found to
-be new, `removal.py` lets go of what has moved.
+`index.py` handles the plain ones before it gets here; `holdings.py` adds what is new, `removal.py`
+removes what has moved.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def place_behind(tree: RadixTree, holder: Holder, parent: int | None) -> Place |
 
 
 def store_any(tree: RadixTree, holder: Holder, tier: Tier, group: int, event: Stored) -> int | None:
-    """Hold a run of blocks whatever is known of it; return how many, None if it is refused.
+    """Hold a run of blocks, whatever is known of it; return how many, None if it is refused.
 
-    It is refused where it names a hash twice, or its parent as one of its own.
+    It is refused if it contains a hash twice, or its own parent.
     """
     parent, names, hashes, namespace = event
     if not names:
@@ -60,10 +60,10 @@ def store_any(tree: RadixTree, holder: Holder, tier: Tier, group: int, event: St
 
 
 def _seam(holder: Holder, names: Sequence[int], start: int) -> int:
-    """Return where a run ends behind which blocks have waited for its last one.
+    """Return where to cut a run so that it ends with a block that others have waited for.
 
-    What is told again behind it is the same blocks once more, wherever they have waited: they find
-    their place first, with what is counted of them on every tier.
+    Blocks announced again behind that one may be the waiting ones, which must be placed first, with
+    their counts on every tier.
     """
     end = len(names)
     if not holder.waiting or holder.where.knows_none(names):
@@ -72,7 +72,7 @@ def _seam(holder: Holder, names: Sequence[int], start: int) -> int:
 
 
 def _join(tree: RadixTree, holder: Holder, parent: int | None, first: PackedHashes) -> None:
-    """Give what waits for a block and begins like this its place, if the block has come."""
+    """Place the orphan that waits for a block and begins with `first`, if the block has arrived."""
     root = None if parent is None else holder.waiting.get(parent)
     if root is not None and root.parent_hash in holder.where and first in root.children:
         holdings.graft_child(tree, holder, root, root.children[first])
@@ -94,13 +94,13 @@ def _store_run(tree: RadixTree, holder: Holder, tier: Tier, group: int, event: S
     for node, position, size in path:
         run = names[done : done + size]
         holdings.cover_run(holder, tier, group, (node, position), run)
-        if done < known:  # blocks that are new make nothing alike that was not
+        if done < known:  # new blocks cannot make nodes alike that were not
             tree.note_dust(node)
         done += size
 
 
 def _origin_of_known(tree: RadixTree, holder: Holder, event: Stored) -> Place | None:
-    """Like `place_behind`; a parent that is unknown by now may be told by the first block."""
+    """Like `place_behind`, but the first block may identify a parent that is no longer known."""
     parent, names, hashes, _ = event
     if parent is not None and parent not in holder.where:
         place = holdings.place_behind_lost(holder, parent, names[0], hashes)
@@ -116,7 +116,7 @@ def _forget_moved(
     engine_hashes: Sequence[int],
     local_hashes: PackedHashes,
 ) -> None:
-    """Let go of names that are filed for another position than they are announced at now."""
+    """Remove names that are filed for another position than the one announced now."""
     segments = [] if origin is None else tree.follow(*origin, local_hashes)[0]
     places = [(node, at + i) for node, at, size in segments for i in range(size)]
     moved: list[int] = []

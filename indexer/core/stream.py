@@ -1,8 +1,8 @@
-"""One worker rank's event stream: live batches in order, holes mended by replay, restarts noticed.
+"""One worker rank's event stream: live batches in order, gaps replayed, restarts noticed.
 
-A pure state machine. It is fed messages and the time; when it wants a replay it says so in
-`request`, and whoever owns the sockets opens or closes one to match. Live messages are judged
-here; `repair` mends holes, `progress` knows what was applied and lost.
+A pure state machine, fed with messages and the time. It judges live messages; `repair` fills gaps,
+`progress` knows what was applied and lost. When it wants a replay it sets `request`, and the owner
+of the sockets (`edge/listener`) opens or closes one to match.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from indexer.types import Scope, WorkerRank
 
-if all([usable("indexer._run", 1), usable("indexer._ingest", 7)]):  # each is asked, and told of
+if all([usable("indexer._run", 1), usable("indexer._ingest", 7)]):  # a list: both get recorded
     from indexer._ingest import Feeder
 else:
     Feeder = None  # type: ignore[assignment,misc]
@@ -36,7 +36,7 @@ class EventStream(Repair):
     """The events of one (worker, rank), from one endpoint, into one index.
 
     Attributes:
-        lost_batches: Batches that will never come; above 0 the rank's blocks are uncertain.
+        lost_batches: Batches lost for good; above 0 the rank's blocks are uncertain.
         worker_ranks: Ranks the worker has; the owner may replace it when the worker changes.
     """
 
@@ -65,7 +65,7 @@ class EventStream(Repair):
 
     @property
     def is_busy(self) -> bool:
-        """Whether `resume` has work; no message should be fed until it has none."""
+        """Whether `resume` has work; do not feed messages until it has none."""
         return (
             self._writer.is_busy
             or self._unread is not None
@@ -73,22 +73,22 @@ class EventStream(Repair):
         )
 
     def on_live(self, frames: list[bytes], now: float) -> None:
-        """Take one message from the publisher, whatever it is."""
+        """Take one message from the publisher, whatever it contains."""
         self.take(deque((frames,)), now)
         self.resume(now)
 
     def take(self, inbox: deque[list[bytes]], now: float) -> None:
-        """Take messages from the left of `inbox`, one at least, for about the time of a turn.
+        """Take messages from the left of `inbox`, at least one, for about the time of a turn.
 
-        What they begin, `resume` ends.
+        `resume` completes the work they begin.
         """
         if self._feeder is not None:
-            self._feeder.take(inbox, now)  # plain messages, and the first that is not by `hear`
+            self._feeder.take(inbox, now)  # plain messages, and the first other one through `hear`
         else:
             self.hear(inbox.popleft(), now)
 
     def hear(self, frames: Sequence[bytes], now: float) -> None:
-        """Take one message, the way that can take all; a long one is only begun to be read."""
+        """Take one message of any kind on the slow path; a long one is only begun."""
         if self.closed:
             return
         self._read_to_end(now)
@@ -125,10 +125,10 @@ class EventStream(Repair):
         self.resume(now)
 
     def on_broken_replay(self, now: float) -> bool:
-        """The socket says that no more replies will come; False: nothing follows from that yet.
+        """Handle a socket that will bring no more replies; False: no consequence yet.
 
-        Blocks of an earlier life wait for their proof as long as there is time, so that is a matter
-        of silence: the engine may be about to start where something else still listens.
+        For blocks from before a restart only silence counts: the engine may be about to start where
+        something else still listens.
         """
         if self._replay is None or self.is_busy or self.is_unproven:
             return False
@@ -137,21 +137,21 @@ class EventStream(Repair):
         return True
 
     def on_timer(self, now: float, *, may_poll: bool = True) -> None:
-        """Notice silence; call this a few times a second."""
+        """Check for silence; call this a few times a second."""
         if not self.closed:
             self._watch_silence(now, may_poll=may_poll and not self.is_busy)
             self.resume(now)
 
     def on_absence(self, seconds: float) -> None:
-        """Count so much less of the time as silence: whoever calls `on_timer` came late."""
+        """Do not count these seconds as silence, because `on_timer` was called late."""
         if self._replay is not None:
             self._replay.excuse(seconds)
 
     def reread(self, now: float) -> Literal["asked", "later", "shared", "no_replay", "past_gone"]:
-        """Read the rank's blocks anew, from batch 0: there is reason to doubt what is held.
+        """Rebuild the rank's blocks from batch 0, because what is held is in doubt.
 
-        What is held goes once the engine's batch 0 is here to take its place, and not before.
-        `shared`: other ranks' blocks came from here, too, and would go with them for a while.
+        Held blocks go once the engine's batch 0 is here to replace them, not before. `shared`:
+        other ranks' blocks came from this stream, too, and would be missing for a while.
         """
         if self.closed or self.is_replaying or self.is_busy or self.is_unproven:
             return "later"
@@ -167,22 +167,22 @@ class EventStream(Repair):
         return "asked"
 
     def forget_blocks(self) -> None:
-        """Hold nothing of what was said so far; what comes counts. Not for a `shared` stream."""
+        """Forget all blocks received so far; later ones count. Not for a `shared` stream."""
         assert self._writer.ranks == {self.rank}
         self._writer.forget_blocks()
 
     def on_reconnect(self, now: float) -> None:
-        """Look whose voice it is after the publisher was out of reach.
+        """Verify the engine's identity after the publisher was out of reach.
 
-        A restarted engine whose numbers happen to go on where the old one stopped is seen in no
-        other way; a mere reconnect costs one small replay and no state.
+        A restarted engine whose numbers happen to continue those of the old one cannot be noticed
+        otherwise; a mere reconnect costs one small replay and no state.
         """
         if not self.closed:
-            self._read_to_end(now)  # it was said before
+            self._read_to_end(now)  # it was sent before
             self._ask_whose_voice(now)
 
     def resume(self, now: float) -> None:
-        """Work off what is pending, for about a quarter of a millisecond."""
+        """Process pending work, for about a quarter of a millisecond."""
         budget = self._limits.blocks_per_turn
         while budget > 0:
             if self._unread is not None:
@@ -199,7 +199,7 @@ class EventStream(Repair):
                 return
 
     def _read_on(self, now: float) -> bool:
-        """Read a piece of a long message; True if that was the last, and the message is taken."""
+        """Read a piece of a long message; True if that completed the message."""
         assert self._unread is not None
         frames, request = self._unread
         if not self._decoder.read_ahead(frames[-1]):
@@ -213,12 +213,12 @@ class EventStream(Repair):
         return True
 
     def _read_to_end(self, now: float) -> None:
-        """Take what is being read, before anything else that cannot wait is looked at."""
+        """Finish the message being read before something that cannot wait."""
         while self._unread is not None:
             self._read_on(now)
 
     def on_fault(self) -> None:
-        """Let go of a batch whose writing raised: it would raise again, for ever."""
+        """Drop a batch whose writing raised: it would raise again, for ever."""
         feeder = self._feeder
         is_torn = feeder is not None and feeder.is_torn
         if feeder is not None:
@@ -231,7 +231,7 @@ class EventStream(Repair):
             self._lose(1)
 
     def close(self) -> None:
-        """Stop for good and forget what the stream has brought; late messages are ignored."""
+        """Stop for good and forget the blocks the stream has brought; late messages are ignored."""
         if not self.closed:
             self.closed = True
             self._unread = None
@@ -240,12 +240,12 @@ class EventStream(Repair):
             self._stop_replay()
             self.backlog.clear()
             self._writer.forget()
-            self._feeder = None  # it knows us: a ring would keep the index alive
+            self._feeder = None  # it refers to us: the cycle would keep the index alive
 
     def _take(self, seq: int, payload: bytes, now: float) -> None:
         """Judge the next live message; nothing is pending and no replay runs."""
         batch = self._decoder.decode(payload)
-        if batch is None:  # leaves the cursor: it may have been no batch at all
+        if batch is None:  # the cursor stays: it may not have been a batch at all
             self.tallies.count_bad_message("payload")
             return
         digest = self._decoder.digest(payload)
@@ -257,9 +257,7 @@ class EventStream(Repair):
         if verdict is Verdict.RESTARTED:
             self.tallies.restarts += 1
             self._begin_anew()
-        if (
-            self.is_unproven
-        ):  # and the engine cannot be asked: what it says is all the proof there is
+        if self.is_unproven:  # and no replay endpoint: the next batch is all the proof there is
             if verdict is Verdict.CONTIGUOUS and not self._writer.is_strange(batch):
                 self._credit()
             else:
@@ -275,21 +273,21 @@ class EventStream(Repair):
             self._give_up_before(seq)
         self._accept(batch, seq, digest, live=True)
         if verdict is Verdict.RESTARTED:
-            self._ask_whose_voice(now)  # a late word of an engine that is gone would look the same
+            self._ask_whose_voice(now)  # a late batch of an engine that is gone would look the same
 
     def _begin(self, batch: EventBatch) -> None:
-        """Have the rest of a batch written, whose beginning went the compiled way."""
+        """Begin to write the rest of a batch that the compiled path has started."""
         self._writer.begin(batch, self.worker_ranks)
 
     def _write(self, batch: EventBatch) -> None:
-        """Write events that the compiled way leaves to us, at once."""
+        """Write events that the compiled path leaves to us, at once."""
         self._begin(batch)
         while self._writer.is_busy:
             self._work(self._limits.blocks_per_turn)
 
     def _hold(self, seq: int, payload: bytes, now: float) -> None:
         """Keep a live message until the replay, or the batch before it, is done."""
-        if self._decoder.decode(payload) is None:  # or its number would be believed
+        if self._decoder.decode(payload) is None:  # or its number would be trusted
             self.tallies.count_bad_message("payload")
             return
         if self.backlog and seq <= self.backlog.last:
@@ -297,7 +295,7 @@ class EventStream(Repair):
                 self.tallies.stale_batches += 1
                 return
             if self._replay is not None:
-                # the engine began anew: what waits, and what the replay mends, is history
+                # the engine restarted: waiting batches and the running replay are obsolete
                 self._end_replay("superseded", now)
                 self.backlog.clear()
                 self.tallies.restarts += 1
@@ -306,7 +304,7 @@ class EventStream(Repair):
         if not self.backlog.is_full:
             self._meet_live(now)
             return
-        while self.backlog.is_full:  # and taking one may ask for another replay
+        while self.backlog.is_full:  # processing one may request another replay
             if self._replay is not None:
                 self._abandon("backlog_full", now)
             self.resume(now)

@@ -1,7 +1,8 @@
-"""Plain counters of event streams, read when somebody asks.
+"""Plain counters of event streams, read at scrape time.
 
-Only numbers that go up live here; labels come from fixed sets, so their number is bounded. Metrics
-add up the streams of a partition together with what closed streams have left behind.
+Only increasing numbers live here; labels come from fixed sets, so their number is bounded. Metrics
+add up the streams of a partition and what closed streams left behind. The layers of `stream` and
+`writer` count, `registry` collects.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 Labels = tuple[str, str, str]
-"""kind (stored, removed, …), dialect (array, map, mixed), outcome (applied, or why not)."""
+"""kind (stored, removed, …), dialect (array, map, mixed), outcome (applied, or the refusal)."""
 
 _PLAIN: Final = (
     "messages",  # received live, good or bad
@@ -19,8 +20,8 @@ _PLAIN: Final = (
     "stale_batches",
     "gaps",
     "lost_batches",  # never recovered
-    "restarts",  # seen by the sequence number
-    "hidden_restarts",  # seen only because a replay did not repeat what had been applied
+    "restarts",  # noticed by the sequence number
+    "hidden_restarts",  # noticed only because a replay did not repeat what had been applied
     "foreign_ranks",  # batches that named a rank the worker does not have
     "replays_asked",
     "replayed_batches",
@@ -49,10 +50,10 @@ class Tallies:
         for name in _PLAIN:
             setattr(self, name, 0)
         self.events: dict[Labels, int] = {}
-        self.other_block_size = 0  # of the last store event that was refused for it
+        self.other_block_size = 0  # of the last store event refused for its block size
         self.bad_messages: dict[str, int] = {}  # frames | sequence | payload | replay
-        self.replays: dict[str, int] = {}  # outcome → how many ended so
-        self.recalls: dict[str, int] = {}  # credited, or why blocks of an earlier life were not
+        self.replays: dict[str, int] = {}  # outcome → number of replays that ended with it
+        self.recalls: dict[str, int] = {}  # credited, or why blocks from before a restart were not
 
     def add(self, other: Tallies) -> None:
         """Add another stream's counters to these."""
@@ -69,18 +70,18 @@ class Tallies:
             self.events[labels] = self.events.get(labels, 0) + count
 
     def count_event(self, kind: str, form: str, outcome: str, number: int = 1) -> None:
-        """One more event, or several, of that kind, in that dialect, with that outcome."""
+        """Count events of this kind, dialect and outcome."""
         labels = (kind, form, outcome)
         self.events[labels] = self.events.get(labels, 0) + number
 
     def count_bad_message(self, reason: str) -> None:
-        """One more message that is not a batch."""
+        """Count a message that is not a batch."""
         self.bad_messages[reason] = self.bad_messages.get(reason, 0) + 1
 
     def count_replay(self, outcome: str) -> None:
-        """One more replay has ended."""
+        """Count a replay that ended."""
         self.replays[outcome] = self.replays.get(outcome, 0) + 1
 
     def count_recall(self, outcome: str) -> None:
-        """Blocks of an earlier life have their verdict."""
+        """Count a verdict on blocks from before a restart."""
         self.recalls[outcome] = self.recalls.get(outcome, 0) + 1

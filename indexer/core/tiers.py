@@ -1,7 +1,8 @@
 """From a path through the tree to blocks per rank: device, then host, disk and external.
 
-Each tier goes on only where the one before stopped and never back. Ranks are taken
-in groups that stand at the same block, so a thousand ranks that share a prefix cost as much as one.
+Each tier continues only where the one before stopped, never further up. Ranks are handled in groups
+that stand at the same block, so a thousand ranks that share a prefix cost as much as one.
+`KvIndex.find_matches` calls it with the path that `radix_tree` found.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from indexer.core.radix_tree import Group
 
 _CACHED_MASKS_MAX: Final = 512
-"""Masks whose slots are remembered, a few per hot prompt; all are forgotten together beyond it.
-With a thousand ranks in every mask that is 4 MB."""
+"""Masks whose slots are cached, a few per hot prompt; beyond it the whole cache is dropped. With a
+thousand ranks in every mask that is 4 MB."""
 
 
 class SlotTable:
@@ -32,7 +33,7 @@ class SlotTable:
         self._cached: dict[int, NDArray[np.int64]] = {}
 
     def assign(self, holder_id: int, slot: int) -> None:
-        """Tell which slot a holder id stands for from now on."""
+        """Map a holder id to a slot from now on."""
         if holder_id >= len(self._slot_of):
             more = np.full(len(self._slot_of), -1, dtype=np.int64)
             self._slot_of = np.concatenate((self._slot_of, more))
@@ -40,7 +41,7 @@ class SlotTable:
         self._cached.clear()
 
     def slots(self, mask: int) -> NDArray[np.int64]:
-        """Return the slots of the holders in `mask`; not to be written to."""
+        """Return the slots of the holders in `mask`; read-only."""
         found = self._cached.get(mask)
         if found is None:
             if len(self._cached) >= _CACHED_MASKS_MAX:
@@ -52,10 +53,10 @@ class SlotTable:
 
 
 class Matches:
-    """What one prompt finds, as groups of holders; valid until the index changes.
+    """What one prompt matches, as groups of holders; valid until the index changes.
 
     `groups` are (device blocks > 0, mask of holders) with disjoint masks. `host` and `disk` are
-    (blocks beyond the tiers before, mask); disk includes external, so a holder may occur twice.
+    (blocks beyond the previous tiers, mask); disk includes external, so a holder may occur twice.
     """
 
     __slots__ = ("_table", "disk", "groups", "host")
@@ -89,7 +90,7 @@ class Matches:
     def fill(
         self, device: NDArray[np.float64], host: NDArray[np.float64], disk: NDArray[np.float64]
     ) -> bool:
-        """Add the blocks to zeroed columns of at least `KvIndex.capacity` rows.
+        """Add the blocks to zeroed columns with at least `KvIndex.capacity` rows.
 
         Returns whether any rank extends on a tier below the device.
         """
@@ -142,9 +143,9 @@ def continue_below(
 def _extend(
     standing: dict[int, int], covered: list[tuple[int, int, Coverage]], gained: list[Group]
 ) -> dict[int, int]:
-    """Let all walk on over one tier; note who gains how much and return where all stand then.
+    """Extend all holders over one tier; record their gains and return where each stands.
 
-    Who meets at a block walks on as one: O(stretches), plus pairs of a start and an end.
+    Holders that meet at a block continue as one: O(stretches), plus pairs of a start and an end.
     """
     starts = sorted(standing, reverse=True)
     stops: dict[int, int] = {}
@@ -171,7 +172,7 @@ def _extend(
 def _walk(
     walkers: list[Group], start: int, size: int, coverage: Coverage, stops: dict[int, int]
 ) -> int:
-    """Return who passes a whole stretch; note where the others stop."""
+    """Return the holders that pass a whole stretch; record where the others stop."""
     going = 0
     for at, walking in walkers:
         passing = walking & coverage.full

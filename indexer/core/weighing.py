@@ -1,8 +1,8 @@
-"""What an index weighs: blocks by tier, and an estimate of the bytes that all and each take.
+"""The size of an index: blocks by tier, and an estimate of total and per-rank bytes.
 
-Read-only and in slices: a fleet of ranks is not counted in one go. What comes or goes meanwhile is
-counted or not. `index.py` has what is weighed; its registry asks for the weight of each rank, who
-scrapes the metrics for all of it.
+Read-only and in slices, because a fleet of ranks is not counted in one go; changes made meanwhile
+may or may not be counted. It reads the data of `index.py`; the registry asks for the weight of each
+rank, a scrape of the metrics for the total.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["Count", "IndexStats", "count", "weights"]
 
 _NAMED_PER_STEP: Final = 8
-"""Ranks whose names are counted in one step of weighing, for as much time as one is weighed."""
+"""Ranks whose names are counted in one step, which takes as long as weighing one rank."""
 
 _COUNTED_PER_STEP: Final = 32
-"""Ranks counted in a row: some 2 µs each."""
+"""Ranks counted between two yields: some 2 µs each."""
 
 _NODE_BYTES: Final = 420  # node, child dict and key, head of the edge; measured
 _RUN_BYTES: Final = 40  # head of a run of names
@@ -35,31 +35,31 @@ class IndexStats(NamedTuple):
     """Counters of one index, read at scrape time."""
 
     nodes: int
-    blocks: int  # distinct contents with their place in a prompt
+    blocks: int  # distinct contents at their place in a prompt
     holdings: tuple[int, int, int, int]  # (rank, block) pairs per tier
     orphan_blocks: int  # waiting for their parent, part of `blocks`
-    orphan_blocks_dropped: int  # gave way because too many waited
+    orphan_blocks_dropped: int  # dropped because too many waited
     events_refused: int  # a hash twice in one store, or equal to its parent
     unswept: int  # what `sweep` has left to do
     bytes: int  # estimate
 
 
 class Count(NamedTuple):
-    """What ranks have together."""
+    """Totals over ranks."""
 
     holdings: tuple[int, int, int, int]  # blocks per tier
-    bytes: int  # estimate, with the tree
+    bytes: int  # estimate, including the tree
 
 
 def count(
     tree: RadixTree, ranks: Mapping[WorkerRank, Holder], retired: Iterable[Holder]
 ) -> Generator[None, None, Count]:
-    """Return what is held, stopping after so many ranks.
+    """Return the totals, yielding after every few ranks.
 
     Args:
         tree: the blocks.
-        ranks: those that are attached.
-        retired: those that are gone, and not swept yet: they take room and hold nothing.
+        ranks: the attached ranks.
+        retired: ranks that left but are not yet swept: they take memory and hold nothing.
     """
     size = device = host = disk = external = 0
     for number, holder in enumerate(list(ranks.values()), 1):
@@ -78,7 +78,8 @@ def weights(
 ) -> Iterator[tuple[WorkerRank, int, int] | None]:
     """Yield every rank with its blocks and an estimate of the bytes they take.
 
-    Before that None for every few whose names are counted: what all share is theirs by these.
+    First yields None for every few ranks while counting names, by which the tree's bytes are shared
+    out.
     """
     names = 0
     for number, holder in enumerate(list(ranks.values()), 1):
@@ -97,6 +98,6 @@ def _bytes_of_tree(tree: RadixTree) -> int:
 
 
 def _bytes_of(holder: Holder) -> int:
-    """Estimate what a rank takes beside its part of the tree."""
+    """Estimate the bytes of a rank apart from its share of the tree."""
     size = holder.where.nbytes + len(holder.where) * HASH_BYTES
     return size + getsizeof(holder.runs) + len(holder.runs) * _RUN_BYTES

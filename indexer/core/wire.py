@@ -1,8 +1,8 @@
 """Payload bytes to `EventBatch`: every dialect, decoded event by event where it matters.
 
 A batch in the stream's usual dialect is decoded in one typed call; whatever that call refuses is
-decoded again event by event, so that one bad event costs itself only. What events *mean*
-for the index is decided in `writer`; sequence numbers and frames are `stream`'s.
+decoded again event by event, so that one bad event costs only itself. `writer` decides what events
+*mean* for the index; sequence numbers and frames belong to `stream`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ else:
     LongBatch = None  # type: ignore[assignment,misc]
 
     def decode_plain(payload: bytes, form: str) -> EventBatch | None:
-        """Leave it to the decoders below: the twin of a reader of what is plain."""
+        """Leave everything to the decoders below: the twin of the compiled fast path."""
         del payload, form
         return None
 
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
 __all__ = ["BatchDecoder", "LongBatch", "Reading", "decode_plain"]
 
 READ_VALUES: Final = 1 << 15
-"""Values of a long plain message that the kernel reads at once, some 0.15 ms."""
+"""Values of a long plain message that the kernel reads in one step, some 0.15 ms."""
 
 PIECE_VALUES: Final = 1 << 11
-"""Values of another long message that are read at once; without the kernel some 0.2 ms."""
+"""Values of any other long message read in one step; some 0.2 ms without the kernel."""
 
 DIGESTED_BYTES: Final = 1 << 18
-"""Bytes of it whose digest is taken at once, 0.03 ms."""
+"""Bytes of it digested in one step, 0.03 ms."""
 
 
 class Reading:
     """A long payload that is read in pieces.
 
     Attributes:
-        batch: What was read, when it is over; None if it is no batch.
-        is_over: Whether nothing is left to be read.
+        batch: The result, once `is_over`; None if the payload is not a batch.
+        is_over: Whether everything has been read.
     """
 
     __slots__ = ("_at", "_hasher", "_is_read", "_steps", "batch", "is_over", "payload")
@@ -85,9 +85,9 @@ class Reading:
 
     def _read(self, form: str, *, bigram: bool) -> Iterator[None]:
         if LongBatch is not None and not bigram:
-            with suppress(MemoryError):  # then in the way that takes less of it
+            with suppress(MemoryError):  # then fall back to the way that takes less memory
                 self.batch = yield from self._read_plainly()
-                yield  # to let go of what was read in vain takes its time
+                yield  # freeing a failed attempt takes time of its own
         if self.batch is None:
             pieces = Pieces(self.payload, form, bigram=bigram, values=PIECE_VALUES)
             while not pieces.go_on():
@@ -107,19 +107,19 @@ class Reading:
 
 
 class BatchDecoder:
-    """Decodes the payloads of one stream and remembers which dialect it speaks."""
+    """Decodes the payloads of one stream and remembers its dialect."""
 
     __slots__ = ("_bigram", "_form", "_reading")
 
     def __init__(self, *, is_eagle: bool = False) -> None:
         self._bigram = is_eagle
-        self._form = MAP  # what current engines speak; a wrong guess costs one failed attempt
+        self._form = MAP  # the dialect of current engines; a wrong guess costs one failed attempt
         self._reading: Reading | None = None
 
     def read_ahead(self, payload: bytes) -> bool:
-        """Read a piece of a long payload; True when there is no more to be read before `decode`.
+        """Read a piece of a long payload; True if nothing more needs reading before `decode`.
 
-        What was read is kept for this very object, until `let_go` or another one is read.
+        The result is kept for this very object, until `let_go` or until another one is read.
         """
         if len(payload) <= READ_AT_ONCE_BYTES:
             return True
@@ -139,7 +139,7 @@ class BatchDecoder:
         return xxh3_64_intdigest(payload)
 
     def decode(self, payload: bytes) -> EventBatch | None:
-        """The batch, or None where there is none to be read. Never raises on any bytes."""
+        """Decode a batch; None if the payload is not one. Never raises, whatever the bytes."""
         if not payload:
             return None
         form = self._form
@@ -175,7 +175,7 @@ class BatchDecoder:
 
 
 def _loose_batch(payload: bytes) -> tuple[Raw, Raw, Raw]:
-    """Time, events and rank of a batch that may have any shape an engine ever gave it."""
+    """Return time, events and rank of a batch in any shape that an engine ever gave it."""
     if form_of(payload) == MAP:
         batch = LOOSE_MAP.decode(payload)
         ranks = (batch.data_parallel_rank, batch.dp_rank, batch.attn_dp_rank)

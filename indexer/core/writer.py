@@ -1,8 +1,8 @@
 """One stream's events into the index: what an event means, and when it means nothing.
 
-Here are the rules about events that need no tree: which groups count, which
-adapter, salt and media colour a block, which media are credited where. `stream` hands over events
-in order; the index keeps the blocks.
+It has the rules about events that need no tree: which cache groups count, which adapter, salt and
+media colour a block, which media are credited where. `stream` hands over events in order; `index`
+keeps the blocks.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ if TYPE_CHECKING:
     from indexer.types import PackedHashes
 
 MAIN_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-"""Kinds of cache groups whose blocks are what a prompt can reuse."""
+"""Attention kinds of cache groups whose blocks a prompt can reuse."""
 
 GROUPS_REMEMBERED: Final = 64
-"""Groups per stream whose kind is kept for removals; hybrid models have a handful."""
+"""Groups per stream whose kind is remembered for removals; hybrid models have a handful."""
 
 SLICE_BLOCKS: Final = 512
-"""Blocks handed to the index at once, about 0.2 ms; longer events go in slices."""
+"""Blocks handed to the index at once, about 0.2 ms; longer events are sliced."""
 
 CHECK_COST_BLOCKS: Final = SLICE_BLOCKS // 3
-"""What it costs to look at a slice of a long store before any of it is written."""
+"""Cost of validating a slice of a long store before any of it is written."""
 
 COLOURED_SLICE_BLOCKS: Final = SLICE_BLOCKS // 8
-"""Blocks with media or opaque keys that are hashed at once: each takes as long as eight others."""
+"""Blocks with media or opaque keys hashed at once: each takes as long as eight others."""
 
 EVENT_COST_BLOCKS: Final = 8
-"""What an event costs beside its blocks, counted in blocks."""
+"""Cost of an event besides its blocks, in blocks."""
 
 HEAL_COST_BLOCKS: Final = SLICE_BLOCKS // 2
-"""What a step of healing costs."""
+"""Cost of one step of healing."""
 
 APPLIED: Final = "applied"
 
-_NODE: Final = Node(b"", None, BASE_NAMESPACE)  # any, to file names for that are only counted
+_NODE: Final = Node(b"", None, BASE_NAMESPACE)  # any node: the names are only counted
 
 
 class IndexWriter:
     """Writes one stream's batches; remembers which ranks it wrote to and which groups count.
 
     Attributes:
-        is_busy: Whether a batch is not yet written to its end.
+        is_busy: Whether a batch is not completely written yet.
         is_whole: Whether the last call of `work` ended with the stream's only rank cleared.
-        clearings: Times all blocks of a rank went at once, whoever said so.
+        clearings: Times all blocks of a rank went at once, for whatever reason.
     """
 
     __slots__ = (
@@ -89,14 +89,14 @@ class IndexWriter:
         self.clearings = 0
 
     def begin(self, batch: EventBatch, worker_ranks: range) -> None:
-        """Take the next batch; `work` writes it."""
+        """Accept the next batch; `work` writes it."""
         assert self._batch is None
         rank, name = self._own_rank, batch.dp_rank
         if name is not None and name != rank.dp_rank:
             if name in worker_ranks:
                 rank = WorkerRank(rank.worker_id, name)
                 self._written.add(rank)
-            else:  # a global rank, say: the listener knows better
+            else:  # for example a global rank: trust the listener instead
                 self._tallies.foreign_ranks += 1
         self._index.attach(rank)  # costs nothing, and a detached rank may still have a listener
         self._batch, self._rank, self._next = batch, rank, 0
@@ -128,29 +128,29 @@ class IndexWriter:
         return budget
 
     def finish(self) -> None:
-        """Write what is left of the batch in one go."""
+        """Write the rest of the batch in one go."""
         while self.is_busy:
             self.work(SLICE_BLOCKS)
 
     def drop_batch(self) -> None:
-        """Let go of what is left of the batch."""
+        """Discard the rest of the batch."""
         self._batch = self._slices = None
         self.is_busy = False
 
     @property
     def ranks(self) -> set[WorkerRank]:
-        """Every rank this stream wrote to since it knows anything."""
+        """Every rank this stream wrote to since it was last cleared."""
         return self._written
 
     @property
     def groups(self) -> dict[int, bool]:
-        """Cache groups the engine has told of, and whether their blocks count."""
+        """Cache groups announced by the engine, and whether their blocks count."""
         return self._groups
 
     def is_strange(self, batch: EventBatch) -> bool:
-        """Whether a batch builds on blocks, or drops some, that its engine should not have.
+        """Whether a batch builds on or removes blocks that its engine should not have.
 
-        It should have what we have. What we would not have filed is no evidence.
+        It should have what we have. Blocks that we would not have filed are no evidence.
         """
         told: set[int] = set()
         for event in batch.events:
@@ -184,7 +184,7 @@ class IndexWriter:
         self._written = {self._own_rank}
 
     def forget(self) -> None:
-        """Forget everything: another engine, with other groups, will speak."""
+        """Forget everything: another engine, with other groups, follows."""
         self.forget_blocks()
         self._groups.clear()
         self.drop_batch()
@@ -194,7 +194,7 @@ class IndexWriter:
         outcome: str | None
         if isinstance(event, BlockStored):
             outcome = self._store(event, form)
-            if outcome is None:  # it will be known when the event has been looked at
+            if outcome is None:  # the outcome is counted once the event has been validated
                 return
         elif isinstance(event, BlockRemoved):
             outcome = self._remove(event)
@@ -211,9 +211,9 @@ class IndexWriter:
     def _store_in_slices(
         self, event: BlockStored, namespace: Namespace, form: str
     ) -> Iterator[int]:
-        """Store a long event: all of it is looked at before the first block is written.
+        """Store a long event: all of it is validated before the first block is written.
 
-        Each slice goes on behind the one before it, so that what is written is true at any time.
+        Each slice continues the one before it, so that the index is correct at any time.
         """
         local: list[PackedHashes] = []
         outcome = APPLIED
@@ -221,7 +221,7 @@ class IndexWriter:
         for at, names in _slices_of(event.block_hashes):
             unique = set(names)
             if len(unique) < len(names) or event.parent in unique or not seen.knows_none(names):
-                outcome = "duplicate_hash"  # the index would see it within a slice only
+                outcome = "duplicate_hash"  # the index only notices duplicates within a slice
                 break
             seen.file(names, _NODE)
             try:
@@ -234,7 +234,7 @@ class IndexWriter:
                 break
             local.append(hashes)
             yield CHECK_COST_BLOCKS
-        del seen  # frees as much as one slice may cost
+        del seen  # freeing it costs as much as one slice may
         self._tallies.count_event(event.kind, form, outcome)
         if outcome is not APPLIED:
             return
@@ -256,7 +256,7 @@ class IndexWriter:
             yield from self._heal_in_slices()
 
     def _heal_in_slices(self) -> Iterator[int]:
-        """Give children that waited their place behind what has come."""
+        """Place children that waited for the blocks just stored."""
         while self._index.heal(self._rank):
             yield HEAL_COST_BLOCKS
 
@@ -274,7 +274,7 @@ class IndexWriter:
             yield len(names)
 
     def _store(self, event: BlockStored, form: str) -> str | None:
-        """Return what became of a store; None: that is told when it has been looked at."""
+        """Return the outcome of a store; None if it is only known after validation."""
         refusal = self._why_elsewhere(event)
         if refusal is not None or event.tier is None:
             return refusal or "unknown_medium"
@@ -320,13 +320,13 @@ class IndexWriter:
         return APPLIED
 
     def _why_elsewhere(self, event: BlockStored | BlockRemoved) -> str | None:
-        """Why these blocks are none that a prompt on this worker could reuse; None if they are."""
+        """Return why a prompt on this worker cannot reuse these blocks; None if it can."""
         group = event.group
         if isinstance(event, BlockStored) and event.attention is not None:
-            # learnt from remote blocks just as well
+            # learned from remote blocks as well
             is_main = self._learn_group(group, event.attention)
         else:
-            # removals never name the kind, old engines neither: what it was before, or group 0
+            # removals and old engines do not name the kind: use what is remembered, or group 0
             is_main = self._groups.get(group, group == 0)
         if event.is_remote:
             return "remote"
@@ -343,7 +343,7 @@ class IndexWriter:
         return is_main
 
     def _why_not_whole(self, event: BlockStored) -> str | None:
-        """Why the event describes no blocks to keep in this scope; None if it does."""
+        """Return why the event has no blocks to keep in this scope; None if it has."""
         blocks = len(event.block_hashes)
         if event.has_nameless_adapter:
             return "nameless_adapter"
@@ -358,7 +358,7 @@ class IndexWriter:
         return "no_room"
 
     def _namespace(self, event: BlockStored) -> Namespace:
-        """Adapter and salt of the blocks; later events leave it to their parent to say."""
+        """Return adapter and salt of the blocks; later events inherit them from their parent."""
         inherited = None
         if event.parent is not None:
             inherited = self._index.namespace_of(self._rank, event.parent)
@@ -394,7 +394,7 @@ class IndexWriter:
         if self._index.is_eagle:
             tokens, size = _windows_of_pairs(tokens, size), size + 1  # type: ignore[arg-type]
         local = block_hashes(
-            # packed already; pairs only ever reach eagle scopes: `wire` sees to it
+            # packed already; pairs only ever reach eagle scopes: `wire` ensures it
             tokens.tobytes() if is_packed(tokens) else tokens,  # type: ignore[arg-type, union-attr]
             size,
             namespace=namespace,
@@ -408,7 +408,7 @@ def _is_coloured(event: BlockStored) -> bool:
 
 
 def _slices_of(names: Names) -> Iterator[tuple[int, list[int]]]:
-    """Yield the names of a long event in slices, and where each begins."""
+    """Yield the names of a long event in slices, with the start of each."""
     for start in range(0, len(names), SLICE_BLOCKS):
         yield start, list(names[start : start + SLICE_BLOCKS])
 

@@ -1,1 +1,1 @@
-"""The rim of the index: sockets and timers around the pure core."""
+"""The edge of the index: sockets, files and timers around the pure core."""

@@ -1,9 +1,9 @@
-"""From names to addresses that may be connected to, beside the event loop.
+"""From host names to addresses that may be connected to, without blocking the event loop.
 
-libzmq resolves names by itself, each time it connects, and nobody could look at what it finds: a
-name may lead somewhere else every second. So names are resolved here, their addresses judged
-(`core/reach`), and sockets only ever get addresses. Lookups run in a few threads of their own that
-nobody waits for at the end: the system's resolver may take half a minute.
+libzmq would resolve a name itself on every connect, where nobody could check the result, and a name
+may lead elsewhere at any time. So names are resolved here, `core/reach` judges their addresses, and
+sockets only ever get addresses. Lookups run in a few daemon threads that shutdown does not wait
+for, because the system's resolver may take half a minute.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from indexer.core.reach import Address, Target
 
     Answer: TypeAlias = str | EndpointRefused | HostNotFound
-    """What a name leads to: an endpoint with an address in it, or why there is none."""
+    """The result for a name: an endpoint with an address in it, or the reason why there is none."""
 
 __all__ = ["Addresses", "Route"]
 
 THREADS: Final = 4
-"""Lookups at a time; a resolver that hangs holds up other names, and nothing else."""
+"""Concurrent lookups; a resolver that hangs delays other names and nothing else."""
 
 
 class Route(NamedTuple):
-    """How a URL is asked for at an address that was looked at before."""
+    """How to request a URL at an address that has been checked."""
 
     url: str
     headers: dict[str, str]
@@ -46,7 +46,7 @@ class Route(NamedTuple):
 
 
 class _Lookup:
-    """A name that is being resolved, and who waits for it."""
+    """A name being resolved, and the futures that wait for it."""
 
     __slots__ = ("waiting",)
 
@@ -55,12 +55,12 @@ class _Lookup:
 
 
 class Addresses:
-    """Resolves, judges and remembers. Lives on the loop it is used from.
+    """Resolves, judges and caches. Lives on the event loop it is used from.
 
     Attributes:
-        refused: Endpoints and URLs that were not connected to, by what forbade it: the scheme,
-            a host or an address as it was written, an address that a name led to.
-        lookups: Names asked for, by outcome.
+        refused: Endpoints and URLs refused, by cause: the scheme, a host or an address as written,
+            an address that a name resolved to.
+        lookups: Names looked up, by outcome.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Addresses:
         self.lookups = {"found": 0, "failed": 0, "timeout": 0, "left_out": 0}
 
     def close(self) -> None:
-        """Let threads and waiting lookups go. Idempotent."""
+        """Stop the threads and cancel pending lookups. Idempotent."""
         for task in list(self._tasks):
             task.cancel()
         for _ in range(self._threads):
@@ -104,10 +104,10 @@ class Addresses:
     # -- ZMQ endpoints -----------------------------------------------------------------------------
 
     def place(self, endpoint: str) -> str | None:
-        """Return where an endpoint leads as far as that is known at once; None: ask `find`.
+        """Return the endpoint with its address, if known without a lookup; None: call `find`.
 
         Raises:
-            EndpointRefused: it must not be connected to, whatever its name may lead to.
+            EndpointRefused: it must not be connected to, whatever its name resolves to.
         """
         target = self._target(endpoint)
         if not target.host:
@@ -123,16 +123,16 @@ class Addresses:
         return None if known is None else self._pick(target, known)
 
     def is_named(self, endpoint: str) -> bool:
-        """Whether an endpoint that `place` has accepted has a name for a host."""
+        """Whether an endpoint that `place` has accepted contains a host name."""
         host = self.reach.target(endpoint).host
         return bool(host) and read_address(host) is None
 
     def find(self, endpoint: str, then: Callable[[Answer], None]) -> None:
-        """Resolve an endpoint's name; `then` is called with the answer, never before this returns.
+        """Resolve an endpoint's name; `then` gets the answer, never before this call returns.
 
         Args:
             endpoint: one that `place` has accepted.
-            then: told an endpoint to connect to, or why there is none.
+            then: called with the endpoint to connect to, or the reason why there is none.
         """
         task = asyncio.get_running_loop().create_task(self._find(endpoint, then))
         self._tasks.add(task)
@@ -169,11 +169,11 @@ class Addresses:
     # -- URLs --------------------------------------------------------------------------------------
 
     async def route(self, url: str) -> Route:
-        """Return how to ask for a URL without resolving its name once more.
+        """Return how to request a URL without resolving its name again.
 
         Raises:
-            EndpointRefused: it leads where nobody may connect to.
-            HostNotFound: its name leads nowhere.
+            EndpointRefused: connecting to its address is not allowed.
+            HostNotFound: its name does not resolve.
         """
         try:
             parts = urlsplit(url)
@@ -208,7 +208,7 @@ class Addresses:
         """Return a name's addresses, in the resolver's order.
 
         Raises:
-            HostNotFound: it has none, or nobody said so in time.
+            HostNotFound: it has none, or the lookup timed out.
         """
         until, known = self._known.get(host, (0.0, []))
         if self._clock() < until:
@@ -244,14 +244,14 @@ class Addresses:
         self._questions.put((host, asyncio.get_running_loop()))
 
     def _work(self) -> None:
-        """Answer questions; runs in a thread of its own."""
+        """Answer lookups; runs in its own thread."""
         while (question := self._questions.get()) is not None:
             host, loop = question
             try:
                 found = self._look_up(host)
-            except (OSError, ValueError):  # ValueError: a name that is none, UnicodeError
+            except (OSError, ValueError):  # ValueError (UnicodeError): not a valid name
                 found = []
-            with contextlib.suppress(RuntimeError):  # the loop is closed, nobody asks any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits any more
                 loop.call_soon_threadsafe(self._heard, host, found)
 
     def _heard(self, host: str, found: list[str]) -> None:

@@ -1,7 +1,7 @@
-"""Does what blocks on a disk in a thread of its own, which nobody's end waits for.
+"""Runs blocking disk work in its own thread, which shutdown does not wait for.
 
-The loop's own threads are joined before a process may end: one that a disk holds which stands
-still would hold the process too, until somebody kills it.
+The event loop's own threads are joined before a process may exit: a thread stuck on a stalled disk
+would keep the process alive until somebody kills it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _Work: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
 
 
 class Aside:
-    """One thread, begun when there is something to do; one thing after another."""
+    """One thread, started on demand; jobs run one after another."""
 
     def __init__(self, name: str) -> None:
-        """Have no thread yet; the name is for people."""
+        """Start no thread yet; the name is for people."""
         self._name = name
         self._work: _Work | None = None
 
     def begin(self, what: Callable[..., R], *given: object) -> Future[R]:
-        """Have something done; who does not care for the result need not wait."""
+        """Queue a job; the returned future may be ignored."""
         if self._work is None:
             work: _Work = SimpleQueue()
             self._work = work
@@ -41,11 +41,11 @@ class Aside:
         return future
 
     async def do(self, what: Callable[..., R], *given: object) -> R:
-        """Wait for it; if the caller is cancelled it is done all the same, once it has begun."""
+        """Run a job and wait for it; once begun, it completes even if the caller is cancelled."""
         return await asyncio.wrap_future(self.begin(what, *given))
 
     def close(self) -> None:
-        """Let the thread end behind what it has to do. Idempotent."""
+        """Let the thread end after its queued jobs. Idempotent."""
         work, self._work = self._work, None
         if work is not None:
             work.put(None)
@@ -61,5 +61,5 @@ def _carry_out(future: Future[R], what: Callable[..., R], given: tuple[object, .
         return
     try:
         future.set_result(what(*given))
-    except BaseException as error:  # noqa: BLE001 - it is for who waits
+    except BaseException as error:  # noqa: BLE001 - passed on to the caller
         future.set_exception(error)

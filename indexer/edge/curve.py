@@ -1,8 +1,8 @@
-"""Keys of CURVE, ZMQ's encryption: our own pair, those of workers and of replicas, and their files.
+"""CURVE keys (ZMQ encryption): our own pair, the keys of workers and of replicas, their files.
 
-A server is known by its public key, which whoever connects must have before; a client by its own,
+A client must know a server's public key before it connects; the server may check the client's key,
 which the replica plane looks up in a list. `sockets.py` sets the keys on sockets; nothing is
-encrypted unless a key says so.
+encrypted without a key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class KeyPair:
-    """One identity. Its secret half is shown nowhere."""
+    """One identity. Its secret half is never shown."""
 
     __slots__ = ("public", "secret")
 
@@ -44,13 +44,13 @@ class KeyPair:
 
     @classmethod
     def new(cls) -> KeyPair:
-        """Return a pair nobody has had before."""
+        """Return a new random pair."""
         public, secret = zmq.curve_keypair()
         return cls(public.decode(), secret.decode())
 
 
 def new_key_file(path: str) -> KeyPair:
-    """Make a pair and write it to a new file that only its owner may read.
+    """Create a pair and write it to a new file that only its owner may read.
 
     Raises:
         KeyFileUnusable: the file exists, or cannot be written.
@@ -66,7 +66,7 @@ def new_key_file(path: str) -> KeyPair:
             with open(number, "w", encoding="ascii") as file:
                 file.write(text)
         except OSError:
-            os.unlink(path)  # half a pair is none, and would be in the way of a whole one
+            os.unlink(path)  # half a pair is useless, and would block writing a whole one
             raise
     except OSError as error:
         raise KeyFileUnusable(f"cannot write {path}: {error.strerror}") from None
@@ -77,7 +77,7 @@ def read_key_file(path: str) -> KeyPair:
     """Read a pair.
 
     Raises:
-        KeyFileUnusable: it cannot be read, is no pair, or the halves do not belong together.
+        KeyFileUnusable: it cannot be read, is not a pair, or the halves do not match.
     """
     found: dict[str, str] = {}
     for number, words in _lines(path):
@@ -92,7 +92,7 @@ def read_key_file(path: str) -> KeyPair:
 
 
 def is_exposed(path: str) -> bool:
-    """Tell whether others than its owner may read or write a file."""
+    """Tell whether anybody but its owner may read or write a file."""
     try:
         return bool(os.stat(path).st_mode & _OTHERS)
     except OSError:
@@ -100,17 +100,17 @@ def is_exposed(path: str) -> bool:
 
 
 class ReplicaKeys:
-    """Which replicas may listen to us, and by which key we know each of those we listen to.
+    """Which replicas may listen to us, and the key of each replica we listen to.
 
-    The file has a public key a line, and behind it the endpoints of whoever has it. Without one,
-    and for endpoints that no line names, a replica has the same pair as we.
+    Each line of the file has a public key, followed by the endpoints of the replica that owns it.
+    Without a file, and for endpoints in no line, a replica is expected to have our own pair.
 
     Attributes:
         allowed: The keys of those who may listen.
         own: Our pair.
-        when_narrower: Called when some of them may no longer, or we have another pair; must not
+        when_narrower: Callbacks for when a key is no longer allowed, or our pair changed; must not
             fail.
-        when_changed: Called whenever another list is in force; must not fail.
+        when_changed: Callbacks for when a new list takes effect; must not fail.
     """
 
     def __init__(self, own: KeyPair, path: str | None) -> None:
@@ -128,10 +128,10 @@ class ReplicaKeys:
         self.adopt(self.prepare())
 
     def prepare(self, own: KeyPair | None = None) -> dict[str, list[str]]:
-        """Read the file again, for `adopt`: endpoints by key.
+        """Read the file again, for `adopt`; returns endpoints by key.
 
         Args:
-            own: the pair that will be ours; None: the one we have.
+            own: our future pair; None: the current one.
 
         Raises:
             KeyFileUnusable: it cannot be used.
@@ -150,7 +150,7 @@ class ReplicaKeys:
         return keys
 
     def adopt(self, keys: Mapping[str, list[str]], own: KeyPair | None = None) -> None:
-        """Put a list in force, and the pair it was prepared for."""
+        """Put a list into effect, with the pair it was prepared for."""
         is_other = own is not None and own.public != self.own.public
         self.own = own or self.own
         before, self.allowed = self.allowed, frozenset(map(_raw, keys))
@@ -180,7 +180,7 @@ def _lines(path: str) -> list[tuple[int, list[str]]]:
     if len(text) > FILE_BYTES_MAX:
         raise KeyFileUnusable(f"{path} is longer than {FILE_BYTES_MAX} bytes")
     lines = enumerate(text.decode("utf-8", "replace").splitlines(), 1)
-    # `#` is a digit of Z85: only a line that begins with it and a blank is a remark
+    # `#` is a digit of Z85: only a line that begins with `#` and a blank is a comment
     return [
         (number, words) for number, line in lines if (words := line.split()) and words[0] != "#"
     ]

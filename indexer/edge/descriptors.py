@@ -1,7 +1,8 @@
 """How many files the process may have open, and whether one more leaves enough for others.
 
-The kernel hands out the lowest number that is free, so a number tells how many are open at least:
-nobody has to count, and whoever has opened something knows at once whether that was too many.
+The kernel hands out the lowest free number, so a descriptor's number is a lower bound on how many
+are open: nothing has to be counted, and whoever opened a file knows at once whether it was one too
+many. `sockets` and the service's HTTP server ask here after opening something.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ __all__ = ["descriptors_end", "descriptors_left"]
 
 
 def descriptors_end(kept: int) -> int:
-    """Return the first number that is too high for who leaves so many to others.
+    """Return the first descriptor number too high for a caller that must leave `kept` free.
 
-    Half of what there is may be had by all: of few descriptors none would be left otherwise.
+    Half of the limit is always available; with a low limit nothing would be left otherwise.
     """
     if sys.platform == "win32":
         return sys.maxsize
@@ -26,7 +27,7 @@ def descriptors_end(kept: int) -> int:
 
 
 def descriptors_left(kept: int) -> int:
-    """Return how many may be opened, about, by who leaves so many to others."""
+    """Return roughly how many files a caller that must leave `kept` free may open."""
     try:
         number = os.open(os.devnull, os.O_RDONLY)
     except OSError:

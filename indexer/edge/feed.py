@@ -1,6 +1,6 @@
 """One stream and its sockets, as far as they are connected.
 
-Plain state of `listener.py`, which reads the sockets and says when a feed has its turn.
+Plain state of `listener.py`, which reads the sockets and gives each feed its turn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 RECONNECT_AFTER_S: Final = 1.0
 RECONNECT_AFTER_MAX_S: Final = 30.0
-"""Waits before a connection that libzmq has given up is made anew, doubled up to the second."""
+"""Waits before a connection that libzmq has given up is made anew; they double up to the
+maximum."""
 
 
 class Feed:
@@ -61,25 +62,25 @@ class Feed:
         self.subscriber = subscriber
         self.replay_endpoint = replay_endpoint
         self.server_key = server_key
-        self.inbox: deque[list[bytes]] = deque()  # read and not yet taken
-        self.guide: Guide | None = None  # where the endpoint has a name in it
+        self.inbox: deque[list[bytes]] = deque()  # read but not yet taken
+        self.guide: Guide | None = None  # only if the endpoint contains a name
         self.dealer: Receiver | None = None
         self.request: ReplayRequest | None = None  # the one `dealer` was opened for
         self.is_queued = False
         self.is_watched = False
-        self.vain_looks = 0  # in a row
+        self.vain_looks = 0  # consecutive ones
         self.is_held = False
         self.is_connected = False
-        self.is_faulty = False  # its sockets made trouble; the next tick looks again
+        self.is_faulty = False  # its sockets failed; the next tick tries again
         self.was_connected = False
-        self.changed_at = now  # connected or not, since then
+        self.changed_at = now  # time of the last connect or disconnect
         self.connections = 0
         self.load_reports = 0
         self.reconnect_at: float | None = None
         self.patience = Patience(RECONNECT_AFTER_S, RECONNECT_AFTER_MAX_S)
 
     def link(self, now: float) -> LinkState:
-        """How it stands with the stream's publisher."""
+        """Return the state of the connection to the stream's publisher."""
         since = now if self.is_held else self.changed_at  # nothing was heard meanwhile
         return LinkState(
             *(self.is_connected, since, self.connections, self.load_reports),
@@ -87,7 +88,7 @@ class Feed:
         )
 
     def follow(self, link: Link, now: float) -> None:
-        """The connection has changed; where libzmq will not, it is to be made anew."""
+        """Handle a change of the connection; schedule a reconnect where libzmq will not retry."""
         if self.is_connected is not (link is Link.CONNECTED):
             self.is_connected, self.changed_at = not self.is_connected, now
             self.connections += self.is_connected
@@ -105,6 +106,6 @@ class Feed:
             self.patience.holds(now)
 
     def connect_again(self, now: float) -> None:
-        """Make the connection anew, and say when to do so once more."""
+        """Reconnect, and schedule the next attempt."""
         self.reconnect_at = now + self.patience.next_s()
         self.subscriber.connect_again()

@@ -1,8 +1,9 @@
-"""Leads a subscriber to where the name in its endpoint leads, and there only if it may.
+"""Keeps a subscriber connected to the address its endpoint's name resolves to, if allowed.
 
-A connection that stands is left alone. One that is lost is libzmq's to make again, at the address
-it had; meanwhile the name is asked for anew, for the engine may have moved, and whoever owns the
-name may have turned it elsewhere.
+An established connection is left alone. A lost one is retried by libzmq at its old address;
+meanwhile the name is looked up again, because the engine may have moved, or the owner of the name
+may have pointed it elsewhere. `listener` and the service's replica plane create one per endpoint
+with a name; `addresses` resolves and judges.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 
 ASK_AFTER_S: Final = 1.0
 ASK_AFTER_MAX_S: Final = 30.0
-"""Waits before a name is asked for again, doubled up to the second while it leads nowhere."""
+"""Waits before a failed lookup is repeated; they double up to the maximum."""
 
 
 class Guide:
-    """Follows one name for one subscriber; lives on the loop it is used from."""
+    """Follows one name for one subscriber; lives on the event loop it is used from."""
 
     __slots__ = (
         "_addresses",
@@ -51,16 +52,16 @@ class Guide:
         moved: Callable[[], None],
         refused: Callable[[EndpointRefused], None],
     ) -> None:
-        """Ask where the endpoint leads, unless that is known.
+        """Look up the endpoint's name, unless its place is known.
 
         Args:
             addresses: resolves and judges.
-            endpoint: with a name in it.
-            subscriber: to be led.
-            place: what it is connected to; None: to nothing yet.
-            moved: called when it was connected somewhere.
-            refused: called when the name leads where it must not before it ever led anywhere.
-                Later it is left unconnected until the name leads somewhere else.
+            endpoint: contains a name.
+            subscriber: the one to connect.
+            place: the endpoint it is connected to; None: not connected yet.
+            moved: called after it was connected somewhere.
+            refused: called if the name's first result must not be connected to. Later refusals
+                leave the subscriber unconnected until the name resolves to something else.
         """
         self._addresses = addresses
         self._endpoint = endpoint
@@ -77,17 +78,17 @@ class Guide:
             self._ask()
 
     def connected(self) -> None:
-        """The connection stands."""
+        """Note that the connection is established."""
         self._patience.begin_anew()
         self._stop_timer()
 
     def lost(self) -> None:
-        """It does not, or no more."""
+        """Note that the connection is lost, or was never made."""
         if not (self._is_asking or self._is_closed) and self._timer is None:
             self._ask_later()
 
     def close(self) -> None:
-        """Follow the name no longer. Idempotent."""
+        """Stop following the name. Idempotent."""
         self._is_closed = True
         self._stop_timer()
 
@@ -117,7 +118,7 @@ class Guide:
             self._move_to(None)
             if not self._was_placed:
                 self._refused(answer)
-        if not self._is_closed:  # whoever was told may have closed us
+        if not self._is_closed:  # the callback may have closed us
             self._ask_later()
 
     def _move_to(self, place: str | None) -> None:

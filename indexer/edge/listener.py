@@ -1,8 +1,8 @@
 """Feeds every stream from its sockets: a bounded slice of work per turn of the event loop.
 
-One subscriber per stream, one dealer per replay (`replays.py`), no thread and no task for either:
-sockets wake the loop through their file descriptors, and one callback works through those that
-have something, in turn. What the messages mean is `core/stream`'s business.
+One subscriber per stream, one dealer per replay (`replays.py`), and no thread or task for either:
+sockets wake the loop through their file descriptors, and one callback serves the ready ones in
+turn. `core/stream` interprets the messages.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 
 LOAD_TOPIC: Final = b"kv_metrics"
-"""Messages of this topic are no events: they tell the load of a worker."""
+"""Messages of this topic are load reports, not events."""
 VAIN_LOOKS_MAX: Final = 3
-"""Empty looks in a row after which the loop watches a socket again; to be woken costs more."""
+"""Consecutive empty reads after which the loop watches a socket again; being woken costs more."""
 
 
 class Listeners:
-    """All event sockets of the process; lives on the loop it is used from.
+    """All event sockets of the process; lives on the event loop it is used from.
 
     Attributes:
         faults: Messages whose handling raised, which is a bug; the batch is lost, the stream
-            goes on.
+            continues.
     """
 
     def __init__(
@@ -61,17 +61,16 @@ class Listeners:
         """Open nothing yet.
 
         Args:
-            registry: of the streams.
+            registry: owner of the streams.
             clock: monotonic seconds.
-            limits: budgets; those of the registry.
-            on_load: told what workers say of their load.
-            keys: who we are to workers that ask; None: somebody new with every start.
-            worker_key: the CURVE key of all workers whose records have none; None: they speak
-                plainly.
+            limits: budgets; default: the registry's.
+            on_load: called with workers' load reports.
+            keys: our identity towards workers that ask for one; None: a new one on every start.
+            worker_key: CURVE key of all workers whose records have none; None: unencrypted.
             addresses: where sockets may connect to.
-            on_refused: told of a stream whose endpoint has a name that leads where it must not.
-            on_message: told every message of events before it is taken, and whether it is a
-                reply to a request for replay.
+            on_refused: called with a stream whose endpoint's name resolves to a forbidden address.
+            on_message: called with every event message before it is processed, and whether it is a
+                reply to a replay request.
         """
         self._clock = clock
         self._on_load = on_load
@@ -90,28 +89,28 @@ class Listeners:
         self._put_off: list[Feed] = []  # until the pause is over
         self._pause_handle: asyncio.Handle | None = None
         self._rounds = Rounds()  # by identity of the stream
-        self._round: deque[int] = deque()  # who has still to be looked at in this tick
+        self._round: deque[int] = deque()  # streams still to be visited in this tick
         self._tick_handle: asyncio.Handle | None = None
         self._tick_due = self._clock()
-        self._late_s = 0.0  # by so much this tick is
+        self._late_s = 0.0  # how late this tick is
         self.faults = 0
 
     def __len__(self) -> int:
         return len(self._feeds)
 
     def is_connected(self, stream: EventStream) -> bool:
-        """Whether the stream's publisher is in reach."""
+        """Whether the stream's publisher is connected."""
         feed = self._feeds.get(id(stream))
         return feed is not None and feed.is_connected
 
     def link(self, stream: EventStream) -> LinkState | None:
-        """How it stands with the stream's publisher; None: nobody listens to it, or not yet."""
+        """Return the state of the stream's connection; None if nobody listens to it (yet)."""
         feed = self._feeds.get(id(stream))
         return None if feed is None else feed.link(self._clock())
 
     @property
     def handshakes_failed(self) -> Mapping[str, int]:
-        """Handshakes with publishers that failed, by how."""
+        """Failed handshakes with publishers, by cause."""
         return self._sockets.handshakes_failed
 
     # -- verbs -------------------------------------------------------------------------------------
@@ -130,12 +129,13 @@ class Listeners:
         Args:
             stream: where the messages go.
             endpoint: of its publisher.
-            replay_endpoint: where replays are asked for, if anywhere.
+            replay_endpoint: where to ask for replays, if anywhere.
             is_held: subscribe, but let messages wait until `release`.
-            server_key: the CURVE key of both; None: that of all workers, if there is one.
+            server_key: the CURVE key of both endpoints; None: the key of all workers, if there is
+                one.
 
         Raises:
-            EndpointRefused: libzmq will not connect to one of the two, or must not.
+            EndpointRefused: libzmq will not connect to one of the two, or it is not allowed.
         """
         assert id(stream) not in self._feeds
         if replay_endpoint is not None:
@@ -162,27 +162,27 @@ class Listeners:
         loop = asyncio.get_running_loop()
         self._watch_socket(feed)
         loop.add_reader(feed.subscriber.news_fd, self._hear_news, feed)
-        self._rounds.always(id(stream))  # until a look says when it is due
-        self._queue(feed)  # the descriptors tell of changes only, and one may be over already
+        self._rounds.always(id(stream))  # until a visit shows when it is due
+        self._queue(feed)  # descriptors only report changes, and one may be over already
         self._hear_news(feed)
         if self._tick_handle is None:
             self._tick_due = self._clock()
             self._tick()
 
     def use_keys(self, keys: KeyPair) -> None:
-        """Be somebody else to workers that ask, from the next connection on: no event is missed."""
+        """Use a new identity from the next connection on; no event is missed."""
         self._sockets.use_keys(keys)
         for feed in self._feeds.values():
             feed.subscriber.use_keys(keys)
 
     def hold(self, stream: EventStream) -> None:
-        """Let a stream's messages wait in their socket until `release`: the stream stands still."""
+        """Let a stream's messages wait in their socket until `release`; the stream stands still."""
         feed = self._feeds.get(id(stream))
         if feed is not None:
             feed.is_held = True
 
     def release(self, stream: EventStream) -> None:
-        """Let a held stream go on. Idempotent."""
+        """Let a held stream continue. Idempotent."""
         feed = self._feeds.get(id(stream))
         if feed is not None and feed.is_held:
             feed.is_held = False
@@ -194,12 +194,12 @@ class Listeners:
             self._queue(feed)
 
     def look_at(self, stream: EventStream) -> None:
-        """Look at a stream with the next tick: somebody else than a message had it ask."""
+        """Visit a stream at the next tick: something other than a message made it want a replay."""
         if id(stream) in self._feeds:
             self._rounds.always(id(stream))
 
     def look_at_all(self) -> None:
-        """Look at every stream: the limits have changed, and who is due when with them."""
+        """Visit every stream: the limits have changed, and with them the due times."""
         for number in self._feeds:
             self._rounds.always(number)
 
@@ -211,7 +211,7 @@ class Listeners:
             self._replays.close(feed)
             if feed.guide is not None:
                 feed.guide.close()
-                feed.guide = None  # no ring
+                feed.guide = None  # breaks the reference cycle
             loop = asyncio.get_running_loop()
             loop.remove_reader(feed.subscriber.fd)
             loop.remove_reader(feed.subscriber.news_fd)
@@ -235,17 +235,17 @@ class Listeners:
     # -- sockets -----------------------------------------------------------------------------------
 
     def _watch_socket(self, feed: Feed) -> None:
-        """Have the loop tell when messages come."""
+        """Have the loop report when messages arrive."""
         if not feed.is_watched:
             feed.is_watched = True
             loop = asyncio.get_running_loop()
             loop.add_reader(feed.subscriber.fd, self._on_readable, feed)
 
     def _on_readable(self, feed: Feed) -> None:
-        """Read at once, or let more messages come, from anybody, where some were read just now."""
+        """Read now or, shortly after a read of any socket, let more messages accumulate."""
         is_soon = self._clock() < self._turned_at + self._limits.pause_s
         if is_soon or feed.is_held:
-            # the descriptor stays readable until the socket is read: the loop would not rest
+            # the descriptor stays readable until the socket is read: the loop would spin
             feed.is_watched = False
             asyncio.get_running_loop().remove_reader(feed.subscriber.fd)
         if not is_soon:
@@ -260,7 +260,7 @@ class Listeners:
             self._pause_handle = loop.call_later(self._limits.pause_s, self._end_pause)
 
     def _end_pause(self) -> None:
-        """Look at all that were put off: one wake-up for what several have to say."""
+        """Read all deferred sockets: one wake-up for the messages of several."""
         self._pause_handle = None
         feeds, self._put_off = self._put_off, []
         for feed in feeds:
@@ -271,7 +271,7 @@ class Listeners:
             self._turn()
 
     def _rest(self, feed: Feed) -> None:
-        """The sockets are empty: look again in a while or, if that was in vain, wait to be told."""
+        """The sockets are empty: look again shortly or, if that was in vain, let the loop watch."""
         feed.is_queued = False
         if feed.is_watched or feed.is_held:
             return
@@ -291,7 +291,7 @@ class Listeners:
                 self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Serve those who have something, each a little, until the turn's time is up."""
+        """Serve ready feeds, each a little, until the turn's time is up."""
         end = self._clock() + self._limits.turn_s
         while self._ready:
             feed = self._ready.popleft()
@@ -304,7 +304,7 @@ class Listeners:
             except Exception as error:  # noqa: BLE001 - out of descriptors, say: the others go on
                 self._report(error)
                 feed.is_queued = False
-                feed.is_faulty = True  # until the next tick, or the loop would not rest
+                feed.is_faulty = True  # until the next tick, or the loop would spin
                 self._rounds.always(id(feed.stream))
             else:
                 if not is_idle:
@@ -317,7 +317,7 @@ class Listeners:
             self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
 
     def _serve(self, feed: Feed, end: float) -> bool:
-        """Read and work; False when both sockets are empty and nothing is pending."""
+        """Read and work; False if both sockets are empty and nothing is pending."""
         if feed.is_held:
             return False
         stream = feed.stream
@@ -348,7 +348,7 @@ class Listeners:
             if self._on_message is not None:
                 self._on_message(stream, reply, True)  # noqa: FBT003 - a reply
             stream.on_replay(reply, now)
-        # live messages are read beside the replies: a long replay must not fill the other queue
+        # live messages are read alongside replies: a long replay must not fill the other queue
         if feed.inbox or self._read(feed):
             if feed.inbox:
                 stream.take(feed.inbox, now)
@@ -359,13 +359,13 @@ class Listeners:
         return reply is None
 
     def _read(self, feed: Feed) -> bool:
-        """Read some live messages; False if there were none. News of the load go their own way."""
+        """Read some live messages; False if there were none. Load reports bypass the stream."""
         messages = feed.subscriber.receive_some(self._limits.messages_per_turn, LOAD_TOPIC)
         if not messages:
             return False
         feed.vain_looks = 0
         if not feed.is_connected:
-            self._hear_news(feed)  # they came over a new connection: of that the stream hears first
+            self._hear_news(feed)  # a new connection brought them: tell the stream first
         if self._on_load is not None and messages[-1][0] == LOAD_TOPIC:
             feed.load_reports += 1
             self._on_load(feed.stream, messages.pop())
@@ -376,7 +376,7 @@ class Listeners:
         return True
 
     def _tick(self) -> None:
-        """Let streams notice silence, those it may mean something to, as many as there is time."""
+        """Let the streams that are due notice silence, as many as time allows."""
         now = self._clock()
         end = now + self._limits.turn_s
         if not self._round:
@@ -402,8 +402,8 @@ class Listeners:
         if self._round:
             self._tick_handle = loop.call_soon(self._tick)
         else:
-            # at its own pace, not when the next is due: the clock may be anybody's, and may jump;
-            # a tick without anybody due takes a microsecond
+            # A fixed interval, not the time of the next due stream: the clock may be injected, and
+            # may jump; a tick with nothing due takes a microsecond.
             self._tick_due = now + self._limits.tick_s
             self._tick_handle = loop.call_later(self._limits.tick_s, self._tick)
 
@@ -411,7 +411,7 @@ class Listeners:
         if feed.is_held:
             return
         if feed.dealer is not None:
-            # neither is silence: what we were too late to hear, and what waits for its turn
+            # neither our own lateness nor messages waiting for their turn count as silence
             feed.stream.on_absence(self._late_s)
             if self._serve(feed, end):
                 self._queue(feed)
@@ -425,11 +425,11 @@ class Listeners:
             self._queue(feed)
 
     def _file(self, number: int, feed: Feed, now: float) -> None:
-        """Note when to look at a stream again: at the next tick, or when it is due."""
+        """Schedule the next visit of a stream: at the next tick, or when it is due."""
         if feed.request is not None and not feed.is_held:
-            return  # as long as a replay runs it is looked at every time
+            return  # visited at every tick while a replay runs
         self._rounds.rest(number)
-        if not feed.is_held:  # who is held is looked at again when it is released
+        if not feed.is_held:  # a held stream is scheduled again when it is released
             due = feed.stream.due(now)
             if feed.reconnect_at is not None:
                 due = min(due, feed.reconnect_at)
@@ -438,7 +438,7 @@ class Listeners:
     # -- connections -------------------------------------------------------------------------------
 
     def _hear_news(self, feed: Feed) -> None:
-        """Follow a connection; make it anew where libzmq does not."""
+        """Follow a connection; reconnect where libzmq does not."""
         now = self._clock()
         for link in feed.subscriber.news():
             feed.follow(link, now)
@@ -449,22 +449,22 @@ class Listeners:
 
     def _connect_again(self, feed: Feed, now: float) -> None:
         feed.connect_again(now)
-        self._queue(feed)  # connecting may have swallowed what the descriptor had to tell
+        self._queue(feed)  # connecting may have consumed the descriptor's notification
 
     def _refuse(self, feed: Feed, error: EndpointRefused) -> None:
         if self._on_refused is not None and self._feeds.get(id(feed.stream)) is feed:
             self._on_refused(feed.stream, error)
 
     def _judge_replay(self, feed: Feed, answer: Answer) -> None:
-        """The name of a new replay endpoint leads somewhere; one that leads nowhere is mute."""
+        """Handle a replay endpoint's lookup; one that does not resolve counts as mute."""
         if isinstance(answer, EndpointRefused):
             self._refuse(feed, answer)
 
     # -- replays -----------------------------------------------------------------------------------
 
     def _sync(self, feed: Feed) -> None:
-        """Have a replay asked for, or none, as the stream wishes."""
-        self._rounds.always(id(feed.stream))  # until a look finds that no replay runs
+        """Start or stop a replay as the stream requests."""
+        self._rounds.always(id(feed.stream))  # until a visit finds that no replay runs
         self._replays.sync(feed)
 
     def _report(self, error: Exception) -> None:

@@ -1,4 +1,7 @@
-"""How long to wait before trying once more; whoever tries has the clock and the timer."""
+"""How long to wait before the next attempt; the caller has the clock and the timer.
+
+`feed`, `guide` and the service's replica plane use it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ __all__ = ["Patience"]
 
 
 class Patience:
-    """Waits that double, up to a longest one, until what was tried has lasted.
+    """Waits that double up to a maximum, until an attempt has lasted.
 
-    What holds longer than the longest wait sets them back; what breaks at once lets them grow.
+    Success that lasts longer than the maximum wait resets them; success that breaks at once lets
+    them grow.
     """
 
     __slots__ = ("_first_s", "_held_since", "_longest_s", "_next_s")
@@ -24,14 +28,14 @@ class Patience:
         return wait_s
 
     def holds(self, now: float) -> None:
-        """What was tried has worked."""
+        """Note that the attempt succeeded."""
         self._held_since = now
 
     def broke(self, now: float) -> None:
-        """It works no more."""
+        """Note that it no longer works."""
         if now - self._held_since > self._longest_s:
             self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Wait shortly again, whatever has been."""
+        """Reset to the first, short wait."""
         self._next_s = self._first_s

@@ -1,8 +1,8 @@
-"""Opens files an operator names and files of our own, without ever waiting for them.
+"""Opens files named by an operator and files of our own, without ever blocking on them.
 
-What replaced a file may be a FIFO, and opening that waits until somebody writes: for ever, in a
-thread that the end of the process waits for, or on the event loop itself. What an operator names
-may be a link; a name that we have given is a file, or it was put there by somebody else.
+A file may have been replaced by a FIFO, and opening a FIFO blocks until somebody writes: for ever,
+in a thread that shutdown waits for, or on the event loop itself. A path given by an operator may be
+a link; a name we have chosen ourselves is a plain file, or somebody else put it there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def open_plain(path: str | Path) -> BinaryIO:
 
     Raises:
         OSError: it cannot be opened, or is a directory, a FIFO, a device.
-        ValueError: that is no path.
+        ValueError: the path is invalid.
     """
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
@@ -35,12 +35,12 @@ def open_plain(path: str | Path) -> BinaryIO:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Open a file of a directory that is ours, and return its descriptor.
+    """Open a file in a directory of our own, and return its descriptor.
 
     Args:
-        path: whose last part is a name we have given; a link there is not followed.
-        flags: as of `os.open`. What is made is for its owner only; what is cut short is a plain
-            file for sure.
+        path: its last part is a name of our own; a link there is not followed.
+        flags: as for `os.open`. New files are accessible to their owner only; only plain files are
+            truncated.
 
     Raises:
         OSError: it cannot be opened, or is a link, a directory, a FIFO, a device.
@@ -51,7 +51,7 @@ def open_own(path: Path, flags: int) -> int:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, f"{path.name} is a link") from None
-        if error.errno == errno.ENXIO:  # a FIFO that nobody reads, a socket
+        if error.errno == errno.ENXIO:  # a FIFO without a reader, or a socket
             raise OSError(errno.ENXIO, f"{path.name} is no plain file") from None
         raise
     if not stat.S_ISREG(os.fstat(number).st_mode):
@@ -63,11 +63,11 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def check_plain(path: str | Path, bytes_max: int) -> None:
-    """Look at a file that somebody else will open by its path.
+    """Check a file that other code will open by its path.
 
     Raises:
-        OSError: as `open_plain`, or it is longer than this.
-        ValueError: that is no path.
+        OSError: as `open_plain`, or it is longer than `bytes_max`.
+        ValueError: the path is invalid.
     """
     found = os.stat(path)
     _check(found)

@@ -1,8 +1,8 @@
 """Start-up recovery: fetches a peer's /dump and fills indexes with it.
 
-The dump is read as a stream and applied to indexes that nobody sees yet, a slice per turn of the
-loop; only a dump that arrived whole is put in place, so a peer that breaks off leaves nothing
-behind. Nothing here is ever fatal. `core/dump_reader` cuts the text, `KvIndex.load` applies it.
+The dump is streamed into staged indexes that nobody sees yet, a slice per turn of the loop. Only a
+complete dump is put in place, so a peer that breaks off leaves nothing behind. No failure here is
+fatal. `core/dump_reader` cuts the text, `KvIndex.load` applies it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ __all__ = ["Recovery", "read_event"]
 _log = logging.getLogger("indexer")
 
 PIECE_BYTES: Final = 8 << 10
-"""Cut at one go: about a hundred blocks, a quarter of a millisecond."""
+"""Bytes cut in one go: about a hundred blocks, a quarter of a millisecond."""
 
 BLOCKS_AT_ONCE: Final = 256
 """Longer runs are applied in parts."""
 
 SLICE_S: Final = 0.0003
-"""How long recovery may hold the loop before it lets others through."""
+"""How long recovery may hold the loop before it yields."""
 
 PROGRESS_S: Final = 5.0
-"""Between two lines about progress in the log."""
+"""Time between two progress lines in the log."""
 
 _U32_MAX: Final = (1 << 32) - 1
 _SWEPT_AT_ONCE: Final = 64
@@ -54,7 +54,7 @@ Outcome = Literal["running", "recovered", "failed"]
 
 
 class PeerFailed(Exception):
-    """A peer did not give its dump; `kind` is a word for a metric."""
+    """A peer did not deliver its dump; `kind` is a metric label."""
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
@@ -65,11 +65,11 @@ class Recovery:
     """One recovery from the first of several peers that answers; `run` it once.
 
     Attributes:
-        outcome: how it stands.
+        outcome: current state.
         recovered: after success, the ranks that came with the dump, by scope.
-        failures: attempts that failed, by kind.
+        failures: failed attempts, by kind.
         bytes, events, blocks: read so far, from all peers.
-        skipped: events that were JSON and yet made no sense.
+        skipped: events that were valid JSON but made no sense.
         conflicts: scopes left out because they exist here with another block size.
     """
 
@@ -89,12 +89,12 @@ class Recovery:
 
         Args:
             registry: where recovered indexes go.
-            peers: base URLs, in the order in which they are asked.
-            make_room: told when ranks were attached to an index that others use already.
+            peers: base URLs, in the order in which they are tried.
+            make_room: called when ranks were attached to an index that is already in use.
             limits: budgets.
             clock: monotonic seconds.
-            headers: what to show to whom, by URL.
-            tls: how peers are verified; None: by the system's certificates.
+            headers: returns the request headers for a URL.
+            tls: how peers are verified; None: with the system's certificates.
             addresses: where connections may lead.
         """
         self._headers = headers
@@ -166,7 +166,7 @@ class Recovery:
     # -- reading -----------------------------------------------------------------------------------
 
     async def _fetch(self, peer: str, staged: dict[Scope, KvIndex]) -> None:
-        import httpx  # a tenth of a second that only recovery should cost
+        import httpx  # importing takes a tenth of a second, which only recovery should cost
 
         timeout = httpx.Timeout(self._limits.silence_s)
         headers = {"accept": "application/json", "accept-encoding": "identity"}
@@ -176,7 +176,8 @@ class Recovery:
             if self._tls is not None and peer.startswith("https:"):
                 verify = await asyncio.to_thread(self._tls)
             there, host, extensions = await self._addresses.route(f"{peer}/dump")
-            # neither proxies from the environment nor redirects: a peer is who we were told it is
+            # neither proxies from the environment nor redirects: only the configured peer is
+            # trusted
             async with (
                 httpx.AsyncClient(
                     timeout=timeout, trust_env=False, follow_redirects=False, verify=verify
@@ -245,7 +246,7 @@ class Recovery:
     # -- applying ----------------------------------------------------------------------------------
 
     async def _put_in_place(self, staged: dict[Scope, KvIndex]) -> None:
-        """Let everybody see what was recovered; scopes that were opened meanwhile are filled."""
+        """Publish the recovered indexes; scopes that were opened meanwhile are filled instead."""
         for scope, index in staged.items():
             here = self._registry.index(scope)
             if here is None:
@@ -267,7 +268,7 @@ class Recovery:
             await self._give_way()
 
     async def _discard(self, staged: dict[Scope, KvIndex]) -> None:
-        """Give memory back in slices: dropping a large index at once would hold the loop."""
+        """Free memory in slices: dropping a large index at once would block the loop."""
         for index in staged.values():
             for rank in index.ranks():
                 index.detach(rank)
@@ -276,10 +277,10 @@ class Recovery:
 
 
 def read_event(text: bytes) -> DumpEvent | None:
-    """Read one event of a dump; None if it is none that could be loaded.
+    """Read one event of a dump; None if it cannot be loaded.
 
     Raises:
-        BadDump: it is no JSON that can be read.
+        BadDump: it is not readable JSON.
     """
     try:
         event = _decode_event(text)
@@ -292,7 +293,7 @@ def read_event(text: bytes) -> DumpEvent | None:
 
 
 def _parts(event: DumpEvent) -> Iterator[DumpEvent]:
-    """Cut a long run into parts, each behind the last block of the part before."""
+    """Cut a long run into parts, each behind the last block of the previous part."""
     change = event.event.data
     stored = None if change == "cleared" else change.stored
     if not stored or len(stored.blocks) <= BLOCKS_AT_ONCE:
@@ -313,7 +314,7 @@ def _parts(event: DumpEvent) -> Iterator[DumpEvent]:
 
 
 async def _pieces(answer: httpx.Response, bytes_max: int) -> AsyncIterator[bytes]:
-    """Yield the body in small pieces, unpacked piece by piece as well if somebody packed it."""
+    """Yield the body in small chunks, decompressing them one by one if necessary."""
     encoding = answer.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
         raise PeerFailed("encoding", f"content-encoding {encoding[:32]!r}")

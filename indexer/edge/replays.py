@@ -1,6 +1,6 @@
 """Asks for replays: a short-lived dealer for each stream that has missed something.
 
-`listener.py` says when a stream wishes another replay, or none, and reads what comes.
+`listener.py` reports when a stream wants a new replay, or none, and reads the replies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Replays"]
 
 
 class Replays:
-    """The dealers of all feeds; its length is how many are open."""
+    """The dealers of all feeds; its length is the number of open ones."""
 
     def __init__(
         self, sockets: Sockets, addresses: Addresses, queue: Callable[[Feed], None]
@@ -31,8 +31,8 @@ class Replays:
 
         Args:
             sockets: opens dealers.
-            addresses: where they may lead.
-            queue: gives a feed its turn, which reads what its dealer has.
+            addresses: where they may connect.
+            queue: gives a feed its turn, which reads its dealer.
         """
         self._sockets = sockets
         self._addresses = addresses
@@ -43,14 +43,14 @@ class Replays:
         return self._open
 
     def sync(self, feed: Feed) -> None:
-        """Open or close the dealer as the stream wishes; a new request gets a new socket."""
+        """Open or close the dealer as the stream requests; a new request gets a new socket."""
         self.close(feed)
         request = feed.request = feed.stream.request
         if request is None or feed.replay_endpoint is None:
             return
         try:
             place = self._addresses.place(feed.replay_endpoint)
-        except EndpointRefused:  # its name leads elsewhere by now: taken for a mute endpoint
+        except EndpointRefused:  # its name resolves elsewhere by now: treated as a mute endpoint
             return
         if place is None:
             self._addresses.find(
@@ -60,12 +60,12 @@ class Replays:
             self._ask_there(feed, request, place)
 
     def watch(self, feed: Feed) -> None:
-        """Have the loop tell when the dealer has something to read."""
+        """Have the loop report when the dealer is readable."""
         if feed.dealer is not None:
             asyncio.get_running_loop().add_reader(feed.dealer.fd, self._on_reply, feed)
 
     def close(self, feed: Feed) -> None:
-        """Close the dealer, if there is one, and let go of its request. Idempotent."""
+        """Close the dealer, if there is one, and drop its request. Idempotent."""
         feed.request = None
         if feed.dealer is not None:
             asyncio.get_running_loop().remove_reader(feed.dealer.fd)
@@ -75,7 +75,7 @@ class Replays:
 
     def _ask_there(self, feed: Feed, request: ReplayRequest, place: Answer) -> None:
         if not isinstance(place, str) or feed.request is not request or feed.dealer is not None:
-            return  # it leads nowhere, as above, or nobody wants to know any more
+            return  # refused or not found, as above, or the request is obsolete
         try:
             feed.dealer = self._sockets.ask_replay(place, request.start, feed.server_key)
         except EndpointRefused:  # no descriptors left: the same
@@ -86,7 +86,7 @@ class Replays:
 
     def _on_reply(self, feed: Feed) -> None:
         if feed.is_held and feed.dealer is not None:
-            # the descriptor stays readable until the socket is read: the loop would not rest
+            # the descriptor stays readable until the socket is read: the loop would spin
             asyncio.get_running_loop().remove_reader(feed.dealer.fd)
         else:
             self._queue(feed)

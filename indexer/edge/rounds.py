@@ -1,7 +1,7 @@
-"""Whom to look at, and when: some at every tick, the others not before a time of their own.
+"""Which streams to visit, and when: some at every tick, the others not before their due time.
 
-A thousand streams that rest cost nothing until one of them is due. Which stream is due when is the
-stream's to say; what a look does is the listener's.
+A thousand idle streams cost nothing until one is due. The stream decides when it is due; the
+listener decides what a visit does.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ __all__ = ["Rounds"]
 
 
 class Rounds:
-    """Numbers with a time each, or with none: then they are looked at always."""
+    """Numbers that are due at a time of their own, or at every tick."""
 
     __slots__ = ("_always", "_due", "_heap")
 
     def __init__(self) -> None:
         self._always: dict[int, None] = {}
-        self._due: dict[int, float] = {}  # the entry of the heap that counts
+        self._due: dict[int, float] = {}  # the heap entry that counts
         self._heap: list[tuple[float, int]] = []
 
     def always(self, one: int) -> None:
@@ -27,26 +27,26 @@ class Rounds:
         self._always[one] = None
 
     def at(self, one: int, due: float) -> None:
-        """Have it returned once, as soon as it is due, or earlier; `inf`: not at all. O(log n).
+        """Have it returned once, when it is due or earlier; `inf`: not at all. O(log n).
 
-        Who is due earlier already stays so: to put off what is put off with every message would
-        fill the heap with what no longer counts. Who is looked at says again when it is due.
+        An earlier due time stands: postponing it with every message would fill the heap with
+        obsolete entries. A visit sets the next due time.
         """
         if due < self._due.get(one, inf):
             self._due[one] = due
             heappush(self._heap, (due, one))
 
     def rest(self, one: int) -> None:
-        """Return it no more every time; a time it has stands."""
+        """No longer return it every time; its due time, if any, stands."""
         self._always.pop(one, None)
 
     def forget(self, one: int) -> None:
-        """Return it no more. What is left of it in the heap goes when its time comes."""
+        """Never return it again. Its heap entries are discarded when their time comes."""
         self._always.pop(one, None)
         self._due.pop(one, None)
 
     def take(self, now: float) -> list[int]:
-        """Return who is looked at now; a time that has come is used up. O(those returned)."""
+        """Return what is due now and use up its due time. O(number returned)."""
         heap, due = self._heap, self._due
         taken = list(self._always)
         while heap and heap[0][0] <= now:
@@ -58,6 +58,6 @@ class Rounds:
         return taken
 
     def check(self) -> None:
-        """Assert that whoever has a time is in the heap with it."""
+        """Assert that every due time has its heap entry."""
         assert set(zip(self._due.values(), self._due, strict=True)) <= set(self._heap)
         assert all(self._heap[(i - 1) // 2] <= self._heap[i] for i in range(1, len(self._heap)))

@@ -1,9 +1,9 @@
-"""The index snapshot as a file: frames with checksums, written whole or not at all.
+"""The index snapshot as a file: checksummed frames, written completely or not at all.
 
-A rank is a head, its frozen runs and an end; each frame's checksum is seeded with the file's own
+A rank is a head, its frozen runs and an end. Each frame's checksum is seeded with the file's random
 number and the frame's place, so neither a torn tail, a flipped bit nor a block of an older file
-passes for one of this. What is damaged costs the ranks it lies in. Everything here blocks and
-belongs into a thread, which it hardly keeps from the interpreter: pieces are small.
+passes for valid. Damage costs only the ranks it lies in. Everything here blocks and is called in a
+thread by `snapshots.py`; pieces are small, because decoding holds the GIL.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ T = TypeVar("T")
 
 NAME: Final = "index.snapshot"
 NEW: Final = "index.snapshot.new"
-MAGIC: Final = b"ssindex1"  # the digit is the format
+MAGIC: Final = b"ssindex1"  # the digit is the format version
 
 PIECE_BYTES: Final = 16 << 10
-"""Frozen runs that share a frame: some 100 µs to decode."""
+"""Bytes of frozen runs per frame: some 100 µs to decode."""
 
 FRAME_BYTES_MAX: Final = 64 << 20
-"""A longer frame is none: its length is damaged."""
+"""A longer frame is invalid: its length field is damaged."""
 
 _HEADER: Final = Packing("<8sQ")  # magic, number of the file
 _FRAME: Final = Packing("<IBQ")  # length, kind, checksum
@@ -44,7 +44,7 @@ _HEAD, _RUNS, _END, _LAST = range(4)
 
 
 class RankHead(msgspec.Struct, frozen=True, array_like=True):
-    """Whose blocks follow, and what must still be so for them to mean anything."""
+    """Whose blocks follow, and what must still be true for them to be valid."""
 
     model_name: str
     tenant_id: str
@@ -55,7 +55,7 @@ class RankHead(msgspec.Struct, frozen=True, array_like=True):
     endpoint: str
     replay_endpoint: str | None
     home: int | None  # see `Holder.home`
-    is_uncertain: bool  # batches were lost, and blocks kept in spite of that
+    is_uncertain: bool  # batches were lost, but blocks kept
     memory: StreamMemory
 
     @property
@@ -65,7 +65,7 @@ class RankHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankEnd(msgspec.Struct, frozen=True, array_like=True):
-    """What must have come."""
+    """Totals that a complete rank must match."""
 
     runs: int
     blocks: list[int]  # per tier
@@ -80,7 +80,7 @@ class FrozenRank(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes, without those of the frames."""
+        """Size in bytes without the frames."""
         return len(self.head) + sum(map(len, self.pieces))
 
 
@@ -89,12 +89,12 @@ class Entry(NamedTuple):
 
     head: RankHead
     end: RankEnd
-    start: int  # of the first frame behind the head
+    start: int  # offset of the first frame behind the head
     frames: int
 
 
 class BadSnapshot(Exception):
-    """What was read is not what was written."""
+    """The data read differs from the data written."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -107,10 +107,10 @@ def _checksum(payload: bytes, kind: int, number: int, place: int) -> int:
 
 
 class SnapshotWriter:
-    """Writes a new file beside the old one and lets it take its place at the end."""
+    """Writes a new file beside the old one and replaces the old one at the end."""
 
     def __init__(self, directory: Path) -> None:
-        """Begin.
+        """Create the new file.
 
         Raises:
             OSError: the disk refuses.
@@ -141,7 +141,7 @@ class SnapshotWriter:
             self._frame(_END, _encode(rank.end))
 
     def finish(self) -> None:
-        """Have it all on disk under the name it is looked for.
+        """Flush to disk and rename to the final name.
 
         Raises:
             OSError: the disk refuses; the old file is still there.
@@ -162,12 +162,12 @@ class SnapshotWriter:
                 os.close(directory)
 
     def abandon(self) -> None:
-        """Leave the old file alone. Idempotent; nothing is raised."""
+        """Discard the new file, keep the old one. Idempotent; nothing is raised."""
         with self._lock:
             if self._file is None:
                 return
             file, self._file = self._file, None
-            with contextlib.suppress(OSError):  # what was buffered finds no room either
+            with contextlib.suppress(OSError):  # the disk may have no room for the buffered data
                 file.close()
             (self._directory / NEW).unlink(missing_ok=True)
 
@@ -186,15 +186,15 @@ class SnapshotReader:
     """A file that may be damaged anywhere.
 
     Attributes:
-        entries: whole ranks, by scope and rank.
-        damage: what was found wrong, by kind.
+        entries: complete ranks, by scope and rank.
+        damage: faults found, by kind.
     """
 
     def __init__(self, path: Path) -> None:
         """Read through the whole file once.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: it does not exist.
             OSError: it cannot be read.
         """
         self.entries: dict[tuple[Scope, WorkerRank], Entry] = {}
@@ -208,14 +208,14 @@ class SnapshotReader:
             raise
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         self._file.close()
 
     def read(self, entry: Entry) -> list[bytes]:
         """Return the pieces of a rank.
 
         Raises:
-            BadSnapshot: they have changed since.
+            BadSnapshot: they have changed since the scan.
             OSError: the disk refuses.
         """
         self._file.seek(entry.start)
@@ -260,17 +260,17 @@ class SnapshotReader:
         self._count("torn")
 
     def _decoded(self, decode: Callable[[bytes], T], payload: bytes) -> T | None:
-        """Decode a frame as it was written, maybe by another version of this program."""
+        """Decode an intact frame, possibly written by another version of this program."""
         try:
             return decode(payload)
-        except ValueError:  # msgspec's, and of what is no UTF-8
+        except ValueError:  # msgspec's errors, and invalid UTF-8
             self._count("frame")
             return None
 
     def _frames(self, place: int) -> Iterator[tuple[int, bytes | None]]:
-        """Yield kind and payload; None for a payload that is not what was written.
+        """Yield kind and payload; None for a damaged payload.
 
-        The length is believed as long as what follows it makes sense.
+        The length field is trusted as long as what follows it makes sense.
         """
         misses = 0
         while len(head := self._file.read(_FRAME.size)) == _FRAME.size and misses < 2:  # noqa: PLR2004

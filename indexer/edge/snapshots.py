@@ -1,9 +1,10 @@
-"""Writes the index to disk now and then, and gives a stream back what an earlier life knew.
+"""Writes the index to disk periodically, and restores streams from it after a restart.
 
 Each rank is frozen at one moment between two batches (`core/frost.py`): its stream is held while
-its nodes are noted down, a slice per turn of the loop, and goes on before anything is written.
-What is read back stays unseen until its engine has proven to be the same (`Repair.recall`).
-Nothing here is ever fatal: without a snapshot a start is cold, and that is all.
+its nodes are copied, a slice per turn of the loop, and continues before anything is written.
+Restored blocks stay invisible until the engine has proven to be the same (`Repair.recall`). No
+failure here is fatal: without a snapshot the start is merely cold. `snapshot_file.py` does the file
+format, `listener.py` holds the streams.
 """
 
 from __future__ import annotations
@@ -47,19 +48,19 @@ __all__ = ["Snapshots", "Source"]
 _log = logging.getLogger("indexer")
 
 SLICE_S: Final = 0.0002
-"""How long it may hold the loop before it lets others through."""
+"""How long the work may hold the loop before it yields."""
 
 REST_TURNS: Final = 200
-"""Turns of the loop that a stream gets to come to the end of a batch."""
+"""Turns of the loop in which a stream may come to the end of a batch."""
 
 LOOKED_AT: Final = 64
-"""Streams of which it is asked in one go whether they have moved; 1.5 µs each."""
+"""Streams checked in one go for progress; 1.5 µs each."""
 
 _Positions: TypeAlias = "dict[tuple[Scope, WorkerRank], int | None]"
 """The last batch of each stream."""
 
-_NOWHERE: Final = -1  # where no stream is
-_RUN_BYTES: Final = 48  # of a frozen run beside its hashes, about
+_NOWHERE: Final = -1  # no stream has this position
+_RUN_BYTES: Final = 48  # approximate size of a frozen run besides its hashes
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_runs: Final = msgspec.msgpack.Decoder(list[FrozenRun]).decode
 
@@ -78,20 +79,20 @@ class Source(NamedTuple):
 
 
 class _LeftOut(Exception):
-    """A rank that is not written, or not taken back; the argument says why in a word."""
+    """A rank that is not written, or not restored; the argument is the reason in one word."""
 
 
 class Snapshots:
-    """The snapshot of one state directory; lives on the loop it is used from.
+    """The snapshot of one state directory; lives on the event loop it is used from.
 
     Attributes:
-        written_at: when the file was written, in wall-clock seconds; None: there is none.
-        seconds, bytes, blocks, ranks: of the last one written.
-        writes: how many were.
-        failures: those that were not, by kind.
-        left_out: ranks that the last one written is without, by reason.
-        damage: what was wrong with the file found at the start, by kind.
-        rejected: ranks of it that were not even offered to their engine, by reason.
+        written_at: when the file was written, in wall-clock seconds; None: there is no file.
+        seconds, bytes, blocks, ranks: of the last snapshot written.
+        writes: number of snapshots written.
+        failures: failed writes, by kind.
+        left_out: ranks missing from the last snapshot, by reason.
+        damage: faults in the file found at the start, by kind.
+        rejected: ranks in it that were not even offered to their engine, by reason.
     """
 
     def __init__(
@@ -115,17 +116,17 @@ class Snapshots:
         self._clock = clock
         self._reader: SnapshotReader | None = None
         self._entries: dict[tuple[Scope, WorkerRank], Entry] = {}
-        self._offered: dict[EventStream, Entry] = {}  # their engines have still to prove them
+        self._offered: dict[EventStream, Entry] = {}  # their engines have yet to prove them
         self._is_loading = False
         self._unclaimed_until = 0.0
-        self._positions: _Positions = {}  # when it was written last
+        self._positions: _Positions = {}  # as of the last write
         self._is_writing = False
         self._turn_ends = 0.0
 
     # -- reading -----------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Look at what an earlier life has left."""
+        """Read the file left by the previous process."""
         try:
             reader = await self._disk.do(SnapshotReader, self._directory / NAME)
         except FileNotFoundError:
@@ -142,7 +143,7 @@ class Snapshots:
         _log.info("index snapshot: %d ranks of an earlier life", len(self._entries))
 
     def forget_unclaimed(self) -> None:
-        """Let go of ranks whose worker has not come in time, and of the file when it is used up."""
+        """Drop ranks whose worker has not come in time, and close the file once it is used up."""
         if self._entries and self._clock() >= self._unclaimed_until:
             self._reject("unclaimed", len(self._entries))
             self._entries = {}
@@ -152,21 +153,21 @@ class Snapshots:
 
     @property
     def unclaimed(self) -> int:
-        """Ranks of an earlier life whose worker has not come yet."""
+        """Restored ranks whose worker has not registered yet."""
         return len(self._entries)
 
     def knows(self, stream: EventStream) -> bool:
-        """Say whether an earlier life has left something for a stream."""
+        """Say whether the file has something for a stream."""
         return (stream.scope, stream.rank) in self._entries
 
     def close(self) -> None:
-        """Let go of the file, and of the thread. Idempotent."""
+        """Close the file and stop the thread. Idempotent."""
         self._entries, self._offered = {}, {}
         self.forget_unclaimed()
         self._disk.close()
 
     async def load(self, source: Source) -> bool:
-        """Give a stream that has heard nothing back what it knew; False: it begins without.
+        """Restore a stream that has heard nothing yet; False: it starts cold.
 
         The stream must be held meanwhile.
         """
@@ -184,7 +185,7 @@ class Snapshots:
             _log.error("index snapshot: worker %d: %s", stream.rank.worker_id, error)
             self._reject("damaged")
         except asyncio.CancelledError:
-            self._entries[source.key] = entry  # what is written at the end still has it
+            self._entries[source.key] = entry  # the snapshot written at shutdown still includes it
             raise
         except Exception:  # noqa: BLE001 - whatever it is, the stream begins cold
             _log.exception("index snapshot: an error of ours")
@@ -210,7 +211,7 @@ class Snapshots:
         if head.is_uncertain and self._registry.on_event_loss is EventLossPolicy.DROP:
             raise _LeftOut("uncertain")
         if index.holds_anything(stream.rank):
-            # a peer's dump of this minute is there and seen; replay from the beginning mends it
+            # a peer's fresh dump is already in use; a replay from the beginning repairs it
             raise _LeftOut("recovered")
         return index
 
@@ -251,14 +252,14 @@ class Snapshots:
     # -- writing -----------------------------------------------------------------------------------
 
     async def write(self, sources: Iterable[Source], listeners: Listeners) -> bool:
-        """Write a new snapshot in the place of the old one; False: the old one stays.
+        """Write a new snapshot that replaces the old one; False: the old one stays.
 
-        Nothing is written when no stream has moved. Ranks of an earlier life that nobody has
-        claimed yet, or whose engine has still to prove them, go over as they are.
+        Nothing is written if no stream has moved. Restored ranks that nobody has claimed yet, or
+        whose engine has yet to prove them, are carried over unchanged.
 
         Args:
-            sources: all streams that are open when it is called; gone through in slices.
-            listeners: have a stream wait while it is written.
+            sources: all streams open at the time of the call; iterated in slices.
+            listeners: hold a stream while it is copied.
         """
         if self._is_writing or self._is_loading:
             return False
@@ -302,7 +303,7 @@ class Snapshots:
             return False
         finally:
             if writer is not None:
-                self._disk.begin(writer.abandon)  # nothing when it has finished
+                self._disk.begin(writer.abandon)  # a no-op once it has finished
         if left_out.get("no_room"):
             _log.warning(
                 "index snapshot: %d ranks left out, more than %d bytes",
@@ -353,10 +354,10 @@ class Snapshots:
         _log.error("index snapshot: not written, the old one stays: %s", error)
 
     async def _freeze(self, source: Source, listeners: Listeners) -> FrozenRank:
-        """Note down a rank as it is after its last batch.
+        """Copy a rank as it is after its last batch.
 
         Raises:
-            _LeftOut: there is no such moment, or nothing to note down.
+            _LeftOut: there is no such moment, or nothing to copy.
         """
         stream = source.stream
         index = self._registry.index(stream.scope)

@@ -1,8 +1,9 @@
-"""The only file that opens ZMQ sockets, and sets every limit they have.
+"""The only file that opens ZMQ sockets, and sets all their limits.
 
-Three kinds: a subscriber to an engine's events, a dealer for one replay, a publisher for the
-service's own events. All are used without blocking; their file descriptors are edge-triggered, so
-whoever waits on one must read until nothing comes before waiting again.
+There are three kinds: a subscriber to an engine's events, a dealer for one replay, a publisher for
+the service's own events. All are non-blocking; their file descriptors are edge-triggered, so a
+socket must be read until it is empty before waiting for it again. `listener` and `replays` read
+them, the replica plane of the service publishes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SOCKETS_MAX: Final = 65_535
 """libzmq's own bound; its default of 1,023 is fewer than a large fleet has workers."""
 
 IO_THREADS: Final = 2
-"""Threads of libzmq for all sockets together; one resolves names while the other moves bytes."""
+"""libzmq threads for all sockets together; one can resolve names while the other moves bytes."""
 
 RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 5_000
@@ -40,24 +41,24 @@ RECONNECT_MAX_MS: Final = 5_000
 
 HEARTBEAT_MS: Final = 10_000
 HEARTBEAT_TIMEOUT_MS: Final = 30_000
-"""A peer that vanished without a word (a pulled cable) is noticed after the second."""
+"""A peer that vanished silently (a pulled cable) is noticed after this timeout."""
 
 KEEPALIVE_IDLE_S: Final = 60
 REPLAY_MESSAGES_MAX: Final = 200_000
-"""Replies held for us; engines before vLLM 0.33 lose what exceeds their own 1,000 anyway."""
+"""Replies queued for us; engines before vLLM 0.33 lose what exceeds their own 1,000 anyway."""
 
 PUBLISHED_MESSAGES_MAX: Final = 10_000
-"""Messages held per slow subscriber of ours before it loses some."""
+"""Messages queued per slow subscriber of ours before it loses some."""
 
 SUBSCRIPTION_BYTES_MAX: Final = 4_096
 """Longest message a subscriber may send us: the name of a topic."""
 
 READ_BYTES_MAX: Final = 256 << 10
-"""Bytes taken off a socket at once beyond its first message; copying them takes some 30 µs."""
+"""Bytes read from a socket at once beyond its first message; copying them takes some 30 µs."""
 
-_ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"  # where libzmq looks for who answers it
+_ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"  # where libzmq looks for the authenticator
 _ZAP_VERSION: Final = b"1.0"
-_ZAP_DOMAIN: Final = b"replicas"  # without a name libzmq would not ask
+_ZAP_DOMAIN: Final = b"replicas"  # without a domain libzmq would not ask
 _ZAP_FRAMES: Final = 7
 
 _DELIMITER: Final = b""
@@ -65,7 +66,7 @@ _NOBLOCK: Final = int(zmq.NOBLOCK)
 _CONNECTED: Final = frozenset({zmq.EVENT_HANDSHAKE_SUCCEEDED})
 _REFUSED: Final = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "silent",  # hung up without a word: a key it cannot read
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "protocol",  # one side encrypts, or it is no ZMQ
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "protocol",  # one side encrypts, or is not ZMQ at all
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "key",  # our key is not on its list
 }
 _BROKEN: Final = frozenset({zmq.EVENT_DISCONNECTED, *_REFUSED})
@@ -81,7 +82,7 @@ if _IS_COMPILED:
 
 
 def _finds_libzmq() -> bool:
-    """Whether messages can be taken the compiled way: pyzmq may hide its libzmq, or have none."""
+    """Whether the compiled receiver can be used: pyzmq may hide its libzmq, or have none."""
     path: str | None = getattr(sys.modules.get("zmq.backend.cython._zmq"), "__file__", None)
     return _IS_COMPILED and path is not None and _frames.find(path)
 
@@ -90,7 +91,7 @@ _FINDS_LIBZMQ: Final = _finds_libzmq()
 
 
 class Receiver:
-    """A connected socket that is read without waiting."""
+    """A connected socket that is read without blocking."""
 
     __slots__ = ("_address", "_socket", "fd")
 
@@ -100,24 +101,24 @@ class Receiver:
         self.fd: int = socket.getsockopt(zmq.FD)  # type: ignore[assignment]
 
     def receive(self) -> list[bytes] | None:
-        """The frames of the next message, None when there is none."""
+        """Return the frames of the next message, None if there is none."""
         receive = self._socket.recv
         try:
-            # not `recv_multipart`: a frame knows whether another follows, to ask the socket costs
-            # more than to receive
+            # not `recv_multipart`: a frame knows whether another follows; asking the socket costs
+            # more than receiving
             frame = receive(_NOBLOCK, copy=False)
             frames = [frame.bytes]
             while frame.more:
                 frame = receive(_NOBLOCK, copy=False)
                 frames.append(frame.bytes)
-        except zmq.ZMQError:  # Again, mostly; a socket in trouble has no message either
+        except zmq.ZMQError:  # usually Again; a failing socket has no message either
             return None
         return frames
 
     def receive_some(self, messages_max: int, apart: bytes) -> list[list[bytes]]:
-        """The next messages, none if there is none; one of the topic `apart` is the last of them.
+        """Return the next messages, if any; the last one may be of the topic `apart`.
 
-        Stops after a quarter of a megabyte as well.
+        Stops there, and after a quarter of a megabyte as well.
         """
         if self._socket.closed:
             return []
@@ -137,20 +138,20 @@ class Receiver:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether libzmq has no connection any more and will make none; of a dealer.
+        """Whether a dealer's libzmq has no connection and will not make a new one.
 
-        That is so after a breach of protocol alone: a message beyond the limit, no ZMQ at all. One
-        that breaks otherwise is made again, and the socket says nothing.
+        That only happens after a breach of protocol: a message beyond the limit, or a peer that
+        does not speak ZMQ. Connections that break otherwise are re-established silently.
         """
         return not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT
 
     def close(self) -> None:
-        """Close and drop what was not read."""
+        """Close the socket and drop what was not read."""
         self._socket.close(linger=0)
 
 
 class Link(Enum):
-    """What a subscriber's connection went through."""
+    """What happened to a subscriber's connection."""
 
     CONNECTED = "connected"
     BROKEN = "broken"  # and libzmq may or may not try again
@@ -158,14 +159,14 @@ class Link(Enum):
 
 
 class Subscriber(Receiver):
-    """A subscriber and the news of its connection.
+    """A subscriber and the events of its connection.
 
     libzmq reconnects after a lost connection, but never after a breach of protocol (a message
-    beyond the limit, an HTTP server on the port while the engine restarts). Without the news such
-    a subscriber would be deaf for good.
+    beyond the limit, an HTTP server on the port while the engine restarts). Without the connection
+    events such a subscriber would stay deaf.
 
     Attributes:
-        is_refused: Whether somebody is there, and hung up on our handshake the last time.
+        is_refused: Whether a peer is there but rejected our last handshake.
     """
 
     __slots__ = ("_endpoint", "_failures", "_monitor", "is_refused", "news_fd")
@@ -175,13 +176,13 @@ class Subscriber(Receiver):
     ) -> None:
         super().__init__(socket)
         self.is_refused = False
-        self._failures = Counter() if failures is None else failures  # of handshakes, by how
+        self._failures = Counter() if failures is None else failures  # failed handshakes by cause
         self._endpoint = endpoint  # None: not connected yet
         self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(_WATCHED)
         self.news_fd: int = self._monitor.getsockopt(zmq.FD)  # type: ignore[assignment]
 
     def news(self) -> Iterator[Link]:
-        """What has happened to the connection since the last call."""
+        """Yield what has happened to the connection since the last call."""
         while True:
             try:
                 frames = self._monitor.recv_multipart(zmq.NOBLOCK)
@@ -191,7 +192,7 @@ class Subscriber(Receiver):
             if event in _REFUSED:
                 self.is_refused = True
                 self._failures[_REFUSED[event]] += 1
-            elif event in _CONNECTED or event == zmq.EVENT_CLOSED:  # the latter: nobody is there
+            elif event in _CONNECTED or event == zmq.EVENT_CLOSED:  # the latter: no peer is there
                 self.is_refused = False
             if event in _CONNECTED:
                 yield Link.CONNECTED
@@ -199,27 +200,27 @@ class Subscriber(Receiver):
                 yield Link.BROKEN if event in _BROKEN else Link.RETRYING
 
     def connect_again(self) -> None:
-        """Give up the old connection for a new one."""
+        """Replace the connection by a new one."""
         self.move_to(self._endpoint)
 
     def use_keys(self, keys: KeyPair) -> None:
-        """Be somebody else from the next connection on; the one that stands goes on."""
+        """Use a new identity from the next connection on; the current one continues."""
         if self._socket.getsockopt(zmq.MECHANISM) == zmq.CURVE:
-            _introduce(self._socket, keys)
+            _set_keys(self._socket, keys)
 
     def move_to(self, endpoint: str | None) -> None:
-        """Give up the connection for one to another endpoint, or for none."""
+        """Replace the connection by one to another endpoint, or by none."""
         if self._endpoint is not None:
             with contextlib.suppress(zmq.ZMQError):  # libzmq may have given it up already
                 self._socket.disconnect(self._endpoint)
         self._endpoint = endpoint
         if endpoint is not None:
-            with contextlib.suppress(zmq.ZMQError):  # out of file descriptors: the next time then
+            with contextlib.suppress(zmq.ZMQError):  # out of file descriptors: next time then
                 self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
                 self._socket.connect(endpoint)
 
     def close(self) -> None:
-        """Close both and drop what was not read."""
+        """Close both sockets and drop what was not read."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         super().close()
@@ -228,17 +229,17 @@ class Subscriber(Receiver):
 class KeyCheck:
     """Answers libzmq's questions about clients of an encrypted socket (ZAP): is this key listed?
 
-    libzmq asks from its own thread and waits, with the handshake alone, until the loop has read.
+    libzmq asks from its own thread; only the handshake waits until the loop has answered.
 
     Attributes:
         accepted: Handshakes of clients with a listed key.
-        refused: Those of others.
+        refused: Handshakes of other clients.
     """
 
     __slots__ = ("_keys", "_socket", "accepted", "fd", "refused")
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: ReplicaKeys) -> None:
-        """Answer for all sockets of a context; there before the first is bound."""
+        """Answer for all sockets of a context; must exist before the first one is bound."""
         self._keys = keys
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -270,7 +271,7 @@ class KeyCheck:
         return [_ZAP_VERSION, number, b"400", b"not listed", b"", b""]
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._socket.close(linger=0)
 
 
@@ -286,7 +287,7 @@ class Publisher:
         self._context = context
         self._socket = socket
         self.key_check = key_check
-        """Of an encrypted one; somebody must have it answer."""
+        """Only for an encrypted socket; the owner must call its `answer`."""
 
     def send(self, frames: Sequence[bytes]) -> bool:
         """Send one message; False if it could not even be queued."""
@@ -305,24 +306,24 @@ class Publisher:
 
 
 class Sockets:
-    """The receiving sockets of one process, behind one libzmq context."""
+    """The receiving sockets of one process, in one libzmq context."""
 
     def __init__(self, limits: StreamLimits, keys: KeyPair | None = None) -> None:
         """Open nothing yet.
 
         Args:
             limits: of queues and messages.
-            keys: who we are to servers that ask; None: somebody new with every start.
+            keys: our identity towards servers that ask for one; None: a new one on every start.
         """
         self._limits = limits
         self._keys = keys
         self.handshakes_failed: Counter[str] = Counter(dict.fromkeys(_REFUSED.values(), 0))
-        """Of subscribers, by how; libzmq makes few attempts a minute."""
+        """Of subscribers, by cause; libzmq makes few attempts a minute."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(IO_THREADS)
         self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
 
     def use_keys(self, keys: KeyPair) -> None:
-        """Be somebody else from the next socket on; open ones have to be told, too."""
+        """Use a new identity from the next socket on; open sockets must be updated separately."""
         self._keys = keys
 
     def subscribe(
@@ -331,17 +332,17 @@ class Sockets:
         topics: Sequence[bytes] = (b"",),
         server_key: str | None = None,
     ) -> Subscriber:
-        """Connect to a publisher and subscribe to everything it says, or to some topics.
+        """Connect to a publisher and subscribe to all its messages, or to some topics.
 
         Args:
-            endpoint: where it publishes; an address, for libzmq would resolve a name itself. None:
-                that is not known yet, and `Subscriber.move_to` connects.
-            topics: what its messages' first frame begins with.
-            server_key: the CURVE key it must have; None: it speaks plainly.
+            endpoint: where it publishes; must contain an address, because libzmq would resolve a
+                name itself. None: not known yet, `Subscriber.move_to` connects later.
+            topics: prefixes of its messages' first frame.
+            server_key: the CURVE key it must have; None: unencrypted.
 
         Raises:
             EndpointRefused: libzmq will not connect there.
-            NoDescriptorLeft: or cannot now.
+            NoDescriptorLeft: too many files are open.
         """
         socket = self._open(zmq.SUB, endpoint, self._limits.receive_messages_max, server_key)
         number: int = socket.getsockopt(zmq.FD)  # type: ignore[assignment]
@@ -351,7 +352,7 @@ class Sockets:
         for topic in topics:
             socket.setsockopt(zmq.SUBSCRIBE, topic)
         try:
-            # before connecting, or early news is missed
+            # before connecting, or early events are missed
             subscriber = Subscriber(socket, endpoint, self.handshakes_failed)
         except zmq.ZMQError as error:
             socket.close(linger=0)
@@ -369,7 +370,7 @@ class Sockets:
         """Connect a fresh socket and ask for every batch from `start` on.
 
         Args:
-            endpoint: whom.
+            endpoint: of the engine's replay socket.
             start: the first sequence number wanted.
             server_key: as for `subscribe`.
 
@@ -387,10 +388,10 @@ class Sockets:
         return Receiver(socket)
 
     def try_connect(self, endpoint: str) -> None:
-        """See whether libzmq would connect there; nothing is sent.
+        """Test whether libzmq would connect there; nothing is sent.
 
         Raises:
-            EndpointRefused: It would not.
+            EndpointRefused: it would not.
         """
         socket = self._open(zmq.DEALER, endpoint, 1)
         try:
@@ -422,14 +423,14 @@ class Sockets:
             zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
             zmq.TCP_KEEPALIVE: 1,
             zmq.TCP_KEEPALIVE_IDLE: KEEPALIVE_IDLE_S,
-            zmq.IPV6: int("[" in endpoint),  # only where asked for: names keep resolving to IPv4
+            zmq.IPV6: int("[" in endpoint),  # only where needed: names keep resolving to IPv4
         }
         for option, value in options.items():
             socket.setsockopt(option, value)
         if server_key is not None:
             keys = self._keys = self._keys or KeyPair.new()
             socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
-            _introduce(socket, keys)
+            _set_keys(socket, keys)
         return socket
 
 
@@ -438,7 +439,7 @@ def _refused(endpoint: str, error: zmq.ZMQError) -> EndpointRefused:
     return kind(endpoint, str(error))
 
 
-def _introduce(socket: zmq.Socket[bytes], keys: KeyPair) -> None:
+def _set_keys(socket: zmq.Socket[bytes], keys: KeyPair) -> None:
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
 
@@ -451,12 +452,12 @@ def open_publisher(
     """Bind a publisher.
 
     Args:
-        endpoint: where.
-        messages_max: held per slow subscriber before it loses some.
-        keys: encrypt with our own of them, and let only those listen that are listed.
+        endpoint: the address to bind.
+        messages_max: queued per slow subscriber before it loses some.
+        keys: encrypt with our own pair, and admit only listed keys.
 
     Raises:
-        EndpointRefused: The address is taken, or is none.
+        EndpointRefused: the address is taken or invalid.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.PUB)
@@ -466,7 +467,7 @@ def open_publisher(
             zmq.LINGER: 0,
             zmq.SNDHWM: messages_max,
             zmq.MAXMSGSIZE: SUBSCRIPTION_BYTES_MAX,
-            zmq.HEARTBEAT_IVL: HEARTBEAT_MS,  # a subscriber that froze must not be queued for
+            zmq.HEARTBEAT_IVL: HEARTBEAT_MS,  # a frozen subscriber must not be queued for
             zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
         }
         for option, value in options.items():

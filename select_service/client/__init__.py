@@ -1,7 +1,7 @@
-"""The client: ask, book, tell, and let it retry, fail over, renew and tidy up.
+"""The client: select, book and report, with retries, failover, lease renewal and cleanup.
 
-`AsyncClient` and `Client` are the same for asyncio and for threads. Needs httpx and msgspec, and
-xxhash where prompts are hashed here; nothing of the server.
+`AsyncClient` and `Client` offer the same for asyncio and for threads. Needs httpx and msgspec, and
+xxhash if prompts are hashed locally; nothing of the server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The client for asyncio: carries out what the core asks for on the loop it is used in."""
+"""The client for asyncio: carries out the core's commands on the event loop it is used on.
+
+The verbs are in `asynchronous_calls.py`, all decisions in `core`; `connections.py` sends the
+requests.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ _FOREVER_S = 86_400.0
 class AsyncClient(AsyncCalls):
     """`async with AsyncClient("http://selector:8092") as client:`, then its methods.
 
-    All of them are awaited on one event loop. What runs beside (telling, renewing) begins with the
+    All methods are awaited on one event loop. Background work (reporting, renewing) begins with the
     first call and ends with `aclose`, which frees whatever is still booked.
     """
 
@@ -45,28 +49,28 @@ class AsyncClient(AsyncCalls):
         owner: str | None = None,
         options: Options | None = None,
     ) -> None:
-        """Make a client; nothing is connected yet.
+        """Create a client; nothing is connected yet.
 
         Args:
-            selectors: `http://…`, `https://…` or `unix:/path`, the preferred one first; the next is
-                asked when it fails. Without any, http://127.0.0.1:8092.
-            token: to show as a bearer token, or who returns it for each request.
+            selectors: `http://…`, `https://…` or `unix:/path`, the preferred one first; the next
+                one is asked if it fails. Default: http://127.0.0.1:8092.
+            token: a bearer token, or a callable that returns it for each request.
             ca: file of certificates to trust instead of the system's, or a whole TLS context.
             cert: files of a client certificate and its key.
-            owner: of its leases, for people who look at them; host and process id by default.
+            owner: owner of its leases, for people who look at them; default: host and process id.
             options: limits and waits.
 
         Raises:
-            ValueError: an address that is none.
+            ValueError: an address is invalid.
         """
         super().__init__(selectors, token, ca, cert, owner, options)
         self._pools = [
             AsyncConnections(self._doors, at) for at, _ in enumerate(self._doors.addresses)
         ]
         self._wake = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None  # where it is at work
+        self._loop: asyncio.AbstractEventLoop | None = None  # the loop it is in use on
         self._background: asyncio.Task[None] | None = None
-        self._waiting: list[asyncio.Future[None]] = []  # for everything to be told
+        self._waiting: list[asyncio.Future[None]] = []  # callers of `flush`
 
     async def __aenter__(self) -> Self:
         self._begin()
@@ -76,9 +80,9 @@ class AsyncClient(AsyncCalls):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Tell what is still to be told, end the leases with all under them, disconnect.
+        """Send pending reports, end the leases with all under them, disconnect.
 
-        In a fork of the process that uses it, nothing: all of that is the other's.
+        Does nothing in a fork of the process that uses it, which still owns all of that.
         """
         if self._is_forked() or self._session.is_closed:
             return
@@ -95,7 +99,7 @@ class AsyncClient(AsyncCalls):
                 await pool.aclose()
 
     async def flush(self) -> None:
-        """Return when everything said so far has been told, however long that takes."""
+        """Wait until everything so far has been reported, however long that takes."""
         self._begin()
         if not self._session.is_settled:
             told = asyncio.get_running_loop().create_future()
@@ -111,10 +115,10 @@ class AsyncClient(AsyncCalls):
             self._background = loop.create_task(self._keep_up(), name="select-service-client")
 
     def _refuse_other_loop(self) -> asyncio.AbstractEventLoop:
-        """Refuse to use connections that another loop reads from, or has read from.
+        """Refuse to use connections that belong to another event loop.
 
         Raises:
-            OtherLoop: it was used on another one, as each `asyncio.run` makes it.
+            OtherLoop: the client was used on another loop; each `asyncio.run` creates one.
         """
         here = asyncio.get_running_loop()
         if self._loop is None:
@@ -141,7 +145,7 @@ class AsyncClient(AsyncCalls):
                     self._stumbled()
                 if self._session.is_settled:
                     self._release_waiting()
-                await asyncio.sleep(0)  # whatever is due, others get on
+                await asyncio.sleep(0)  # even if more is due, let others run
                 continue
             alarm = loop.call_later(delay, self._wake.set) if delay < _FOREVER_S else None
             try:
@@ -172,7 +176,7 @@ class AsyncClient(AsyncCalls):
         return AsyncReserving(begin)
 
     async def _drive(self, run: Run[T], *, is_errand: bool = False) -> T:
-        """Carry out a run; one that is dropped, cancelled for instance, tidies up behind itself."""
+        """Carry out a run; a run that is dropped, for example cancelled, cleans up after itself."""
         self._begin()
         task = asyncio.current_task()
         assert task is not None
@@ -181,7 +185,7 @@ class AsyncClient(AsyncCalls):
             command = next(run)
             while True:
                 outcome = await self._carry_out(command, is_errand)
-                if task.cancelling() > cancelled:  # and what carries it out has swallowed that
+                if task.cancelling() > cancelled:  # the callee may have swallowed the cancellation
                     raise asyncio.CancelledError
                 command = run.send(outcome)
         except StopIteration as done:

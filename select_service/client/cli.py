@@ -1,6 +1,6 @@
 """Commands for people: `select-service call|workers|loads|drain|explain`, of a running service.
 
-Exit codes: 0 answered, 1 the service refuses, 2 wrong usage or nobody answers.
+Exit codes: 0 answered, 1 the service refuses, 2 wrong usage or no answer.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def main(argv: Sequence[str]) -> int:
     except ServiceError as refusal:
         print(msgspec.json.encode(refusal.body()).decode(), file=sys.stderr)
         return _REFUSED
-    except BrokenPipeError:  # who reads us has seen enough
+    except BrokenPipeError:  # the reader has seen enough
         raise
     except (ClientError, OSError, ValueError) as error:
         print(f"select-service {argv[0]}: {error}", file=sys.stderr)
         return _NO_ANSWER
-    except KeyboardInterrupt:  # somebody has waited long enough
+    except KeyboardInterrupt:  # the user has waited long enough
         return _NO_ANSWER
     return _ANSWERED
 
@@ -97,7 +97,7 @@ def _call(client: Client, chosen: argparse.Namespace) -> None:
     if chosen.route.startswith("/"):
         says = chosen.body is not None or chosen.tokens is not None
         method, route = chosen.method or ("POST" if says else "GET"), chosen.route
-        if method == "GET" and body:  # where a body would go unread
+        if method == "GET" and body:  # a body would be ignored
             route += f"{'&' if '?' in route else '?'}{urlencode(body)}"
             body = {}
         answer: object = client.call(method, route, body or None)
@@ -123,7 +123,7 @@ def _loads(client: Client, chosen: argparse.Namespace) -> None:
 
 def _watch(ask: Callable[[], list[ScopeLoads]], every_s: float) -> None:
     try:
-        from rich.live import Live  # an extra, for who watches
+        from rich.live import Live  # an optional extra, only for --watch
     except ImportError as error:
         raise MissingPackage("--watch needs rich: pip install 'rich>=13.7'") from error
     shown = showing.table(ask())
@@ -133,7 +133,7 @@ def _watch(ask: Callable[[], list[ScopeLoads]], every_s: float) -> None:
             time.sleep(every_s)
             try:
                 shown, trouble = showing.table(ask()), None
-            except ClientError as error:  # who watches sees it come back, too
+            except ClientError as error:  # keep watching: it may come back
                 trouble = f"what is shown may be old: {error}"
             shown.caption = trouble
             live.update(shown, refresh=True)
@@ -167,7 +167,7 @@ def _print(answer: object) -> None:
 
 
 def _unpacked(answer: object) -> object:
-    """Write hashes that came packed as the numbers they are."""
+    """Convert packed hashes to numbers."""
     if isinstance(answer, dict):
         return {name: _unpacked(value) for name, value in answer.items()}
     if isinstance(answer, list):
@@ -178,7 +178,7 @@ def _unpacked(answer: object) -> object:
 
 
 def _read(argv: Sequence[str]) -> argparse.Namespace:
-    """Read what was typed; argparse itself takes no body behind flags."""
+    """Parse the arguments; argparse itself does not accept a body after flags."""
     parser = _parser()
     chosen, rest = parser.parse_known_args(argv)
     if len(rest) == 1 and getattr(chosen, "body", "-") is None and not rest[0].startswith("--"):

@@ -1,10 +1,9 @@
-"""Pooled connections to one selector, for a loop and for threads: the one used last is used next.
+"""Pooled connections to one selector, for asyncio and for threads: last used, first reused.
 
-`transport.py` makes them and their requests. What is idle too long is closed when another comes
-back, so that a burst leaves nothing for ever.
-
-What runs beside the calls is sent on a connection above their number: the end of a request makes
-the room that selections wait for in the service's queue, with a connection each.
+`transport.py` creates connections and requests. Expired idle connections are closed when another
+one is taken, so that a burst leaves nothing behind for ever. Background requests use a connection
+beyond the limit: reporting the end of a request makes room for selections that wait in the
+service's queue and hold a connection each.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = ["AsyncConnections", "Connections"]
 
 
 class AsyncConnections:
-    """Those of an asyncio client."""
+    """The pool of an asyncio client."""
 
     def __init__(self, doors: Doors, selector: int) -> None:
         self._doors = doors
@@ -38,7 +37,7 @@ class AsyncConnections:
         self._slots = asyncio.Semaphore(doors.connections_max)
 
     async def ask(self, send: Send, *, is_errand: bool) -> Outcome:
-        """Send a request, and say what came; an errand waits for nobody, there is one at a time."""
+        """Send a request and return the outcome; background requests never queue."""
         if not is_errand and not await self._has_slot(send.timeout_s):
             return _all_in_use()
         connection: AsyncioConnection | None = None
@@ -53,7 +52,7 @@ class AsyncConnections:
                         if not answer.take(part):
                             break
             finally:
-                await response.aclose()  # and the connection, if there is more to come
+                await response.aclose()  # and of the connection, if there is more to come
         except ERRORS as error:
             return failed(error, monotonic())
         finally:
@@ -65,7 +64,7 @@ class AsyncConnections:
 
     async def _has_slot(self, timeout_s: float) -> bool:
         if not self._slots.locked():
-            return await self._slots.acquire()  # at once
+            return await self._slots.acquire()  # does not block
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._slots.acquire()
@@ -75,7 +74,7 @@ class AsyncConnections:
     async def _put_back(self, connection: AsyncioConnection) -> None:
         if connection.is_idle() and not connection.is_closed():
             self._idle.append(connection)
-        else:  # it broke, or was left in the middle: a cancellation may come at any await
+        else:  # broken, or abandoned half-way: a cancellation may come at any await
             await connection.aclose()
 
     async def _taken(self) -> AsyncioConnection:
@@ -89,23 +88,23 @@ class AsyncConnections:
         return self._doors.asynchronous(self._selector)
 
     async def aclose(self) -> None:
-        """Close what is not in use; nothing is, when a client closes."""
+        """Close idle connections; a client closes only when none is in use."""
         while self._idle:
             await self._idle.pop().aclose()
 
 
 class Connections:
-    """Those of a client for threads."""
+    """The pool of a client for threads."""
 
     def __init__(self, doors: Doors, selector: int) -> None:
         self._doors = doors
         self._selector = selector
         self._idle: deque[SocketConnection] = deque()
-        self._lock = threading.Lock()  # of the former; nothing is sent or closed under it
+        self._lock = threading.Lock()  # guards `_idle`; nothing is sent or closed under it
         self._slots = threading.Semaphore(doors.connections_max)
 
     def ask(self, send: Send, *, is_errand: bool) -> Outcome:
-        """Send a request, and say what came; an errand waits for nobody, there is one at a time."""
+        """Send a request and return the outcome; background requests never queue."""
         if not is_errand and not self._slots.acquire(timeout=send.timeout_s):
             return _all_in_use()
         connection: SocketConnection | None = None
@@ -153,7 +152,7 @@ class Connections:
         return self._doors.synchronous(self._selector) if found is None else found
 
     def close(self) -> None:
-        """Close what is not in use; nothing is, when a client closes."""
+        """Close idle connections; a client closes only when none is in use."""
         with self._lock:
             idle, self._idle = self._idle, deque()
         for connection in idle:

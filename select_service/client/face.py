@@ -1,4 +1,7 @@
-"""What the two faces have in common: the session, its upkeep, addresses, and a clock."""
+"""What the two faces have in common: the session, its upkeep, addresses, and a clock.
+
+`asynchronous.py` and `synchronous.py` build on it; the core in `core` does not know it.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,11 @@ R = TypeVar("R", bound=Held)
 _log = logging.getLogger("select_service.client")
 
 Book: TypeAlias = "Callable[[dict[str, Any], str, float, float | None], Run[Booking]]"
-"""A verb of the session that books: body, id, now, and for how long."""
+"""A verb of the session that books: body, id, now, timeout in seconds."""
 
 
 class Face:
-    """A client as far as it need not know how it waits."""
+    """The part of a client that does not depend on how it waits."""
 
     def __init__(
         self,
@@ -61,24 +64,24 @@ class Face:
             on_work=self._on_work,
         )
         self._upkeep = Upkeep(self._session)
-        self._process: int | None = None  # where it is at work
+        self._process: int | None = None  # the process it is in use in
 
     @property
     def selector(self) -> str:
-        """The selector that is asked now."""
+        """The selector currently in use."""
         return self._doors.names[self._session.selectors.current]
 
     @property
     def degraded(self) -> bool:
-        """No selector can be reached: reservations are choices out of the last catalog."""
+        """Whether no selector can be reached: reservations are choices from the last catalog."""
         return self._session.selectors.is_down
 
     def stats(self) -> dict[str, int]:
-        """Return counters since the client was made: requests, retries, failovers and so on."""
+        """Return counters since the client was created: requests, retries, failovers and so on."""
         return self._session.stats.as_dict()
 
     def _is_forked(self) -> bool:
-        """Tell whether it is at work elsewhere: its thread or loop, its sockets and leases are."""
+        """Tell whether another process uses it, and owns its thread or loop, sockets and leases."""
         here = os.getpid()
         if self._process is None:
             self._process = here
@@ -97,7 +100,7 @@ class Face:
             )
 
     def _stumbled(self) -> None:
-        """Go on after an error nobody has foreseen: what is booked has to be renewed and freed."""
+        """Continue after an unexpected error: bookings must still be renewed and freed."""
         _log.exception("what runs beside the calls of a client has met an error; it goes on")
         with self._lock:
             self._session.stats.upkeep_errors += 1
@@ -111,7 +114,7 @@ class Face:
 
 
 def seconds(milliseconds: float | None) -> float | None:
-    """Return a time of a call as the core takes it."""
+    """Convert a call's timeout to the core's unit."""
     return None if milliseconds is None else milliseconds / 1e3
 
 

@@ -1,4 +1,7 @@
-"""Hashing a prompt as the service does, so that it need not leave this process. Needs xxhash."""
+"""Hashing a prompt as the service does, so that it need not leave this process. Needs xxhash.
+
+`verbs.py` and `core/prompts.py` use it.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,18 @@ def hash_prompt(
     cache_salt: str | None = None,
     is_eagle: bool = False,
 ) -> dict[str, object]:
-    """Return the members of a request that stand for a prompt: `client.select(**hash_prompt(…))`.
+    """Return the request fields that represent a prompt: `client.select(**hash_prompt(…))`.
 
     Args:
         token_ids: unsigned 32-bit tokens, or the same packed little-endian.
-        block_size: tokens per block, as the workers have it.
+        block_size: tokens per block, as configured in the workers.
         lora_name: the adapter the prompt runs under.
         cache_salt: its salt.
-        is_eagle: blocks are hashed with the token after them.
+        is_eagle: blocks are hashed together with the token after them.
 
     Raises:
         MissingPackage: xxhash is not installed.
-        ValueError: a token is none.
+        ValueError: a token is invalid.
     """
     try:
         from indexer.core.hashing import block_hashes, sequence_hashes  # optional

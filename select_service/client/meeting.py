@@ -1,8 +1,8 @@
-"""Where selectors and workers of one Ray cluster find each other: a named actor, and how to ask it.
+"""How selectors and workers of one Ray cluster find each other: a named actor, and its client.
 
-`MeetingPoint` knows who has said within some seconds that it is there, and nothing else: what it
-forgets when it dies is told again within a beat. `serve_ray.py` and `serving.py` say that they are
-there, `outlet.py` asks who is.
+`MeetingPoint` knows who has reported within the last seconds, and nothing else: what it forgets
+when it dies is reported again within a beat. `serve_ray.py` and `serving.py` report themselves,
+`outlet.py` asks who is there.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ if TYPE_CHECKING:
 __all__ = ["BEAT_S", "NAMESPACE", "Meeting", "MeetingPoint", "Present"]
 
 NAMESPACE: Final = "select-service"
-"""Of the actor; several independent services in one cluster have one each."""
+"""Namespace of the actor; several independent services in one cluster have one each."""
 
 BEAT_S: Final = 1.0
-"""How often everybody says that it is there."""
+"""Interval at which everybody reports."""
 
 SILENCE_S: Final = 5.0
-"""Who has said nothing for so long is gone: a few beats, and a collection of garbage."""
+"""Whoever has not reported for this long is gone: a few beats, and a garbage collection."""
 
 PRESENT_MAX: Final = 10_000
-"""Selectors, and workers, that are remembered; whoever comes then is refused and tries again."""
+"""Limit on selectors, and on workers; whoever comes beyond it is refused and tries again."""
 
 ANSWER_S: Final = 5.0
-"""Longest wait for the actor: it may have to be started again, somewhere else."""
+"""Longest wait for the actor, which may have to be restarted elsewhere."""
 
 _NAME: Final = "meeting-point"
 
 
 class Present(Struct, frozen=True):
-    """Who is there."""
+    """Everybody who is present."""
 
     selectors: dict[str, tuple[str, str]]
-    """By name: the address of its HTTP, the endpoint of its replica plane."""
+    """By name: the HTTP address, and the endpoint of the replica plane."""
 
     workers: dict[int, dict[str, Any]]
     """By id: bodies of POST /workers."""
 
 
 class MeetingPoint:
-    """The actor, and a plain object in tests."""
+    """The actor; a plain object in tests."""
 
     def __init__(
         self, silence_s: float = SILENCE_S, clock: Callable[[], float] = monotonic
@@ -58,24 +58,24 @@ class MeetingPoint:
         self._workers: dict[int, tuple[float, dict[str, Any]]] = {}
 
     def selector(self, name: str, url: str, endpoint: str) -> Present:
-        """A selector is there; returns who else is."""
+        """Report a selector; returns who else is present."""
         self._note(self._selectors, name, (url, endpoint))
         return self.present()
 
     def worker(self, spec: dict[str, Any]) -> Present:
-        """A worker is there, as it would register; returns who else is."""
+        """Report a worker, as it would register; returns who else is present."""
         self._note(self._workers, spec["worker_id"], spec)
         return self.present()
 
     def leave(self, selector: str | None = None, worker_id: int | None = None) -> None:
-        """Somebody goes, and says so."""
+        """Report that somebody leaves."""
         if selector is not None:
             self._selectors.pop(selector, None)
         if worker_id is not None:
             self._workers.pop(worker_id, None)
 
     def present(self) -> Present:
-        """Return everybody heard of lately."""
+        """Return everybody who has reported lately."""
         since = self._clock() - self._silence_s
         books: tuple[dict[Any, tuple[float, Any]], ...] = (self._selectors, self._workers)
         for book in books:
@@ -93,9 +93,9 @@ class MeetingPoint:
 
 
 class Meeting:
-    """The way to the actor, from any process of the cluster; starts it where nobody has.
+    """Access to the actor from any process of the cluster; starts it if nobody has.
 
-    Awaited on one event loop. Whatever is wrong with the actor, the next call looks for it anew.
+    Awaited on one event loop. After any failure the next call looks up the actor again.
     """
 
     def __init__(self, namespace: str = NAMESPACE) -> None:
@@ -103,22 +103,22 @@ class Meeting:
         self._actor: Any = None
 
     async def selector(self, name: str, url: str, endpoint: str) -> Present:
-        """As of the actor; so the others."""
+        """Report a selector, see `MeetingPoint`."""
         present: Present = await self._ask("selector", name, url, endpoint)
         return present
 
     async def worker(self, spec: dict[str, Any]) -> Present:
-        """Say that a worker is there."""
+        """Report a worker."""
         present: Present = await self._ask("worker", spec)
         return present
 
     async def present(self) -> Present:
-        """Ask who is there."""
+        """Ask who is present."""
         present: Present = await self._ask("present")
         return present
 
     async def leave(self, selector: str | None = None, worker_id: int | None = None) -> None:
-        """Say that somebody goes."""
+        """Report that somebody leaves."""
         await self._ask("leave", selector, worker_id)
 
     async def _ask(self, verb: str, *args: object) -> Any:
@@ -126,7 +126,7 @@ class Meeting:
         try:
             async with asyncio.timeout(ANSWER_S):
                 if self._actor is None:
-                    # ray looks names up by blocking calls
+                    # ray's name lookup blocks
                     self._actor = await asyncio.to_thread(_find, self._namespace)
                 return await getattr(self._actor, verb).remote(*args)
         except BaseException:
@@ -143,7 +143,7 @@ def _find(namespace: str) -> Any:
             name=_NAME,
             namespace=namespace,
             get_if_exists=True,
-            lifetime="detached",  # it outlives whoever came first
+            lifetime="detached",  # it outlives the process that created it
             max_restarts=-1,
             num_cpus=0,
         )

@@ -1,7 +1,8 @@
-"""A client for whoever selects at present: selectors come and go, and are found through Ray.
+"""A client for whichever selectors exist at present; they come and go, and are found through Ray.
 
-A process has one outlet for everything that asks the same selectors. When others are found, new
-requests go to a new client; the old one is closed once what was booked through it is over.
+A process has one outlet for everything that asks the same selectors. When the set changes, new
+requests go to a new client; the old one is closed once its bookings are over. `routing.py` and
+`serving.py` use it.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["LOOK_S", "Outlet", "outlet_for"]
 
 LOOK_S: Final = 2.0
-"""How often it is looked which selectors there are."""
+"""Interval at which the selectors are looked up."""
 
 _OLD_MAX: Final = 8
-"""Clients that wait for their last booking; the oldest is closed before its time beyond that."""
+"""Old clients that may wait for their last booking; beyond it the oldest is closed early."""
 
 
 class Outlet:
-    """The client in use, and those that were."""
+    """The client in use, and its predecessors."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class Outlet:
         """Connect to nobody yet.
 
         Args:
-            selectors: addresses; empty: those that are found.
+            selectors: addresses; empty: use `find`.
             options: of the clients.
             find: returns addresses.
         """
@@ -53,17 +54,17 @@ class Outlet:
         self._live: dict[AsyncClient, int] = {}
         self._looking: asyncio.Task[None] | None = None
         self.client: AsyncClient | None = None
-        self.failures = 0  # looks that found nobody, or nobody who would say
+        self.failures = 0  # lookups that failed or found nobody
         if selectors:
             self._use(selectors)
 
     def begin(self) -> None:
-        """Start to look, on the running loop. Repeatable."""
+        """Start the periodic lookup on the running loop. Idempotent."""
         if self._find is not None and (self._looking is None or self._looking.done()):
             self._looking = asyncio.get_running_loop().create_task(self._look())
 
     async def aclose(self) -> None:
-        """Look no longer, and close everything."""
+        """Stop the lookup, and close all clients."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
@@ -73,19 +74,19 @@ class Outlet:
             await client.aclose()
 
     def hold(self, client: AsyncClient) -> None:
-        """Something is booked through this client."""
+        """Count a booking made through a client."""
         if client in self._live:
             self._live[client] += 1
 
     def free(self, client: AsyncClient, reservation: Reservation | None) -> None:
-        """It is over, or was never booked."""
+        """Count a booking that is over, or was never made."""
         if reservation is not None:
             reservation.free()
         if client in self._live:
             self._live[client] -= 1
 
     async def look(self) -> None:
-        """Look once who is there, and close what nobody needs any more."""
+        """Look up the selectors once, and close clients nobody needs any more."""
         assert self._find is not None
         try:
             found = await self._find()
@@ -93,7 +94,7 @@ class Outlet:
             found = ()
         self.failures += not found
         if found and frozenset(found) != self._known:
-            self._use(self._rng.sample(list(found), len(found)))  # not all to the same
+            self._use(self._rng.sample(list(found), len(found)))  # spreads the clients
         for client in [one for one, n in self._live.items() if one is not self.client and n <= 0]:
             await self._close(client)
         while len(self._live) > _OLD_MAX:
@@ -121,7 +122,7 @@ _outlets: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, Outlet]] = W
 def outlet_for(
     selectors: Sequence[str] | None, namespace: str, options: Options | None = None
 ) -> Outlet:
-    """Return the outlet of this loop for these selectors; it lives as long as the process.
+    """Return this loop's outlet for these selectors; it lives as long as the process.
 
     Args:
         selectors: addresses; None: those of `select_service.serve_ray`, found through Ray.

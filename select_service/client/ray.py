@@ -7,7 +7,7 @@
         )
     )
 
-Needs the extra `ray`. What it does it does in `routing.py`; here is what only Serve knows.
+Needs the extra `ray`. The logic is in `routing.py`; here is only what depends on Serve's API.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ _TWO: Final = 2
 
 
 class _Seen(NamedTuple):
-    """A request that was asked for, and may come again."""
+    """A request that has been sent to the service, and may be routed again."""
 
     request: weakref.ref[Any]
     ticket: Ticket
 
 
 class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type: ignore[misc]
-    """Sends every request to the replica the selection service prefers, the others behind it.
+    """Sends every request to the replica the selection service prefers, the others as fallback.
 
-    Requests without a prompt it can read, and all while no selector answers, are routed by Serve's
-    own power of two choices.
+    Requests without a readable prompt, and all requests while no selector answers, are routed by
+    Serve's own power of two choices.
     """
 
-    max_num_routing_tasks_cap = 512  # they wait for the selector, and probe nobody
+    max_num_routing_tasks_cap = 512  # the tasks wait for the selector and probe no replica
 
     def initialize_state(
         self,
@@ -66,23 +66,24 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
         client: dict[str, Any] | None = None,
         **options: object,
     ) -> None:
-        """Take what `request_router_kwargs` says.
+        """Read `request_router_kwargs`.
 
         Args:
-            selectors: their addresses, as of `AsyncClient`; None: those of
+            selectors: their addresses, as for `AsyncClient`; None: those of
                 `select_service.serve_ray` in this cluster, as they come and go.
             namespace: of that.
-            tokenizer: `module:function`, which makes tokens of a request that has text (an OpenAI
-                body); overriding `tokenize` is the same.
+            tokenizer: `module:function` that tokenizes a request with text (an OpenAI body); an
+                alternative to overriding `tokenize`.
             client: fields of `select_service.client.Options`.
             options: `model_name`, `tenant_id`; `timeout_ms` (250): longest wait for a selector,
-                then Serve chooses; `pause_s` (1): and goes on to, before the next one waits;
-                `ranked_max` (64): candidates that are ranked one by one, beyond that only the best
-                one is; `selection_keyword` (none): a call with it (`selection=None`) has it filled
-                with `reservation_id`, `worker_id`, `dp_rank` and `cached_tokens`.
+                after which Serve chooses; `pause_s` (1): and continues to, before the next request
+                waits; `ranked_max` (64): candidates that are ranked one by one, beyond that only
+                the best one is; `selection_keyword` (none): a call with this keyword
+                (`selection=None`) gets it filled with `reservation_id`, `worker_id`, `dp_rank` and
+                `cached_tokens`.
 
         Raises:
-            msgspec.ValidationError, TypeError: arguments that are none.
+            msgspec.ValidationError, TypeError: an argument is invalid.
         """
         if unknown := options.keys() - _OWN:
             raise TypeError(f"no arguments of this router: {', '.join(sorted(unknown))}")
@@ -106,7 +107,7 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
         self._choices.set_default_tags({"deployment": self._deployment_id.name})
 
     def tokenize(self, payload: object) -> Sequence[int] | None:
-        """Return the tokens of a request that has text; to be overridden, may be a coroutine.
+        """Return the tokens of a request with text; to be overridden, may be a coroutine.
 
         Args:
             payload: the argument with `messages` or `prompt`: a model, a namespace or a dict.
@@ -115,12 +116,12 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
 
     @property
     def max_num_routing_tasks(self) -> int:
-        """Serve's own bound, two for a replica, is for those who probe replicas."""
+        """Serve's own bound, two per replica, is meant for probing replicas."""
         return self.max_num_routing_tasks_cap
 
     @property
     def choices(self) -> dict[str, int]:
-        """Choices so far, by what became of them."""
+        """Choices so far, by outcome."""
         return {} if self._routing is None else dict(self._routing.counts)
 
     # -- what Serve calls --------------------------------------------------------------------------
@@ -130,7 +131,7 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
         candidate_replicas: list[Any],
         pending_request: Any | None = None,
     ) -> list[list[Any]]:
-        """Return groups of replicas, the best first; Serve takes one that has room."""
+        """Return groups of replicas, best first; Serve takes one that has room."""
         if pending_request is None or not candidate_replicas:
             return self._two(candidate_replicas, pending_request)
         pending_request.routing_context.should_backoff = True
@@ -142,14 +143,14 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
         return ranked or self._two(candidate_replicas, pending_request)
 
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
-        """A replica has taken it: however long it takes, its end will be told."""
+        """Note that a replica has taken the request, so its end will be reported, however late."""
         super().on_request_routed(pending_request, replica_id, result)
         seen = self._seen.get(id(pending_request))
         if self._routing is not None and seen is not None and seen.request() is pending_request:
             self._routing.taken(seen.ticket)
 
     def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
-        """It is over: so is its booking."""
+        """End the booking of a completed request."""
         super().on_request_completed(replica_id, internal_request_id)
         if self._routing is not None:
             self._routing.completed(internal_request_id, worker_id_of(replica_id.unique_id))
@@ -160,7 +161,7 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
         routing = self._routing_here()
         before = self._seen.pop(id(pending), None)
         if before is not None and before.request() is pending:
-            await routing.drop_now(before.ticket)  # nobody had room, or who had it has refused it
+            await routing.drop_now(before.ticket)  # no replica had room, or one has refused it
         adapter = pending.metadata.multiplexed_model_id
         if adapter:
             wanted = self.apply_multiplex_routing(pending_request=pending)
@@ -177,7 +178,7 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
         return [[by_worker[one] for one in group] for group in groups]
 
     def _routing_here(self) -> Routing:
-        """Return the routing of this loop: Serve makes a router elsewhere than it uses it."""
+        """Return this loop's routing, created lazily: Serve creates the router on another loop."""
         if self._routing is None:
             outlet = outlet_for(self._selectors, self._namespace, self._client_options)
             self._routing = Routing(
@@ -186,11 +187,11 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
         return self._routing
 
     def _follow(self, routing: Routing, ticket: Ticket, pending: Call, request: str) -> None:
-        """See where the request goes; one that goes nowhere is not booked any more."""
+        """Watch where the request goes; free its booking if it goes nowhere."""
         key, loop = id(pending), asyncio.get_running_loop()
 
-        def vanished() -> None:  # whoever asked only wanted to know; any thread may find out
-            with contextlib.suppress(RuntimeError):  # the loop is gone as well
+        def vanished() -> None:  # never dispatched; may be called in any thread
+            with contextlib.suppress(RuntimeError):  # the loop is closed as well
                 loop.call_soon_threadsafe(self._vanished, routing, key, ticket)
 
         self._seen[key] = _Seen(weakref.ref(pending), ticket)
@@ -207,7 +208,7 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
         self._choices.inc(1, {"outcome": outcome})
 
     def _two(self, replicas: list[Any], pending: Any | None) -> list[list[Any]]:
-        """Return two at random, the nearer ones first: Serve takes the shorter queue."""
+        """Return two random replicas, of the nearest if possible; Serve takes the shorter queue."""
         if pending is not None and pending.metadata.multiplexed_model_id:
             wanted: Collection[Any] = self.apply_multiplex_routing(pending_request=pending)
         else:

@@ -1,7 +1,7 @@
-"""What a request to a Serve deployment says of its prompt, in whatever shape it comes.
+"""Reads the prompt of a request to a Serve deployment, in whatever shape it comes.
 
 Calls of handles carry tokens or hashes as keywords or in their first argument; Ray Serve LLM's apps
-carry OpenAI bodies, as models or namespaces. Text becomes tokens elsewhere (`routing.py`).
+carry OpenAI bodies, as models or namespaces. `routing.py` calls it, and tokenizes text.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ if TYPE_CHECKING:
 __all__ = ["RequestPrompt", "read_prompt"]
 
 _TOKENS: Final = ("token_ids", "prompt_token_ids", "request_token_ids", "prompt", "input_ids")
-"""Under which names tokens may be; `request_token_ids` are those of Ray Serve LLM's own router."""
+"""Names under which tokens may appear; `request_token_ids` comes from Ray Serve LLM's own
+router."""
 
 _HASHES: Final = ("block_hashes", "sequence_hashes", "isl_tokens")
 _LENGTHS: Final = ("expected_output_tokens", "max_completion_tokens", "max_tokens")
 _TEXTS: Final = ("messages", "prompt")
-_ALIKE: Final = ("cache_salt", "lora_name")  # called so by everybody
+_ALIKE: Final = ("cache_salt", "lora_name")  # the same name everywhere
 _ARRAYS: Final = ("array", "numpy", "torch")
-_HANDLES: Final = ("ray.actor", "ray.serve.handle")  # which have an attribute of every name
+_HANDLES: Final = ("ray.actor", "ray.serve.handle")  # these have an attribute of every name
 _MISSING: Final = object()
 
 
 class RequestPrompt:
-    """A prompt as far as a request shows it.
+    """A prompt as far as a request reveals it.
 
     Attributes:
-        fields: of POST /select_and_reserve; without tokens and hashes when there are none.
-        payload: what holds text that might be made into tokens; None: nothing does.
+        fields: of POST /select_and_reserve; without tokens and hashes if there are none.
+        payload: the object with text that may be tokenized, or None.
     """
 
     __slots__ = ("fields", "payload")
@@ -42,16 +43,16 @@ class RequestPrompt:
 
     @property
     def is_known(self) -> bool:
-        """Whether it can be asked for."""
+        """Whether it has tokens or hashes to select by."""
         return "token_ids" in self.fields or "block_hashes" in self.fields
 
 
 def read_prompt(args: Iterable[object], kwargs: Mapping[str, object]) -> RequestPrompt:
-    """Read what there is; the keywords first, then what any argument holds.
+    """Read the prompt of a call: first from the keywords, then from any argument.
 
     Args:
         args: positional arguments of the call.
-        kwargs: and its keywords.
+        kwargs: its keywords.
     """
     holders = [kwargs, *args, *kwargs.values()]
     fields: dict[str, Any] = {}
@@ -101,7 +102,7 @@ def _get(holder: object, name: str) -> object:
 
 
 def _tokens(value: object) -> Sequence[int] | bytes | None:
-    """Return tokens if this is some: packed, a sequence of numbers, an array or a tensor."""
+    """Return tokens if the value is some: packed, a sequence of numbers, an array or a tensor."""
     if isinstance(value, bytes) and value:
         return value
     if isinstance(value, str | Mapping):

@@ -1,9 +1,9 @@
 """A reservation in the hands of its user, the same in both faces.
 
-What it is told is noted at once and sent together with what others are told (`core/outbox.py`): no
-method waits, and none can fail because the service cannot be reached just now. In a fork of the
-process it was booked in it is the other's: nobody there would tell, and the lock may be held for
-ever by a thread that is not there.
+Reports are noted at once and sent together with others (`core/outbox.py`): no method blocks, and
+none can fail because the service is unreachable. In a fork of the process that booked it, it still
+belongs to that process: nobody in the fork would send reports, and its lock may be held for ever by
+a thread that does not exist there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Held", "PairReservation", "Reservation"]
 
 
 class Held:
-    """What is booked, and told of; freed at the end of a `with` block."""
+    """A booking to report on; freed at the end of a `with` block."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class Held:
 
     @property
     def degraded(self) -> bool:
-        """No selector could be asked: chosen from the last catalog, and nothing is booked."""
+        """Whether no selector could be asked: chosen from the last catalog, with nothing booked."""
         return self._booking.is_degraded
 
     def prefill_complete(self, cached_tokens: int | None = None) -> None:
-        """The prompt is computed: the first token has come.
+        """Report that the prompt is computed: the first token has come.
 
         Args:
-            cached_tokens: how much of it the engine had cached, where it says so.
+            cached_tokens: how much of it the engine had cached, if it reports that.
 
         Raises:
             ForkedClient: it was booked in a process of which this one is a fork.
@@ -65,11 +65,11 @@ class Held:
             self._session.prefill_complete(self._booking, cached_tokens, self._clock())
 
     def output_tokens(self, count: int = 1, decay_fraction: float | None = None) -> None:
-        """So many more tokens have come out. Cheap: nothing is sent until they fill a block.
+        """Report output tokens. Cheap: nothing is sent until they fill a block.
 
         Args:
             count: since the last call.
-            decay_fraction: in [0, 1]; what its blocks count for, when the end is near.
+            decay_fraction: in [0, 1]; the weight of its blocks when the end is near.
 
         Raises:
             ForkedClient: it was booked in a process of which this one is a fork.
@@ -79,7 +79,7 @@ class Held:
             self._session.output_tokens(self._booking, count, decay_fraction, self._clock())
 
     def free(self) -> None:
-        """It is over. Leaving the `with` block does this; repeatable. In a fork, nothing."""
+        """End the reservation, as leaving the `with` block does. Idempotent; a no-op in a fork."""
         try:
             self._refuse_forked()
         except ForkedClient:
@@ -100,7 +100,7 @@ class Held:
 
 
 class Reservation(Held):
-    """Where a request goes, and what its service is told of it."""
+    """Where a request goes; the service is kept informed through it."""
 
     @property
     def selection(self) -> Selection:
@@ -114,7 +114,7 @@ class Reservation(Held):
 
     @property
     def dp_rank(self) -> int:
-        """The chosen data-parallel rank of it."""
+        """The chosen data-parallel rank."""
         return self._booking.selection.dp_rank
 
     @property
@@ -129,15 +129,15 @@ class Reservation(Held):
 
     @property
     def effective_prefill_tokens(self) -> int:
-        """Tokens that will have to be computed, as far as the service knows."""
+        """Tokens that will have to be computed, according to the service."""
         return self._booking.selection.effective_prefill_tokens
 
 
 class PairReservation(Held):
-    """The same of a request that one worker begins and another ends, or one alone does.
+    """A reservation for a prefill and a decode worker, or for one that does both.
 
-    `prefill_complete` is told of the former, `output_tokens` of the latter; the end ends both. What
-    a selector has forgotten of a pair is not booked again elsewhere (`stats()["lost_bookings"]`).
+    `prefill_complete` concerns the former, `output_tokens` the latter; the end frees both. A pair
+    that a selector has forgotten is not booked again (`stats()["lost_bookings"]`).
     """
 
     @property
@@ -148,10 +148,10 @@ class PairReservation(Held):
 
     @property
     def prefill(self) -> PairLeg | None:
-        """Where to send it first; None: `decode` does both."""
+        """Where to send the request first; None: `decode` does both."""
         return self.pair.prefill
 
     @property
     def decode(self) -> PairLeg:
-        """Where it is answered."""
+        """The worker that answers."""
         return self.pair.decode

@@ -1,4 +1,4 @@
-"""What `AsyncClient.reserve` and its like return: enter it, or await it."""
+"""The return value of `AsyncClient.reserve` and the like: enter it, or await it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R", bound=Held)
 
 
 class AsyncReserving(Generic[R]):
-    """A booking to be made: `async with` frees it at its end, `await` leaves that to you."""
+    """A booking to be made: `async with` frees it at the end; after `await` the caller must."""
 
     __slots__ = ("_begin", "_reservation")
 
@@ -32,4 +32,4 @@ class AsyncReserving(Generic[R]):
 
     async def __aexit__(self, *exc: object) -> None:
         if self._reservation is not None:
-            self._reservation.free()  # waits for nothing, so nothing can keep it from happening
+            self._reservation.free()  # does not block, so it always happens

@@ -1,8 +1,9 @@
-"""What a request router of Ray Serve does, without Ray: asks for a rank order, books, frees.
+"""The logic of a Ray Serve request router, without Ray: ranks replicas, books, frees.
 
-A request is booked when it is asked for, under an id its replica knows as well; is moved when Serve
-sends it to another replica than the best; and freed when Serve says that it is over, or that it
-never went. Whatever fails ends in `None`: Serve then chooses by itself. `ray.py` stands before it.
+A request is booked when it is ranked, under an id its replica also knows; the booking moves if
+Serve sends the request to another replica than the best; and it is freed when Serve reports that
+the request has ended or was never sent. Any failure results in `None`: Serve then chooses by
+itself. `ray.py` connects it to Serve.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Routing", "RoutingOptions"]
 
 BOOKED_MAX_S: Final = 3600.0
-"""Of a choice that was dispatched by nobody Serve never says that it is over: it is freed. How long
-a request may take that a replica has is nobody's business here."""
+"""Serve never reports the end of a choice that nobody dispatched: it is freed after this time.
+Requests that a replica has taken may last as long as they like."""
 
 _FLUSH_S: Final = 0.5
-"""Longest wait for the end of a booking that is made anew under its id."""
+"""Longest wait for the end of a booking that is about to be made again under its id."""
 
 _REMEMBERED: Final = 65_536
-"""Requests under way in one router; the oldest is freed when there are more."""
+"""Requests in flight in one router; beyond it the oldest is freed."""
 
 
 class RoutingOptions(Struct, frozen=True, kw_only=True):
-    """How a router asks; the keywords of `SelectServiceRouter`, which see."""
+    """How a router asks; the keywords of `SelectServiceRouter`, which documents them."""
 
     model_name: str = "default"
     tenant_id: str = "default"
@@ -58,7 +59,7 @@ class RoutingOptions(Struct, frozen=True, kw_only=True):
 
 
 class Call(Protocol):
-    """A `PendingRequest` of Serve, as far as it is looked at."""
+    """The part of Serve's `PendingRequest` that is used."""
 
     args: list[Any]
     kwargs: dict[Any, Any]
@@ -80,7 +81,7 @@ class Ticket:
         self.reservation: Reservation | None = None
         self.worker_id = 0  # where it goes
         self.since = monotonic()
-        self.has_name = False  # it is booked under its name, and not under another one
+        self.has_name = False  # booked under its own name rather than a generated id
         self.is_routed = False
         self.is_over = False
 
@@ -98,10 +99,10 @@ class Routing:
         """Ask nobody yet.
 
         Args:
-            outlet: whom to ask.
-            options: how.
-            tokenizer: makes tokens of a payload that has text; may be a coroutine.
-            on_choice: called with what became of a choice.
+            outlet: provides the client.
+            options: how to ask.
+            tokenizer: tokenizes a payload with text; may be a coroutine.
+            on_choice: called with the outcome of a choice.
         """
         self._outlet = outlet
         self._options = options
@@ -110,11 +111,11 @@ class Routing:
         self._paused_until = 0.0
         self._under_way: dict[tuple[str, int], deque[Ticket]] = {}  # by request and worker
         self._tickets: dict[Ticket, None] = {}  # not over, oldest first
-        self._untaken: dict[Ticket, None] = {}  # of them, those of which no end may ever be told
+        self._untaken: dict[Ticket, None] = {}  # those of which the end may never be reported
         self._names: set[str] = set()  # in use by tickets
         self._moves: set[asyncio.Task[None]] = set()
         self.counts: Counter[str] = Counter()
-        """Of choices, by what became of them: `ranked`, or why Serve had to choose."""
+        """Choices by outcome: `ranked`, or why Serve had to choose."""
 
     # -- choosing ----------------------------------------------------------------------------------
 
@@ -125,14 +126,14 @@ class Routing:
 
         Args:
             call: the request.
-            name: under which it is booked.
-            worker_ids: who may take it.
-            adapter: it runs under, where Serve knows it.
+            name: the id to book under.
+            worker_ids: the candidates.
+            adapter: the adapter it runs under, if Serve knows it.
 
         Returns:
-            The ticket, and groups of ids, best first; None when Serve has to choose.
+            The ticket, and groups of ids, best first; None if Serve has to choose.
         """
-        self._tell(call, None)  # it may come the second time
+        self._tell(call, None)  # left from a previous attempt
         try:
             return await self._rank(call, name, worker_ids, adapter)
         except TimedOut:
@@ -174,7 +175,7 @@ class Routing:
         return ticket, _groups(booked, worker_ids)
 
     def _tell(self, call: Call, booked: Reservation | None) -> None:
-        """Fill the keyword, where the caller has left room for it."""
+        """Fill in the selection keyword if the call has it."""
         keyword = self._options.selection_keyword
         if keyword in call.kwargs:
             call.kwargs[keyword] = None if booked is None else _told(booked)
@@ -212,12 +213,12 @@ class Routing:
         }
         if explain:
             fields["explain"] = True
-        if ticket.name not in self._names:  # else another call on behalf of one request has it
+        if ticket.name not in self._names:  # else another call of the request has it
             self._names.add(ticket.name)
             ticket.has_name = True
             try:
                 return await ticket.client.reserve(**fields, reservation_id=ticket.name)
-            except ReservationConflict:  # that other call is another process's
+            except ReservationConflict:  # that other call is in another process
                 pass
             except BaseException:
                 self._release_name(ticket)
@@ -225,7 +226,7 @@ class Routing:
         return await ticket.client.reserve(**fields)
 
     def _pause(self, why: str) -> None:
-        """Nobody answers: others shall not wait for it as well."""
+        """Stop asking for a while, so that others need not wait for a timeout as well."""
         self._paused_until = monotonic() + self._options.pause_s
         self._count(why)
 
@@ -236,13 +237,13 @@ class Routing:
     # -- what becomes of it ------------------------------------------------------------------------
 
     def routed(self, ticket: Ticket, request: str, worker_id: int) -> None:
-        """Serve sends the request to a replica; if it is another one, the booking follows."""
+        """Note where Serve sends the request; if it is not the best replica, move the booking."""
         if ticket.is_over:
             return
         ticket.is_routed = True
         self._under_way.setdefault((request, worker_id), deque()).append(ticket)
         if worker_id == ticket.worker_id:
-            ticket.fields = {}  # prompts are long, and nobody needs this one any more
+            ticket.fields = {}  # prompts are long, and this one is no longer needed
         else:
             self._count("moved")
             ticket.worker_id = worker_id
@@ -251,11 +252,11 @@ class Routing:
             task.add_done_callback(self._moves.discard)
 
     def taken(self, ticket: Ticket) -> None:
-        """A replica has it, and Serve will say when it is over."""
+        """Note that a replica has the request, so Serve will report its end."""
         self._untaken.pop(ticket, None)
 
     def completed(self, request: str, worker_id: int) -> None:
-        """A request has ended at a replica; the oldest of that name, if calls share it."""
+        """End a request at a replica; the oldest of that name, if several calls share it."""
         key = (request, worker_id)
         tickets = self._under_way.get(key)
         if tickets is None:
@@ -265,12 +266,12 @@ class Routing:
             del self._under_way[key]
 
     def abandoned(self, ticket: Ticket) -> None:
-        """Nobody has the request any more; unless it went somewhere it is over."""
+        """Drop a request that no longer exists, unless it was sent somewhere."""
         if not ticket.is_routed:
             self.drop(ticket)
 
     def drop(self, ticket: Ticket) -> None:
-        """It is over. Repeatable."""
+        """End a ticket and free its booking. Idempotent."""
         if not ticket.is_over:
             ticket.is_over = True
             self._tickets.pop(ticket, None)
@@ -279,7 +280,7 @@ class Routing:
             self._outlet.free(ticket.client, ticket.reservation)
 
     async def drop_now(self, ticket: Ticket) -> None:
-        """It is over, and will be booked anew under its name in a moment."""
+        """End a ticket whose name is about to be booked again."""
         if not ticket.is_over:
             self.drop(ticket)
             await self._flush(ticket.client)
@@ -304,7 +305,7 @@ class Routing:
                     del self._under_way[key]
 
     async def _move(self, ticket: Ticket) -> None:
-        """Book it where it went; what cannot be booked there is at least not booked elsewhere."""
+        """Book the request at its actual replica; if that fails, at least not at another one."""
         self._release_name(ticket)
         if ticket.reservation is not None:
             ticket.reservation.free()
@@ -334,7 +335,7 @@ class Routing:
             pass
 
     def check(self) -> None:
-        """State every promise."""
+        """Assert all invariants."""
         assert all(self._under_way.values())
         assert not any(ticket.is_over for ticket in self._tickets)
         assert self._untaken.keys() <= self._tickets.keys()
@@ -351,7 +352,7 @@ def _told(booked: Reservation) -> dict[str, object]:
 
 
 def _groups(booked: Reservation, worker_ids: Sequence[int]) -> list[list[int]]:
-    """Return the chosen one, then the others by their cost, then those nobody knows the cost of."""
+    """Return the chosen one, then the others by cost, then those of unknown cost."""
     costs = _costs(booked, worker_ids)
     behind = sorted(costs, key=costs.__getitem__)
     rest = [one for one in worker_ids if one not in costs and one != booked.worker_id]

@@ -1,8 +1,8 @@
-"""A replica of a Serve deployment as a worker: registered while it lives, and heard of prompts.
+"""A replica of a Serve deployment as a worker: registers itself and reports its prompts.
 
-With addresses of selectors it registers with each of them, again and again, so that one that was
-restarted knows it too; without, it says at the meeting point that it is there, and every selector
-of `select_service.serve_ray` follows.
+Given addresses of selectors, it registers with each of them periodically, so that a restarted one
+learns of it, too. Otherwise it reports at the meeting point, which every selector of
+`select_service.serve_ray` follows.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ __all__ = ["Replica", "ServeWorker"]
 _log = logging.getLogger("select_service.client")
 
 _REGISTER_S: Final = 5.0
-"""How often selectors with addresses are told: a restarted one is without us for so long. Also the
-longest wait for one of them."""
+"""Interval of registration at selectors with addresses: a restarted one is without us for that
+long. Also the longest wait for one of them."""
 
 _GATHER_S: Final = 0.002
-"""How long what is said of prompts is gathered."""
+"""How long reports about prompts are collected."""
 
 _TOLD_MAX: Final = 256
-"""Of it in one request."""
+"""Reports per request."""
 
 _WAITING_MAX: Final = 65_536
-"""Prompts that wait to be told of; the oldest are left out: their reservations end anyway."""
+"""Prompts that may wait to be reported; the oldest are dropped: their reservations end anyway."""
 
 _TRIES: Final = 4
 _AGAIN_S: Final = 0.05
-"""A reservation that was booked at another selector may be unknown here for a moment."""
+"""Wait before a retry: a reservation booked at another selector may be unknown for a moment."""
 
 _GONE: Final = 404
 
 
 class Replica(msgspec.Struct, frozen=True):
-    """Who serves; by default what Serve says of the replica this is called in."""
+    """The replica that serves; by default what Serve reports for the current one."""
 
     unique_id: str
     app: str
@@ -64,8 +64,9 @@ class Replica(msgspec.Struct, frozen=True):
 class ServeWorker:
     """`worker = ServeWorker(block_size=16, kv_events_endpoint=…)`, `await worker.start()`.
 
-    In a deployment's asynchronous `__init__`; `await worker.aclose()` in its `__del__`. One that is
-    killed is forgotten within seconds, or, at selectors with addresses, never offered by a router.
+    In a deployment's asynchronous `__init__`; `await worker.aclose()` in its `__del__`. A killed
+    replica is forgotten within seconds; at selectors with addresses it stays, but a router never
+    offers it.
     """
 
     def __init__(
@@ -78,21 +79,20 @@ class ServeWorker:
         request_id: Callable[[], str | None] | None = None,
         **spec: Any,
     ) -> None:
-        """Say nothing yet.
+        """Report nothing yet.
 
         Args:
             selectors: their addresses; None: all of `select_service.serve_ray`.
             namespace: of those.
             replica: who this is.
             client: options of the clients.
-            request_id: returns Serve's id of the request that is being served; Ray's own if not
-                given.
+            request_id: returns Serve's id of the request being served; default: Ray's own.
             spec: fields of `WorkerSpec`: `block_size`, `model_name`, `kv_events_endpoint` and so
-                on. `worker_id`, `endpoint` (`ray://…`) and `stable_routing_id` are made of the
+                on. `worker_id`, `endpoint` (`ray://…`) and `stable_routing_id` are derived from the
                 replica's id.
 
         Raises:
-            msgspec.ValidationError: a field that is none.
+            msgspec.ValidationError: a field is invalid.
         """
         self.replica = replica or _replica_here()
         defaults = {
@@ -113,12 +113,12 @@ class ServeWorker:
         self._has_news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._show = _shown_by_ray(self.replica.deployment)
-        self.failures = 0  # attempts to register or to tell that came to nothing
-        self.not_told = 0  # prompts nobody could be told of
+        self.failures = 0  # failed attempts to register or to report
+        self.not_told = 0  # prompts that could not be reported
 
     @property
     def worker_id(self) -> int:
-        """Under which the selectors know it."""
+        """The id under which the selectors know it."""
         return self.spec.worker_id
 
     async def __aenter__(self) -> Self:
@@ -129,20 +129,20 @@ class ServeWorker:
         await self.aclose()
 
     async def start(self) -> None:
-        """Register, and go on saying so. Selectors that are down are told when they are back."""
+        """Register, and keep doing so. Selectors that are down learn of it once they are back."""
         await self._register()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(one()) for one in (self._stay, self._tell)]
 
     async def aclose(self) -> None:
-        """Take it out of the catalogs. Repeatable."""
+        """Remove it from the catalogs. Idempotent."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if not tasks:
             return
-        with contextlib.suppress(Exception):  # who is gone needs no news
+        with contextlib.suppress(Exception):  # unreachable selectors need not know
             if self._meeting is not None:
                 await self._meeting.leave(worker_id=self.worker_id)
         for client in self._registrars:
@@ -153,12 +153,12 @@ class ServeWorker:
     def prefill_complete(
         self, cached_tokens: int | None = None, reservation_id: str | None = None
     ) -> None:
-        """The first token of the request that is being served has come. Waits for nothing.
+        """Report the first token of the request being served. Does not block.
 
         Args:
-            cached_tokens: how much of the prompt the engine had cached, where it says so.
-            reservation_id: of the request; that of the running one unless given (several calls on
-                behalf of one request have to be told apart: `selection_keyword` of the router).
+            cached_tokens: how much of the prompt the engine had cached, if it reports that.
+            reservation_id: of the request; default: that of the running one (several calls on
+                behalf of one request must be told apart: `selection_keyword` of the router).
         """
         name = reservation_id
         if name is None:
@@ -192,7 +192,7 @@ class ServeWorker:
         try:
             async with asyncio.timeout(_REGISTER_S):
                 await said
-        except Exception as error:  # noqa: BLE001 - a replica serves, whoever knows it
+        except Exception as error:  # noqa: BLE001 - a replica must serve even if unregistered
             if not self.failures:
                 _log.warning("worker %d is not registered: %r", self.worker_id, error)
             self._failed()
@@ -212,7 +212,7 @@ class ServeWorker:
     async def _told(
         self, client: AsyncClient | None, said: dict[str, int | None]
     ) -> dict[str, int | None]:
-        """Tell, and return what nobody wanted to know."""
+        """Report, and return what no selector knew."""
         for tries in range(_TRIES):
             if client is None:
                 break
@@ -253,7 +253,7 @@ async def _batch(client: AsyncClient, said: dict[str, int | None]) -> dict[str, 
 
 
 def _shown_by_ray(deployment: str) -> Callable[[str, int], None]:
-    """Return what counts troubles among Ray's metrics; outside of Ray they are attributes only."""
+    """Return a callback that counts failures in Ray's metrics; a no-op outside of Ray."""
     if "ray" not in sys.modules:
         return lambda _, __: None
     from ray.util.metrics import Counter
@@ -275,7 +275,7 @@ def _replica_here() -> Replica:
 
 
 def _request_here() -> str | None:
-    """Return Serve's id of the running request, which it has no public name for."""
+    """Return Serve's id of the running request; Serve has no public API for it."""
     from ray.serve import context
 
     try:

@@ -1,4 +1,7 @@
-"""Answers as text for a terminal; control characters in names are written out."""
+"""Answers as text for a terminal; control characters in names are escaped.
+
+`cli.py` prints them.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def loads(scopes: Sequence[ScopeLoads]) -> str:
 
 def table(scopes: Sequence[ScopeLoads]) -> Table:
     """The same, for rich."""
-    from rich.table import Table  # an extra, for who watches
+    from rich.table import Table  # an optional extra, only for --watch
 
     shown = Table(*_LOADS)
     for row in _load_rows(scopes):
@@ -97,9 +100,9 @@ def decisions(found: Sequence[dict[str, Any]]) -> str:
 
 
 def decision(one: dict[str, Any]) -> str:
-    """One decision with every rank it was between, the cheapest first, and every term of each.
+    """One decision with every candidate rank, the cheapest first, and every term of each.
 
-    Costs are in blocks, as in the answer: deploy/docs/decisions.md makes the cost of the terms.
+    Costs are in blocks, as in the answer; deploy/docs/decisions.md explains how the terms add up.
     """
     rows = [
         (
@@ -121,7 +124,7 @@ def decision(one: dict[str, Any]) -> str:
 
 
 def _how(one: dict[str, Any]) -> str:
-    """Tell why it was this rank and no other, or why none."""
+    """Tell why this rank was chosen, or why none was."""
     chosen, refusal = one.get("chosen") or {}, one.get("refusal") or {}
     if not chosen:
         return f" ({_text(refusal.get('error', refusal.get('code')))})" if refusal else ""

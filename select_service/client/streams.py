@@ -1,8 +1,8 @@
-"""How bytes get to a selector and back: httpcore's streams, once on asyncio, once on sockets.
+"""The byte streams to a selector: httpcore's streams, once on asyncio, once on blocking sockets.
 
-Both send a request in one piece: httpcore writes its head and its body one after the other, which
-is a system call each, and wakes the other side twice. On asyncio they take the place of anyio's.
-And both keep a deadline: httpcore's timeouts are of one read, and an answer may take many.
+Both send a request in one piece: httpcore writes head and body separately, which is a system call
+each, and wakes the other side twice. On asyncio they replace anyio's streams. Both also keep a
+deadline: httpcore's timeouts apply to one read, and an answer may take many.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOO_LATE: Final = "no whole answer in time"
 
 
 class Deadline:
-    """Until when the answer that is being read is wanted; set with each request."""
+    """The deadline for the answer being read; set for each request."""
 
     __slots__ = ("until",)
 
@@ -38,7 +38,7 @@ class Deadline:
         """Return how long to wait for the next bytes.
 
         Raises:
-            httpcore.ReadTimeout: no longer.
+            httpcore.ReadTimeout: the deadline has passed.
         """
         left = self.until - monotonic()
         if left <= 0.0:
@@ -47,7 +47,7 @@ class Deadline:
 
 
 class AsyncioConnection(httpcore.AsyncHTTPConnection):
-    """A connection of the running loop."""
+    """A connection on the running loop."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class AsyncioConnection(httpcore.AsyncHTTPConnection):
 
 
 class SocketConnection(httpcore.HTTPConnection):
-    """One of a thread."""
+    """A connection for threads."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class _AsyncioStream(httpcore.AsyncNetworkStream):
         self._unsent.append(buffer)
 
     async def _flush(self) -> None:
-        """Send a whole request; who closes before having read it may still have answered."""
+        """Send a whole request; a peer that closes before reading it may still have answered."""
         whole = b"".join(self._unsent)
         self._unsent.clear()
         self._writer.write(whole)
@@ -154,7 +154,7 @@ class _AsyncioStream(httpcore.AsyncNetworkStream):
         try:
             async with asyncio.timeout(_GOODBYE_S):
                 await self._writer.wait_closed()
-        except TimeoutError:  # TLS says goodbye, and somebody does not answer
+        except TimeoutError:  # the peer does not answer TLS's goodbye
             self._writer.transport.abort()
         except OSError:
             pass
@@ -170,19 +170,19 @@ class _AsyncioStream(httpcore.AsyncNetworkStream):
                 await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
         except TimeoutError:
             raise httpcore.ConnectTimeout("no TLS in time") from None
-        except OSError as error:  # a certificate that is not trusted is one
+        except OSError as error:  # includes an untrusted certificate
             self._writer.close()
             raise httpcore.ConnectError(str(error)) from None
         return self
 
     def get_extra_info(self, info: str) -> Any:
-        if info == "is_readable":  # while nothing was asked: the other side has closed
+        if info == "is_readable":  # readable without a request: the peer has closed
             return self._reader.at_eof() or self._writer.is_closing()
         return self._writer.get_extra_info(info)
 
 
 class SocketBackend(httpcore.NetworkBackend):
-    """Connects with blocking sockets, as httpcore does, and joins what is written."""
+    """Connects with blocking sockets, as httpcore does, and joins the writes of a request."""
 
     def __init__(self, deadline: Deadline) -> None:
         self._plain = httpcore.SyncBackend()

@@ -1,7 +1,7 @@
 """The client for threads: the same as `asynchronous.py`, without a loop.
 
-One background thread tells and renews; every step of the core is taken under one lock, and no
-request is sent while it is held.
+One background thread reports and renews; every step of the core runs under one lock, which is never
+held while a request is sent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FOREVER_S = 86_400.0
 class Client(Calls):
     """`with Client("http://selector:8092") as client:`, then its methods, from any thread.
 
-    What runs beside (telling, renewing) begins with the first reservation and ends with `close`,
+    Background work (reporting, renewing) begins with the first reservation and ends with `close`,
     which frees whatever is still booked.
     """
 
@@ -47,11 +47,11 @@ class Client(Calls):
         owner: str | None = None,
         options: Options | None = None,
     ) -> None:
-        """Make a client; arguments as of `AsyncClient`."""
+        """Create a client; arguments as for `AsyncClient`."""
         super().__init__(selectors, token, ca, cert, owner, options)
         self._pools = [Connections(self._doors, at) for at, _ in enumerate(self._doors.addresses)]
         self._wake = threading.Event()
-        self._told = threading.Condition(self._lock)  # everything has been told
+        self._told = threading.Condition(self._lock)  # everything has been reported
         self._background: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -61,9 +61,9 @@ class Client(Calls):
         self.close()
 
     def close(self) -> None:
-        """Tell what is still to be told, end the leases with all under them, disconnect.
+        """Send pending reports, end the leases with all under them, disconnect.
 
-        In a fork of the process that uses it, nothing: all of that is the other's.
+        Does nothing in a fork of the process that uses it, which still owns all of that.
         """
         if self._is_forked():
             return
@@ -84,7 +84,7 @@ class Client(Calls):
                 pool.close()
 
     def flush(self) -> None:
-        """Return when everything said so far has been told, however long that takes."""
+        """Wait until everything so far has been reported, however long that takes."""
         self._refuse_forked()
         self._begin()
         with self._told:
@@ -134,7 +134,7 @@ class Client(Calls):
         return self._held(kind, self._drive(book(body, made, monotonic(), seconds(timeout_ms))))
 
     def _drive(self, run: Run[T], *, is_errand: bool = False, until_closed: bool = False) -> T:
-        """Carry out a run; one that is dropped tidies up behind itself."""
+        """Carry out a run; a run that is dropped cleans up after itself."""
         self._refuse_forked()
         try:
             with self._lock:

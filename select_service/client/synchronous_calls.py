@@ -58,23 +58,24 @@ class Calls(Face):
         timeout_ms: float | None = None,
         **options: Unpack[verbs.SelectOptions],
     ) -> Reservation:
-        """Choose a worker and book it: `with client.reserve(…) as r:`; its end frees.
+        """Choose a worker and book it: `with client.reserve(…) as r:`; leaving it frees.
 
-        Without `with`, `r.free()` is yours to call.
+        Without `with`, call `r.free()` yourself.
 
         Args:
             token_ids: the prompt, as numbers or packed little-endian (4 bytes each); or
             block_hashes: its hashes, as numbers or packed (8 bytes each), with
-            sequence_hashes: those of its prefixes; made of the former unless given (xxhash), and
+            sequence_hashes: the hashes of its prefixes; computed from the former unless given
+                (needs xxhash), and
             isl_tokens: its length.
             reservation_id: a UUID unless given; must not be in use.
-            timeout_ms: of this call altogether.
+            timeout_ms: total time of this call.
             options: the other fields of POST /select_and_reserve.
 
         Raises:
             ServiceError: the service refuses; see `select_service.errors`.
             NotCached: nobody holds enough of the prompt for `cache_hit_threshold`.
-            ClientError: nobody answers, and there is no catalog to choose from.
+            ClientError: no selector answers, and there is no catalog to choose from.
         """
         body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
         book = self._session.reserve
@@ -93,7 +94,7 @@ class Calls(Face):
     ) -> PairReservation:
         """Choose a prefill and a decode worker, or one for both, and book them (/select_pair).
 
-        Arguments, use and errors as of `reserve`.
+        Arguments, use and errors as in `reserve`.
         """
         body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
         book = self._session.reserve_pair
@@ -113,20 +114,21 @@ class Calls(Face):
         timeout_ms: float | None = None,
         **options: Unpack[verbs.BookingOptions],
     ) -> Reservation:
-        """Book a rank that was chosen elsewhere, by `select` perhaps (POST /reservations).
+        """Book a rank that was chosen elsewhere, for example by `select` (POST /reservations).
 
-        Use and errors as of `reserve`.
+        Use and errors as in `reserve`.
 
         Args:
             worker_id: the worker, and
             dp_rank: its rank.
-            token_ids: the prompt; or `sequence_hashes` and `isl_tokens`, as of `reserve`.
-            block_hashes: to chain, where `sequence_hashes` are not given.
+            token_ids: the prompt; or `sequence_hashes` and `isl_tokens`, as in `reserve`.
+            block_hashes: to be chained if `sequence_hashes` are not given.
             sequence_hashes: see above.
             isl_tokens: see above.
-            block_size: of the worker, which counts output; looked up in the catalog unless given.
+            block_size: of the worker, needed to count output; looked up in the catalog unless
+                given.
             reservation_id: a UUID unless given; must not be in use.
-            timeout_ms: of this call altogether.
+            timeout_ms: total time of this call.
             options: the other fields of POST /reservations.
         """
         body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
@@ -144,7 +146,7 @@ class Calls(Face):
         timeout_ms: float | None = None,
         **options: Unpack[verbs.SelectOptions],
     ) -> Selection | CacheThreshold:
-        """Choose a worker and book nothing; arguments as of `reserve`."""
+        """Choose a worker and book nothing; arguments as in `reserve`."""
         body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
         return self._drive(self._session.select(body, monotonic(), seconds(timeout_ms)))
 
@@ -178,7 +180,7 @@ class Calls(Face):
         *,
         timeout_ms: float | None = None,
     ) -> T | Any:
-        """Ask for any route, and read the answer as `kind`. The path is taken as it is."""
+        """Call any route, and decode the answer as `kind`. The path is used unchanged."""
         return self._do(verbs.Verb(Ask(method, path, body), kind), timeout_ms)
 
     def ready(self) -> verbs.Readiness:
@@ -204,7 +206,7 @@ class Calls(Face):
         return self._do(verbs.delete_worker(worker_id))
 
     def drain_worker(self, worker_id: int, reason: str | None = None) -> DrainStatus:
-        """POST /workers/{id}/drain: nothing new goes there. Raises WorkerNotFound."""
+        """POST /workers/{id}/drain: place nothing new there. Raises WorkerNotFound."""
         return self._do(verbs.drain_worker(worker_id, reason))
 
     def drain_status(self, worker_id: int) -> DrainStatus:
@@ -256,19 +258,19 @@ class Calls(Face):
         return self._do(verbs.decisions(limit)).decisions
 
     def batch(self, operations: Sequence[Operation]) -> list[OperationResult]:
-        """POST /reservations/batch: lifecycle calls by id, in order, and what became of each.
+        """POST /reservations/batch: lifecycle calls by id, in order, and the result of each.
 
-        For ids that no reservation object of this client stands for. A lost reply is asked for
-        again, so count output by `total`, which may be said twice, and not by `count`.
+        For ids that no reservation object of this client represents. A request whose reply is lost
+        is repeated, so report output by `total`, which may be repeated, and not by `count`.
         """
         return self._do(verbs.batch(operations)).results
 
     def select_batch(self, wave: SelectBatchRequest) -> WaveAnswer:
         """POST /select_batch: workers for many prompts together, booked if `wave.reserve`.
 
-        What is booked lives by the ids and leases its items name, and is ended by `batch` or by its
-        lease. Items without an id get one here: a lost reply is asked for again, and books nothing
-        twice.
+        Bookings live by the ids and leases their items name, and are ended by `batch` or by their
+        lease. Items without an id get one here, so that repeating a request whose reply was lost
+        books nothing twice.
         """
         if wave.reserve:
             for item in wave.requests:
@@ -295,7 +297,7 @@ class Calls(Face):
         """GET /leases: the open ones, oldest first."""
         return self._do(verbs.leases(owner, limit))
 
-    # -- how ------------------------------------------------------------------------------------
+    # -- for the face ---------------------------------------------------------------------------
 
     def _drive(self, run: Run[T]) -> T:
         """Carry out a run."""
@@ -309,7 +311,7 @@ class Calls(Face):
         name: str | None,
         timeout_ms: float | None,
     ) -> R:
-        """Book, and hand out what stands for it."""
+        """Book, and return an object that represents the booking."""
         raise NotImplementedError
 
     def _do(self, verb: verbs.Verb[T], timeout_ms: float | None = None) -> T:

@@ -1,8 +1,8 @@
-"""Where selectors are and how to talk to them: addresses, TLS, tokens, requests (httpx's httpcore).
+"""Where selectors are and how to talk to them: addresses, TLS, tokens, requests (with httpcore).
 
-httpcore's connections are used without the layers above them: no redirects, no cookies, no proxies
-out of the environment stand between, and one request costs half of what it does through httpx.
-`streams.py` is below, the two faces above.
+httpx's httpcore is used without the layers above it: no redirects, no cookies, no proxies from the
+environment, and a request costs half of what it does through httpx. `streams.py` is below it,
+`connections.py` and the two faces are above.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ DEFAULT_SELECTOR: Final = "http://127.0.0.1:8092"
 _UNIX: Final = "unix:"
 _KEEPALIVE_S: Final = 30.0  # below the service's own, so that we are the first to close
 _PORTS: Final = {"http": 80, "https": 443}
-_IN_TARGETS: Final = "/%:?&=@!$'()*+,;~#[]-._"  # what need not be written out
+_IN_TARGETS: Final = "/%:?&=@!$'()*+,;~#[]-._"  # characters that are not percent-encoded
 
 
 class Address(NamedTuple):
-    """One selector."""
+    """The address of one selector."""
 
     name: str
     origin: httpcore.Origin
-    host: str  # as the header says it
+    host: str  # for the Host header
     prefix: str = ""  # of every path
     uds: str | None = None
 
 
 def read_address(text: str) -> Address:
-    """Read `http://host:port`, `https://…` or `unix:/path/of.sock`.
+    """Parse `http://host:port`, `https://…` or `unix:/path/of.sock`.
 
     Raises:
         ValueError: it is none of them.
@@ -61,7 +61,7 @@ def read_address(text: str) -> Address:
         raise ValueError(f"{text}: neither http://, https:// nor unix:/path")
     port = parts.port or _PORTS[parts.scheme]
     try:
-        name = parts.hostname.encode("idna")  # refuses what a resolver could not be asked for
+        name = parts.hostname.encode("idna")  # refuses names that a resolver cannot be asked for
     except UnicodeError as error:
         raise ValueError(f"{text}: {parts.hostname} is no name of a host: {error}") from None
     host = f"[{name.decode()}]" if b":" in name else name.decode()
@@ -71,7 +71,7 @@ def read_address(text: str) -> Address:
 
 
 class Doors:
-    """What the connections to all selectors have in common; makes them, and their requests."""
+    """What the connections to all selectors share; creates connections and requests."""
 
     def __init__(
         self,
@@ -101,14 +101,14 @@ class Doors:
 
     @property
     def names(self) -> list[str]:
-        """How they are called in messages."""
+        """Names of the selectors for messages."""
         return [one.name for one in self.addresses]
 
     def asynchronous(self, selector: int) -> AsyncioConnection:
-        """Return one connection to a selector, made when it is used first.
+        """Return a new connection to a selector; it connects on first use.
 
-        httpcore's pool looks at all its connections for each request, which costs more than the
-        request from some twenty on.
+        httpcore's own pool scans all its connections for each request, which costs more than the
+        request itself from about twenty on.
         """
         one = self.addresses[selector]
         return AsyncioConnection(one.origin, self._tls, _KEEPALIVE_S, one.uds)
@@ -119,7 +119,7 @@ class Doors:
         return SocketConnection(one.origin, self._tls, _KEEPALIVE_S, one.uds)
 
     def request(self, send: Send) -> httpcore.Request:
-        """Return what to hand to a connection to `send.selector`."""
+        """Return the request to hand to a connection to `send.selector`."""
         address = self.addresses[send.selector]
         headers = self._headers[send.selector].copy()
         if send.content_type:
@@ -138,11 +138,11 @@ class Doors:
         )
 
     def _shown_token(self) -> str:
-        """Return the token; where nobody has one now there is no connection, as far as we go.
+        """Return the token; failing to get one counts as having no connection.
 
         Raises:
-            httpcore.ConnectError: whoever is asked for it has raised, whatever that was: what is
-                told behind the caller's back must go on when the token is there again.
+            httpcore.ConnectError: the token callable raised, whatever that was: background work
+                must resume once the token is available again.
         """
         assert self._token is not None
         if isinstance(self._token, str):
@@ -160,7 +160,7 @@ def _target(path: str) -> bytes:
 
 
 class Gathering:
-    """An answer as its bytes come in; never more of them than wanted."""
+    """An answer as its bytes arrive, up to a limit."""
 
     def __init__(self, response: httpcore.Response, bytes_max: int) -> None:
         names = (b"content-type", b"content-length", b"retry-after")
@@ -175,14 +175,14 @@ class Gathering:
         self._parts: list[bytes] = []
 
     def take(self, part: bytes) -> bool:
-        """Take in a part; False when it is too much, and the rest is not wanted."""
+        """Add a part; False if the limit is exceeded, and the rest is not wanted."""
         self._bytes += len(part)
         self.is_too_large |= self._bytes > self._bytes_max
         self._parts.append(part)
         return not self.is_too_large
 
     def outcome(self, now: float) -> Outcome:
-        """Return the answer as the core takes it."""
+        """Return the answer as an outcome for the core."""
         if self.is_too_large:
             reason = f"an answer of more than {self._bytes_max} bytes (answer_bytes_max)"
             return Outcome(now, failure=Failure.TOO_LARGE, reason=reason)
@@ -191,11 +191,11 @@ class Gathering:
 
 
 ERRORS: Final = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, OSError)
-"""What an attempt may end with; the last is no descriptor left for what it loads or opens first."""
+"""What an attempt may fail with; OSError: no descriptor left for what must be opened first."""
 
 
 def failed(error: Exception, now: float) -> Outcome:
-    """Return what it means that there is no answer."""
+    """Return the outcome of an attempt without an answer."""
     reason = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, httpcore.ConnectError | httpcore.ConnectTimeout):
         kind = Failure.REFUSED

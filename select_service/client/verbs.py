@@ -1,4 +1,7 @@
-"""The calls that are one request and one answer, the same for both faces."""
+"""The calls that are one request and one answer, the same for both faces.
+
+`asynchronous_calls.py` and its twin send them; bookings, which need more, are in `core/session.py`.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ T = TypeVar("T")
 
 
 class _Options(TypedDict, total=False):
-    """What both say of the request, and of how long it is booked."""
+    """Fields common to selections and bookings."""
 
     model_name: str
     tenant_id: str
@@ -58,7 +61,7 @@ class _Options(TypedDict, total=False):
 
 
 class SelectOptions(_Options, total=False):
-    """What a selection may say besides its prompt; the fields of POST /select_and_reserve."""
+    """The fields of POST /select_and_reserve besides the prompt."""
 
     priority_jump: float
     strict_priority: int
@@ -80,7 +83,7 @@ class SelectOptions(_Options, total=False):
 
 
 class BookingOptions(_Options, total=False):
-    """What a booking of a rank may say besides it and the prompt."""
+    """The fields of POST /reservations besides rank and prompt."""
 
     effective_prefill_tokens: int
     track_prefill_tokens: bool
@@ -113,10 +116,10 @@ def prompt_body(
     isl_tokens: int | None,
     options: SelectOptions | BookingOptions,
 ) -> dict[str, Any]:
-    """Return the body of a prompt route, its long lists packed.
+    """Return the body for a prompt route, its long lists packed.
 
     Raises:
-        ValueError: a token or hash that is none.
+        ValueError: a token or hash is invalid.
         MissingPackage: block hashes without sequence hashes, and no xxhash to chain them.
     """
     body: dict[str, Any] = packed(token_ids, block_hashes, sequence_hashes)
@@ -238,6 +241,6 @@ def _scope(model_name: str | None, tenant_id: str | None) -> str:
 
 
 def _given(body: WorkerSpec | WorkerPatch) -> dict[str, object]:
-    """Return what is not left at its default: what is absent and what is null is the same here."""
+    """Return the fields that are not None; absent and null mean the same here."""
     members: dict[str, object] = msgspec.to_builtins(body)
     return {name: one for name, one in members.items() if one is not None}

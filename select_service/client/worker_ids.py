@@ -1,4 +1,7 @@
-"""Ids of workers that are replicas of Ray Serve, the same in every process that knows a replica."""
+"""Worker ids of Ray Serve replicas, the same in every process that knows a replica.
+
+`ray.py` and `serving.py` share it.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,20 @@ __all__ = ["reservation_id_of", "worker_id_of"]
 def worker_id_of(replica: str) -> int:
     """Return the 64-bit worker id of a replica by its unique id (`replica_tag` in its context).
 
-    It is the one that Ray Serve LLM makes, so both may speak of the same worker.
+    It equals the id that Ray Serve LLM computes, so both may refer to the same worker.
     """
     return int.from_bytes(blake2b(replica.encode(), digest_size=8).digest(), "big")
 
 
 def reservation_id_of(app: str, deployment: str, request: str) -> str:
-    """Return under which id a request is booked.
+    """Return the id under which a request is booked.
 
-    The router and the replica that serves the request know these three, so nothing has to be handed
-    from one to the other.
+    The router and the replica that serves the request both know the three arguments, so nothing has
+    to be passed from one to the other.
 
     Args:
         app: application of the deployment.
-        deployment: whose replica serves the request.
-        request: Serve's internal id of it, which calls on behalf of one request share.
+        deployment: the deployment whose replica serves the request.
+        request: Serve's internal request id, shared by all calls on behalf of one request.
     """
     return f"{app}:{deployment}:{request}"

@@ -1,1 +1,1 @@
-"""Pure rooms of the service: every decision, no clock, no socket, no log."""
+"""The pure core of the service: every decision, no clock, no socket, no log."""

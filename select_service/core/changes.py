@@ -1,11 +1,12 @@
 """Which parts of the state have changed and are not on disk yet: keys, oldest first.
 
-Rooms that own state mark a key when what belongs to it changes; `state.py` turns the key into its
-record when somebody (`edge/state/journal.py`) comes to write it. A key marked twice is written
-once, as it is then, so a backlog never holds more than there is state. Without a state directory
-nobody makes one of these, and marking costs a test for None.
+Modules that own state mark a key when its state changes; `state.py` turns the key into its record
+when `edge/state/journal.py` comes to write it. A key marked twice is written once, as it is then,
+so the backlog is never larger than the state itself. Without a state directory there is no
+instance, and marking costs a test for None.
 
-What is to stand whole or not at all is held back until it is whole, and written in one commit.
+Bookings that must be stored all or none are held back until they are complete, and written in one
+commit.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ RESERVATION = "reservation"
 """By reservation id, live or freed lately; also freed selection ids."""
 
 WHOLE = "whole"
-"""Bookings that stand together; no row, but one can wait for it."""
+"""A group of bookings stored together; not a row, but something to wait for."""
 
 
 class Hold:
-    """Bookings that are made one after another, and of which nobody is told before all are made.
+    """Bookings made one after another, of which nobody is told before all are made.
 
     Args:
-        is_whole: they go to disk together, too, or not at all.
+        is_whole: they must also be written to disk all or none.
     """
 
     __slots__ = ("is_open", "is_whole", "keys", "ordinal")
@@ -44,12 +45,12 @@ class Hold:
     def __init__(self, *, is_whole: bool) -> None:
         self.is_whole = is_whole
         self.is_open = True  # they may yet be taken back
-        self.keys: dict[StateKey, None] = {}  # not yet on disk, where there is one
+        self.keys: dict[StateKey, None] = {}  # not yet on disk, if there is one
         self.ordinal = 0  # under which they are written
 
 
 class Changes:
-    """A queue of marked keys; every mark has an ordinal, so that one can wait for it."""
+    """A queue of marked keys; every mark has an ordinal, so that callers can wait for it."""
 
     __slots__ = ("_standing", "_wholes", "fresh", "marked", "marks")
 
@@ -61,12 +62,12 @@ class Changes:
         self._standing: dict[int, Hold] = {}  # by ordinal: released, and not yet on disk
 
     def mark(self, kind: str, name: str) -> int:
-        """Note a change; returns the ordinal under which it will be written."""
+        """Note a change; return the ordinal under which it will be written."""
         key = (kind, name)
         if self._wholes:
             hold = self._wholes.get(key)
             if hold is not None and hold.is_open:
-                return self.marks  # it will be written as it is when all of it is there
+                return self.marks  # it will be written once the group is complete
         ordinal = self.marked.get(key)
         if ordinal is None:
             self.marks = ordinal = self.marks + 1
@@ -74,10 +75,10 @@ class Changes:
         return ordinal
 
     def booked(self, reservation_id: str, hold: Hold | None = None) -> None:
-        """Note a new booking: nobody may rely on it before it has been written."""
+        """Note a new booking; nobody may rely on it before it has been written."""
         key = (RESERVATION, reservation_id)
         if self._wholes:
-            self._part(key)  # of a wave that is being written it is no more
+            self._part(key)  # it no longer belongs to a wave that is being written
         if hold is not None and hold.is_whole:
             hold.keys[key] = None
             self._wholes[key] = hold
@@ -85,10 +86,10 @@ class Changes:
             self.fresh[reservation_id] = self.mark(*key)
 
     def ended(self, reservation_id: str) -> None:
-        """Note the end of a booking; one of a wave that is under way is none of it any more.
+        """Note the end of a booking; it no longer belongs to a wave in progress.
 
-        Whoever books the id from now on is told of another booking, which is durable by itself.
-        And what has ended is not taken back: a booking of its id may stand by then.
+        A later booking of the id is another booking, durable by itself. And an ended booking is not
+        taken back, because its id may have been booked again by then.
         """
         self.fresh.pop(reservation_id, None)
         if self._wholes:
@@ -104,24 +105,24 @@ class Changes:
             self._forget_if_done(hold)
 
     def release(self, hold: Hold) -> None:
-        """Have all that is left of it written in one commit, as it is then. O(1)."""
+        """Have what is left of a group written in one commit, as it is then. O(1)."""
         hold.is_open = False
         if hold.keys:
             whole = (WHOLE, str(self.marks + 1))
             hold.ordinal = self.mark(*whole)
             self._wholes[whole] = self._standing[hold.ordinal] = hold
 
-    # -- for who writes ------------------------------------------------------------------------
+    # -- for the writer ------------------------------------------------------------------------
 
     def take(
         self, rest: list[StateKey], flying: Container[StateKey]
     ) -> tuple[StateKey, int] | None:
-        """Return the next key to be written, with its ordinal; None: there is none.
+        """Return the next key to be written, with its ordinal; None if there is none.
 
-        Keys of a commit are not taken while another is on its way.
+        Keys of a group are not taken while another write is in flight.
 
         Args:
-            rest: keys of the same commit that come first; filled here.
+            rest: keys of the same commit, to be taken first; filled here.
             flying: keys that have been taken and are not written yet.
         """
         while rest or self.marked:
@@ -132,7 +133,7 @@ class Changes:
                 ordinal = self.marked.pop(key, 0)
                 hold = self._wholes.get(key)
                 if hold is None and not ordinal:
-                    continue  # it has left meanwhile, and was written since
+                    continue  # it has left the group meanwhile, and was written since
             else:
                 key, ordinal = self.marked.popitem(last=False)
                 hold = self._wholes.get(key)
@@ -144,10 +145,10 @@ class Changes:
         return None
 
     def written(self, key: StateKey, ordinal: int) -> None:
-        """A key is on disk as it was when it was taken from the queue."""
+        """Note that a key is on disk as it was when it was taken from the queue."""
         if self._wholes and key[0] != WHOLE:
             hold = self._wholes.get(key)
-            # one taken before the whole of it was there is on disk as it was before
+            # a key taken before the group was complete is on disk in its earlier state
             if hold is not None and not hold.is_open and ordinal >= hold.ordinal:
                 self._part(key)
         if self.fresh and key[0] == RESERVATION and self.fresh.get(key[1]) == ordinal:
@@ -159,7 +160,7 @@ class Changes:
             self._wholes.pop((WHOLE, str(hold.ordinal)), None)
 
     def take_fresh(self) -> Iterator[str]:
-        """Yield the ids booked and not yet on disk, those too that are booked meanwhile; once."""
+        """Yield once each id booked and not yet on disk, including those booked meanwhile."""
         while self.fresh or self._standing:
             while self.fresh:
                 yield self.fresh.popitem()[0]
@@ -169,9 +170,9 @@ class Changes:
                     yield name
 
     def trust(self, told: int) -> None:
-        """Take nothing back that was marked up to this ordinal: who booked it may have been told.
+        """Stop taking back bookings marked up to this ordinal: their clients may have been told.
 
-        O(what is not on disk); done when a disk begins to refuse.
+        O(what is not on disk); called when a disk begins to refuse.
         """
         self.fresh = {name: at for name, at in self.fresh.items() if at > told}
         self._standing = {at: hold for at, hold in self._standing.items() if at > told}

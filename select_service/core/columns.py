@@ -1,6 +1,7 @@
-"""Columns of numbers, one row per slot: the shape in which loads, limits and costs travel.
+"""Columns of numbers, one row per slot: the form in which loads, limits and costs travel.
 
-A slot is the small integer the index gives a worker rank. Masks are Python integers, bit = slot.
+A slot is the small integer that the index assigns to a worker rank. Masks are Python integers, bit
+= slot.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy.typing as npt
 Floats: TypeAlias = npt.NDArray[np.float64]
 Slots: TypeAlias = npt.NDArray[np.int64]
 Rows: TypeAlias = "Slots | slice[int, int, None]"
-"""Which rows of a column: slots one by one, or a run of them, which costs no copy."""
+"""Rows of a column: individual slots, or a slice, which costs no copy."""
 
 Groups: TypeAlias = "list[tuple[int, Slots]]"
 """Disjoint slots by how many blocks they have."""
@@ -22,7 +23,7 @@ _NOTHING: Floats = np.zeros(0)
 
 
 def no_floats(rows: int) -> Floats:
-    """Return a column of zeros that nobody may write to; all of them are the same."""
+    """Return a shared, read-only column of zeros."""
     global _NOTHING  # noqa: PLW0603 - a cache of zeros
     if len(_NOTHING) < rows:
         _NOTHING = np.zeros(2 * rows)

@@ -13,52 +13,52 @@ class Counters:
 
     selections: int = 0
     selected_isl_tokens: int = 0  # of their prompts
-    selected_prefill_tokens: int = 0  # of them, what the worker chosen has yet to compute
-    selected_forgone_tokens: int = 0  # of those, what another candidate has cached
-    selections_forgoing: int = 0  # that went past one who has more of their prompt
+    selected_prefill_tokens: int = 0  # the part of them that the chosen worker has yet to compute
+    selected_forgone_tokens: int = 0  # the part of those that another candidate has cached
+    selections_forgoing: int = 0  # selections that passed over a candidate with more of the prompt
     selections_waited: int = 0
     selections_withdrawn: int = 0  # their client went away while they waited
     waves: int = 0  # begun
-    wave_samples: int = 0  # in them
-    waves_undone: int = 0  # all or none: none
+    wave_samples: int = 0  # samples in them
+    waves_undone: int = 0  # all-or-none waves that got none
     selections_failed: dict[str, int] = field(default_factory=dict)  # by error code
     pairs: dict[tuple[str, str], int] = field(default_factory=dict)  # asked for, by mode and reason
     advised: dict[tuple[str, str], int] = field(default_factory=dict)  # not asked for, likewise
     reservations_booked: int = 0
     reservations_repeated: int = 0
     reservations_conflicting: int = 0
-    reservations_refused: int = 0  # there are as many as may be
+    reservations_refused: int = 0  # the limit is reached
     reservations_freed: int = 0
     reservations_expired: int = 0
-    reservations_expired_early: int = 0  # or with a missed lease, and were spoken of after all
+    reservations_expired_early: int = 0  # also by a missed lease; they were called again later
     reservations_lease_ended: int = 0  # with the lease they lived under
-    reservations_dropped: int = 0  # their rank or worker went
+    reservations_dropped: int = 0  # their rank or worker left
     cached_tokens_told: dict[str, int] = field(default_factory=dict)
-    """By what came of it; see `trust/trusting.py`."""
+    """By outcome; see `trust/trusting.py`."""
     drains_begun: int = 0
     drains_undone: int = 0
-    rereads: dict[str, int] = field(default_factory=dict)  # of a doubtful index, by what came of it
+    rereads: dict[str, int] = field(default_factory=dict)  # of a doubtful index, by outcome
 
 
 class ReplicaCounters(Struct):
     """Monotonic counts of the replica plane."""
 
-    heard: int = 0  # messages, but for our own
-    repeated: int = 0  # statements heard before
-    dropped: int = 0  # foreign events for a scope, block size or rank that is not here
-    ignored: int = 0  # foreign events for an id that is live already, or is not
-    booked: int = 0  # reservations learnt
-    freed: int = 0  # reservations ended by somebody else, or given up for another claim
+    heard: int = 0  # messages, except our own
+    repeated: int = 0  # statements already known
+    dropped: int = 0  # foreign events for an unknown scope, block size or rank
+    ignored: int = 0  # foreign events for an id that is already live, or is not
+    booked: int = 0  # reservations learned
+    freed: int = 0  # reservations ended elsewhere, or given up for another claim
     orphans_expired: int = 0
     digests_differed: int = 0
-    garbled: int = 0  # messages that cannot be what their sender said
-    claims_corrected: int = 0  # known otherwise than their owner's snapshot says, or not its at all
-    numbers_corrected: int = 0  # snapshots of owners that had said less than was heard
+    garbled: int = 0  # messages that cannot be what their sender sent
+    claims_corrected: int = 0  # differed from their owner's snapshot, or not its claims at all
+    numbers_corrected: int = 0  # snapshots of owners that knew of fewer numbers than were heard
     claims_refused: int = 0  # beyond `replica_claims_max`, or malformed
     publishers_refused: int = 0
     leases_renewed: int = 0  # open here, because a replica said so
-    leases_closed: int = 0  # the same
-    leases_adopted: int = 0  # opened here, for their reservations' owner is gone
+    leases_closed: int = 0  # likewise
+    leases_adopted: int = 0  # opened here, because their reservations' owner is gone
     leases_missed: int = 0  # of owners that are gone; their reservations aged
-    impostors: int = 0  # messages under a name that another endpoint has, and is heard from
-    namesakes: int = 0  # messages under our own router id that we never said
+    impostors: int = 0  # messages under a name that another, live endpoint has
+    namesakes: int = 0  # messages under our own router id that we never sent

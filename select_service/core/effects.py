@@ -1,7 +1,7 @@
-"""What must be done after a verb of the core: the only way the core reaches the world.
+"""What must be done after a verb of the core: the only way the core affects the outside world.
 
-The core appends, the driver (`edge/driver.py`) carries out, in the order of the fields below.
-A verb that changes nothing outside returns `NOTHING`, which is shared and stays empty.
+The core appends; the driver (`edge/driver.py`) carries out, in the order of the fields below. A
+verb without outside effects returns `NOTHING`, which is shared and stays empty.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Listen(Struct, frozen=True):
     stream: EventStream
     endpoint: str
     replay_endpoint: str | None
-    curve_key: str | None = None  # the worker's, where it has one of its own
+    curve_key: str | None = None  # the worker's own, if it has one
 
 
 class Pull(Struct, frozen=True):
-    """Fetch the snapshot of a publisher: from `url`, or from its port on the host of its peer."""
+    """Fetch a publisher's snapshot: from `url`, or from its port on the host of its peer."""
 
     peer: str  # the endpoint its message came from
     router_id: int
@@ -37,7 +37,7 @@ class Pull(Struct, frozen=True):
 
 
 class TrustNews(Struct, frozen=True):
-    """What a rank's index counts for has changed its reasons."""
+    """The trust in a rank's index, or the reasons for it, have changed."""
 
     rank: WorkerRank
     scope: Scope
@@ -51,13 +51,13 @@ class Effects(Struct):
 
     unlisten: list[EventStream] = []
     listen: list[Listen] = []
-    reread: list[EventStream] = []  # have a new request, and no message had them make it
-    answered: list[Ticket] = []  # waited, and have their answer now
+    reread: list[EventStream] = []  # have a new request that no message triggered
+    answered: list[Ticket] = []  # tickets that waited and now have their answer
     published: list[ReplicaMessage] = []
     pulls: list[Pull] = []
     decided: list[tuple[Placement, Ticket]] = []
-    trusted: list[TrustNews] = []  # to be told people
-    more: bool = False  # housekeeping should have its turn at once
+    trusted: list[TrustNews] = []  # to be logged
+    more: bool = False  # housekeeping wants another turn at once
 
     def __bool__(self) -> bool:
         return bool(

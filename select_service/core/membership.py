@@ -1,7 +1,8 @@
-"""Workers enter, change and leave: what that means for partitions, load and event listeners (1.5).
+"""Workers enter, change and leave: the effect on partitions, load and event listeners (1.5).
 
 The catalog judges a record alone; here it meets its scope: the pinned block size, the ranks that
 stay or go, the event sources that are new. Reservations that lose their rank are counted.
+`verbs/registering.py` calls it.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Membership:
     ) -> None:
         self.registry = registry
         self.partitions: dict[Scope, Partition] = {}
-        self._in_order: list[Scope] = []  # of the partitions; to sort a thousand takes 1 ms
+        self._in_order: list[Scope] = []  # of the partitions; sorting a thousand takes 1 ms
         self._policies = policies
         self._use_kv_events = use_kv_events
         self.cache_hit_threshold = cache_hit_threshold  # of the process
@@ -66,13 +67,13 @@ class Membership:
         self._trust = trust  # when an index counts for less
         self._sources: dict[WorkerRank, _Source] = {}
         self._limits = limits or CoreLimits()
-        self.scopes_refused = 0  # records of workers that would have opened one too many
+        self.scopes_refused = 0  # worker records that would have opened one too many
         self.scopes_closed = 0
         self.pins = Pins()
         self._empty: dict[Scope, float] = {}  # scopes without workers, since when
 
     def scopes(self, model_name: str | None = None, tenant_id: str | None = None) -> list[Scope]:
-        """Return the scopes there are, in order: of a model, of a tenant, of both, or all."""
+        """Return the existing scopes in order, filtered by model, tenant, both or neither."""
         if model_name is None and tenant_id is None:
             return self._in_order.copy()
         return [
@@ -90,7 +91,7 @@ class Membership:
         ]
 
     def doubtful_streams(self) -> dict[int, list[EventStream]]:
-        """Return the open event streams in doubt, by worker id, those of a worker by rank."""
+        """Return the open event streams in doubt, by worker id and then by rank."""
         found: dict[int, list[EventStream]] = {}
         for rank, source in self._sources.items():
             if source.stream.kv_state == "uncertain":
@@ -100,16 +101,16 @@ class Membership:
         return found
 
     def stream_at(self, rank: WorkerRank) -> EventStream | None:
-        """Return the open event stream of a rank, if it has one of its own."""
+        """Return the open event stream of a rank, if it has its own."""
         source = self._sources.get(rank)
         return None if source is None else source.stream
 
     def streams(self) -> list[EventStream]:
         """Return the open event streams of all ranks."""
-        return self.registry.streams()  # nobody else opens any, and 1,000 are copied at once
+        return self.registry.streams()  # nothing else opens any, and copying 1,000 is one step
 
     def sources(self) -> Iterator[tuple[EventStream, str, str | None]]:
-        """Yield every stream that is open now with its endpoint and its replay endpoint."""
+        """Yield every open stream with its endpoint and its replay endpoint."""
         return (source[:3] for source in list(self._sources.values()))
 
     def judge(self, worker: Worker) -> None:
@@ -128,7 +129,7 @@ class Membership:
         wanted, eagle = worker.spec.block_size, bool(worker.spec.is_eagle)
         pinned, is_known = self._pinned(worker.scope)
         if pinned is not None and pinned[0] != wanted:
-            # the reference's comma, where the scope is known from a dump only
+            # the reference's comma, if the scope is known from a dump only
             comma = "" if is_known else ","
             sizes = f"existing={pinned[0]}{comma} requested={wanted}"
             why = f"block_size mismatch for {where}: {sizes}"
@@ -148,7 +149,7 @@ class Membership:
         return []
 
     def _pinned(self, scope: Scope) -> tuple[tuple[int, bool] | None, bool]:
-        """Return block size and is_eagle that a scope has for good; and whether by a worker."""
+        """Return a scope's pinned block size and is_eagle, and whether a worker pinned them."""
         index = self.registry.index(scope)
         if index is not None:
             return (index.block_size, index.is_eagle), scope in self.partitions
@@ -156,13 +157,13 @@ class Membership:
         return pin, pin is not None
 
     def close_if_empty(self, scope: Scope, partition: Partition, now: float) -> bool:
-        """Give a scope up that had no worker for `--scope-linger-s`; what is pinned stays so.
+        """Close a scope that had no worker for `--scope-linger-s`; its pins are kept.
 
-        Nobody waits there, nothing is booked, and the index holds nothing: a request finds as much
-        in a scope that is not there.
+        Nobody waits there, nothing is booked, and the index is empty, so a request finds the same
+        in a scope that does not exist.
 
         Returns:
-            Whether it was.
+            Whether it was closed.
         """
         if partition.seating.present or partition.pending_count or not partition.ledger.is_swept:
             self._empty.pop(scope, None)
@@ -178,13 +179,13 @@ class Membership:
     def _close_partition(self, scope: Scope, partition: Partition) -> None:
         del self.partitions[scope], self._empty[scope]
         del self._in_order[bisect_left(self._in_order, scope)]
-        partition.lookout = None  # which knows its partition: the two would wait for the collector
+        partition.lookout = None  # it refers to its partition: break the cycle
         self.pins.put(scope, partition.index.block_size, is_eagle=partition.index.is_eagle)
         self.registry.drop_index(scope)
         self.scopes_closed += 1
 
     def replace(self, old: Worker | None, new: Worker | None, effects: Effects) -> int:
-        """Put `new` in the place of `old`; either may be None or have no seat.
+        """Replace `old` by `new`; either may be None or have no seat.
 
         Ranks that exist before and after in the same scope keep load and index; an unchanged event
         source keeps its stream. Everything else of `old` is dropped.
@@ -216,7 +217,7 @@ class Membership:
                 at = WorkerRank(worker.worker_id, rank)
                 dropped += partition.ledger.drop_slot(slot)
                 partition.trust.forget(slot)
-                # also a source that is still named: its cursor must not outlive what it brought
+                # also a source that is still listed: its cursor must not outlive its blocks
                 self._close(at, partition, effects)
                 partition.index.detach(at)
                 del worker.slots[rank]
@@ -242,7 +243,7 @@ class Membership:
     def _follow(
         self, worker: Worker, rank: int, endpoint: str, partition: Partition, effects: Effects
     ) -> None:
-        """Listen to a rank's source; a source that did not change keeps its stream and cursor."""
+        """Listen to a rank's source; an unchanged source keeps its stream and cursor."""
         at = WorkerRank(worker.worker_id, rank)
         replay, key = worker.spec.replay_endpoint, worker.spec.curve_public_key
         source = self._sources.get(at)
@@ -258,7 +259,7 @@ class Membership:
         effects.listen.append(Listen(stream, endpoint, replay, key))
 
     def _close(self, at: WorkerRank, partition: Partition, effects: Effects) -> None:
-        """Stop listening; what the source said about its rank is forgotten."""
+        """Stop listening, and forget what the source said about its rank."""
         source = self._sources.pop(at, None)
         if source is None:
             return
@@ -269,10 +270,10 @@ class Membership:
         partition.index.clear(at)
         slot = partition.index.slot_of(at)
         if slot is not None:
-            partition.trust.forget(slot)  # it was another source's index that was not believed
+            partition.trust.forget(slot)  # the distrust was of another source's index
         worker = partition.seating.present.get(at.worker_id)
         if worker is None or at.dp_rank not in worker.ranks:
-            partition.index.detach(at)  # a listener's rank that was no candidate
+            partition.index.detach(at)  # a listener's rank that was not selectable
 
     def _open_partition(self, worker: Worker) -> Partition:
         block_size = worker.spec.block_size
@@ -280,7 +281,7 @@ class Membership:
         assert isinstance(self._policies, PolicyBook), "judged schedulable"
         recovered = self.registry.index(worker.scope)
         if recovered is not None:
-            recovered.is_eagle = bool(worker.spec.is_eagle)  # a dump does not say; this does
+            recovered.is_eagle = bool(worker.spec.is_eagle)  # a dump does not say; the worker does
         index = self.registry.open_index(
             worker.scope, block_size, is_eagle=bool(worker.spec.is_eagle)
         )
@@ -299,14 +300,14 @@ class Membership:
         return partition
 
     def follow_queues(self, wanted: bool) -> None:  # noqa: FBT001 - a switch
-        """See to it that ledgers know what somebody prices or records queues by, or stop it."""
+        """Make ledgers follow queues, because prices or a recording need them, or stop it."""
         if wanted is not self._follows_queues:
             self._follows_queues = wanted
             for partition in self.partitions.values():
                 partition.ledger.follow_queues(wanted)
 
     def check(self) -> None:
-        """State every promise: sources belong to seated workers, and partitions hold together."""
+        """Assert all invariants: sources belong to seated workers, partitions are consistent."""
         assert self._in_order == sorted(self.partitions)
         for partition in self.partitions.values():
             partition.check()

@@ -1,7 +1,7 @@
-"""What has ended, remembered for a while: compiled if it can be.
+"""Ended things, remembered for a while: compiled if available.
 
-The plain one takes some 250 bytes an entry, and keeps what was there beside it from being given
-back; the compiled one 56 and the key. Which of the two it is, nobody needs to know.
+The plain version takes some 250 bytes per entry, and its scattered objects keep memory around them
+from being freed; the compiled one takes 56 and the key. Callers need not know which they have.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One scope, (model_name, tenant_id): `place` is the whole decision on one screen.
 
-A partition joins the index (who holds what), the ledger (who carries what), the seating (who may
-be chosen) and the queues (who waits). It books nothing and knows no reservation ids: `service.py`
-stands before it, eligibility, projection, scoring and picking stand after it.
+A partition joins the index (which rank holds what), the ledger (which rank carries what), the
+seating (who may be chosen) and the queues (who waits). It books nothing and knows no reservation
+ids: `service.py` comes before it; eligibility, projection, scoring and picking come after it.
 """
 
 from __future__ import annotations
@@ -85,18 +85,17 @@ class Partition:
         self.trust = Trust(trust or TrustSettings())
         self.drainage = Drainage(self.ledger.loads.work, prior_tokens_per_s=prefill_tokens_per_s)
         self.policy = policy
-        self._weights: Weights | None = None  # by which was decided last
-        self._is_kv_cost = True  # whether they leave nothing but the contract's formula
+        self._weights: Weights | None = None  # of the last decision
+        self._is_kv_cost = True  # whether they are nothing but the contract's formula
         self.queues = ClassQueues(policy, self.seating, self.ledger.loads, self.drainage)
         self.holds_to_cache = False
-        """Whether requests that say nothing of it are held to a cache-hit threshold, too."""
+        """Whether a cache-hit threshold also applies to requests without one of their own."""
         self.pricer = self._new_pricer()
         self.glance: object = None
-        """What a shortcut has seen of it (`_shortcut.pyx`), until somebody comes, goes or changes.
-        """
-        self._unmatched: dict[int, Overlap] = {}  # by worker, what it says when nothing matched
+        """Cache of the shortcut (`_shortcut.pyx`), reset when workers come, go or change."""
+        self._unmatched: dict[int, Overlap] = {}  # by worker, its overlap if nothing matched
         self.admission: Gatekeeper | None = None
-        """Only where something is to be judged; see `admission/admitting.py`."""
+        """Only if something is to be judged; see `admission/admitting.py`."""
         self.hit_tally = HitTally()
         self.demand = DemandTally()
         self.shadow_tally: ShadowTally | None = None
@@ -147,7 +146,7 @@ class Partition:
     ) -> Placement:
         """Choose a rank among the candidate rows: project, price, prefer, pick.
 
-        What the index finds for the prompt is looked up unless somebody just did.
+        The prompt is looked up in the index unless `matches` is given.
         """
         if matches is None:
             matches = self.index.find_matches(prompt.block_hashes)
@@ -174,7 +173,8 @@ class Partition:
         seen: Seen | None = None
         if watched:
             held: Groups | OverlapColumns | None = projection.matched
-            if held is not None and not projection.has_lower_tiers:  # say it as the others do
+            # in the same form as the other paths
+            if held is not None and not projection.has_lower_tiers:
                 held = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
             seen = self.ledger.loads.pack(), held, projection.shared, self._believed()
         return Placement(
@@ -201,9 +201,9 @@ class Partition:
         rng: random.Random,
         now: float,
         matches: Matches,
-        watched: object,  # any true value: what decides is returned, too
+        watched: object,  # if true, the inputs of the decision are returned, too
     ) -> Placement:
-        """The same without special wishes and where lower tiers take no part."""
+        """The fast path: no special constraints, and no lower tiers involved."""
         ledger, pricer = self.ledger, self.pricer
         matched = None
         if matches.groups:
@@ -212,7 +212,7 @@ class Partition:
         shared, trust = None, self.trust.column
         if ledger.blocks.begins(prompt.first_hash):
             shared = ledger.shared_groups(prompt.sequence_hashes)
-        # arguments by place and one by one: every selection pays for what puts them together
+        # positional and inline, because every selection pays for building arguments
         slot, cost, decode = pricer.cheapest(
             rows.stop if type(rows) is slice else rows,
             isl_tokens,
@@ -236,7 +236,7 @@ class Partition:
             device = pricer.matched_at(slot)
             overlap = device_overlap(worker, pricer, size, device)
         cached = device * size
-        if trust is not None:  # what we believe need not be computed
+        if trust is not None:  # trusted tokens need not be computed
             cached = int(cached * trust[slot])
         left = isl_tokens - cached if cached < isl_tokens else 0
         forgone = 0
@@ -291,7 +291,7 @@ class Partition:
             prices = prefer(prices, constraints.preferred_taints, taints)
         return projection, prices
 
-    # -- what decides, for who asks without placing -------------------------------------------
+    # -- the parts of a decision, for callers that do not place -----------------------------------
 
     def project(
         self, prompt: Prompt, rows: Rows, weights: Weights, matches: Matches | None = None
@@ -301,7 +301,7 @@ class Partition:
         return project(self.ledger, self.index, prompt, rows, weights, matches, trust)
 
     def at_present(self, weights: Weights) -> Weights:
-        """Return what a decision made now multiplies with; see `Weights`."""
+        """Return the weights that apply to a decision made now; see `Weights`."""
         loads, ranks = self.ledger.loads, max(1, self.seating.ranks)
         recent = loads.recent
         return weights.at_present(loads.prefilling / ranks, recent.turnover / ranks, recent.pace)
@@ -326,15 +326,15 @@ class Partition:
     ) -> tuple[int, float, int]:
         """Return (slot, cost, decode blocks) of the cheapest rank, the first of equals.
 
-        Where nothing but the formula decides (`is_plain`) and lower tiers take no part.
+        Only if nothing but the formula decides (`is_plain`) and no lower tiers are involved.
 
         Args:
             prompt: what is to be placed.
             rows: the candidates.
             weights: plain ones.
             now: monotonic seconds.
-            device: blocks of it on devices, as `see` returns them.
-            shared: and in active chains.
+            device: matched blocks on devices, as `see` returns them.
+            shared: matched blocks in active chains.
         """
         return self.pricer.cheapest(
             rows.stop if isinstance(rows, slice) else rows,
@@ -353,12 +353,12 @@ class Partition:
         )
 
     def believed_tokens(self, slot: int) -> int:
-        """Tokens that a rank is believed to have on its device, by what was quoted last."""
+        """Tokens that a rank is trusted to have on its device, according to the last quote."""
         tokens, trust = self.pricer.matched_at(slot) * self.index.block_size, self.trust.column
         return tokens if trust is None else int(tokens * trust[slot])
 
     def see(self, prompt: Prompt, matches: Matches | None = None) -> Seen:
-        """Return what decides where a prompt goes, for who does not place it by `place`."""
+        """Return the inputs of a decision, for callers that do not use `place`."""
         if matches is None:
             matches = self.index.find_matches(prompt.block_hashes)
         shared = None
@@ -375,7 +375,7 @@ class Partition:
         return None if trust is None else trust.tobytes()
 
     def no_overlap(self, worker: Worker) -> Overlap:
-        """Return what a worker says of which nothing matched."""
+        """Return a worker's overlap when nothing matched."""
         known = self._unmatched.get(worker.worker_id)
         if known is None:
             known = self._unmatched[worker.worker_id] = worker_overlap(
@@ -387,7 +387,7 @@ class Partition:
         return list(range(rows.stop)) if isinstance(rows, slice) else [int(slot) for slot in rows]
 
     def class_of(self, prompt: Prompt, weights: Weights) -> int:
-        """Return the position of the policy class of a prompt, by its uncached length."""
+        """Return the position of a prompt's policy class, by its uncached length."""
         if len(self.policy.classes) == 1:
             return 0
         best = self.best_cached_tokens(prompt, self.seating.everyone, weights)
@@ -396,7 +396,7 @@ class Partition:
     def best_cached_tokens(
         self, prompt: Prompt, rows: Rows, weights: Weights, matches: Matches | None = None
     ) -> int:
-        """Return the most tokens any candidate has cached, tier-weighted."""
+        """Return the most tokens that any candidate has cached, tier-weighted."""
         if matches is None:
             matches = self.index.find_matches(prompt.block_hashes)
         if matches.empty:
@@ -413,12 +413,12 @@ class Partition:
     # -- who may take part of it --------------------------------------------------------------
 
     def legs(self, request: SelectRequest) -> Legs:
-        """Return who may take a request, and who either part of it."""
+        """Return the candidates for a request by role, decode ranks only if open."""
         legs = self.seating.roles.legs(request, self.seating.workers)
         return legs._replace(decode=self._open_rows(legs.decode))
 
     def _open_rows(self, slots: Slots) -> Slots:
-        """Return those that are neither busy nor full, as far as anybody judges that."""
+        """Return the slots that are neither busy nor full, according to the gate, if any."""
         if self.admission is None or not len(slots):
             return slots
         if not self.admission.can_take(slots):
@@ -429,7 +429,7 @@ class Partition:
     # -- who is here ---------------------------------------------------------------------------
 
     def seat(self, worker: Worker) -> None:
-        """Take a worker in, or follow a change of its record; ranks keep their slots.
+        """Seat a worker, or follow a change of its record; ranks keep their slots.
 
         Ranks that are gone must have been unseated before.
         """
@@ -452,13 +452,13 @@ class Partition:
             self.admission.disregard(self.seating.leaving())
 
     def sit(self, worker: Worker) -> None:
-        """Let who may be chosen follow a worker that has its slots; O(its ranks)."""
+        """Update the selectable ranks for a worker that has its slots; O(its ranks)."""
         self._leave(worker.worker_id, self.seating.take(worker))
         if worker.drain is None:
             self.queues.seat(worker)
 
     def _leave(self, worker_id: int, slots: list[int]) -> None:
-        """Forget what was known of who sat on these slots."""
+        """Forget what was known about the previous occupants of these slots."""
         self.queues.leave(slots)
         self._unmatched.pop(worker_id, None)
         self.glance = None
@@ -469,7 +469,7 @@ class Partition:
         return Pricer(*columns, loads.heard, loads.ahead)
 
     def make_room(self) -> None:
-        """Let the columns follow the index, which may have got ranks of its own."""
+        """Grow the columns with the index, which may have gained ranks of its own."""
         self.ledger.ensure(self.index.capacity)
         self.trust.ensure(self.index.capacity)
         self.seating.ensure(self.index.capacity)
@@ -477,7 +477,7 @@ class Partition:
         self.pricer, self.glance = self._new_pricer(), None
 
     def unseat(self, worker: Worker) -> None:
-        """Let a worker go; its slots must be free of load."""
+        """Remove a worker; its slots must be free of load."""
         self._leave(worker.worker_id, self.seating.let_go(worker))
         self._note(worker)
         if self.admission is not None:
@@ -489,17 +489,17 @@ class Partition:
             self.lookout.note(worker.worker_id)
 
     def _rehouse(self, homeless: list[Ticket]) -> None:
-        """Give who held a place with a worker that went a place with another, if there is one."""
+        """Give tickets that held a place with a removed worker another place, if there is one."""
         assert self.admission is not None
         for ticket in homeless:
             try:
                 rows = self.candidates(ticket.request)
             except NoEligibleWorker:
-                continue  # it is told when somebody looks
+                continue  # it is refused at the next check
             ticket.place = self.admission.caps.take_place(rows)
 
     def open_gate(self, keeper: Gatekeeper) -> None:
-        """From now on requests are judged."""
+        """Judge requests from now on."""
         self.admission, self.glance = keeper, None
         for worker in self.seating.workers.values():
             keeper.seat(worker)
@@ -510,7 +510,7 @@ class Partition:
     def enqueue(
         self, number: int, ticket: Ticket, rows: Rows, now: float, *, is_known: bool = False
     ) -> None:
-        """Let a ticket wait in its class; one that waited before is not held to its limits.
+        """Let a ticket wait in its class; limits do not apply to one that waited before.
 
         Raises:
             QueueFull: a limit of the class is reached.
@@ -519,7 +519,7 @@ class Partition:
         self.queues.enter(number, ticket, now, is_known=is_known)
 
     def tickets(self) -> list[Ticket]:
-        """Return everybody who waits, but for those who are to be judged again."""
+        """Return all waiting tickets, except those that are to be judged again."""
         waiting = [] if self.admission is None else [*self.admission.waiting]
         return [*waiting, *self.queues.tickets()]
 
@@ -537,7 +537,7 @@ class Partition:
         return waiting + self.queues.pending_isl_tokens
 
     def check(self) -> None:
-        """State every promise of the partition."""
+        """Assert all invariants of the partition."""
         self.index.check()
         self.ledger.check()
         self.trust.check()

@@ -1,7 +1,7 @@
-"""What has ended, remembered for a while: keys with the time they were put, and a value.
+"""Ended things, remembered for a while: keys with the time they were put, and a value.
 
 The plain twin of the one in `_memory.pyx`: same names, same answers, with a dict and some objects
-for every entry.
+per entry.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ __all__ = ["Memory"]
 K = TypeVar("K", str, bytes)
 
 _ENTRY_BYTES: Final = 260
-"""An entry's share of the dict, its tuple, its float, and the heads of key and value."""
+"""An entry's share of the dict, its tuple, its float, and the object headers of key and value."""
 
 
 class Memory(Generic[K]):
-    """Oldest first; all keys are texts, or all are bytes. All moves O(1)."""
+    """Oldest first; all keys are str, or all are bytes. All operations are O(1)."""
 
     __slots__ = ("_bytes", "_entries")
 
@@ -34,16 +34,16 @@ class Memory(Generic[K]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of it all, about."""
+        """Approximate size in bytes."""
         return self._bytes + len(self._entries) * _ENTRY_BYTES
 
     def at(self, key: K) -> float | None:
-        """Return when a key was put; None: it is not remembered."""
+        """Return when a key was put; None if it is not remembered."""
         entry = self._entries.get(key)
         return None if entry is None else entry[0]
 
     def get(self, key: K) -> bytes | None:
-        """Return what was put with a key; None: it is not remembered."""
+        """Return the value put with a key; None if it is not remembered."""
         entry = self._entries.get(key)
         return None if entry is None else entry[1]
 
@@ -64,11 +64,11 @@ class Memory(Generic[K]):
             return False
         self._bytes -= len(key) + len(entry[1])
         if not self._entries:
-            self._entries.clear()  # the table of a dict that was large stays large
+            self._entries.clear()  # the table of a formerly large dict stays large
         return True
 
     def pop_oldest(self, until: float) -> tuple[K, bytes] | None:
-        """Forget the oldest if it was put by then: return (key, value), else None."""
+        """Remove the oldest entry if it was put by `until`; return (key, value), else None."""
         for key, (at, value) in self._entries.items():
             if at > until:
                 break
@@ -77,5 +77,5 @@ class Memory(Generic[K]):
         return None
 
     def items(self) -> list[tuple[K, float, bytes]]:
-        """Return all of it, oldest first: (key, at, value). O(n)."""
+        """Return all entries, oldest first: (key, at, value). O(n)."""
         return [(key, at, value) for key, (at, value) in self._entries.items()]

@@ -1,8 +1,8 @@
 """Every public verb of the service, pure: typed request and `now` in, (answer, Effects) out.
 
-The shop window: the verbs themselves are in the rooms named after what they do (registering,
-selecting, reserving, inspecting, replicating), and stand here under one roof. The driver stands
-before it. What is left for this file is time, which touches every room, and what outlives them.
+The facade of the core: the verbs themselves live in modules named after what they do (registering,
+selecting, reserving, inspecting, replicating) and are exposed here. The driver calls it. This file
+itself only has the time, which concerns every module, and the state that outlives the process.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ class Life(Struct, frozen=True):
     """Which process this is, and which of its lives."""
 
     router_id: int = 0
-    """Not 0 where a replica plane is on: then bookings are published."""
+    """Not 0 if a replica plane is on, in which case bookings are published."""
     epoch: int = 1
-    """Which life of that id this is, from 1."""
+    """The number of this life of the id, from 1."""
     first_decision: int = 1
-    """Number of the first record of a decision; none of an earlier life's."""
+    """Number of the first decision record; not used in an earlier life."""
 
 
 class SelectionCore:
@@ -133,13 +133,13 @@ class SelectionCore:
             rng: draws ties, temperatures and reservation ids.
             policies: parsed policy file, or why it cannot be used; None: one fcfs class.
             limits: bounds.
-            admission: who is let in at all; everybody.
-            trust: when what an index says counts for less.
-            life: of which process; the first of one without replicas.
-            watch: who looks on; nobody.
+            admission: who is admitted at all; default: everybody.
+            trust: when the index's data counts for less.
+            life: identity of the process; default: first life without replicas.
+            watch: observers; default: none.
 
         Raises:
-            ValueError: those settings make no sense.
+            ValueError: the settings are invalid.
         """
         settings, trust = admission or AdmissionSettings(), trust or TrustSettings()
         life, watch = life or Life(), watch or Watch()
@@ -166,7 +166,7 @@ class SelectionCore:
         self.reader = Reader(config, self.partitions, self.membership.pins, self.limits)
         self.admitting = Admitting(settings, self.catalog, self.partitions, self.limits)
         self.shadowing = Shadowing(config, self.partitions, watch.stopwatch)
-        # a recording is asked what any other policy would have done
+        # a recording must be able to tell what any other policy would have done
         self._prices_queues = watch.witness is not None or self.reader.weights.pace > 0.0
         self.membership.follow_queues(self._prices_queues)
         self._open_line(kinds, config, trace_decisions=watch.trace_decisions)
@@ -174,7 +174,7 @@ class SelectionCore:
         self._open_state()
 
     def _open_books(self, kinds: Kinds, trust: TrustSettings, life: Life) -> None:
-        """Open what is kept: bookings, decisions, what is believed, what replicas have told."""
+        """Create the stores: bookings, decisions, trust, replica news."""
         limits = self.limits
         self.desk = kinds.desk(limits, self.counters, life.router_id, life.epoch)
         self.decisions = kinds.decisions(
@@ -192,8 +192,8 @@ class SelectionCore:
         self.recovered = RecoveredRanks(
             self.registry, self.partitions, unclaimed_s=limits.recovery_unclaimed_s
         )
-        self._clerk: _Clerk | None = None  # does at the desk what is plain
-        self._shortcut: _Shortcut | None = None  # and this on the way there
+        self._clerk: _Clerk | None = None  # the compiled desk, for plain requests
+        self._shortcut: _Shortcut | None = None  # and the compiled path to it
 
     def _open_line(self, kinds: Kinds, config: RouterConfig, *, trace_decisions: bool) -> None:
         """Set up the line of a request: who selects, places, and lets wait."""
@@ -242,11 +242,11 @@ class SelectionCore:
         self._usher = Usher(*(self.reader, self.desk, self.admitting, placing, self.room, rng))
 
     def _open_rooms(self, kinds: Kinds) -> None:  # noqa: PLR0915 - one line a verb
-        """Hang every verb where the driver looks for it."""
+        """Expose every verb where the driver looks for it."""
         selecting = self.selecting
         self.select = selecting.select
         self.select_and_reserve = selecting.select_and_reserve
-        self.select_pair = selecting.select_and_reserve  # its request says that a pair may do
+        self.select_pair = selecting.select_and_reserve  # the type of its request allows a pair
         self.withdraw = self.room.withdraw
         registering = self.registering = Registering(
             *(self.catalog, self.membership, self.desk, self.replicas, self.reader, self.limits),
@@ -325,7 +325,7 @@ class SelectionCore:
         self.replica_status = replicating.status
 
     def _open_state(self) -> None:
-        """Say what outlives the process, table by table."""
+        """Register the tables that outlive the process."""
         self.peer_endpoints = PeerEndpoints(NOTHING)
         self.overrides = Overrides(NOTHING)
         self.state = State(
@@ -341,20 +341,20 @@ class SelectionCore:
         )
 
     def follow_shadow(self, settings: ShadowSettings | None, now: float) -> None:
-        """Let other weights look on from now on; None: nobody does."""
+        """Compare decisions with other weights from now on; None: stop."""
         shadow = self.placing.shadow = self.shadowing.follow(settings, now)
         looks = shadow is not None and shadow.weights.pace > 0.0
         self.membership.follow_queues(self._prices_queues or looks)
 
-    # -- an index out of a dump ------------------------------------------------------------------
+    # -- an index from a dump --------------------------------------------------------------------
 
     def note_recovered(self, ranks: Mapping[Scope, list[WorkerRank]], now: float) -> None:
-        """A dump was loaded into the indexes: its ranks wait to be claimed by workers."""
+        """Note that a dump was loaded: its ranks wait to be claimed by workers."""
         for scope, some in ranks.items():
             self.recovered.note(scope, some, now)
 
     def make_room(self, scope: Scope) -> None:
-        """An index got ranks that no worker has brought: the columns must be as long."""
+        """Grow a partition's columns, because its index has ranks without a worker."""
         partition = self.partitions.get(scope)
         if partition is not None:
             partition.make_room()
@@ -362,10 +362,10 @@ class SelectionCore:
     # -- time ----------------------------------------------------------------------------------
 
     def tick(self, now: float) -> tuple[bool, Effects]:
-        """Do a bounded turn of housekeeping: what was dropped or has expired, old ids, the queue.
+        """Do a bounded turn of housekeeping: dropped and expired reservations, old ids, the queue.
 
         Returns:
-            (more, effects): `more` when another turn is due at once.
+            (more, effects): `more` if another turn is due at once.
         """
         effects = Effects()
         limits = self.limits
@@ -393,18 +393,18 @@ class SelectionCore:
         return more, effects
 
     def next_deadline(self) -> float:
-        """When `refuse_late` will have something to do; infinity: never, as things are."""
+        """When `refuse_late` will next have something to do; infinity: never, as things are."""
         return self.room.next_deadline()
 
     def refuse_late(self, now: float, effects: Effects | None = None) -> Effects:
-        """Refuse the first of those who have waited too long."""
+        """Refuse the first of the requests that have waited too long."""
         limit = self.limits.expired_per_turn_max
         return self.room.refuse_late(now, limit, Effects() if effects is None else effects)
 
-    # -- what outlives the process -------------------------------------------------------------
+    # -- what outlives the process -----------------------------------------------------------------
 
     def keep_changes(self) -> Changes:
-        """From now on note what changes, for somebody to write down; see `core/state.py`."""
+        """Record changes from now on, for somebody to write to disk; see `core/state.py`."""
         changes = Changes()
         self.catalog.changes = self.desk.bookings.changes = changes
         self.desk.leases.changes = self.peer_endpoints.changes = changes
@@ -412,7 +412,7 @@ class SelectionCore:
         return changes
 
     def check(self) -> None:
-        """State every promise of the whole service."""
+        """Assert all invariants of the whole service."""
         self.desk.bookings.check()
         self.desk.leases.check()
         self.membership.check()

@@ -1,7 +1,7 @@
-"""Gives back the tables of dicts that were large once: Python keeps them, until many are added.
+"""Shrinks the tables of dicts that were once large: Python keeps them until many entries are added.
 
-A few dicts are looked at in every turn of housekeeping, all of them one after another. What they
-hold is none of this room's business; who has such dicts names them in a method `tables`.
+A few dicts are checked in every turn of housekeeping, in rounds over all of them. Their content
+does not matter here; owners of such dicts list them in a method `tables`.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
 
 LOOKS_PER_TURN_MAX: Final = 64
-"""Dicts looked at in one turn, a µs each: as a rule they are in no cache of the processor."""
+"""Dicts checked in one turn, a µs each: usually they are in no cache of the processor."""
 
 TABLE_BYTES_MIN: Final = 32 * 1024
 """Smaller tables may stay."""
 
 MOVED_MAX: Final = 4096
-"""Entries of a table that is made anew at once, 25 ns each; one that holds more stays."""
+"""Entries of a table that is rebuilt in one go, 25 ns each; a table with more stays."""
 
 ROUND_EVERY_S: Final = 1.0
-"""Few tables are gone round in a turn, and turns follow one another as fast as there is work."""
+"""Shortest time between two rounds: with few tables a round takes one turn, and turns follow one
+another as fast as there is work."""
 
 _SPARE: Final = 8
 _ENTRY_BYTES: Final = 36
-"""An entry of a full table takes as much; one with eight times that for each is too large."""
+"""Bytes per entry of a full table; a table with eight times that per entry is too large."""
 
 
 def slim(sized: Sized) -> bool:
-    """Make a dict's table anew if it is far larger than it need be; tells whether it was."""
+    """Rebuild a dict's table if it is far larger than necessary; tell whether it was."""
     table = cast("dict[object, object]", sized)
     size = table.__sizeof__()
     if size < TABLE_BYTES_MIN:
@@ -51,10 +52,10 @@ def slim(sized: Sized) -> bool:
 
 
 class Slimming:
-    """Goes round all tables, a few a turn.
+    """Visits all tables, a few per turn.
 
     Attributes:
-        slimmed: tables made anew so far.
+        slimmed: tables rebuilt so far.
     """
 
     def __init__(self, tables: Callable[[], Iterator[Sized]]) -> None:
@@ -64,7 +65,7 @@ class Slimming:
         self._resting_until = -inf
 
     def go_on(self, now: float) -> None:
-        """Look at the next few; after a whole round, rest until it is time for another."""
+        """Check the next few; after a whole round, rest until it is time for another."""
         if now < self._resting_until:
             return
         looked = 0
@@ -79,10 +80,10 @@ class Slimming:
 def all_tables(
     registry: Registry, desk: Desk, partitions: Mapping[Scope, Partition]
 ) -> Iterator[Sized]:
-    """Yield what grows with reservations and blocks; partitions may come and go meanwhile.
+    """Yield the dicts that grow with reservations and blocks; partitions may come and go meanwhile.
 
-    A round of a thousand scopes lasts for minutes where nobody asks: it keeps their names, not the
-    scopes, or none could go before its end.
+    An idle round of a thousand scopes lasts for minutes, so it keeps their names rather than the
+    scopes, which could otherwise not be freed before its end.
     """
     yield from desk.bookings.tables()
     yield from desk.leases.tables()

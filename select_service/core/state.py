@@ -1,8 +1,8 @@
-"""What survives the process: records of workers, reservations and freed ids, and the way back.
+"""What survives the process: records of workers, reservations and freed ids, and their restoring.
 
-A record is the whole present state behind one key, so writing is repeatable and needs no order.
-Rooms of other kinds (leases, peers) join through `State.rooms`. Who keeps the bytes, and when they
-are safe, is the business of `edge/state/journal.py`; which keys changed is in `changes.py`.
+A record is the whole current state of one key, so writing is idempotent and needs no order. Other
+kinds of state (leases, peers) plug in through `State.rooms`. `edge/state/journal.py` stores the
+bytes and knows when they are safe; `changes.py` knows which keys changed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
 
 _FREED = b""
-"""The record of an id that was freed lately."""
+"""The record of a recently freed id."""
 
 _ENDED = b"\xc1"
-"""Before the names of the claims of replicas that ended with it; no MessagePack begins so."""
+"""Prefix before the claims of replicas that ended with the id; never the start of MessagePack."""
 
 
 class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -59,15 +59,15 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     expected_output_tokens: int | None
     track_prefill_tokens: bool
     fingerprint: bytes | None
-    selection: Selection | None  # what a repeat gets again, if it was a selection
+    selection: Selection | None  # the answer for a repeated request, if it was a selection
     reservation: ReservationAnswer | None  # or an explicit booking
     lease_id: str | None = None
-    born: int = 0  # the number of our claim on it, when replicas are told
+    born: int = 0  # the number of our claim on it, if replicas are informed
     adopts: list[tuple[int, int]] = []  # and the claims of gone replicas that it took over
     fairness_id: str = ""
     pair: str | None = None  # of which it is a leg
-    pair_answer: PairSelection | None = None  # what a repeat gets again, if it asked for a pair
-    outputs: list[tuple[int, int]] = []  # by the replica that was told of them, where there are any
+    pair_answer: PairSelection | None = None  # the answer for a repeat, if it asked for a pair
+    outputs: list[tuple[int, int]] = []  # by the replica that received the reports, if any
 
 
 class WorkerState(msgspec.Struct, array_like=True, frozen=True):
@@ -80,7 +80,7 @@ class WorkerState(msgspec.Struct, array_like=True, frozen=True):
 
 
 _UNSEATED = b"\xc2"
-"""False in MessagePack; no record of another build ends with it, as no text does."""
+"""False in MessagePack; no record of another build ends with it, because no text does."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -94,49 +94,49 @@ class Room(Protocol):
     """One kind of state."""
 
     def record(self, name: str) -> bytes | None:
-        """Return the record of a name as it is now; None when there is nothing to keep."""
+        """Return the current record of a name; None if there is nothing to keep."""
 
     def restore(self, name: str, record: bytes, now: float) -> Effects | None:
-        """Take a record back; None when it has no place any more.
+        """Restore a record; None if it no longer has a place.
 
         Raises:
-            msgspec.DecodeError: these bytes are no record.
+            msgspec.DecodeError: the bytes are not a record.
         """
 
 
 class State:
-    """All rooms by kind, in the order in which they come back."""
+    """All kinds of state, in the order of their restoring."""
 
     def __init__(self, rooms: Mapping[str, Room]) -> None:
         self.rooms = dict(rooms)
         self.restored: dict[str, int] = dict.fromkeys(self.rooms, 0)
         self.dropped: dict[str, int] = dict.fromkeys(self.rooms, 0)
-        self.unreadable: list[str] = []  # of those, what means nothing to this build, and why
+        self.unreadable: list[str] = []  # dropped records that this build cannot read, and why
         self._turns = {kind: number for number, kind in enumerate(self.rooms)}
 
     @property
     def kinds(self) -> list[str]:
-        """In the order in which records must be restored."""
+        """The kinds, in the order in which records must be restored."""
         return list(self.rooms)
 
     def turn(self, kind: str, record: bytes) -> tuple[int, bool]:
-        """Return by what records of known kinds are sorted before they are restored.
+        """Return the sort key of records, of known kinds, for restoring.
 
-        Workers that had no seat come after those that had one: who is seated first says what
-        block size its scope has, and a record that contradicted the others must not be the one.
+        Workers that had no seat come after those that had one: the first to be seated sets the
+        block size of its scope, and that must not be a record that contradicted the others.
         """
         return self._turns[kind], kind == WORKER and Workers.is_late(record)
 
     def record(self, key: StateKey) -> bytes | None:
-        """Return the record of a key as it is now; None: the row goes."""
+        """Return the current record of a key; None: delete the row."""
         return self.rooms[key[0]].record(key[1])
 
     def restore(self, key: StateKey, record: bytes, now: float) -> Effects | None:
-        """Take one record back.
+        """Restore one record.
 
         Returns:
-            What is to be done; None when it was dropped (and counted), because what it refers to
-            is gone or it cannot be read: then `unreadable` says why.
+            The effects; None if it was dropped (and counted), because what it refers to is gone or
+            it cannot be read, in which case `unreadable` says why.
         """
         kind, name = key
         room = self.rooms.get(kind)
@@ -170,19 +170,19 @@ class Workers:
 
     @staticmethod
     def is_late(record: bytes) -> bool:
-        """Tell whether a record is of a worker that had no seat. O(1)."""
+        """Tell whether a record is of a worker that was not seated. O(1)."""
         return record.endswith(_UNSEATED)
 
     def restore(self, _: str, record: bytes, now: float) -> Effects | None:
-        """Register it again."""
+        """Register the worker again."""
         state = _decode_worker(record)
         return self._admit(state.spec, now, state.source, state.drain)
 
 
 class LeaseRoom:
-    """Owners and their times to live, and leases that ended lately.
+    """Owners and their times to live, and recently ended leases.
 
-    What is under a lease says so in its own record.
+    A reservation's own record says which lease it is under.
     """
 
     def __init__(self, leases: Leases, nothing: Effects) -> None:
@@ -190,7 +190,7 @@ class LeaseRoom:
         self._nothing = nothing
 
     def record(self, name: str) -> bytes | None:
-        """Return what is kept of an open lease, or how it ended."""
+        """Return the state of an open lease, or how it ended."""
         lease = self._leases.find(name)
         if lease is not None:
             return _encode(self._leases.state(lease))
@@ -198,7 +198,7 @@ class LeaseRoom:
         return None if how is None else _encode(how)
 
     def restore(self, name: str, record: bytes, now: float) -> Effects | None:
-        """Open it again, with its time to live before it, or remember its end for as long again."""
+        """Open the lease with its full time to live, or remember its end for as long again."""
         state = _lease.decode(record)
         if not isinstance(state, LeaseState):
             return self._nothing if self._leases.recall_ended(name, state, now) else None
@@ -209,7 +209,7 @@ class LeaseRoom:
 
 
 class Reservations:
-    """Live reservations of this process, and ids freed lately."""
+    """Live reservations of this process, and recently freed ids."""
 
     def __init__(
         self, desk: Desk, catalog: Catalog, partitions: Mapping[Scope, Partition], nothing: Effects
@@ -220,20 +220,20 @@ class Reservations:
         self._nothing = nothing
 
     def record(self, name: str) -> bytes | None:
-        """Return what is known of an id; bookings of other replicas are theirs to keep."""
+        """Return the record of an id; other replicas keep their own bookings."""
         bookings = self._desk.bookings
         booking = bookings.live(name)
         if booking is None:
             return self._freed_record(name) if bookings.is_remembered(name) else None
         hold = booking.hold
         if hold is not None and hold.is_whole and hold.is_open:
-            return self._freed_record(name)  # it was freed lately, and its wave is not all there
+            return self._freed_record(name)  # recently freed, and its wave is incomplete
         if booking.reservation.origin != "local":
             return None
         return _encode(record_of(booking))
 
     def _freed_record(self, name: str) -> bytes:
-        """Say which claims ended with it: their owners may be away, and come back with them."""
+        """Return a freed record with the claims that ended: their owners may be away and return."""
         ended = self._desk.announcer.claims.ends.on(name)
         return _ENDED + _encode(ended) if ended else _FREED
 
@@ -243,9 +243,9 @@ class Reservations:
             self._desk.announcer.claims.note_end(name, key, now, by_owner=False)
 
     def restore(self, name: str, record: bytes, now: float) -> Effects | None:
-        """Book it again, with every fact; its time to live starts anew.
+        """Book the reservation again, with every fact; its time to live restarts.
 
-        One whose rank or lease is not there any more counts as freed.
+        If its rank or lease no longer exists it counts as freed.
         """
         bookings = self._desk.bookings
         if record == _FREED or record.startswith(_ENDED):
@@ -290,7 +290,7 @@ _decode_entry = msgspec.msgpack.Decoder(dict[str, float | None]).decode
 
 
 class AdmissionRoom:
-    """The policy an operator has put in force; that of the command line holds without."""
+    """The policy set by an operator at run time; otherwise the command line's applies."""
 
     def __init__(self, admitting: Admitting, nothing: Effects) -> None:
         self._admitting = admitting
@@ -301,7 +301,7 @@ class AdmissionRoom:
         return _encode(PolicyRecord(self._admitting.policy, self._admitting.config))
 
     def restore(self, _: str, record: bytes, __: float) -> Effects | None:
-        """Put it in force again, before workers come."""
+        """Put it into force again, before workers come."""
         policy = _decode_policy(record)
         self._admitting.put_in_force(policy.name, policy.config)
         return self._nothing
@@ -315,12 +315,12 @@ class ThresholdRoom:
         self._nothing = nothing
 
     def record(self, name: str) -> bytes | None:
-        """Return an entry as it was made."""
+        """Return an entry as it was set."""
         entry = self._admitting.thresholds.entry(*scope_of_key(name))
         return None if entry is None else _encode(entry)
 
     def restore(self, name: str, record: bytes, _: float) -> Effects | None:
-        """Take an entry back; out of force while admission control is off."""
+        """Restore an entry; it has no effect while admission control is off."""
         model, tenant = scope_of_key(name)
         self._admitting.thresholds.restore(model, tenant, _decode_entry(record))
         return self._nothing
@@ -330,7 +330,7 @@ _decode_overrides = msgspec.msgpack.Decoder(dict[str, object]).decode
 
 
 class Overrides:
-    """Settings an operator has put in force while we ran; what they mean is the edge's business."""
+    """Settings changed by an operator at run time; the edge interprets them."""
 
     def __init__(self, nothing: Effects) -> None:
         self.values: dict[str, object] = {}
@@ -338,23 +338,23 @@ class Overrides:
         self._nothing = nothing
 
     def put(self, values: Mapping[str, object]) -> None:
-        """Remember these, and no others."""
+        """Replace all settings by these."""
         self.values = dict(values)
         if self.changes is not None:
             self.changes.mark(CONFIG, "put")
 
     def record(self, _: str) -> bytes | None:
-        """Return all of them."""
+        """Return all settings."""
         return _encode(self.values) if self.values else None
 
     def restore(self, _: str, record: bytes, __: float) -> Effects | None:
-        """Remember them again."""
+        """Restore all settings."""
         self.values = _decode_overrides(record)
         return self._nothing
 
 
 class PeerEndpoints:
-    """Replicas registered while we ran; those of the command line come from there again."""
+    """Replicas registered at run time; those of the command line come from there again."""
 
     def __init__(self, nothing: Effects) -> None:
         self.endpoints: dict[str, None] = {}
@@ -362,12 +362,12 @@ class PeerEndpoints:
         self._nothing = nothing
 
     def add(self, endpoint: str) -> None:
-        """Remember an endpoint."""
+        """Add an endpoint."""
         self.endpoints[endpoint] = None
         self._changed(endpoint)
 
     def remove(self, endpoint: str) -> None:
-        """Forget an endpoint, if it is known."""
+        """Remove an endpoint, if it is known."""
         self.endpoints.pop(endpoint, None)
         self._changed(endpoint)
 
@@ -376,11 +376,11 @@ class PeerEndpoints:
             self.changes.mark(PEER, endpoint)
 
     def record(self, name: str) -> bytes | None:
-        """Return that it is there."""
+        """Return an empty record if the endpoint is known."""
         return b"" if name in self.endpoints else None
 
     def restore(self, name: str, _: bytes, __: float) -> Effects | None:
-        """Remember it again; who owns the sockets registers it."""
+        """Restore an endpoint; the owner of the sockets registers it."""
         self.endpoints[name] = None
         return self._nothing
 

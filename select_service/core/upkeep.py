@@ -1,8 +1,8 @@
-"""What each scope needs done from time to time, for some scopes a turn.
+"""Periodic work of each scope, for some scopes per turn.
 
-A scope that rests costs some µs, and there may be thousands of them: they are gone round, second
-by second. A scope that has work left is looked after in every turn, so that it need not wait until
-all others were asked.
+An idle scope costs some µs, and there may be thousands: they are visited in rounds, second by
+second. A scope with work left gets a turn every time, so that it need not wait until all others
+were visited. `service.py` calls it in `tick`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Upkeep:
-    """Goes round the scopes: what was dropped or has expired, who waits, which are empty."""
+    """Visits the scopes: dropped and expired reservations, waiting requests, empty scopes."""
 
     def __init__(
         self,
@@ -52,15 +52,15 @@ class Upkeep:
         """Look after the next scopes.
 
         Args:
-            may_expire: how many reservations may.
+            may_expire: how many reservations may expire.
             now: monotonic seconds.
-            effects: what came of it is added here.
+            effects: the results are added here.
 
         Returns:
             Whether more is to be done at once: scopes of this round, or work in one.
         """
         if self._rounds.is_new:
-            # who waits is looked at again every so often, whatever did not happen
+            # waiting requests are checked periodically, even if nothing happened
             last = now if self._rechecked_at is None else self._rechecked_at
             self._rechecks = now - last >= self._limits.queue_recheck_s
             self._rechecked_at = now if self._rechecks else last
@@ -97,7 +97,7 @@ class Upkeep:
                 self._admitting.left(partition)
 
     def _keep_gate(self, partition: Partition, now: float, effects: Effects) -> bool:
-        """Go on judging who waited under another policy; True when some are left."""
+        """Continue judging requests that waited under another policy; True if some are left."""
         keeper = partition.admission
         if keeper is None:
             return False

@@ -1,1 +1,1 @@
-"""Pure rooms of the client: what to send, when, where, and what an answer means; no I/O."""
+"""The pure core of the client: what to send, when, where, and what an answer means; no I/O."""

@@ -1,7 +1,8 @@
-"""Asking until there is an answer: attempts at one selector, then the next, within a deadline.
+"""Retries: attempts at one selector, then at the next, within a deadline.
 
-Whether a request may be repeated is no question here: every request carries an id of the caller's,
-and the same id with the same body is the same request for the service.
+Whether a request may be repeated is not decided here: every request carries an id chosen by the
+client, and the service treats the same id with the same body as the same request. `session.py`
+calls it; the faces carry out the attempts.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ __all__ = ["Attempts", "Prepare", "Stats", "Verdict", "verdict_on"]
 
 
 class Prepare(Protocol):
-    """Makes the request for a selector; None: what had to come before it found no answer there."""
+    """Builds the request for a selector, possibly after requests of its own."""
 
     def __call__(self, selector: int, now: float, /) -> Run[Ask | Outcome]:
-        """Return the request, or the outcome of what had to come before it."""
+        """Return the request, or the outcome of a preceding request that got no usable answer."""
         ...
 
 
 class Verdict(Enum):
-    """What follows from an outcome."""
+    """What to do after an outcome."""
 
-    ANSWERED = "answered"  # also a refusal that time does not change
+    ANSWERED = "answered"  # including a refusal that time does not change
     AGAIN = "again"  # at the same selector, a few times
     LATER = "later"  # at the same selector, when it says
     ELSEWHERE = "elsewhere"  # this one cannot answer now; another may
-    IN_JSON = "in JSON"  # it does not take MessagePack
+    IN_JSON = "in JSON"  # it does not accept MessagePack
 
 
 class Stats:
-    """What a client has been through, since it was made."""
+    """Counters of a client, since it was created."""
 
     __slots__ = (
         "degraded",
@@ -57,17 +58,17 @@ class Stats:
     )
 
     def __init__(self) -> None:
-        self.requests = 0  # sent, whatever came of them
-        self.retries = 0  # of them, once more
-        self.failovers = 0  # to another selector
-        self.degraded = 0  # choices nobody was asked for
-        self.replays = 0  # bookings made again where they were not known
-        self.lost_bookings = 0  # of them, those that could not be: their worker is gone
+        self.requests = 0  # sent, whatever the outcome
+        self.retries = 0  # requests repeated
+        self.failovers = 0  # switches to another selector
+        self.degraded = 0  # choices made without the service
+        self.replays = 0  # bookings made again at a selector that did not know them
+        self.lost_bookings = 0  # bookings that could not be made again: their worker is gone
         self.operations_dropped = 0  # lifecycle calls that the service refuses for good
-        self.upkeep_errors = 0  # turns of what runs beside that ended by an error of ours
+        self.upkeep_errors = 0  # background turns that ended with an unexpected error
 
     def as_dict(self) -> dict[str, int]:
-        """Return all of them by name."""
+        """Return all counters by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -92,11 +93,11 @@ _OF_FAILURE: Final = {
 }
 _REFUSED, _UNSUPPORTED_MEDIA_TYPE, _BROKE, _NOT_NOW = 400, 415, 500, 503
 _NOTHING_DONE: Final = frozenset((None, Failure.REFUSED))
-_JITTER: Final = 0.25  # of a time the service has said, so that not all come back at once
+_JITTER: Final = 0.25  # share of a stated wait, so that not all clients return at once
 
 
 def verdict_on(outcome: Outcome, *, in_msgpack: bool, accepts: tuple[int, ...] = ()) -> Verdict:
-    """Say what follows from an outcome."""
+    """Decide what to do after an outcome."""
     if outcome.failure is not None:
         return _OF_FAILURE.get(outcome.failure, Verdict.AGAIN)
     status = outcome.status
@@ -109,13 +110,13 @@ def verdict_on(outcome: Outcome, *, in_msgpack: bool, accepts: tuple[int, ...] =
         if code in _POINTLESS:
             return Verdict.ANSWERED
         return Verdict.ELSEWHERE if code in _LEAVING else Verdict.LATER
-    # a refusal for load has the status its operator chose, and says when to come again
+    # load shedding uses the status its operator chose, and says when to come again
     other = Verdict.ANSWERED if outcome.retry_after_s is None else Verdict.LATER
     return _OF_STATUS.get(status, other)
 
 
 class Attempts:
-    """How calls are repeated. One of it serves all calls of a client."""
+    """The retry policy. One instance serves all calls of a client."""
 
     def __init__(self, options: Options, selectors: Selectors, rng: random.Random) -> None:
         self._options = options
@@ -213,7 +214,7 @@ class Attempts:
             now = (yield Sleep(pause)).now
 
     def pause_before(self, tries: int, outcome: Outcome) -> float | None:
-        """Return how long to wait after so many tries at a selector; None: it is not worth it."""
+        """Return the wait after `tries` attempts at a selector; None: do not try again."""
         if verdict_on(outcome, in_msgpack=False) is not Verdict.AGAIN:
             return None
         return None if tries >= self._options.attempts_max else self._backoff(tries)
@@ -224,12 +225,12 @@ class Attempts:
         longest = options.selection_timeout_ms if ask.is_selection else options.attempt_timeout_ms
         whole_s = max(0.001, left_s)
         timeout_s = min(longest / 1e3, whole_s)
-        if ask.method != "GET":  # answers to what is done are short, and those who ask wait
+        if ask.method != "GET":  # answers to changes are short, and their callers wait for them
             whole_s = timeout_s
         return Send(selector, ask.method, ask.path, body, content_type, timeout_s, whole_s)
 
     def _backoff(self, tries: int) -> float:
-        """Return a random part of a wait that doubles; never nothing, so that others get on."""
+        """Return a random part of an exponential wait; never zero, so that others get a turn."""
         longest = min(
             self._options.backoff_ms * 2.0 ** min(tries, 16), self._options.backoff_max_ms
         )
@@ -237,10 +238,10 @@ class Attempts:
 
 
 def always(ask: Ask) -> Prepare:
-    """Return a preparation for what is the same at every selector."""
+    """Return a preparation for a request that is the same at every selector."""
 
     def prepare(_selector: int, _now: float, /) -> Run[Ask | Outcome]:
-        yield from ()  # a run without a step
+        yield from ()  # makes this a generator
         return ask
 
     return prepare

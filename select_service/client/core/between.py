@@ -1,8 +1,8 @@
-"""Who has answered: the service, or somebody between who has nobody to ask, or is somebody else.
+"""Who has answered: the service, a proxy without a backend, or something else entirely.
 
-A proxy's word for "there is nobody behind me" is no refusal of the service's. It is the same as no
-answer at all: whether the request was carried out is unknown, the next selector may be asked, and
-where all are gone the client chooses by itself.
+A proxy's "no backend" is not a refusal by the service. It is treated like no answer: whether the
+request was carried out is unknown, the next selector may be asked, and if all are gone the client
+chooses by itself. `attempts.py` judges the result.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from select_service.client.core.exchange import Failure, Outcome
 __all__ = ["TEXT_MAX", "heard", "is_of_service"]
 
 TEXT_MAX: Final = 300
-"""Characters of a body that is quoted."""
+"""Characters of a body that are quoted."""
 
 _ITS_TYPES: Final = ("application/json", "application/msgpack")
 _REFUSED, _NOT_FOUND, _BROKE, _TIMED_OUT = 400, 404, 500, 504
 
 
 def is_of_service(outcome: Outcome) -> bool:
-    """Whether an answer looks like the service's: it has a body, in one of its forms."""
+    """Whether an answer looks like the service's: it has a body, in one of its formats."""
     return bool(outcome.body) and outcome.content_type.startswith(_ITS_TYPES)
 
 
 def heard(outcome: Outcome) -> Outcome:
-    """Return an outcome as it is, or as the failure it is when somebody else has answered.
+    """Return an outcome unchanged, or as a failure if something else has answered.
 
-    Refusals below 500 stay (a gateway has limits of its own), and so does whatever says when to
-    come again.
+    Refusals below 500 are kept (a gateway has limits of its own), and so is any answer that says
+    when to come again.
     """
     status = outcome.status
     if outcome.failure is not None or is_of_service(outcome):

@@ -1,4 +1,7 @@
-"""One reservation as its owner sees it: what the service answered, and what became of it since."""
+"""One reservation as its owner sees it: the service's answer, and its state since then.
+
+`session.py` and `upkeep.py` change it; `reservation.py` shows it to the caller.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +19,27 @@ __all__ = ["Booking", "Draft"]
 
 
 class Draft:
-    """A booking being made: the id and lease of its present attempt."""
+    """A booking in the making: the id and lease of its current attempt."""
 
     __slots__ = ("base_id", "lease", "number", "selector")
 
     def __init__(self, base_id: str) -> None:
         self.base_id = base_id
         self.number = 0
-        self.selector: int | None = None  # where it was asked for under this id
+        self.selector: int | None = None  # the selector asked under this id
         self.lease: Lease | None = None
 
     @property
     def reservation_id(self) -> str:
-        """The caller's id; at every further selector one of its own.
+        """The caller's id, with a suffix of its own for every further selector.
 
-        What a first selector may have booked can so be freed without harm to what a second one has,
-        also when the two turn out to share their books.
+        So a booking that the first selector may have made can be freed without harming the second
+        one's, even if the two turn out to share their books.
         """
         return self.base_id if not self.number else f"{self.base_id}~{self.number}"
 
     def use(self, lease: Lease | None) -> None:
-        """It is being made under this lease, and no other."""
+        """Make this the lease of the booking, and release the previous one."""
         if lease is not self.lease:
             if self.lease is not None:
                 self.lease.users -= 1
@@ -69,24 +72,24 @@ class Booking:
         self.is_booked = not is_degraded
         self.is_over = False
         self.is_prefilled = False
-        self.is_unsure = False  # an attempt to book it may still be under way
+        self.is_unsure = False  # an attempt to book it may still be in flight
         self.output_tokens = 0
-        self.terms: dict[str, object] | None = None  # the request, where the answer says less
+        self.terms: dict[str, object] | None = None  # the request, if booking again needs it
 
     @property
     def reservation_id(self) -> str:
-        """The id under which it is booked now."""
+        """The id under which it is currently booked."""
         return self.draft.reservation_id
 
     @property
     def selection(self) -> Selection:
-        """The answer, of one that is no pair."""
+        """The answer; not for pairs."""
         assert isinstance(self.answer, Selection)
         return self.answer
 
     @property
     def ranks(self) -> tuple[tuple[int, int], ...]:
-        """Where it is: worker and rank, twice of a pair."""
+        """Its (worker, rank); two of them for a pair."""
         answer = self.answer
         if isinstance(answer, Selection):
             return ((answer.worker_id, answer.dp_rank),)
@@ -95,20 +98,20 @@ class Booking:
 
     @property
     def legs(self) -> int:
-        """As how many reservations the service counts it: the prefill leg ends with the prompt."""
+        """Number of reservations the service counts: the prefill leg ends with the prompt."""
         return 1 if self.is_prefilled else len(self.ranks)
 
     @property
     def output_blocks(self) -> int:
-        """Blocks filled since the prompt; the first of them began with the prompt's last tokens."""
+        """Blocks filled since the prompt; the first one began with the prompt's last tokens."""
         size = self.answer.block_size
         prompt = 0 if self.answer.isl_tokens is UNSET else self.answer.isl_tokens
         return (prompt + self.output_tokens) // size - prompt // size
 
     def facts(self) -> dict[str, object] | None:
-        """Return the body that books the same rank again, for as much as is still to be done.
+        """Return the request body that books the same rank again, for the remaining work only.
 
-        None of a pair: its answer does not say its hashes, and one leg alone is no pair.
+        None for a pair: its answer does not contain its hashes, and one leg alone is not a pair.
         """
         if not isinstance(self.answer, Selection):
             return None

@@ -1,6 +1,6 @@
-"""The words between the pure core and who carries them out.
+"""The vocabulary between the pure core and the faces that carry out its commands.
 
-A run of the core is a generator: it yields a `Send` or a `Sleep` and is sent the `Outcome`. The two
+A run of the core is a generator: it yields a `Send` or a `Sleep` and is sent the `Outcome`. Both
 faces (`asynchronous.py`, `synchronous.py`) drive the same runs.
 """
 
@@ -19,24 +19,24 @@ class Failure(Enum):
     """Why there is no answer."""
 
     REFUSED = "refused"  # nothing was sent: no connection
-    BROKEN = "broken"  # the connection ended; whether the request was carried out is unknown
-    SLOW = "slow"  # no answer in time; likewise
-    TOO_LARGE = "too large"  # there is one, and more of it than is wanted
-    STRANGE = "strange"  # there is one, and not a selection service's
+    BROKEN = "broken"  # the connection broke; whether the request was carried out is unknown
+    SLOW = "slow"  # no answer in time; likewise unknown
+    TOO_LARGE = "too large"  # the answer exceeds the limit
+    STRANGE = "strange"  # the answer is not from a selection service
 
 
 class Ask(NamedTuple):
-    """A request, whichever selector gets it."""
+    """A request to any selector."""
 
     method: str
     path: str
     body: dict[str, object] | None = None
-    is_selection: bool = False  # which may wait in the service's queue
-    accepts: tuple[int, ...] = ()  # statuses that are an answer like any other here
+    is_selection: bool = False  # it may wait in the service's queue
+    accepts: tuple[int, ...] = ()  # error statuses that count as answers here
 
 
 class Send(NamedTuple):
-    """Send this, and say what came."""
+    """Send a request and return the outcome."""
 
     selector: int
     method: str
@@ -44,11 +44,11 @@ class Send(NamedTuple):
     body: bytes
     content_type: str
     timeout_s: float  # longest silence
-    whole_s: float  # until the end of the answer, however slowly it comes
+    whole_s: float  # until the end of the answer, however slowly it arrives
 
 
 class Sleep(NamedTuple):
-    """Wait, and say what time it is."""
+    """Wait and return the time."""
 
     seconds: float
 
@@ -70,17 +70,17 @@ Run: TypeAlias = Generator[Command, Outcome, T]
 
 
 class Trail:
-    """What one call has left behind at selectors; true at every moment, also when it is dropped."""
+    """What one call may have left at selectors; always valid, even if the call is dropped."""
 
     __slots__ = ("in_flight", "selector", "was_slow", "was_unsure")
 
     def __init__(self) -> None:
         self.in_flight = False
-        self.was_unsure = False  # an attempt was sent, and nobody knows what became of it
+        self.was_unsure = False  # an attempt was sent, and its outcome is unknown
         self.was_slow = False
         self.selector = 0  # the last one asked
 
     @property
     def is_unsure(self) -> bool:
-        """Something may have been carried out that we have no answer to."""
+        """Whether something may have been carried out without our having the answer."""
         return self.in_flight or self.was_unsure

@@ -1,4 +1,7 @@
-"""The choice of last resort: of two workers at random the one we have sent less to."""
+"""The choice of last resort: of two random workers, the one we have sent less to.
+
+Used by `session.py` while no selector answers; the workers come from the last catalog read.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,12 @@ class Rank(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """What bookings are counted by."""
+        """The key for counting bookings."""
         return self.worker.worker_id, self.dp_rank
 
 
 class Catalog:
-    """The schedulable workers as last heard of, by scope, and what we have under way at each."""
+    """The schedulable workers last read, by scope, and our requests in flight at each rank."""
 
     def __init__(self, workers_max: int) -> None:
         self._workers_max = workers_max
@@ -54,23 +57,23 @@ class Catalog:
                 ranks += [Rank(worker, first + at) for at in range(worker.data_parallel_size or 1)]
 
     def any_worker(self, scope: Scope) -> CatalogWorker | None:
-        """Return a worker of a scope: block size and window are the same for all."""
+        """Return any worker of a scope: block size and window are the same for all."""
         ranks = self._scopes.get(scope)
         return ranks[0].worker if ranks else None
 
     def begin(self, ranks: Iterable[tuple[int, int]]) -> None:
-        """A request goes to ranks."""
+        """Count a request that goes to these ranks."""
         self.under_way.update(ranks)
 
     def end(self, ranks: Iterable[tuple[int, int]]) -> None:
-        """It is over."""
+        """Count a request that has ended."""
         for key in ranks:
             self.under_way[key] -= 1
             if self.under_way[key] <= 0:
                 del self.under_way[key]
 
     def choose(self, prompt: Mapping[str, Any], rng: random.Random) -> Selection | None:
-        """Choose a rank for a request of /select; None when there is nobody it allows."""
+        """Choose a rank for a request of /select; None if no rank is eligible."""
         scope = scope_of(prompt)
         ranks = self._eligible(self._scopes.get(scope, []), prompt)
         if not ranks:
@@ -114,11 +117,11 @@ def scope_of(prompt: Mapping[str, Any]) -> Scope:
 
 
 def no_overlap() -> Overlap:
-    """Return what is known of caches by who asks nobody."""
+    """Return the overlap of a choice made without the service: none is known."""
     return Overlap(longest_matched=0, gpu=0, dp={}, cpu=0, disk=0)
 
 
 def length_of(prompt: Mapping[str, Any]) -> int:
-    """Return how many tokens a prompt has."""
+    """Return the number of tokens of a prompt."""
     tokens = prompt.get("token_ids")
     return len(tokens) // 4 if isinstance(tokens, bytes) else int(prompt.get("isl_tokens") or 0)

@@ -1,9 +1,10 @@
-"""The leases a client's bookings live under: the current one, and those that wait for their last.
+"""The leases of a client's bookings: the current one, and old ones with live bookings.
 
-A request whose reply was lost may arrive late and book what nobody frees. It does so under the
-lease it names; once the lease is closed it is refused. So a lease under which a reply was lost is
-given up soon: new bookings go under another, and when its own are over it is closed with whatever
-is left. Until then what may come late (`ghosts`) is freed again with every renewal.
+A request whose reply was lost may arrive late and make a booking that nobody frees. It books under
+the lease it names, and is refused once that lease is closed. So a lease under which a reply was
+lost is retired soon: new bookings use another one, and when the old one's bookings are over it is
+closed with whatever is left. Until then possible late bookings (`ghosts`) are freed again with
+every renewal.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lease", "LeaseBook"]
 
-_GHOSTS_MAX = 1024  # of one lease
+_GHOSTS_MAX = 1024  # per lease
 
 
 class Lease:
@@ -27,19 +28,19 @@ class Lease:
 
     def __init__(self, lease_id: str, now: float) -> None:
         self.lease_id = lease_id
-        self.selector: int | None = None  # where it was last heard of; None: not open yet
+        self.selector: int | None = None  # where it was last confirmed; None: not open yet
         self.since = now
         self.heard_at = now  # when it was opened or renewed
-        self.users = 0  # live bookings, and those being made
+        self.users = 0  # live bookings, and those in the making
         self.is_doubtful = False
         self.ghosts: dict[str, None] = {}  # ids that a late request may still book
 
     def doubt(self, reservation_id: str) -> None:
-        """A request that would book this id may still be under way, and nobody will use it."""
+        """Note that a request may still be in flight that books this id for nobody."""
         self.is_doubtful = True
         self.ghosts[reservation_id] = None
         if len(self.ghosts) > _GHOSTS_MAX:
-            del self.ghosts[next(iter(self.ghosts))]  # the oldest has had its time
+            del self.ghosts[next(iter(self.ghosts))]  # the oldest is the least likely to arrive
 
 
 class LeaseBook:
@@ -54,7 +55,7 @@ class LeaseBook:
 
     @property
     def renew_every_s(self) -> float:
-        """A third of the time to live: two renewals may be lost."""
+        """A third of the time to live, so that two renewals may be lost."""
         return (self._options.lease_ttl_s or 0.0) / 3.0
 
     def take(self, now: float) -> Lease:
@@ -64,7 +65,7 @@ class LeaseBook:
         return self.current
 
     def rotate(self, now: float) -> None:
-        """Give up the current lease if a reply was lost under it, and it is time."""
+        """Retire the current lease if a reply was lost under it, and it is time."""
         lease = self.current
         if lease is None or not lease.is_doubtful or len(self.old) >= self._options.leases_max:
             return
@@ -74,20 +75,20 @@ class LeaseBook:
         self.old.append(lease)
 
     def lose(self, lease: Lease) -> None:
-        """It has ended at the service, or is not known where we ask now."""
+        """Drop a lease that has ended at the service, or is unknown to the current selector."""
         if lease is self.current:
             self.current = None
         elif lease in self.old:
             self.old.remove(lease)
 
     def forget_ghost(self, reservation_id: str) -> None:
-        """Its user has come back for another life of it."""
+        """Forget a ghost, because its id is being used again."""
         for lease in (self.current, *self.old):
             if lease is not None and lease.ghosts:
                 lease.ghosts.pop(reservation_id, None)
 
     def knows(self, lease: Lease) -> bool:
-        """Whether it has not been lost or closed."""
+        """Whether a lease has been neither lost nor closed."""
         return lease is self.current or lease in self.old
 
     def to_renew(self, selector: int, now: float) -> Lease | None:
@@ -99,15 +100,15 @@ class LeaseBook:
         return [lease for lease in leases if lease.selector is not None]
 
     def _due_at(self, lease: Lease, selector: int) -> float:
-        """When to renew; at once where it has not been heard of."""
+        """When to renew a lease; at once at a selector that has not confirmed it."""
         return lease.heard_at + self.renew_every_s if lease.selector == selector else 0.0
 
     def to_close(self) -> Lease | None:
-        """Return one that waits for nothing more."""
+        """Return an old lease without bookings."""
         return next((lease for lease in self.old if not lease.users), None)
 
     def due(self, selector: int) -> float:
-        """When there is something to do for a lease; infinity if never."""
+        """When a lease needs something done; infinity if never."""
         at = min((self._due_at(one, selector) for one in self._open()), default=float("inf"))
         if any(not lease.users for lease in self.old):
             return 0.0
@@ -117,7 +118,7 @@ class LeaseBook:
         return at
 
     def check(self) -> None:
-        """State every promise."""
+        """Assert all invariants."""
         assert self.current not in self.old
         assert len(self.old) <= self._options.leases_max
         assert all(lease.users >= 0 for lease in self.old)

@@ -1,8 +1,9 @@
-"""Lifecycle calls on their way: joined per reservation, sent together, safe to send again.
+"""Pending lifecycle calls: merged per reservation, sent together, safe to send again.
 
-What is kept is not a list of calls but what a reservation has come to: how many output blocks it
-has altogether, whether its prompt is computed, whether it is over. So however many calls were made
-there is one entry, and it may be sent twice: `total` counts from the start, the rest is idempotent.
+It keeps the resulting state of a reservation rather than a list of calls: how many output blocks it
+has in total, whether its prompt is computed, whether it is over. So any number of calls make one
+entry, and it may be sent twice: `total` counts from the start, the rest is idempotent. `upkeep.py`
+sends the batches.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["Entry", "Outbox"]
 
 
 class Entry:
-    """What is to be told of one reservation."""
+    """What is still to be reported about one reservation."""
 
     __slots__ = (
         "blocks",
@@ -30,13 +31,13 @@ class Entry:
     def __init__(self) -> None:
         self.is_prefilled = False
         self.cached_tokens: int | None = None
-        self.blocks = 0  # output blocks altogether; 0: nothing to tell
+        self.blocks = 0  # total output blocks; 0: nothing to report
         self.decay_fraction: float | None = None
         self.is_freed = False
-        self.is_question = False  # is it known at all? told by blocks it has already, none perhaps
+        self.is_question = False  # ask whether it is known, by its current blocks
 
     def merge(self, later: Entry) -> None:
-        """Take in what came after it."""
+        """Merge a later entry into this one."""
         self.is_prefilled |= later.is_prefilled
         if later.cached_tokens is not None:
             self.cached_tokens = later.cached_tokens
@@ -47,7 +48,7 @@ class Entry:
         self.is_question |= later.is_question
 
     def operations(self, reservation_id: str) -> list[dict[str, object]]:
-        """Return the calls it takes, in order; who is over needs no blocks."""
+        """Return the calls to make, in order; a freed reservation needs no blocks."""
         found: list[dict[str, object]] = []
         if self.is_prefilled and (not self.is_freed or self.cached_tokens is not None):
             done: dict[str, object] = {"op": "prefill_complete", "reservation_id": reservation_id}
@@ -69,7 +70,7 @@ class Entry:
 
 
 class Outbox:
-    """Entries that wait, and those that were sent and have no answer yet."""
+    """Entries that wait, and entries that were sent and are not confirmed yet."""
 
     def __init__(self, on_work: Callable[[], None], batch_max: int) -> None:
         self._on_work = on_work
@@ -77,18 +78,18 @@ class Outbox:
         self._waiting: dict[str, Entry] = {}
         self._sent: dict[str, Entry] = {}
         self._most = batch_max  # operations of the next batch
-        self.since: float | None = None  # the oldest that waits
+        self.since: float | None = None  # when the oldest waiting entry was added
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._sent)
 
     @property
     def is_full(self) -> bool:
-        """A whole batch waits."""
+        """Whether a whole batch waits."""
         return len(self._waiting) >= self._batch_max
 
     def entry(self, reservation_id: str, now: float) -> Entry:
-        """Return the entry to write into; whoever sends is told when it is worth it."""
+        """Return the entry to write into; notifies the sender when sending is worthwhile."""
         entry = self._waiting.get(reservation_id)
         if entry is None:
             entry = self._waiting[reservation_id] = Entry()
@@ -100,13 +101,13 @@ class Outbox:
         return entry
 
     def has(self, reservation_id: str) -> bool:
-        """Whether something of it is still to be told."""
+        """Whether something about a reservation is still to be reported."""
         return reservation_id in self._waiting or reservation_id in self._sent
 
     def take(self, held: Container[str]) -> list[dict[str, object]]:
         """Return the operations of a batch; those of `held` reservations wait.
 
-        Until `settle` or `put_back` it is the only one under way: nothing overtakes.
+        It is the only batch in flight until `settle` or `put_back`, so that nothing overtakes it.
         """
         assert not self._sent
         operations: list[dict[str, object]] = []
@@ -123,12 +124,12 @@ class Outbox:
         return operations
 
     def settle(self) -> None:
-        """What was taken has been told."""
+        """Note that the batch has been accepted."""
         self._sent.clear()
         self._most = self._batch_max
 
     def refused(self, now: float) -> int:
-        """What was taken is refused as a whole: for one of them, which is looked for by halves.
+        """Note that the batch was refused as a whole; bisect to find the offending entry.
 
         Returns:
             How many calls are given up: those of one reservation, except its end.
@@ -146,7 +147,7 @@ class Outbox:
         return dropped
 
     def put_back(self, now: float) -> None:
-        """What was taken has to be told again, before what came since."""
+        """Queue the batch again, before entries added since."""
         for name, entry in self._sent.items():
             later = self._waiting.get(name)
             if later is not None:
@@ -157,7 +158,7 @@ class Outbox:
             self.since = now
 
     def put_back_one(self, reservation_id: str, now: float) -> None:
-        """The same of one."""
+        """Queue one entry of the batch again."""
         entry = self._sent.pop(reservation_id, None)
         if entry is None:
             return
@@ -169,19 +170,19 @@ class Outbox:
             self.since = now
 
     def rename(self, old: str, new: str) -> None:
-        """The reservation was booked again under another id."""
+        """Move an entry of a reservation that was booked again under another id."""
         entry = self._waiting.pop(old, None)
         if entry is not None:
             self._waiting[new] = entry
 
     def drop(self, reservation_id: str) -> None:
-        """Nothing of it is to be told any more."""
+        """Drop what is still to be reported about a reservation."""
         self._waiting.pop(reservation_id, None)
         if not self._waiting:
             self.since = None
 
     def check(self) -> None:
-        """State every promise."""
+        """Assert all invariants."""
         assert (self.since is None) <= (not self._waiting)
         for name, entry in (*self._waiting.items(), *self._sent.items()):
             assert entry.is_freed or entry.is_prefilled or entry.blocks or entry.is_question, name

@@ -1,8 +1,8 @@
 """What a call can end with instead of an answer.
 
-Refusals of the service are the exceptions of `select_service.errors`, the same that the embedded
-service raises, made out of the code and the members of its answer. What only a client can meet (no
-selector answers, a prompt that nobody holds) is below `ClientError`.
+Refusals by the service become the exceptions of `select_service.errors`, the same that the embedded
+service raises, rebuilt from the code and members of the answer. What only a client can meet (no
+selector answers, nobody holds the prompt) is below `ClientError`.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ _OF_GATES: Final = frozenset(
 
 
 class ClientError(Exception):
-    """Something that no selector has said."""
+    """A problem that no selector has reported."""
 
 
 class Unreachable(ClientError):
-    """No selector could be asked; nothing was booked that will stay."""
+    """No selector could be reached; no booking will stay."""
 
 
 class TimedOut(ClientError):
-    """Selectors are there, and none has answered in time."""
+    """Selectors are there, but none has answered in time."""
 
 
 class AnswerTooLarge(ClientError):
-    """An answer of more bytes than `Options.answer_bytes_max`."""
+    """An answer with more bytes than `Options.answer_bytes_max`."""
 
 
 class NotAnAnswer(ClientError):
-    """What answers is no selection service."""
+    """The answer is not from a selection service."""
 
 
 class ClientClosed(ClientError):
@@ -68,11 +68,11 @@ class ClientClosed(ClientError):
 
 
 class ForkedClient(ClientError):
-    """The client is at work in the process this one was forked from."""
+    """The client is in use in the process this one was forked from."""
 
 
 class OtherLoop(ClientError):
-    """The client is at work on another event loop than the one that runs."""
+    """The client is in use on another event loop than the running one."""
 
 
 class BlockSizeUnknown(ClientError):
@@ -80,7 +80,7 @@ class BlockSizeUnknown(ClientError):
 
 
 class MissingPackage(ClientError):
-    """Something optional is not installed; the text says what to install."""
+    """An optional package is not installed; the text says which."""
 
 
 class NotCached(ClientError):
@@ -101,26 +101,26 @@ _OF_FAILURES: Final[dict[Failure, type[ClientError]]] = {
 
 
 def raise_unless_answered(outcome: Outcome, selectors: str) -> None:
-    """Raise what an outcome without a usable answer means.
+    """Raise the exception for an outcome without a usable answer.
 
     Raises:
-        ServiceError: the service refuses; of the class that has its code.
-        Unreachable: no connection, or one that ended.
+        ServiceError: the service refuses; of the class with its code.
+        Unreachable: no connection, or it broke.
         TimedOut: no answer in time.
-        AnswerTooLarge: more of it than is wanted.
-        NotAnAnswer: of somebody who is no selection service.
+        AnswerTooLarge: the answer exceeds the limit.
+        NotAnAnswer: whoever answers is not a selection service.
     """
     if outcome.failure is not None:
         raise _OF_FAILURES.get(outcome.failure, Unreachable)(f"{selectors}: {outcome.reason}")
     if outcome.status >= _REFUSED:
         error = refusal(outcome)
-        if not is_of_service(outcome):  # a gateway's word: whose, and that it is no service's
+        if not is_of_service(outcome):  # a gateway's answer: say so
             error.args = (f"{selectors}: status {outcome.status}: {error}".rstrip(": "),)
         raise error
 
 
 def refusal(outcome: Outcome) -> ServiceError:
-    """Return the exception that stands for a refusal, with the fields it carries."""
+    """Return the exception for a refusal, with the fields it carries."""
     body = _members(outcome)
     is_gate = "gate" in body
     code = str(body.get("reason" if is_gate else "code") or f"status_{outcome.status}")
@@ -146,7 +146,7 @@ def refusal(outcome: Outcome) -> ServiceError:
 
 
 def code_of(outcome: Outcome) -> str:
-    """Return the code of a refusal, "" of anything else."""
+    """Return the code of a refusal, "" for anything else."""
     code = _members(outcome).get("code")
     return code if isinstance(code, str) else ""
 
@@ -161,12 +161,12 @@ def _members(outcome: Outcome) -> dict[str, Any]:
         body = decode(outcome.body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         text = outcome.body.decode(errors="replace").strip()[:TEXT_MAX]
-        return {"error": text}  # whatever stands between
+        return {"error": text}  # from something in between
     return body if isinstance(body, dict) else {}
 
 
 def _by_status(status: int) -> type[ServiceError]:
-    """Return what a refusal of a code that is newer than this client is an instance of."""
+    """Return the exception class for a code that is newer than this client."""
     return {400: InvalidRequest, 422: InvalidField}.get(status, ServiceError)
 
 
@@ -176,6 +176,6 @@ def _kinds() -> dict[str, type[ServiceError]]:
     for _, kind in inspect.getmembers(errors, inspect.isclass):
         if issubclass(kind, ServiceError) and kind is not ServiceError:
             held = found.get(kind.code)
-            if held is None or issubclass(held, kind):  # of two with a code the wider one
+            if held is None or issubclass(held, kind):  # of two with the same code, the wider one
                 found[kind.code] = kind
     return found

@@ -1,4 +1,7 @@
-"""What must be known of workers to hash a prompt here: block size and window."""
+"""What local hashing of a prompt needs to know about the workers: block size and window.
+
+`session.py` passes prompts through it before sending them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ __all__ = ["Prompts"]
 
 
 class Prompts:
-    """Hashes prompts where that is wanted."""
+    """Hashes prompts if `hash_locally` is set."""
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class Prompts:
     def hashed(
         self, prompt: dict[str, Any], now: float, timeout_s: float | None
     ) -> Run[dict[str, Any]]:
-        """Return a prompt with hashes in the place of its tokens, if that is wanted.
+        """Return a prompt with its tokens replaced by hashes, if that is wanted.
 
         Raises:
             BlockSizeUnknown: no schedulable worker of its scope is known.
@@ -58,10 +61,10 @@ class Prompts:
         )
 
     def block_size(self, scope: Scope, now: float, timeout_s: float | None) -> Run[int]:
-        """Return the block size of a scope: as set, or as its workers have it.
+        """Return the block size of a scope: as configured, or from its workers.
 
         Raises:
-            BlockSizeUnknown: no schedulable worker of it is known.
+            BlockSizeUnknown: no schedulable worker of the scope is known.
         """
         if self._options.block_size is not None:
             return self._options.block_size

@@ -1,4 +1,7 @@
-"""The selectors in order: which one is asked now, and what is known of how it likes its bodies."""
+"""The selectors in order: which one is asked now, and which body format each accepts.
+
+`attempts.py` moves through them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ __all__ = ["Selectors"]
 
 
 class Selectors:
-    """Sticky: whoever answers keeps being asked; when it fails the next one is, round and round."""
+    """Sticky: the current selector is used until it fails, then the next one, in a circle."""
 
     __slots__ = ("current", "is_down", "json_only", "moves")
 
@@ -22,13 +25,13 @@ class Selectors:
         return len(self.json_only)
 
     def worked(self, selector: int) -> None:
-        """It has answered; of two that do the one that is asked stays."""
+        """Note an answer; if all were down, that selector becomes the current one."""
         if self.is_down:
             self.is_down = False
             self.current = selector
 
     def failed(self, selector: int) -> None:
-        """Ask the next one, unless somebody has seen to that already."""
+        """Move on to the next selector, unless another call already has."""
         if selector == self.current and len(self) > 1:
             self.current = (selector + 1) % len(self)
             self.moves += 1

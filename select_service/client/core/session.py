@@ -1,8 +1,7 @@
-"""The client without its sockets: bookings, leases, what is on its way, and where to ask.
+"""The client without its sockets: bookings, leases, pending calls, and which selector to ask.
 
-Every verb is a run (`exchange.py`) that a face drives; whatever changes the state between two steps
-does so at once, so faces with threads hold one lock around each step. `upkeep.py` does what nobody
-waits for.
+Every verb is a run (`exchange.py`) that a face drives. State changes between two steps are atomic,
+so threaded faces hold one lock around each step. `upkeep.py` does the background work.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ _CREATED: Final = 201
 _NOT_FOUND: Final = 404
 _U64: Final = 1 << 64
 _REOPENED: Final = "lease_reopened"
-_LEASE_TRIES: Final = 3  # a lease that ends while something is booked under it
+_LEASE_TRIES: Final = 3  # attempts with a new lease if one ends during a booking
 
 
 class Session:
-    """Everything a client knows."""
+    """All state of a client."""
 
     def __init__(
         self,
@@ -66,14 +65,14 @@ class Session:
         hash_prompt: Callable[..., dict[str, object]],
         on_work: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin with nothing.
+        """Begin empty.
 
         Args:
             names: of the selectors, in order, for messages.
             options: limits.
             owner: of the leases.
             rng: for backoff and degraded choices.
-            new_id: returns an id nobody has used.
+            new_id: returns an unused id.
             hash_prompt: hashes tokens as the service does.
             on_work: called when `upkeep` has something to do earlier than it said.
         """
@@ -89,24 +88,24 @@ class Session:
         self.outbox = Outbox(on_work, options.batch_operations_max)
         self.catalog = Catalog(options.catalog_workers_max)
         self.bookings: dict[str, Booking] = {}  # live and booked, by id
-        self.lost: dict[str, Booking] = {}  # of them, those to be booked again; told nothing yet
+        self.lost: dict[str, Booking] = {}  # to be booked again; nothing is sent about them yet
         self.is_closed = False
         self.prompts = Prompts(options, self.catalog, hash_prompt, self.refresh_catalog)
         self.on_work = on_work
 
     @property
     def is_settled(self) -> bool:
-        """Everything said so far has been told, and everything live is booked."""
+        """Whether everything has been reported, and every live reservation is booked."""
         return not len(self.outbox) and not self.lost
 
     # -- any call ------------------------------------------------------------------------------
 
     def ask(self, ask: Ask, now: float, timeout_s: float | None = None) -> Run[Outcome]:
-        """Ask whoever answers.
+        """Ask any selector.
 
         Raises:
             ServiceError: it refuses.
-            ClientError: nobody answers.
+            ClientError: no selector answers.
         """
         self._check_open()
         until = now + (self.options.timeout_ms / 1e3 if timeout_s is None else timeout_s)
@@ -116,14 +115,14 @@ class Session:
         return outcome
 
     def read(self, ask: Ask, kind: type[T], now: float, timeout_s: float | None) -> Run[T]:
-        """Ask, and read the answer as a type."""
+        """Ask, and decode the answer as a type."""
         outcome = yield from self.ask(ask, now, timeout_s)
         return decode(outcome, kind)
 
     def select(
         self, prompt: dict[str, Any], now: float, timeout_s: float | None
     ) -> Run[Selection | CacheThreshold]:
-        """POST /select: who should take this prompt? Nothing is booked."""
+        """POST /select: choose a worker for a prompt; nothing is booked."""
         prompt = yield from self.prompts.hashed(prompt, now, timeout_s)
         ask = Ask("POST", "/select", prompt, is_selection=True)
         outcome = yield from self.ask(ask, now, timeout_s)
@@ -154,7 +153,7 @@ class Session:
         *,
         block_size: int | None,
     ) -> Run[Booking]:
-        """POST /reservations: book a rank that somebody else has chosen.
+        """POST /reservations: book a rank that was chosen elsewhere.
 
         Raises:
             BlockSizeUnknown: it is neither given nor in the catalog.
@@ -173,17 +172,17 @@ class Session:
         now: float,
         timeout_s: float | None,
     ) -> Run[Booking]:
-        """Book. Whatever may be left behind when this does not end well is freed.
+        """Make a booking. If it fails, anything possibly left behind is freed.
 
         Raises:
             ServiceError: the service refuses.
             NotCached: nobody holds enough of the prompt.
-            ClientError: nobody answers, and there is no catalog to choose from.
+            ClientError: no selector answers, and there is no catalog to choose from.
         """
         self._check_open()
         until = now + (self.options.timeout_ms / 1e3 if timeout_s is None else timeout_s)
         draft, trail = Draft(reservation_id), Trail()
-        if self.outbox.has(reservation_id):  # its last life is being ended
+        if self.outbox.has(reservation_id):  # its previous use is still being ended
             draft.number = 1
         self.leases.forget_ghost(reservation_id)
         if self.selectors.is_down and self.options.degraded:
@@ -216,13 +215,14 @@ class Session:
         booking.is_unsure = trail.is_unsure
         self.bookings[booking.reservation_id] = booking
         if draft.lease is not None and not self.leases.knows(draft.lease):
-            self.lost[booking.reservation_id] = booking  # the others have moved on meanwhile
+            # other bookings have moved to another lease meanwhile
+            self.lost[booking.reservation_id] = booking
             self.on_work()
         self.catalog.begin(booking.ranks)
         return booking
 
     def _is_nobody_there(self, outcome: Outcome, trail: Trail) -> bool:
-        """Whether to choose here. A selector that is only slow may have a queue before it."""
+        """Whether to choose locally. A selector that is merely slow may have a queue."""
         if (
             outcome.failure in (None, Failure.TOO_LARGE, Failure.STRANGE)
             or not self.options.degraded
@@ -243,7 +243,7 @@ class Session:
         def prepare(selector: int, now: float, /) -> Run[Ask | Outcome]:
             held = draft.lease
             if held is not None and held.selector == selector and self.leases.knows(held):
-                found: Lease | Outcome | None = held  # whichever is current by now: the same body
+                found: Lease | Outcome | None = held  # even if replaced: the body stays the same
             else:
                 found = yield from self.under_lease(selector, now, until)
             if isinstance(found, Outcome):
@@ -271,9 +271,9 @@ class Session:
         return outcome
 
     def under_lease(self, selector: int, now: float, until: float) -> Run[Lease | Outcome | None]:
-        """Return the lease for a booking at a selector, open there; or why there is none.
+        """Return the lease for a booking at a selector, open there; or the outcome of the failure.
 
-        Many may do this at once: they open the same lease, which is the same as once.
+        Concurrent calls open the same lease, which is idempotent.
         """
         trail, tries = Trail(), 0
         while not self.leases.is_off:
@@ -314,7 +314,7 @@ class Session:
             self.on_work()
 
     def lose(self, lease: Lease) -> None:
-        """A lease is not known where we ask: what lived under it has to be booked again."""
+        """Drop a lease unknown to the selector; its bookings must be made again."""
         if not self.leases.knows(lease):
             return
         self.leases.lose(lease)
@@ -324,7 +324,7 @@ class Session:
         self.on_work()
 
     def _abandon(self, draft: Draft, now: float, *, is_owed: bool) -> None:
-        """Nobody will use what was asked for under this id; free it if it may have been booked."""
+        """Give up an id; free it if it may have been booked."""
         if is_owed:
             if draft.lease is not None:
                 draft.lease.doubt(draft.reservation_id)
@@ -344,10 +344,11 @@ class Session:
     # -- the life of a booking -----------------------------------------------------------------
 
     def prefill_complete(self, booking: Booking, cached_tokens: int | None, now: float) -> None:
-        """Its prompt is computed, so much of it was cached.
+        """Report that the prompt is computed, and how many of its tokens were cached.
 
         Raises:
-            TypeError, ValueError: of the tokens; whoever told of them could tell nothing more.
+            TypeError, ValueError: `cached_tokens` is invalid; sent, it would block all later
+                reports.
         """
         if cached_tokens is not None:
             cached_tokens = _number("cached_tokens", cached_tokens)
@@ -362,10 +363,10 @@ class Session:
     def output_tokens(
         self, booking: Booking, count: int, decay_fraction: float | None, now: float
     ) -> None:
-        """So many more tokens have come out; told when they fill a block, or fade what is there.
+        """Count output tokens; reported when they fill a block, or change the decay.
 
         Raises:
-            TypeError, ValueError: a number that is none, as above.
+            TypeError, ValueError: an argument is invalid, as above.
         """
         count = _number("count", count)
         if decay_fraction is not None:
@@ -381,7 +382,7 @@ class Session:
             entry.decay_fraction = decay_fraction
 
     def end(self, booking: Booking, now: float) -> None:
-        """It is over; repeatable."""
+        """End a booking; idempotent."""
         if booking.is_over:
             return
         booking.is_over = True
@@ -398,7 +399,7 @@ class Session:
         self.on_work_if_idle_lease()
 
     def on_work_if_idle_lease(self) -> None:
-        """A lease may have become free to be closed."""
+        """Wake `upkeep` if a lease has become free to be closed."""
         if self.leases.old and self.leases.to_close() is not None:
             self.on_work()
 
@@ -414,7 +415,7 @@ class Session:
             raise ClientClosed("the client is closed")
 
     def check(self) -> None:
-        """State every promise."""
+        """Assert all invariants."""
         self.leases.check()
         self.outbox.check()
         for name, booking in self.bookings.items():
@@ -425,7 +426,7 @@ class Session:
 
 
 def _number(name: str, value: SupportsIndex) -> int:
-    """Return a number of tokens as a plain one: other libraries' cannot be written down."""
+    """Return a token count as a plain int: number types of other libraries cannot be encoded."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -445,5 +446,5 @@ def _fraction(name: str, value: SupportsFloat) -> float:
 
 
 def renewing(lease: Lease) -> Ask:
-    """Return the request that keeps a lease."""
+    """Return the request that renews a lease."""
     return Ask("POST", f"/leases/{lease.lease_id}/renew")

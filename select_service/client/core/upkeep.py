@@ -1,7 +1,8 @@
-"""What a client does while nobody waits for it.
+"""The background work of a client.
 
-It tells what happened, renews leases, books again what was lost, looks for selectors that were
-gone, and reads the catalog: one run at a time, in the background.
+It sends lifecycle calls, renews leases, books lost reservations again, probes selectors that were
+down, and reads the catalog: one run at a time. `session.py` has the state; the faces drive the
+runs.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _CREATED: Final = 201
 _REFUSED: Final = 400
 _NOT_FOUND: Final = 404
 _TRY_AGAIN: Final = frozenset((401, 408, 429, 500, 502, 503, 504))  # 401: until the next token
-_PAUSE_S: Final = 0.2  # after something that nobody could be told
+_PAUSE_S: Final = 0.2  # pause after a failure
 _NEVER: Final = float("inf")
 
 
 class _Renewed(Struct, frozen=True):
-    """Of the answer to a renewal."""
+    """The part of the answer to a renewal that is used."""
 
     reservations: int
 
@@ -67,14 +68,14 @@ class Upkeep:
         return max(at, self._paused_until)
 
     def pause(self, now: float) -> None:
-        """A turn has come to nothing, whatever the reason; the next one is in a moment."""
+        """Postpone the next turn a little, because one failed."""
         self._paused_until = now + _PAUSE_S
 
     def turn(self, now: float) -> Run[None]:
-        """Do what is due; what cannot be done is tried again in a moment."""
+        """Do what is due; what fails is tried again a little later."""
         try:
             yield from self._turn(now)
-        except (ClientError, ServiceError):  # whoever answers is no such service, for instance
+        except (ClientError, ServiceError):  # for example, it is not a selection service
             self.pause(now)
 
     def _turn(self, now: float) -> Run[None]:
@@ -92,13 +93,13 @@ class Upkeep:
             self._read_at = now + self._options.catalog_refresh_s
             try:
                 yield from session.refresh_catalog(now, self._short)
-            except ServiceError:  # a token that may not read, perhaps
+            except ServiceError:  # perhaps a token without read permission
                 pass
             except ClientError:
-                self._read_at = now + self._options.probe_s  # the last one stays
+                self._read_at = now + self._options.probe_s  # keep the last catalog
 
     def farewell(self, now: float) -> Run[None]:
-        """Tell what is still to be told, and end every lease, with whatever is under it."""
+        """Send what is still pending, then close every lease with whatever is under it."""
         session = self._session
         until = now + self._options.close_timeout_ms / 1e3
         self._paused_until = 0.0
@@ -117,7 +118,7 @@ class Upkeep:
 
     @property
     def _short(self) -> float:
-        """Time for one errand; others wait behind it."""
+        """Time for one background call; others wait behind it."""
         return 3.0 * self._options.attempt_timeout_ms / 1e3
 
     def _probe(self, now: float) -> Run[float]:
@@ -151,7 +152,7 @@ class Upkeep:
                 self._read_results(operations, results, now)
             elif outcome.status >= _REFUSED and outcome.status not in _TRY_AGAIN:
                 is_refused = True
-        finally:  # also when the run is dropped half-way
+        finally:  # also if the run is dropped half-way
             if is_told:
                 outbox.settle()
             elif is_refused:
@@ -176,7 +177,7 @@ class Upkeep:
                 session.stats.operations_dropped += 1
             elif operation["op"] != "free":
                 booking = session.bookings.get(name)
-                if booking is not None:  # it is not known here: a restart, another selector
+                if booking is not None:  # unknown there: a restart, or another selector
                     session.lost[name] = booking
 
     # -- leases --------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ class Upkeep:
         return [booking for booking in bookings if booking.draft.lease is lease]
 
     def _compare(self, before: list[Booking], lease: Lease, outcome: Outcome) -> None:
-        """With fewer bookings under the lease than we had before, ask after each of them."""
+        """If the service has fewer bookings under the lease than we do, ask about each of them."""
         under = [one for one in before if not one.is_over and one.draft.lease is lease]
         if decode(outcome, _Renewed).reservations >= sum(one.legs for one in under):
             return
@@ -250,7 +251,7 @@ class Upkeep:
         return now
 
     def _rebook(self, name: str, booking: Booking, now: float) -> Run[Outcome]:
-        """Book the same rank again under an id of its own; the worker's answer may be under way."""
+        """Book the same rank again under a new id; the worker's answer may be on its way."""
         session, draft = self._session, booking.draft
         until = now + self._short
         lease = yield from session.under_lease(session.selectors.current, now, until)
@@ -267,7 +268,7 @@ class Upkeep:
             if trail.is_unsure:
                 self._doubt(booking, lease)
         name = draft.reservation_id
-        if booking.is_over:  # while it was being booked: it is freed by what waits
+        if booking.is_over:  # during the attempt: a pending entry frees it
             return outcome
         if outcome.status in (_OK, _CREATED):
             if lease is None or session.leases.knows(lease):
@@ -290,9 +291,9 @@ class Upkeep:
             lease.is_doubtful = True
 
     def _give_up(self, name: str, booking: Booking) -> None:
-        """It will not be booked again: its worker is gone, or it is a pair."""
+        """Stop trying to book again: the worker is gone, or it is a pair."""
         session, lease = self._session, booking.draft.lease
-        if lease is not None:  # who does not know it need not be who booked it
+        if lease is not None:  # it may still be booked at another selector
             lease.doubt(name)
         session.lost.pop(name, None)
         session.bookings.pop(name, None)
@@ -314,7 +315,7 @@ class Upkeep:
         draft.use(lease)
         session.bookings[draft.reservation_id] = session.lost[draft.reservation_id] = booking
         session.outbox.rename(name, draft.reservation_id)
-        session.outbox.entry(name, now).is_freed = True  # should it be known after all
+        session.outbox.entry(name, now).is_freed = True  # in case it is known after all
 
     def _tell_again(self, booking: Booking, now: float) -> None:
         if booking.output_blocks:

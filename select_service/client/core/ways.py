@@ -1,7 +1,7 @@
-"""The ways to a booking: a worker chosen by the service, a pair of them, or one chosen elsewhere.
+"""The kinds of booking: a worker chosen by the service, a pair, or a rank chosen elsewhere.
 
-What they have in common is in `session.py`; here is whom each asks, how it reads the answer, and
-what stands in for one while nobody can be asked.
+`session.py` does what they have in common; here is the route of each, how its answer is read, and
+what replaces it while no selector can be reached.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Way(NamedTuple):
     stand_in: Callable[[], Answer | None]
     may_wait: bool = True  # in the service's queue
     again: dict[str, object] | None = None
-    """Where the answer does not say what books it again: the request does, with this beside it."""
+    """Set if the answer does not contain what books it again: the request does, with these
+    additions."""
 
 
 def choosing(catalog: Catalog, rng: random.Random, prompt: dict[str, Any]) -> Way:
@@ -48,7 +49,7 @@ def choosing(catalog: Catalog, rng: random.Random, prompt: dict[str, Any]) -> Wa
 
 
 def pairing(catalog: Catalog, rng: random.Random, prompt: dict[str, Any]) -> Way:
-    """POST /select_pair; without anybody to ask one worker does both, where there is one."""
+    """POST /select_pair; if no selector can be reached, one worker does both, if there is one."""
 
     def alone() -> PairSelection | None:
         found = catalog.choose(prompt, rng)
@@ -85,7 +86,7 @@ def _alone(found: Selection) -> PairSelection:
 
 
 def booking_of(body: dict[str, Any], block_size: int) -> Way:
-    """POST /reservations; without anybody to ask the choice stands, and is not booked."""
+    """POST /reservations; if no selector can be reached, the choice stands, unbooked."""
     scope, length = scope_of(body), length_of(body)
     track = body.get("track_prefill_tokens")
     effective = body.get("effective_prefill_tokens")
@@ -115,7 +116,7 @@ def booking_of(body: dict[str, Any], block_size: int) -> Way:
 
 
 def chosen(outcome: Outcome) -> Selection | CacheThreshold:
-    """Read the answer to a selection."""
+    """Decode the answer to a selection."""
     try:
         return decode(outcome, Selection)
     except NotAnAnswer:

@@ -1,4 +1,7 @@
-"""Bodies to bytes and answers to types: MessagePack with packed numbers, or JSON."""
+"""Bodies to bytes and answers to types: MessagePack with packed numbers, or JSON.
+
+`attempts.py` encodes with it, `session.py` and `ways.py` decode.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ _to_json: Final = msgspec.json.Encoder().encode
 
 
 class CatalogWorker(Struct, frozen=True):
-    """Of a worker's record, what a degraded choice and local hashing need."""
+    """The fields of a worker's record that degraded choices and local hashing need."""
 
     worker_id: int
     model_name: str
@@ -60,10 +63,10 @@ def packed(
     block_hashes: Sequence[int] | bytes | None,
     sequence_hashes: Sequence[int] | bytes | None,
 ) -> dict[str, object]:
-    """Return what is given of a prompt as packed little-endian numbers.
+    """Return the given parts of a prompt as packed little-endian numbers.
 
     Raises:
-        ValueError: a token or hash that is none.
+        ValueError: a token or hash is invalid.
     """
     body: dict[str, object] = {}
     if token_ids is not None:
@@ -75,7 +78,7 @@ def packed(
 
 
 def encode(body: Mapping[str, object] | None, *, json_only: bool) -> tuple[bytes, str]:
-    """Return a body and its Content-Type."""
+    """Return an encoded body and its Content-Type."""
     if body is None:
         return b"", ""
     if json_only:
@@ -84,7 +87,7 @@ def encode(body: Mapping[str, object] | None, *, json_only: bool) -> tuple[bytes
 
 
 def to_jsonable(body: Mapping[str, object]) -> dict[str, object]:
-    """Return a body with lists in the place of packed numbers."""
+    """Return a body with packed numbers replaced by lists."""
     plain = dict(body)
     tokens = plain.get(_TOKENS)
     if isinstance(tokens, bytes):
@@ -93,7 +96,7 @@ def to_jsonable(body: Mapping[str, object]) -> dict[str, object]:
         hashes = plain.get(name)
         if isinstance(hashes, bytes):
             plain[name] = unpack_i64(hashes)
-    items = plain.get("requests")  # of a wave
+    items = plain.get("requests")  # items of a batch selection
     if isinstance(items, list):
         plain["requests"] = [to_jsonable(one) for one in items]
     return plain
@@ -108,10 +111,10 @@ def _decoders(kind: Any) -> tuple[Any, Any]:
 
 
 def decode(outcome: Outcome, kind: type[T]) -> T:
-    """Read the body of an answer.
+    """Decode the body of an answer.
 
     Raises:
-        NotAnAnswer: whoever answers is no such service.
+        NotAnAnswer: whoever answers is not a selection service.
     """
     from_msgpack, from_json = _decoders(cast("Any", kind))
     try:
@@ -127,7 +130,7 @@ def decode(outcome: Outcome, kind: type[T]) -> T:
 
 
 def _packed_form(kind: Any) -> Any:
-    """Return the type whose long list of hashes may be a binary, where there is one."""
+    """Return a variant of the type whose long list of hashes may be binary, if it has one."""
     if kind is not Selection:
         return kind
     hashes = ("sequence_hashes", bytes | list[int] | UnsetType, UNSET)

@@ -1,8 +1,8 @@
-"""What workers tell of their own load, the latest of each rank: kept also where no gate is yet.
+"""Workers' reports of their own load, the latest per rank, kept even where no gate exists yet.
 
-A report counts until it is too old (`--load-report-stale-s`) and goes with its worker. What a rank
-that has told something and does not any more is taken for is a setting: who stops dispatch because
-of a lost reporter must be able to choose otherwise.
+A report counts until it is too old (`--load-report-stale-s`) and goes with its worker. How a rank
+counts whose reports have stopped is a setting: not everybody wants a lost reporter to stop
+dispatch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Report:
-    """What one rank told, and when."""
+    """One rank's report and its time."""
 
     __slots__ = ("at", "stale", "stale_as", "told")
 
@@ -30,11 +30,11 @@ class Report:
         self.told = told
         self.at = at
         self.stale = False
-        self.stale_as: StaleReports | None = None  # what gates were told it is
+        self.stale_as: StaleReports | None = None  # how gates were last told to treat it
 
 
 class LoadReports:
-    """Reports by worker and rank; gates are told as they come, and again when they open."""
+    """Reports by worker and rank; gates get them as they arrive, and again when they open."""
 
     def __init__(self, catalog: Catalog, partitions: Mapping[Scope, Partition]) -> None:
         self.by_worker: dict[int, dict[int, Report]] = {}
@@ -44,7 +44,7 @@ class LoadReports:
         self._partitions = partitions
 
     def replay(self, worker: Worker, keeper: Gatekeeper) -> None:
-        """Tell a gate what is known of a worker."""
+        """Pass the known reports of a worker to a gate."""
         for report in self.by_worker.get(worker.worker_id, {}).values():
             if not report.stale:
                 keeper.report(worker, report.told)
@@ -52,7 +52,7 @@ class LoadReports:
     def report(
         self, worker_id: int, metrics: WorkerMetrics, now: float
     ) -> tuple[WorkerMetricsAnswer, Partition | None]:
-        """Take in what a worker says of its ranks; those it has not declared are dropped.
+        """Store a worker's reports about its ranks; undeclared ranks are dropped.
 
         Raises:
             WorkerNotFound: no such worker.
@@ -74,27 +74,27 @@ class LoadReports:
         return WorkerMetricsAnswer(accepted, dropped), partition if keeper is not None else None
 
     def declared(self, worker: Worker) -> None:
-        """Its ranks may be fewer: a rank of the same number that comes later has told nothing."""
+        """Drop reports of ranks no longer declared: a later rank of that number is another one."""
         told = self.by_worker.get(worker.worker_id, {})
         for rank in [one for one in told if one not in worker.ranks]:
             del told[rank]
 
     def forget(self, worker_id: int) -> None:
-        """It is gone, and what it told with it."""
+        """Drop the reports of a worker that is gone."""
         self.by_worker.pop(worker_id, None)
 
     def stale(self) -> Iterator[tuple[int, int, Report]]:
-        """Yield (worker, rank, report) of those that are too old."""
+        """Yield (worker, rank, report) of reports that are too old."""
         for worker_id, ranks in self.by_worker.items():
             for rank, report in ranks.items():
                 if report.stale:
                     yield worker_id, rank, report
 
     def age(self, now: float, settings: AdmissionSettings) -> set[Partition]:
-        """Stop believing what is too old; O(ranks that ever told anything).
+        """Mark reports that are too old; O(ranks that ever reported).
 
         Returns:
-            Where somebody who waits may go now.
+            Partitions in which a waiting request may now be placed.
         """
         changed: set[Partition] = set()
         oldest, stale_as = now - settings.load_report_stale_s, settings.load_report_stale_as

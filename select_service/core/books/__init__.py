@@ -1,1 +1,1 @@
-"""What is booked: reservations, their owners and deadlines, and the load they make (the ledger)."""
+"""What is booked: reservations, their owners and deadlines, and their load (the ledger)."""

@@ -1,12 +1,12 @@
-"""How many distinct blocks every slot holds for its active prompts, and which prefixes are there.
+"""The number of distinct blocks that each slot holds for its active prompts, and their prefixes.
 
-One path-compressed trie of sequence-hash chains shared by all slots, reference-counted per slot:
-a booking touches the nodes on its path, never the single blocks, and compares whole edges in C.
-What does not live here: reservations, output blocks, prefill tokens (`ledger.py`, the only caller)
-and the sums of weights (`decode_blocks.py`); `pricing/projection.py` turns shared prefixes into N.
+One path-compressed trie of sequence-hash chains is shared by all slots and reference-counted per
+slot: a booking touches the nodes on its path, never single blocks, and compares whole edges in C.
+Reservations, output blocks and prefill tokens live in `ledger.py`, the only caller, and sums of
+weights in `decode_blocks.py`; `pricing/projection.py` turns shared prefixes into N.
 
-Chained hashes never repeat, so a node normally answers for all its blocks with one integer per
-slot. What else a client may send is the matter of `block_places.py`.
+Chained hashes never repeat, so a node normally accounts for all its blocks with one integer per
+slot. `block_places.py` handles whatever else a client may send.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 class ActiveBlocks:
     """Reference-counted chains over slots, with the number of distinct blocks per slot.
 
-    Times below are for a chain whose path has k nodes, with f blocks that are new to the trie.
+    Complexities below are for a chain whose path has k nodes, with f blocks that are new to the
+    trie.
     """
 
     __slots__ = (
@@ -46,19 +47,20 @@ class ActiveBlocks:
     def __init__(self, weights: DecodeBlocks) -> None:
         self._weights = weights  # of the same slots; the ledger adds its output blocks there
         self.root = ChainNode(None, b"")  # the handle of the empty chain
-        self._places = BlockPlaces(partial(walk, self.root))  # not of us: a ring keeps both alive
+        # of the root, not of us: a cycle would keep both alive
+        self._places = BlockPlaces(partial(walk, self.root))
         self.nodes = 0
         self.blocks = 0  # blocks in the trie, by position
 
     @property
     def indexed(self) -> bool:
-        """Whether the place of every value is kept, because a client sends repeats."""
+        """Whether the place of every value is recorded, because a client sends repeats."""
         return self._places.indexed
 
     # -- chains --------------------------------------------------------------------------------
 
     def acquire(self, chain: PackedHashes, slot: int) -> ChainNode:
-        """Count one more user of `chain` on `slot`; returns its handle. O(k), plus O(f) in C."""
+        """Add a user of `chain` on `slot` and return its handle. O(k), plus O(f) in C."""
         node, position = self.root, 0
         while position < len(chain):
             first = chain[position : position + HASH_BYTES]
@@ -73,10 +75,11 @@ class ActiveBlocks:
         return node
 
     def release(self, end: ChainNode, slot: int) -> None:
-        """Undo one `acquire`. O(k), plus what nobody uses any more in C."""
+        """Undo one `acquire`. O(k), plus the removal of unused blocks in C."""
         node = end
         while (parent := node.parent) is not None:
-            if node.total == 1 and not node.faded and not node.repeats:  # as nearly all of them end
+            # nearly all of them end like this
+            if node.total == 1 and not node.faded and not node.repeats:
                 self._weights.whole[slot] -= node.plain
                 self._cut(node)
             else:
@@ -88,7 +91,7 @@ class ActiveBlocks:
             node = parent
 
     def chain(self, end: ChainNode) -> PackedHashes:
-        """The hashes of the chain that ends at this handle."""
+        """Return the hashes of the chain that ends at this handle."""
         edges = [node.edge for node in _path(end)]
         edges.reverse()
         return b"".join(edges)
@@ -101,8 +104,8 @@ class ActiveBlocks:
         """Longest common prefix with any active chain, for every slot that has one.
 
         Returns:
-            (blocks, mask of slots), blocks > 0 ascending, masks disjoint. O(k), whatever the
-            number of slots and chains.
+            (blocks, mask of slots), blocks > 0 ascending, masks disjoint. O(k), whatever the number
+            of slots and chains.
         """
         groups: list[tuple[int, int]] = []
         node, position = self.root, 0
@@ -126,8 +129,8 @@ class ActiveBlocks:
     def fade(self, end: ChainNode, slot: int, fraction: float) -> None:
         """Set the fraction of every block that only this acquired chain references on `slot`.
 
-        References never grow downwards, so these are whole nodes at the end of the path; a repeat
-        is exclusive when all its places on the slot are among them.
+        References never increase downwards, so these are whole nodes at the end of the path. A
+        repeat is exclusive if all its places on the slot are among them.
         """
         alone = list(takewhile(lambda node: node.refs[slot] == 1, _path(end)))
         places: Counter[Repeat] = Counter()
@@ -175,7 +178,7 @@ class ActiveBlocks:
     # -- the shape of the trie -----------------------------------------------------------------
 
     def _grow(self, parent: ChainNode, first: bytes, edge: PackedHashes, slot: int) -> ChainNode:
-        """Add a node that a slot holds."""
+        """Add a node held by one slot."""
         node = ChainNode(parent, edge)
         blocks = node.plain
         self._places.enter(node)
@@ -198,7 +201,7 @@ class ActiveBlocks:
         self.blocks -= len(node.edge) // HASH_BYTES
 
     def _split(self, lower: ChainNode, blocks: int) -> ChainNode:
-        """Put the first `blocks` blocks of a node into a new one above it; returns the new one."""
+        """Move the first `blocks` blocks of a node into a new one above it; return the new one."""
         assert lower.parent is not None
         edge, cut = lower.edge, blocks * HASH_BYTES
         upper = ChainNode(lower.parent, edge[:cut])
@@ -213,7 +216,7 @@ class ActiveBlocks:
         return upper
 
     def _join(self, upper: ChainNode) -> None:
-        """Undo a fork that is none any more, lest churn leaves dust: no chain ends at `upper`."""
+        """Undo a fork with one branch left, at which no chain ends: churn must not fragment."""
         if len(upper.children) != 1:
             return
         (lower,) = upper.children.values()
@@ -223,14 +226,14 @@ class ActiveBlocks:
         upper.parent.children[upper.edge[:HASH_BYTES]] = lower
         lower.parent = upper.parent
         lower.edge = upper.edge + lower.edge
-        upper.children.clear()  # no cycle is left behind for the collector
+        upper.children.clear()  # leaves no cycle for the collector
         self.nodes -= 1
         self._places.join(upper, lower)
 
     # -- promises ------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Assert every promise of the structure; O(everything)."""
+        """Assert all invariants of the structure; O(everything)."""
         nodes = list(walk(self.root))
         for node in nodes:
             _check_node(node)
@@ -269,7 +272,7 @@ def _check_node(node: ChainNode) -> None:
 
 
 def _path(end: ChainNode) -> Iterator[ChainNode]:
-    """The nodes of a chain from its end up, without the root."""
+    """Yield the nodes of a chain from its end up, without the root."""
     node = end
     while node.parent is not None:
         yield node

@@ -1,8 +1,7 @@
-"""Whether the book of active load adds up: what its columns carry, beside its reservations.
+"""Whether the book of active load adds up: its columns against its reservations.
 
-Every booking, word and end changes the columns by a little. Here the load of each slot is computed
-anew from the reservations that are on it, as if all of them came now. Nothing is changed, and
-nothing of it is done while nobody asks.
+Every booking and lifecycle call changes the columns incrementally. Here the load of each slot is
+recomputed from its reservations. Nothing is changed, and nothing runs unless an audit is requested.
 """
 
 from __future__ import annotations
@@ -20,30 +19,30 @@ if TYPE_CHECKING:
 __all__ = ["Difference", "audit"]
 
 STEPS_PER_TURN: Final = 256
-"""Reservations and runs of their blocks that are looked at in one go: some 100 µs."""
+"""Reservations, and runs of their blocks, visited in one go: some 100 µs."""
 
 
 Column = Literal["requests", "computing", "prefill", "decode", "context"]
 
 
 class Difference(NamedTuple):
-    """Something that does not add up."""
+    """A value that does not add up."""
 
-    slot: int | None  # None: of all slots together
+    slot: int | None  # None: over all slots
     what: Column
     carried: int
     recomputed: int
 
 
 class _Sums:
-    """The load of reservations of one lane."""
+    """The load of the reservations of one lane."""
 
     def __init__(self, lane: int) -> None:
         self.steps = 0
         self._lane = lane
         self._weights = DecodeBlocks()
         self._weights.ensure(1)
-        self._seen: set[int] = set()  # nodes of chains: what several share counts once
+        self._seen: set[int] = set()  # nodes of chains: a node shared by several counts once
         self._requests = self._computing = self._prefill = self._context = 0
 
     def add(self, reservation: Reservation) -> None:
@@ -59,7 +58,7 @@ class _Sums:
         while node.parent is not None and id(node) not in self._seen:
             self._seen.add(id(node))
             self._weights.add(0, node.plain, node.faded.get(self._lane, 1.0))
-            for repeat in node.repeats or ():  # values that stand elsewhere, too: once each
+            for repeat in node.repeats or ():  # values that also occur elsewhere: once each
                 if id(repeat) not in self._seen:
                     self._seen.add(id(repeat))
                     self._weights.add(0, 1, repeat.faded.get(self._lane, 1.0))
@@ -68,7 +67,7 @@ class _Sums:
             self.steps += 1
 
     def load(self, seats: int, wait: int) -> dict[Column, int]:
-        """Return it by column; of the context what the next one waits for is a part."""
+        """Return the load by column; the context includes what the next request waits for."""
         return {
             "requests": self._requests,
             "computing": self._computing,
@@ -79,7 +78,7 @@ class _Sums:
 
 
 def _attended(reservation: Reservation) -> int:
-    """What a request attends to, and what it weighs by being one; see `SlotLoads.context`."""
+    """The blocks a request attends to, plus its fixed weight; see `SlotLoads.context`."""
     blocks, fraction = reservation.prompt_blocks, reservation.output_fraction
     blocks += reservation.output_blocks
     return blocks if fraction == 1.0 else rounded(fraction * blocks)
@@ -88,8 +87,8 @@ def _attended(reservation: Reservation) -> int:
 def audit(ledger: Ledger) -> Iterator[Difference | None]:
     """Yield what does not add up, and None whenever others may have a turn.
 
-    What changes in such a turn is no difference: a slot that seems to have one is looked at once
-    more with nobody in between, in a µs for each of its reservations and runs.
+    Changes during such a turn are not differences: a slot that seems to differ is checked once more
+    without a break, at a µs for each of its reservations and runs.
     """
     for slot in range(len(ledger.loads.prefill_left)):
         sums = _Sums(ledger.lane_of(slot))
@@ -133,7 +132,7 @@ def _carried(ledger: Ledger, slot: int) -> dict[Column, int]:
 
 
 def _totals(ledger: Ledger) -> list[Difference]:
-    """Compare what is kept of all slots with what they carry. O(slots)."""
+    """Compare the totals over all slots with the sums of the columns. O(slots)."""
     loads = ledger.loads
     totals: tuple[tuple[Column, int, int], ...] = (
         ("requests", ledger.live, int(loads.requests.sum())),

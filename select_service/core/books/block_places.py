@@ -1,10 +1,11 @@
-"""Which hash values stand at more than one place of the trie of active chains.
+"""Which hash values occur at more than one place of the trie of active chains.
 
-D counts hash *values*, the trie knows *positions*. Chained hashes stand at one place only, but a
-client may send any numbers: a value that stands at several places becomes a `Repeat` with a book
-of its own, and its nodes count only their `plain` blocks. `active_blocks.py` is the only caller.
+D counts hash *values*, the trie knows *positions*. Chained hashes occur at one place only, but a
+client may send any numbers: a value at several places becomes a `Repeat` with its own counts, and
+its nodes count only their `plain` blocks. `active_blocks.py` is the only caller.
 
-Finding repeats costs one set operation in C per new block; repeats themselves a Python step each.
+Detecting repeats costs one set operation in C per new block; the repeats themselves cost a Python
+step each.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from select_service.core.books.chain_nodes import ChainNode
 
 _KEEPS_RUNS: Final[bool] = hasattr(ValueSet, "enter_run")
-"""Whether values are objects, which leave as they were entered in half the time. Kernels have none.
-"""
+"""Whether runs are kept as Python objects, which halves the cost of removing them. The compiled
+kernel keeps none."""
 
 
 class BlockPlaces:
@@ -45,17 +46,17 @@ class BlockPlaces:
     )
 
     def __init__(self, walk: Callable[[], Iterable[ChainNode]]) -> None:
-        self._walk = walk  # over the nodes entered so far
+        self._walk = walk  # iterates over the nodes entered so far
         self._values = ValueSet()  # of all nodes
         self._repeats: dict[int, Repeat] = {}
-        # The home of every value that is not a repeat. Needed only to find where a repeat stood
-        # before, so it is built when the first one turns up and dropped when it is not missed.
+        # The home of every value that is not a repeat. Only needed to find where a new repeat was
+        # before, so it is built when the first one appears and dropped when no longer needed.
         self._home: dict[int, ChainNode] | None = None
-        self._home_dues = 0  # values still to be entered before dropping it is worth it
+        self._home_dues = 0  # values still to be entered before dropping it pays off
 
     @property
     def indexed(self) -> bool:
-        """Whether the home of every value is kept."""
+        """Whether the home of every value is recorded."""
         return self._home is not None
 
     def enter(self, node: ChainNode) -> None:
@@ -73,9 +74,9 @@ class BlockPlaces:
             self._rehome(node)
 
     def leave(self, node: ChainNode) -> None:
-        """Forget a node that no slot holds any more."""
+        """Remove a node that no slot holds any more."""
         if self._home is None and not node.repeats:
-            self._leave_whole(node)  # as nearly all of them go
+            self._leave_whole(node)  # nearly all of them go this way
             return
         if self._home is not None:
             deque(map(self._home.__delitem__, self._plain_values(node)), 0)
@@ -87,8 +88,8 @@ class BlockPlaces:
         for repeat in node.repeats or ():
             del repeat.homes[node]
             self._settle(repeat)
-        # Building the index costs about as much as entering every value. Keeping it until that
-        # many have been entered again makes a client that is odd now and then cost double, not n.
+        # Building the index costs about as much as entering every value. Keeping it until that many
+        # have been entered again makes a client with occasional repeats cost double, not n-fold.
         if not self._values or (not self._repeats and self._home_dues <= 0):
             self._home = None
 
@@ -99,7 +100,7 @@ class BlockPlaces:
             self._values.leave_run(node.run)
 
     def split(self, upper: ChainNode, lower: ChainNode) -> None:
-        """Divide the values of `lower` after its edge was; `upper` is new, with the same slots."""
+        """Divide the values of `lower` after a split; `upper` is new, with the same slots."""
         lower.run = None
         if not lower.repeats:
             lower.plain -= upper.plain
@@ -113,7 +114,7 @@ class BlockPlaces:
         self._rehome(upper)
 
     def join(self, upper: ChainNode, lower: ChainNode) -> None:
-        """Undo a split; called while `upper` still has its edge, whatever `lower` has."""
+        """Undo a split; `upper` must still have its edge, the edge of `lower` does not matter."""
         lower.run = None
         self._rehome(upper, lower)
         lower.plain += upper.plain
@@ -152,7 +153,7 @@ class BlockPlaces:
             node.plain -= count
 
     def _take_out(self, value: int) -> Repeat:
-        """Take a value out of the number of its only home so far, fraction and all."""
+        """Turn a plain value into a repeat, keeping its fraction."""
         assert self._home is not None
         home = self._home.pop(value)
         home.plain -= 1
@@ -166,9 +167,9 @@ class BlockPlaces:
         return repeat
 
     def _settle(self, repeat: Repeat) -> None:
-        """Forget a repeat without a home; put it back into the number of its only one if it fits.
+        """Remove a repeat without a home; make it plain again if its only home fits.
 
-        A popular prompt that some client once sent backwards would else stay slow for ever.
+        Otherwise a popular prompt that some client once sent backwards would stay slow for ever.
         """
         if not repeat.homes:
             del self._repeats[repeat.value]
@@ -211,7 +212,7 @@ class BlockPlaces:
         return values
 
     def check(self, nodes: list[ChainNode]) -> None:
-        """Assert every promise, given all nodes of the trie; O(everything)."""
+        """Assert all invariants, given all nodes of the trie; O(everything)."""
         homes: dict[int, dict[ChainNode, int]] = {}
         for node in nodes:
             for value, count in Counter(_unpack(node.edge)).items():
@@ -236,5 +237,5 @@ class BlockPlaces:
 
 
 def _unpack(edge: PackedHashes) -> list[int]:
-    # In native byte order: here values only need to be told apart.
+    # In native byte order: the values only need to be told apart.
     return memoryview(edge).cast("Q").tolist()

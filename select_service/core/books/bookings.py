@@ -1,10 +1,11 @@
 """Which id belongs to which reservation, across all partitions, and which ids were freed lately.
 
-The lifecycle routes carry nothing but an id, so ids are unique in the whole process. The
-ledger of each partition knows the load behind an id; this room only finds it.
+The lifecycle routes carry only an id, so ids are unique in the whole process. The ledger of each
+partition knows the load behind an id; this module only finds it.
 
-A rank that goes may take very many reservations with it. Their ids count as freed from that moment
-(the ledger says which are live), and move to the freed ones a few at a time.
+A rank that leaves may take very many reservations with it. Their ids count as freed from that
+moment (the ledger knows which are live), and are moved to the freed ids a few at a time. `desk.py`
+books and frees through it.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ if TYPE_CHECKING:
 FREED_MEMORY_S = 600.0  # the contract: at least ten minutes, as far as the bound allows
 
 LONG_ID_CHARS: Final = 64
-"""Of freed ids that are longer only a digest is remembered: an id may be as long as a body."""
+"""Longer freed ids are remembered by a digest only, since an id may be as long as a body."""
 
-_BY_DIGEST: Final = "freed id by its digest, xxh3_128 = "  # longer, with it, than a short id
+_BY_DIGEST: Final = "freed id by its digest, xxh3_128 = "  # with it, longer than a short id
 _PREFILL: Final = ":prefill"
 _DECODE: Final = ":decode"
 _KEY_CHARS: Final = len(_BY_DIGEST) + 32
 
 
 class Booking:
-    """A live reservation, where it is booked, and the answer a repeat gets again."""
+    """A live reservation, its partition, and the answer that a repeated request gets."""
 
     __slots__ = ("answer", "hold", "is_own", "older", "partition", "reservation", "younger")
 
@@ -52,10 +53,11 @@ class Booking:
     ) -> None:
         self.partition = partition
         self.reservation = reservation
-        self.answer = answer  # None: learnt from a replica, nothing to compare with
-        self.is_own = reservation.origin == "local"  # when it was made: later it may change hands
-        self.hold: Hold | None = None  # of the wave it was made in
-        self.older: Booking | None = None  # namesakes: made with the same selection_id
+        self.answer = answer  # None: learned from a replica, nothing to compare with
+        # as of its creation: the owner may change later
+        self.is_own = reservation.origin == "local"
+        self.hold: Hold | None = None  # of the wave that made it
+        self.older: Booking | None = None  # bookings made with the same selection_id
         self.younger: Booking | None = None
 
 
@@ -78,34 +80,34 @@ class Bookings:
 
     def __init__(self, *, freed_ids_max: int) -> None:
         self._live: dict[str, Booking] = {}
-        self._second_names: dict[str, Booking] = {}  # selection_id → the youngest made with it
+        self._second_names: dict[str, Booking] = {}  # selection_id → its youngest booking
         self.pairs: dict[str, list[Booking]] = {}
-        """The legs of each pair that is booked."""
+        """The booked legs of each pair."""
         self._waiting: dict[str, Ticket] = {}
         self._freed: Memory[str] = Memory()  # by `key_of` the id
         self._freed_ids_max = freed_ids_max
-        self.own = 0  # of the live, those that were booked here
+        self.own = 0  # live bookings that were made here
         self.freed_ids_lost = 0  # forgotten before their ten minutes were over
-        self._dropped = 0  # of the bookings, those that are not live any more
-        self.changes: Changes | None = None  # when the state is kept on disk
-        self.hold: Hold | None = None  # what is booked now belongs to it
+        self._dropped = 0  # bookings in `_live` that are no longer live
+        self.changes: Changes | None = None  # set if the state is kept on disk
+        self.hold: Hold | None = None  # the hold that new bookings belong to
 
     def __len__(self) -> int:
         return len(self._live) - self._dropped
 
     @property
     def expected(self) -> int:
-        """Reservations booked here, and requests that wait to become some."""
+        """Reservations booked here, plus requests that wait to become reservations."""
         return self.own + len(self._waiting)
 
     @property
     def freed_count(self) -> int:
-        """How many freed ids are remembered."""
+        """Number of freed ids remembered."""
         return len(self._freed)
 
     @property
     def freed_bytes(self) -> int:
-        """What they take."""
+        """Their size in bytes."""
         return self._freed.nbytes
 
     def find(self, name: str) -> Booking | None:
@@ -113,7 +115,7 @@ class Bookings:
 
         Of several made with one selection_id it is the youngest.
         """
-        booking = self._live.get(name)  # as `_find_live`, without its frame
+        booking = self._live.get(name)  # as `_find_live`, without the extra frame
         if booking is None or not booking.reservation.lane.is_open:
             booking = self._second_names.get(name)
             while booking is not None and not booking.reservation.live:
@@ -121,7 +123,7 @@ class Bookings:
         return booking
 
     def newest(self, limit: int) -> list[Booking]:
-        """Return the live bookings made last, newest first. O(limit + those of ranks that went)."""
+        """Return the newest live bookings, newest first. O(limit + bookings of ranks that left)."""
         live = (one for one in reversed(self._live.values()) if one.reservation.live)
         return list(islice(live, limit))
 
@@ -132,7 +134,7 @@ class Bookings:
     def legs(self, name: str) -> list[Booking]:
         """Return the live legs of a pair, by its id or the selection_id it was made with.
 
-        None when a reservation has that very id.
+        Empty if a reservation has that very id.
         """
         if not self.pairs or self._find_live(name) is not None:
             return []
@@ -155,11 +157,11 @@ class Bookings:
         return booking
 
     def may_add(self, reservation_id: str | None, most: int) -> bool:
-        """Whether it is plain that nobody has an id, if it is given, and there is room for it.
+        """Whether the id, if given, is certainly unused, and there is room for another booking.
 
         Args:
-            reservation_id: of what is to be booked.
-            most: as many may be booked here or waited for.
+            reservation_id: of the new booking.
+            most: limit on bookings made here plus waiting requests.
         """
         waiting = self._waiting
         if reservation_id is not None and (waiting or self.pairs or reservation_id in self._live):
@@ -167,11 +169,11 @@ class Bookings:
         return self.own + len(waiting) < most
 
     def is_unknown(self, reservation_id: str) -> bool:
-        """Whether it is plain that nobody has an id; if not, `repeated` and others tell."""
+        """Whether an id is certainly unused; if not, `repeated` and others decide."""
         return reservation_id not in self._live and not self._waiting and not self.pairs
 
     def repeated(self, reservation_id: str, fingerprint: bytes, prefix: str = "") -> Booking | None:
-        """Return the live booking when this is the same request again, None when the id is unused.
+        """Return the live booking if this is the same request again, None if the id is unused.
 
         Raises:
             ReservationConflict: the id is live with another body or route.
@@ -198,7 +200,7 @@ class Bookings:
         return [leg for leg in self.pairs.get(pair, ()) if leg.reservation.live]
 
     def add(self, booking: Booking) -> None:
-        """Remember a new live booking; its id must be unused."""
+        """Add a new live booking; its id must be unused."""
         reservation = booking.reservation
         booking.hold = self.hold
         before = self._live.get(reservation.reservation_id)
@@ -208,7 +210,7 @@ class Bookings:
         self.own += booking.is_own
         self._recall(reservation.reservation_id)
         if self.changes is not None and reservation.origin == "local":
-            if booking.answer is None:  # acknowledged long ago, and back again
+            if booking.answer is None:  # restored: it was acknowledged long ago
                 self.changes.mark(RESERVATION, reservation.reservation_id)
             else:
                 self.changes.booked(reservation.reservation_id, self.hold)
@@ -225,7 +227,7 @@ class Bookings:
                 self._recall(second)
 
     def _recall(self, name: str) -> None:
-        """An id is in use again."""
+        """Remove an id from the freed ones, because it is in use again."""
         key = name if len(name) <= LONG_ID_CHARS else key_of(name)
         if self._freed.discard(key):
             self._changed(key)
@@ -238,7 +240,7 @@ class Bookings:
         if self.changes is not None:
             self.changes.ended(name)
         if second is not None:
-            if booking.older is None and booking.younger is None:  # as a rule
+            if booking.older is None and booking.younger is None:  # the usual case
                 del self._second_names[second]
             else:
                 self._part_from_namesakes(booking, second)
@@ -256,7 +258,8 @@ class Bookings:
         del self.pairs[pair]
         is_ours = booking.reservation.origin == "local"
         if is_ours or all(self.was_freed(name) for name in leg_ids(pair)):
-            self._remember_freed(pair, now)  # else there may be a leg that we have yet to hear of
+            # otherwise there may be a leg that we have yet to hear of
+            self._remember_freed(pair, now)
 
     def _part_from_namesakes(self, booking: Booking, second: str) -> None:
         older, younger = booking.older, booking.younger
@@ -270,11 +273,11 @@ class Bookings:
             del self._second_names[second]
 
     def expect_dropped(self, count: int) -> None:
-        """So many bookings are not live from now on; `forget_dropped` will name each."""
+        """Note that `count` bookings are no longer live; `forget_dropped` will name each."""
         self._dropped += count
 
     def forget_dropped(self, reservation: Reservation, now: float) -> None:
-        """Forget a booking whose rank has gone, unless its id was booked anew and it went then."""
+        """Forget a booking whose rank has left, unless its id has been booked again since."""
         booking = self._live.get(reservation.reservation_id)
         if booking is not None and booking.reservation is reservation:
             self.forget(reservation, now)
@@ -282,7 +285,7 @@ class Bookings:
 
     def _remember_freed(self, name: str, now: float) -> None:
         if name in self._live or name in self._second_names or name in self.pairs:
-            return  # somebody else's by now
+            return  # reused by another booking
         key = name if len(name) <= LONG_ID_CHARS else key_of(name)
         freed = self._freed
         freed.put(key, now)
@@ -299,13 +302,13 @@ class Bookings:
             self.changes.mark(RESERVATION, name)
 
     def was_freed(self, name: str) -> bool:
-        """Tell whether an id that is not live was so not long ago."""
+        """Tell whether an id that is not live was live not long ago."""
         if name in self._live or name in self._second_names or name in self.pairs:
             return True
         return key_of(name) in self._freed
 
     def purge_freed(self, now: float, limit: int) -> int:
-        """Forget up to `limit` ids freed more than ten minutes ago; return how many went."""
+        """Forget up to `limit` ids freed more than ten minutes ago; return how many."""
         gone = 0
         while gone < limit:
             entry = self._freed.pop_oldest(now - FREED_MEMORY_S)
@@ -318,7 +321,7 @@ class Bookings:
     # -- on disk -------------------------------------------------------------------------------
 
     def touched(self, booking: Booking) -> None:
-        """A fact of a live booking has changed."""
+        """Note that a fact of a live booking has changed."""
         if self.changes is not None and booking.reservation.origin == "local":
             self.changes.mark(RESERVATION, booking.reservation.reservation_id)
 
@@ -327,17 +330,17 @@ class Bookings:
         return self._find_live(reservation_id)
 
     def is_remembered(self, name: str) -> bool:
-        """Tell whether an id that is not live is to be remembered as freed."""
+        """Tell whether an id that is not live is remembered as freed."""
         return name in self._freed or name in self._live
 
     def remember(self, name: str, now: float) -> None:
-        """Count an id as freed now, as it was in another life of the process."""
+        """Count an id as freed now; it was freed before a restart of the process."""
         self._remember_freed(name, now)
 
     # -- ids that wait -------------------------------------------------------------------------
 
     def join_waiting(self, reservation_id: str, fingerprint: bytes, prefix: str) -> Ticket | None:
-        """Return the ticket of the same request that waits already; None when the id is unused.
+        """Return the ticket if the same request already waits; None if the id is unused.
 
         Raises:
             ReservationConflict: another request waits under this id.
@@ -354,12 +357,12 @@ class Bookings:
         return ticket
 
     def wait(self, ticket: Ticket) -> None:
-        """Remember that a booking request waits under its id, if it has one."""
+        """Note that a booking request waits under its id, if it has one."""
         if ticket.reservation_id is not None:
             self._waiting[ticket.reservation_id] = ticket
 
     def waited(self, ticket: Ticket) -> None:
-        """The ticket waits no longer."""
+        """Note that the ticket no longer waits."""
         if ticket.reservation_id is not None:
             self._waiting.pop(ticket.reservation_id, None)
 
@@ -368,7 +371,7 @@ class Bookings:
         yield from (self._live, self._second_names, self.pairs, self._waiting)
 
     def check(self) -> None:
-        """State every promise: each live id is in exactly one ledger, and the other way round."""
+        """Assert all invariants: each live id is in exactly one ledger, and vice versa."""
         for name, booking in self._live.items():
             assert booking.reservation.reservation_id == name
             if not booking.reservation.live:
@@ -403,12 +406,12 @@ class Bookings:
 
 
 def leg_ids(pair: str) -> tuple[str, str]:
-    """Return the reservation ids of a pair's legs: who prefills, who decodes."""
+    """Return the reservation ids of a pair's legs: prefill, decode."""
     return pair + _PREFILL, pair + _DECODE
 
 
 def key_of(name: str) -> str:
-    """Return what a freed id is remembered by; equal digests would only answer 200 for 404."""
+    """Return the key of a freed id; a digest collision would only answer 200 instead of 404."""
     if len(name) <= LONG_ID_CHARS or (len(name) == _KEY_CHARS and name.startswith(_BY_DIGEST)):
         return name
     return _BY_DIGEST + xxh3_128_hexdigest(name.encode("utf-8", "surrogatepass"))

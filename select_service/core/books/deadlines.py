@@ -1,11 +1,11 @@
-"""Who expires when: one queue per time to live, in the order of their last sign of life.
+"""Deadlines: one queue per time to live, in the order of the last sign of life.
 
-`ledger.py` keeps reservations here, `leases.py` leases. Whoever is touched goes to the end of its
-queue, so the head of a queue is the first of it to expire: a heap of everybody would keep the
-entries of the freed, and clear them out in one long turn.
+`ledger.py` keeps reservations here, `leases.py` leases. A touched entry moves to the end of its
+queue, so the head of a queue expires first. One heap of all entries would keep those of freed
+reservations, and clear them out in one long turn.
 
-Clients choose times to live, so there may be many queues; a small heap knows which comes next. It
-has one entry for each queue, which may be too early, never too late: touching does not move it.
+Clients choose times to live, so there may be many queues; a small heap knows which one is next. It
+has one entry per queue, which may be too early but never too late: touching does not move it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _LOOK_MAX: Final = 64
-"""Entries of the heap put right while somebody asks what comes next; 0.3 µs each."""
+"""Heap entries corrected in one call of `next`; 0.3 µs each."""
 
 
 class Expiring(Protocol):
-    """Something that ends when nobody touches it: a reservation, a lease. Hashed by identity."""
+    """Something that ends unless touched: a reservation, a lease. Hashed by identity."""
 
     ttl_s: float  # 0: never expires
     deadline: float  # when it expires, if it can
@@ -34,9 +34,9 @@ T = TypeVar("T", bound=Expiring)
 
 
 def rounded_up(ttl_s: float) -> float:
-    """Return the time to live with three significant digits, not below what was asked for.
+    """Round a time to live up to three significant digits.
 
-    Bounds the number of queues, at the price of a percent nobody has asked for by a round number.
+    This bounds the number of queues; odd values live at most a percent longer than requested.
     """
     text = f"{ttl_s:.2e}"
     if float(text) >= ttl_s:
@@ -46,9 +46,10 @@ def rounded_up(ttl_s: float) -> float:
 
 
 class Deadlines(Generic[T]):
-    """Those that can expire, by deadline; `now` must not run backwards.
+    """Entries that can expire, by deadline; `now` must not run backwards.
 
-    Moves are O(1), but for the first of a time to live: O(log of the times to live in use).
+    Moves are O(1), except for the first entry of a time to live: O(log of the times to live in
+    use).
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,7 @@ class Deadlines(Generic[T]):
         return sum(map(len, self._queues.values()))
 
     def add(self, one: T, ttl_s: float, now: float) -> None:
-        """Let one that is in no queue expire `ttl_s` > 0 after now."""
+        """Let an entry that is in no queue expire `ttl_s` > 0 after now."""
         one.ttl_s = ttl_s
         one.deadline = now + ttl_s
         queue = self._queues.get(ttl_s)
@@ -69,25 +70,26 @@ class Deadlines(Generic[T]):
         queue[one] = None
 
     def touch(self, one: T, now: float) -> None:
-        """Its time runs anew from now."""
+        """Restart an entry's time to live."""
         if one.ttl_s:
             one.deadline = now + one.ttl_s
             self._queues[one.ttl_s].move_to_end(one)
 
     def remove(self, one: T) -> None:
-        """It cannot expire any more."""
+        """Remove an entry, so that it cannot expire any more."""
         if one.ttl_s:
-            del self._queues[one.ttl_s][one]  # an empty queue goes when its turn comes
+            del self._queues[one.ttl_s][one]  # an empty queue is removed when its turn comes
             one.ttl_s = 0.0
 
     def due(self, now: float, limit: int) -> list[T]:
-        """Return up to `limit` whose time has come, earliest first; looks at no more than that.
+        """Return up to `limit` expired entries, earliest first, looking at no more than `limit`.
 
         `next() <= now` tells that there are more to look at.
         """
         found: list[T] = []
         opened: list[tuple[float, float]] = []  # entries taken out of the heap
-        walks: list[tuple[float, float, T, Iterator[T]]] = []  # heap of queues: who is next in each
+        # heap of queues, by the next entry in each
+        walks: list[tuple[float, float, T, Iterator[T]]] = []
         looks = limit
         while len(found) < limit:
             if self._is_next(walks, now):
@@ -113,7 +115,7 @@ class Deadlines(Generic[T]):
         return found
 
     def _is_next(self, walks: list[tuple[float, float, T, Iterator[T]]], now: float) -> bool:
-        """Whether a queue nobody walks yet may have an earlier deadline than those walked."""
+        """Whether an unopened queue may have an earlier deadline than the opened ones."""
         if not self._heads or self._heads[0][0] > now:
             return False
         return not walks or self._heads[0][0] < walks[0][0]
@@ -126,7 +128,7 @@ class Deadlines(Generic[T]):
         return self._heads[0][0] if self._heads else inf
 
     def _settle_first(self) -> bool:
-        """Put the first entry of the heap right; True when it was right already."""
+        """Correct the first entry of the heap; True if it was correct already."""
         not_before, ttl_s = self._heads[0]
         first = next(iter(self._queues[ttl_s]), None)
         if first is None:
@@ -142,7 +144,7 @@ class Deadlines(Generic[T]):
         return (one for queue in self._queues.values() for one in queue)
 
     def check(self, members: Iterable[T]) -> None:
-        """Assert every promise, given all who can expire; O(everything)."""
+        """Assert all invariants, given everything that can expire; O(everything)."""
         assert set(self) == set(members), "who can expire is in a queue"
         assert len(set(self)) == len(self), "and only once"
         assert sorted(ttl_s for _, ttl_s in self._heads) == sorted(self._queues), "an entry each"

@@ -1,8 +1,8 @@
 """Exact sums of block weights per slot: the arithmetic behind D.
 
-Knows numbers only; which blocks are live, shared or faded is decided in `active_blocks.py` and
-`ledger.py`, the two callers. Sums are integers, so whatever was added can be taken away again and
-leaves exactly nothing, in any order and after any number of fractions.
+It knows numbers only; its two callers, `active_blocks.py` and `ledger.py`, decide which blocks are
+live, shared or faded. Sums are integers, so that removing what was added leaves exactly zero, in
+any order and with any number of fractions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DecodeBlocks:
         self._faded += missing
 
     def add(self, slot: int, blocks: int, fraction: float) -> None:
-        """Add `blocks` (negative: take away) of weight `fraction` each."""
+        """Add `blocks` (if negative: remove) of weight `fraction` each."""
         if fraction == 1.0:
             self.whole[slot] += blocks
         else:
@@ -42,7 +42,7 @@ class DecodeBlocks:
             self._faded[slot] += blocks * numerator * (_ONE // denominator)
 
     def refade(self, faded: dict[int, float], slot: int, blocks: int, fraction: float) -> None:
-        """Move `blocks` of a slot to another fraction and note it in `faded` (absent: 1)."""
+        """Move `blocks` of a slot to another fraction and record it in `faded` (absent: 1)."""
         before = faded.get(slot, 1.0)
         if before == fraction:
             return
@@ -54,10 +54,10 @@ class DecodeBlocks:
             faded[slot] = fraction
 
     def count(self, slot: int) -> int:
-        """The number D: the sum of the weights, rounded half up.
+        """Return D: the sum of the weights, rounded half up.
 
         The exact sum is first rounded to the nearest double, as `math.fsum` does: five blocks of
-        0.3 make 1.5 and count 2, although five times the double 0.3 is a trifle less than 1.5.
+        0.3 make 1.5 and count 2, although five times the double 0.3 is slightly less than 1.5.
         """
         faded = self._faded[slot]
         if not faded:

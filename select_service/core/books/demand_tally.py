@@ -1,9 +1,9 @@
-"""What one partition is asked for and how that goes: sums that only grow, to plan capacity by.
+"""The demand of one partition and how it is served: growing sums for capacity planning.
 
 `placing.py` and `desk.py` add to them, a handful of additions per request; `edge/metrics/demand.py`
-reads them at scrape time. What was refused counts as asked for: capacity is planned for demand, not
-for survivors. Times are those of reservations of ours: from the booking to the first token (a
-proxy of TTFT), from there to the end.
+reads them at scrape time. Refused requests count as demand: capacity is planned for demand, not for
+survivors. Times are of our own reservations: from the booking to the first token (a proxy of TTFT),
+and from there to the end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["DemandTally"]
 FADES_S = 600.0
 
 _SIZES = 65
-"""Of prompts, by the bits of their length: tokens are counted in 64 bits at most."""
+"""Prompt sizes, by bit length: tokens are counted in 64 bits at most."""
 
 
 class DemandTally:
@@ -41,28 +41,28 @@ class DemandTally:
         self.isl_counts = [0] * _SIZES
         """Requests that were given a worker, by bit_length of their prompt."""
         self.isl_tokens = 0
-        self.prefill_tokens = 0  # of them, not cached on the worker chosen
+        self.prefill_tokens = 0  # the part not cached on the chosen worker
         self.refused = 0
         self.first_tokens = 0
         self.ttft_s = 0.0
         self.ended = 0
         self.request_s = 0.0
-        self.answered = 0  # of those that ended: they had told of output
+        self.answered = 0  # ended requests that had reported output
         self.output_tokens = 0
-        self.answering_tokens = 0  # of those whose first token was told, too
+        self.answering_tokens = 0  # output tokens of those whose first token was reported, too
         self.answering_s = 0.0
         self.reused: dict[int, float] = {}
-        """Prompt tokens found in a worker's cache, by worker, fading: how hot its blocks are."""
+        """Prompt tokens found in a worker's cache, by worker, decaying: how hot its blocks are."""
         self.fades_at = 0.0
-        self.forgotten = 0.0  # of `isl_tokens`, when it last faded
+        self.forgotten = 0.0  # the part of `isl_tokens` that has decayed
 
     @property
     def asked_lately(self) -> float:
-        """Prompt tokens that were given a worker, fading as `reused`, which is a share of them."""
+        """Prompt tokens that were given a worker, decaying like `reused`, a part of them."""
         return self.isl_tokens - self.forgotten
 
     def place(self, worker_id: int, isl_tokens: int, prefill_tokens: int) -> None:
-        """A prompt was given a worker, on which so many of its tokens are to be computed."""
+        """Count a prompt that was given a worker, which has to compute `prefill_tokens` of it."""
         self.isl_counts[isl_tokens.bit_length()] += 1
         self.isl_tokens += isl_tokens
         self.prefill_tokens += prefill_tokens
@@ -71,7 +71,7 @@ class DemandTally:
             self.reused[worker_id] = found + (isl_tokens - prefill_tokens)
 
     def fade(self, now: float) -> None:
-        """Forget half of what was reused and asked for, every ten minutes; part of housekeeping."""
+        """Halve what was reused and asked for every ten minutes; part of housekeeping."""
         if now < self.fades_at:
             return
         has_begun, self.fades_at = self.fades_at > 0, now + FADES_S
@@ -81,7 +81,7 @@ class DemandTally:
         self.forgotten += self.asked_lately / 2
 
     def tell_output(self, tokens: int, first_token_at: float, now: float) -> None:
-        """A request ended that had told of its output; `first_token_at` 0: of nothing else."""
+        """Count an ended request with output; `first_token_at` is 0 if it was not reported."""
         self.answered += 1
         self.output_tokens += tokens
         if first_token_at:

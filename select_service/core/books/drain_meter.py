@@ -1,9 +1,8 @@
 """How fast the ledger drains, measured: prefill tokens and ended requests per second.
 
-Only time in which there was something to compute counts, per computing rank: an idle night makes
-nobody slow, and one busy rank of many tells what all of them could do. Nothing is done per
-request: what a pool has done so far is in `work_done.py`, and is looked at when somebody asks and
-at every housekeeping.
+Only time with something to compute counts, per computing rank: an idle night makes nobody slow, and
+one busy rank of many shows what all of them could do. Nothing is done per request: `work_done.py`
+has the pool's totals, which are read on demand and at every housekeeping.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ if TYPE_CHECKING:
     from select_service.core.books.work_done import WorkDone
 
 MEMORY_S: Final = 30.0
-"""Work older than about so many busy seconds is forgotten."""
+"""Busy seconds after which work is largely forgotten."""
 PRIOR_TOKENS_PER_S: Final = 8_000.0
-"""Of one rank, until something was measured: a mid-size model on one current device."""
+"""Of one rank, until something has been measured: a mid-size model on one current device."""
 PRIOR_WEIGHT_S: Final = 0.5
-"""The prior counts like so many seconds of measuring; it fades with the rest."""
+"""Weight of the prior in seconds of measurement; it decays like the rest."""
 TOKENS_PER_S_MIN: Final = 1.0
 
 
 class DrainMeter:
-    """Exponentially weighted sums, of work and of the time it took.
+    """Exponentially weighted sums of work and of the time it took.
 
     Args:
-        work: what is measured.
+        work: the totals to measure.
         memory_s: busy seconds after which old work weighs 1/e.
-        prior_tokens_per_s: what one rank computes, until more is known.
+        prior_tokens_per_s: speed of one rank, until more is known.
     """
 
     __slots__ = (
@@ -58,7 +57,7 @@ class DrainMeter:
         self._memory_s = memory_s
         self._said_seconds = PRIOR_WEIGHT_S
         self._tokens = PRIOR_WEIGHT_S * prior_tokens_per_s
-        self._busy_since_said = 0.0  # seconds in which nobody said anything
+        self._busy_since_said = 0.0  # busy seconds since the last report
         self._ended = 0.0
         self._span = 0.0  # seconds with something computing
         self._seen_computed, self._seen_unheard = work.computed, work.unheard
@@ -66,10 +65,10 @@ class DrainMeter:
         self._seen_said_seconds, self._seen_busy_seconds = work.said_seconds, work.busy_seconds
 
     def follow(self) -> None:
-        """Take in what was done since somebody looked. O(1).
+        """Add the work done since the last call. O(1).
 
-        What lies between two looks fades as one: they should not lie further apart than what is
-        remembered, or an old average stays.
+        Everything between two calls decays as one: they should not be further apart than
+        `memory_s`, or an old average persists.
         """
         busy_seconds = self.work.busy_seconds
         passed = busy_seconds - self._seen_busy_seconds
@@ -86,9 +85,9 @@ class DrainMeter:
         self._seen_ended = self.work.ended
 
     def _follow_words(self, passed: float) -> None:
-        """Take in what was said; no more is forgotten for it than was said.
+        """Add the reported work; forget at most as much time as was reported.
 
-        Where nobody says anything nothing is learned, then, and nothing forgotten.
+        So without reports nothing is learned, and nothing forgotten.
         """
         work = self.work
         self._busy_since_said += passed
@@ -111,6 +110,6 @@ class DrainMeter:
 
     @property
     def requests_per_s(self) -> float:
-        """Requests that end per busy second, all ranks together; 0 until one has ended."""
+        """Requests that end per busy second, over all ranks; 0 until one has ended."""
         self.follow()
         return self._ended / self._span if self._span > 0.0 else 0.0

@@ -1,8 +1,9 @@
-"""In which lane each slot runs: they are opened, closed when a rank goes, and numbered.
+"""Which lane each slot runs in: lanes are opened, numbered, and closed when a rank leaves.
 
-A slot that loses its rank may carry a hundred thousand reservations. They run in a lane of their
-own (`reservation.py`): closing it takes them out of every answer at once, the slot goes on in a new
-lane, and `Ledger.sweep` takes the old one apart a few at a time. What is in a lane is the ledger's.
+A slot that loses its rank may have a hundred thousand reservations. They run in a lane of their own
+(`reservation.py`): closing it takes them out of every answer at once, the slot continues in a new
+lane, and `Ledger.sweep` dismantles the old one a few at a time. The ledger owns the content of a
+lane.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ __all__ = ["Lanes"]
 
 
 class Lanes:
-    """The lanes of one ledger; a number is used again once nothing is left of its lane."""
+    """The lanes of one ledger; a number is reused once nothing is left of its lane."""
 
     __slots__ = ("_count", "_displaced", "_free_numbers", "_slots", "_weights", "by_slot", "closed")
 
     def __init__(self, weights: DecodeBlocks) -> None:
-        """Have none.
+        """Begin without lanes.
 
         Args:
-            weights: of the blocks in each lane, by its number; kept as long as there are numbers.
+            weights: of the blocks in each lane, by number; grown with the numbers.
         """
         self._weights = weights
         self.by_slot: list[Lane] = []
-        """The open ones; always the same list."""
+        """The open lanes; always the same list."""
         self.closed: deque[Lane] = deque()
-        """Those with reservations to sweep, the oldest first."""
-        self._slots: Slots = np.zeros(0, dtype=np.int64)  # by number; -1: of none
-        self._count = 0  # of numbers ever used
-        self._free_numbers: list[int] = []  # a heap, so that lanes stay where slots are
-        self._displaced = 0  # slots whose lane has another number than they
+        """Closed lanes with reservations to sweep, oldest first."""
+        self._slots: Slots = np.zeros(0, dtype=np.int64)  # by number; -1: none
+        self._count = 0  # number of numbers ever used
+        self._free_numbers: list[int] = []  # a heap, so that lanes keep the numbers of their slots
+        self._displaced = 0  # slots whose lane has a different number
 
     def ensure(self, capacity: int) -> None:
         """Open a lane for every slot below `capacity` that has none."""
@@ -53,7 +54,7 @@ class Lanes:
             self._displaced += self.by_slot[slot].number != slot
 
     def close(self, slot: int) -> None:
-        """Close the lane of a slot, which has reservations, and open another one for it. O(1)."""
+        """Close the lane of a slot, which has reservations, and open a new one for it. O(1)."""
         lane = self.by_slot[slot]
         lane.is_open = False
         self.closed.append(lane)
@@ -62,22 +63,22 @@ class Lanes:
         self._displaced += (fresh.number != slot) - (lane.number != slot)
 
     def forget_oldest(self) -> None:
-        """Nothing is left in the lane that was closed first."""
+        """Free the number of the oldest closed lane, which is empty."""
         heappush(self._free_numbers, self.closed.popleft().number)
 
     def slots_in(self, groups: list[tuple[int, int]]) -> list[tuple[int, Slots]]:
-        """Return (blocks, mask of lane numbers) as (blocks, slots), closed lanes left out."""
+        """Convert (blocks, mask of lane numbers) to (blocks, slots), leaving out closed lanes."""
         by_lane = [(blocks, slots_of_mask(mask)) for blocks, mask in groups]
         if self._displaced or self.closed:  # a closed lane may have a number no slot has
             return [(blocks, self._slots_of(lanes)) for blocks, lanes in by_lane]
         return by_lane
 
     def __iter__(self) -> Iterator[Lane]:
-        """All there are now, the open ones first; some may go while they are looked at."""
+        """Iterate over a copy of all lanes, open ones first; some may go meanwhile."""
         return iter((*self.by_slot, *self.closed))
 
     def _slots_of(self, lanes: Slots) -> Slots:
-        """Return the slots of those that are not closed."""
+        """Return the slots of those lanes that are open."""
         slots = self._slots[lanes]
         return slots[slots >= 0]
 
@@ -95,7 +96,7 @@ class Lanes:
         return Lane(number)
 
     def check(self) -> None:
-        """Assert every promise; O(everything)."""
+        """Assert all invariants; O(everything)."""
         used = [lane.number for lane in self]
         assert sorted(used + self._free_numbers) == list(range(self._count)), "one lane a number"
         slots = [-1] * len(self._slots)

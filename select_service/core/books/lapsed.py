@@ -1,8 +1,9 @@
-"""Reservations that ended because nobody spoke of them, and which of them were alive after all.
+"""Reservations that ended by silence, and which of them turned out to be alive.
 
-A call for one that has ended by silence is the proof that its request outlived its time to live:
-its load went while it ran, and its worker was given more. Callers that never free leave no such
-proof. Stands beside `bookings.py`, which answers such calls as it does those for any ended id.
+A call for a reservation that has ended by silence proves that its request outlived its time to
+live: its load was removed while it ran, and its worker was given more. Callers that never free
+leave no such proof. It works beside `bookings.py`, which answers such calls like those for any
+ended id.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from select_service.core.books.reservation import Reservation
 
 LAPSED_MAX: Final = 4096
-"""Names remembered, the last ones: enough to tell, and not meant to count every one."""
+"""Names remembered, newest first: enough to detect the problem, not to count every case."""
 
 
 class Lapsed:
@@ -24,10 +25,10 @@ class Lapsed:
     __slots__ = ("_names",)
 
     def __init__(self) -> None:
-        self._names: dict[str, tuple[str, ...]] = {}  # to all of the reservation, oldest first
+        self._names: dict[str, tuple[str, ...]] = {}  # name → all its names, oldest first
 
     def note(self, reservation: Reservation) -> None:
-        """Nobody spoke of it for its time to live, or for that of its lease."""
+        """Note a reservation that was silent for its time to live, or that of its lease."""
         given = reservation.reservation_id, reservation.selection_id, reservation.pair
         names = tuple({key_of(name): None for name in given if name is not None})
         for name in names:
@@ -38,7 +39,7 @@ class Lapsed:
 
     def hear(self, name: str) -> bool:
         """Tell whether a call is the first one for a reservation that has ended by silence."""
-        if not self._names:  # as a rule
+        if not self._names:  # the usual case
             return False
         names = self._names.get(key_of(name))
         if names is None:

@@ -1,9 +1,9 @@
-"""Who owns reservations and until when: leases, renewed as a whole, ended as a whole.
+"""Who owns reservations and until when: leases, renewed and ended as a whole.
 
-A reservation under a lease has no deadline of its own, so that one renewal costs the same whatever
-the lease holds. This room knows who is under which lease; `desk.py` stands before it, and frees
-what a lease leaves behind a few at a time. A lease that has ended is remembered for a while, so
-that its owner learns what happened instead of renewing into the void.
+A reservation under a lease has no deadline of its own, so that a renewal costs the same whatever
+the lease holds. This module knows which reservations are under which lease; `desk.py` calls it, and
+frees what a lease leaves behind a few at a time. An ended lease is remembered for a while, so that
+its owner learns what happened instead of renewing in vain.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 ENDED_MEMORY_S: Final = 600.0
 LISTED_MAX: Final = 500
-"""Records in one answer of GET /leases, whatever is asked for; 0.3 ms of event loop."""
+"""Records in one answer of GET /leases, whatever limit is requested; 0.3 ms of event loop."""
 
 Ending: TypeAlias = Literal["closed", "expired"]
-"""As it is kept on disk too."""
+"""Also the form kept on disk."""
 
 
 class Leases:
@@ -52,28 +52,28 @@ class Leases:
         self._deadlines: Deadlines[Lease] = Deadlines()
         self._ended: OrderedDict[str, tuple[Ending, float]] = OrderedDict()
         self._leaving: dict[Lease, None] = {}  # ended, with reservations still to free
-        self.changes: Changes | None = None  # when the state is kept on disk
+        self.changes: Changes | None = None  # set if the state is kept on disk
         self.opened = self.renewed = self.closed = self.expired = self.refused = 0  # since start
-        self.reopening = 0  # that came too late, and were refused
+        self.reopening = 0  # refused because they came too soon after closing
 
     def __len__(self) -> int:
         return len(self._open)
 
     @property
     def ended_count(self) -> int:
-        """How many ended leases are remembered."""
+        """Number of ended leases remembered."""
         return len(self._ended)
 
     # -- begin and go on -----------------------------------------------------------------------
 
     def open(self, lease_id: str, owner: str, ttl_s: float, now: float) -> Lease:
-        """Open a lease, or renew the one this owner has under this id already. O(1).
+        """Open a lease, or renew the one this owner already has under this id. O(1).
 
         Raises:
-            InvalidField: a name too long or empty, or a time to live out of bounds.
+            InvalidField: a name is too long or empty, or the time to live is out of bounds.
             LeaseConflict: the id is another owner's.
             LeaseReopened: it was closed a moment ago; what is booked under it would not be freed.
-            TooManyLeases: as many are open as may be.
+            TooManyLeases: the limit on open leases is reached.
         """
         self._check_name("owner", owner)
         self._check_name("lease_id", lease_id)
@@ -93,7 +93,7 @@ class Leases:
         return lease
 
     def _check_not_closed(self, lease_id: str, now: float) -> None:
-        """Refuse what its owner has just closed. One that was missed may be taken up again."""
+        """Refuse an id its owner has just closed. An expired lease may be opened again."""
         how, at = self._ended.get(lease_id, ("expired", now))
         left = at + self._limits.lease_reopen_s - now
         if how == "closed" and left > 0.0:
@@ -101,7 +101,7 @@ class Leases:
             raise LeaseReopened(lease_id, left)
 
     def admit(self, state: LeaseState, now: float) -> Lease | None:
-        """Open one whose id is not open; None when as many are open as may be. O(1)."""
+        """Open a lease whose id is not open; None if the limit is reached. O(1)."""
         if len(self._open) >= self._limits.leases_max:
             self.refused += 1
             return None
@@ -109,7 +109,7 @@ class Leases:
         return self.restore(state, now)
 
     def restore(self, state: LeaseState, now: float) -> Lease:
-        """Put a lease back as it was written down, with its whole time to live before it.
+        """Restore a lease from its record, with its whole time to live ahead.
 
         Its id must not be open. Nothing is under it yet: see `join`.
         """
@@ -123,7 +123,7 @@ class Leases:
         return lease
 
     def _changed(self, lease_id: str) -> None:
-        """It opened, ended or has another time to live: renewals are not worth writing down."""
+        """Note that a lease opened, ended or changed its time to live; renewals are not kept."""
         if self.changes is not None:
             self.changes.mark(LEASE, lease_id)
 
@@ -155,7 +155,7 @@ class Leases:
         """Return an open lease.
 
         Raises:
-            LeaseNotFound: there is none; LeaseExpired, LeaseClosed when there was one lately.
+            LeaseNotFound: there is none; LeaseExpired, LeaseClosed if there was one lately.
         """
         lease = self._open.get(lease_id)
         if lease is not None:
@@ -166,11 +166,11 @@ class Leases:
         raise LeaseExpired(lease_id) if how == "expired" else LeaseClosed(lease_id)
 
     def renew(self, lease_id: str, ttl_s: float | None, now: float) -> Lease:
-        """The owner says it is alive, and perhaps for how long from now on. O(1).
+        """Renew a lease, optionally with a new time to live. O(1).
 
         Raises:
-            InvalidField: a time to live out of bounds.
-            LeaseNotFound: as `get`.
+            InvalidField: the time to live is out of bounds.
+            LeaseNotFound: as in `get`.
         """
         ttl_s = None if ttl_s is None else self.checked_ttl(ttl_s)
         lease = self.get(lease_id)
@@ -179,7 +179,7 @@ class Leases:
         return lease
 
     def touch(self, lease: Lease, now: float, ttl_s: float | None = None) -> None:
-        """Note a sign of life; one of an ended lease says nothing. O(1)."""
+        """Note a sign of life; ignored for an ended lease. O(1)."""
         if not lease.is_open:
             return
         lease.touched = now
@@ -190,7 +190,7 @@ class Leases:
             self._deadlines.add(lease, ttl_s, now)
             self._changed(lease.lease_id)
 
-    # -- who is under it -----------------------------------------------------------------------
+    # -- reservations of a lease ---------------------------------------------------------------
 
     def join(self, lease: Lease, reservation: Reservation) -> None:
         """Let a reservation live and end with an open lease."""
@@ -200,7 +200,7 @@ class Leases:
         lease.reservations[reservation] = None
 
     def leave(self, reservation: Reservation) -> None:
-        """It has ended; idempotent."""
+        """Remove an ended reservation from its lease; idempotent."""
         lease = reservation.lease
         if lease is not None:
             reservation.lease = None
@@ -211,7 +211,7 @@ class Leases:
     # -- end -----------------------------------------------------------------------------------
 
     def end(self, lease: Lease, how: Ending, now: float) -> None:
-        """Close the book of a lease; who was under it is still to be freed: `left_behind`."""
+        """End a lease; its reservations are still to be freed: `left_behind`."""
         lease.is_open = False
         self._deadlines.remove(lease)
         del self._open[lease.lease_id]
@@ -228,7 +228,7 @@ class Leases:
             self.closed += 1
 
     def close(self, lease_id: str, now: float) -> Lease | None:
-        """End a lease for its owner; None when it has ended before.
+        """End a lease for its owner; None if it has already ended.
 
         Raises:
             LeaseNotFound: it was never open.
@@ -242,24 +242,24 @@ class Leases:
         return lease
 
     def expire(self, now: float, limit: int) -> int:
-        """End up to `limit` leases nobody has renewed; return how many."""
+        """End up to `limit` leases that were not renewed; return how many."""
         due = self._deadlines.due(now, limit)
         for lease in due:
             self.end(lease, "expired", now)
         return len(due)
 
     def next_expiry(self) -> float:
-        """When `expire` may have something to do next; infinity if nothing can expire."""
+        """When `expire` may next have something to do; infinity if nothing can expire."""
         return self._deadlines.next()
 
     def left_behind(self, lease: Lease | None = None) -> Reservation | None:
-        """Return a reservation an ended lease (None: any of them) leaves, until it `leave`s."""
+        """Return a reservation left by an ended lease (None: by any), until it `leave`s."""
         if lease is None:
             lease = next(iter(self._leaving), None)
         return None if lease is None else next(iter(lease.reservations), None)
 
     def remember_ended(self, lease_id: str, how: Ending, now: float) -> None:
-        """Note that a lease that is not open has ended, here or, as its owner says, elsewhere."""
+        """Record the end of a lease that is not open, here or, as its owner reports, elsewhere."""
         assert lease_id not in self._open
         self._ended[lease_id] = (how, now)
         self._ended.move_to_end(lease_id)
@@ -268,14 +268,14 @@ class Leases:
             self._changed(self._ended.popitem(last=False)[0])
 
     def recall_ended(self, lease_id: str, how: Ending, now: float) -> bool:
-        """Remember an end of another life of the process; False when there is no room for it."""
+        """Restore an end from before a restart; False if there is no room for it."""
         if len(self._ended) >= self._limits.ended_leases_max or lease_id in self._open:
             return False
         self.remember_ended(lease_id, how, now)
         return True
 
     def ending(self, lease_id: str) -> Ending | None:
-        """Return how a lease ended, None if it has not, or nobody remembers."""
+        """Return how a lease ended, None if it has not, or it is no longer remembered."""
         entry = self._ended.get(lease_id)
         return None if entry is None else entry[0]
 
@@ -309,11 +309,11 @@ class Leases:
         return LeaseList([self.record(lease, now) for lease in first], len(chosen))
 
     def states(self) -> Iterator[LeaseState]:
-        """Every open lease as `restore` takes it."""
+        """Return every open lease in the form that `restore` takes."""
         return (self.state(lease) for lease in self._open.values())
 
     def state(self, lease: Lease) -> LeaseState:
-        """What must be kept of a lease to put it back."""
+        """Return what must be kept of a lease to restore it."""
         return LeaseState(lease.lease_id, lease.owner, lease.ttl_s)
 
     def tables(self) -> Iterator[Sized]:
@@ -321,7 +321,7 @@ class Leases:
         yield from (self._open, self._by_owner)
 
     def check(self) -> None:
-        """State every promise; O(everything)."""
+        """Assert all invariants; O(everything)."""
         self._deadlines.check(self._open.values())
         assert len(self._ended) <= self._limits.ended_leases_max
         assert not self._ended.keys() & self._open.keys(), "open and ended at once"

@@ -1,9 +1,9 @@
-"""The book of active load of one partition: who is booked where, and until when.
+"""The book of active load of one partition: what is booked where, and until when.
 
 The only writer of load. It does not decide who gets a request, knows no HTTP and reads no clock;
-`partition.py` books and frees here, what each slot carries then is in `slot_loads.py`. Below,
-`active_blocks.py` counts distinct blocks, `deadlines.py` knows who expires and `lanes.py` what
-becomes of a slot whose rank has gone. Contract 4.
+`partition.py` books and frees here, and `slot_loads.py` has the resulting load of each slot. Below
+it, `active_blocks.py` counts distinct blocks, `deadlines.py` knows what expires and `lanes.py` what
+happens to a slot whose rank has left. Contract 4.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
 
 BLOCKS_PER_STEP: Final = 64
-"""Blocks nobody else has booked that cost about as much to forget as one short reservation."""
+"""Unshared blocks that cost about as much to remove as one short reservation."""
 
 
 class Ledger:
-    """Reservations by slot, and the load they make, kept up with every lifecycle call."""
+    """Reservations by slot, and the load they cause, updated with every lifecycle call."""
 
     __slots__ = (
         "__weakref__",
@@ -58,15 +58,15 @@ class Ledger:
         self, *, prior_tokens_per_s: float = PRIOR_TOKENS_PER_S, sequence_blocks: int = 0
     ) -> None:
         self.loads = SlotLoads(prior_tokens_per_s=prior_tokens_per_s)
-        """What every slot carries; always the same object."""
+        """The load of every slot; always the same object."""
         self.sequence_blocks = sequence_blocks
-        """What a request weighs in the context by being one: `SEQUENCE_TOKENS` of the pricing."""
+        """A request's fixed weight in the context: `SEQUENCE_TOKENS` of the pricing."""
         self.tenures: list[int] = []
-        """How many ranks had the slot before."""
+        """Number of previous ranks of each slot."""
         self.live = 0
-        """Reservations."""
+        """Number of reservations."""
         self.changes: LoadChanges | None = None
-        """For a gate that follows; see `gatekeeping.py`."""
+        """Set for a gate that follows changes; see `gatekeeping.py`."""
         self._weights = DecodeBlocks()  # by lane
         self.blocks = ActiveBlocks(self._weights)  # chains by lane
         self._outputs = Outputs(self.blocks, self._weights)
@@ -81,7 +81,7 @@ class Ledger:
         self._all_lanes.ensure(capacity)
 
     def follow_queues(self, wanted: bool) -> None:  # noqa: FBT001 - a switch
-        """Begin to follow queues, or end; of who is in them already nobody learns."""
+        """Start or stop following queues; requests already queued at the start stay unknown."""
         loads = self.loads
         if loads.follows_queues and not wanted:
             for lane in self._lanes:
@@ -117,7 +117,7 @@ class Ledger:
         booked[reservation_id] = reservation
         self.live += 1
         decode = self._weights.count(number)
-        # a prompt shorter than a block is no nothing
+        # a prompt shorter than a block still counts
         blocks = (len(sequence_hashes) // HASH_BYTES or 1) + self.sequence_blocks
         reservation.prompt_blocks = reservation.context_blocks = blocks
         loads = self.loads
@@ -160,10 +160,10 @@ class Ledger:
     def prefill_complete(
         self, reservation: Reservation, now: float, *, is_news: bool = True
     ) -> None:
-        """The prompt is computed: its tokens leave P, its blocks stay. Repeatable.
+        """The prompt is computed: its tokens leave P, its blocks stay. Idempotent.
 
-        It is no news where it was computed before it was booked here, as of what was kept or what
-        a replica tells: how fast ranks compute nobody learns by it.
+        With `is_news` false it was computed before it was booked here, according to the disk or a
+        replica, and does not count towards the measured speed of ranks.
         """
         lane = reservation.lane
         assert lane.is_open
@@ -203,7 +203,7 @@ class Ledger:
                 changes.note(slot)
 
     def fade_prefill(self, reservation: Reservation, tokens: int) -> None:
-        """Of an incomplete prefill, so many tokens are left."""
+        """Reduce the remaining tokens of an incomplete prefill to `tokens`."""
         assert not reservation.prefill_done
         self._give_up(reservation, reservation.lane, tokens)
         reservation.prefill_tokens = tokens
@@ -216,7 +216,7 @@ class Ledger:
         """Add private blocks; with a fraction, all blocks of this reservation alone get it.
 
         `decay_fraction` in [0, 1] is absolute, not cumulative; without it the fractions stay as
-        they are and a new block weighs 1. `count` blocks at once are as many one after another.
+        they are and a new block weighs 1. `count` blocks at once equal that many single calls.
         """
         assert reservation.live
         self.touch(reservation, now)
@@ -230,7 +230,7 @@ class Ledger:
     def resume_outputs(
         self, reservation: Reservation, whole: int, faded: int, fraction: float
     ) -> None:
-        """Give a reservation that has none the output blocks it had in another life."""
+        """Restore the output blocks of a reservation from before a restart; it must have none."""
         assert reservation.live
         self._outputs.resume(reservation, whole, faded, fraction)
         self._grew(reservation)
@@ -238,13 +238,13 @@ class Ledger:
     def learn_outputs(
         self, reservation: Reservation, outputs: int, faded_at: int, fraction: float
     ) -> None:
-        """Follow what others say: so many output blocks, the first `faded_at` with a fraction."""
+        """Adopt the output reported by a replica: `outputs` blocks, the first `faded_at` faded."""
         assert reservation.live
         self._outputs.learn(reservation, outputs, faded_at, fraction)
         self._grew(reservation)
 
     def free(self, reservation: Reservation) -> None:
-        """Take a live reservation out of the book."""
+        """Remove a live reservation from the book."""
         slot, lane = reservation.slot, reservation.lane
         assert lane.is_open
         self._take_out(reservation)
@@ -268,7 +268,7 @@ class Ledger:
         self._deadlines.remove(reservation)
         blocks = self.blocks
         blocks.release(reservation.chain, lane.number)
-        reservation.chain = blocks.root  # who still holds the reservation holds no blocks
+        reservation.chain = blocks.root  # a reference to the reservation must not keep blocks
         if reservation.whole_outputs or reservation.faded_outputs:
             self._outputs.drop(reservation)
         reservation.leave()
@@ -276,12 +276,12 @@ class Ledger:
         if self.changes is not None and self.changes.names_wanted:
             self.changes.ended.append(reservation.fairness_id)
 
-    # -- a rank goes ---------------------------------------------------------------------------
+    # -- ranks that leave ----------------------------------------------------------------------
 
     def drop_slot(self, slot: int) -> int:
-        """Empty a slot whose rank has gone; returns how many reservations that ended.
+        """Empty a slot whose rank has left; return how many reservations that ended.
 
-        They are live no longer and count nowhere; `sweep` returns them later. O(1), whatever their
+        They are no longer live and count nowhere; `sweep` returns them later. O(1), whatever their
         number.
         """
         self.loads.forget_churn(slot)
@@ -297,9 +297,9 @@ class Ledger:
         return dropped
 
     def sweep(self, limit: int) -> list[Reservation]:
-        """Let go of up to `limit` dropped reservations and return them; see `is_swept`.
+        """Remove up to `limit` dropped reservations and return them; see `is_swept`.
 
-        Long prompts of their own count for several.
+        A long unshared prompt counts as several.
         """
         swept: list[Reservation] = []
         blocks, closed = self.blocks.blocks, self._all_lanes.closed
@@ -332,10 +332,10 @@ class Ledger:
             self._deadlines.add(reservation, ttl_s, now)
 
     def expired(self, now: float, limit: int) -> list[Reservation]:
-        """Live reservations whose time has passed since they were last touched.
+        """Return live reservations whose deadline has passed.
 
-        Looks at no more than `limit` deadlines; `next_expiry() <= now` tells that there is more to
-        look at. Frees nothing: what is returned will be returned again until it is freed.
+        Looks at no more than `limit` deadlines; `next_expiry() <= now` tells that there are more to
+        look at. Frees nothing: a reservation is returned again until it is freed.
         """
         due = self._deadlines.due(now, limit)
         for reservation in due:
@@ -344,20 +344,20 @@ class Ledger:
         return [reservation for reservation in due if reservation.live]
 
     def next_expiry(self) -> float:
-        """When `expired` may have something to do next; infinity if nothing can expire."""
+        """When `expired` may next have something to do; infinity if nothing can expire."""
         return self._deadlines.next()
 
     # -- reading -------------------------------------------------------------------------------
 
     def column_of(self, groups: list[tuple[int, Slots]]) -> Floats:
-        """Return (blocks, slots) as a column by slot."""
+        """Convert (blocks, slots) to a column by slot."""
         column = np.zeros(len(self._lanes))
         for blocks, slots in groups:
             column[slots] = blocks
         return column
 
     def shared_groups(self, sequence_hashes: PackedHashes) -> list[tuple[int, Slots]] | None:
-        """The formula's m as (blocks, slots), disjoint; None when it is 0 everywhere.
+        """Return the formula's m as (blocks, slots), disjoint; None if it is 0 everywhere.
 
         The longest common prefix, in blocks, with the chain of any live reservation on the slot.
         """
@@ -365,16 +365,16 @@ class Ledger:
         return self._all_lanes.slots_in(groups) or None
 
     def chain_of(self, reservation: Reservation) -> PackedHashes:
-        """The sequence hashes a live reservation was booked with."""
+        """Return the sequence hashes a live reservation was booked with."""
         assert reservation.live
         return self.blocks.chain(reservation.chain)
 
     def lane_of(self, slot: int) -> int:
-        """The number under which chains know who is on a slot now."""
+        """Return the lane number under which chains know the current users of a slot."""
         return self._lanes[slot].number
 
     def all_reservations(self) -> Iterator[Reservation]:
-        """Yield every reservation in the book, also those whose rank has gone."""
+        """Yield every reservation in the book, including those whose rank has left."""
         for lane in self._all_lanes:
             yield from lane.reservations.values()
 
@@ -385,7 +385,7 @@ class Ledger:
     # -- inside --------------------------------------------------------------------------------
 
     def _changed(self, slot: int, changes: LoadChanges) -> None:
-        """Its blocks or tokens have, its requests have not become more."""
+        """Note a change of a slot's blocks or tokens, without more requests."""
         if (
             self.loads.decode[slot] > changes.decode_alarm
             or self.loads.prefill_left[slot] > changes.prefill_alarm
@@ -395,14 +395,15 @@ class Ledger:
             changes.note(slot)
 
     def _give_up(self, reservation: Reservation, lane: Lane, left: int | None = None) -> None:
-        """A prompt leaves P without having been computed, or so many of its tokens are left.
+        """Remove a prompt, or all but `left` of its tokens, from P without its being computed.
 
-        If its turn had come, what may have been done was of its tokens: with them it is over, or
-        those behind it would count as done, by nobody's word, for as long as nobody says any.
+        If its turn had come, the tokens that may already be computed were its own and are removed
+        with it. Otherwise the prompts behind it would be credited with them, without any report,
+        until the rank reports again.
         """
         slot, name, queue = reservation.slot, reservation.reservation_id, lane.queue
         loads, tokens, gone = self.loads, reservation.prefill_tokens, left is None
-        # if nobody knows, its turn may have come
+        # if its place is unknown, its turn may have come
         begun = tokens if name not in queue or next(iter(queue)) == name else 0
         if not left:
             left = 0
@@ -414,7 +415,7 @@ class Ledger:
         loads.give_up(slot, loads.prefill_left[slot] - tokens + left, begun, gone)
 
     def _grew(self, reservation: Reservation) -> None:
-        """Follow its output; a fraction of its blocks is a fraction of its context."""
+        """Follow an output change; a fraction of its blocks is a fraction of its context."""
         blocks = reservation.prompt_blocks + reservation.output_blocks
         if reservation.output_fraction != 1.0:
             blocks = rounded(reservation.output_fraction * blocks)
@@ -427,7 +428,7 @@ class Ledger:
             self._changed(slot, self.changes)
 
     def check(self) -> None:
-        """Assert every promise of the ledger; O(everything)."""
+        """Assert all invariants of the ledger; O(everything)."""
         loads = self.loads
         self.blocks.check()
         assert self.live == sum(len(lane.reservations) for lane in self._lanes)

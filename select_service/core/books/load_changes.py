@@ -1,9 +1,9 @@
-"""Which slots may have become busy or full, or free again, since somebody looked.
+"""Which slots may have become busy or full, or free again, since the last check.
 
 Kept only for a partition with a gate (`gatekeeping.py`), which reads and clears it when the next
-request asks. Only more load can make a rank busy, and only beyond the lowest limit of all; only
-less can make a busy one free. What the ledger has at hand tells both, so nearly every booking and
-every end costs three comparisons and is forgotten.
+request arrives. Only more load can make a rank busy, and only beyond the lowest of all limits; only
+less load can free a busy one. The ledger has the numbers for both at hand, so nearly every booking
+and end costs three comparisons and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class LoadChanges:
-    """A notebook; the ledger writes, the gate's keeper reads.
+    """A notebook; the ledger writes it, the gate's keeper reads it.
 
     Args:
-        busy: slots that are, kept up by those who judge them.
-        full: the same.
+        busy: the busy slots, maintained by the keeper.
+        full: the full slots, likewise.
     """
 
     __slots__ = (
@@ -38,22 +38,22 @@ class LoadChanges:
 
     def __init__(self, busy: AbstractSet[int], full: AbstractSet[int]) -> None:
         self.look = True
-        """Whether anything is to be looked at before the next request is judged: a change, a slot
-        that is busy or full, names, or that there are no slots."""
+        """Whether anything needs checking before the next request is judged: a change, a slot that
+        is busy or full, names, or that there are no slots."""
         self.slots: set[int] = set()
         self.busy = busy
         self.full = full
         self.prefill_alarm = math.inf
-        """No slot is busy that has no more prefill tokens than that."""
+        """No slot is busy with at most this many prefill tokens."""
         self.decode_alarm = math.inf
-        """Nor with no more blocks than that."""
+        """Nor with at most this many blocks."""
         self.requests_alarm = math.inf
-        """No worker is full while a slot has fewer requests than that."""
-        self.names_wanted = False  # whether somebody asks whose requests begin and end
-        self.begun: list[str] = []  # then, fairness ids
+        """No worker is full while a slot has fewer requests than this."""
+        self.names_wanted = False  # whether to record whose requests begin and end
+        self.begun: list[str] = []  # if so, fairness ids
         self.ended: list[str] = []
 
     def note(self, slot: int) -> None:
-        """A slot may be busy or full now, or no more."""
+        """Note that a slot may have become busy or full, or no longer be so."""
         self.slots.add(slot)
         self.look = True

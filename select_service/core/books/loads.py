@@ -1,6 +1,6 @@
-"""The loads of a partition as one string of bytes: what a decision met, cheap to keep.
+"""The loads of a partition as one byte string: the input of a decision, cheap to keep.
 
-The ledger and the kernel make them, `decisions/explained_terms.py` and replays read them.
+The ledger and the kernel create them; `decisions/explained_terms.py` and replays read them.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "PACE", "TOTALS", "Loads", "ranks_in", "unpacked", "worked_off"]
 
 COLUMNS: Final = 4
-"""By slot, doubles: P, D, the churn, and the context."""
+"""Columns by slot, as doubles: P, D, the churn, and the context."""
 
 TOTALS: Final = Layout("=dd")
-"""Behind them: prompts not computed yet, and the turnover, which no column tells."""
+"""After them: the number of prompts not computed yet, and the turnover, which no column has."""
 
 QUEUE_COLUMNS: Final = 2
-"""Where queues are told of, behind those: since when each is as it is, and `ahead`, ..."""
+"""With queues, two more columns follow: the time of each queue's last report, and `ahead`, ..."""
 
 PACE: Final = Layout("=d")
-"""... and what a rank computes in a second. Whether they are there is told by the length."""
+"""... and the tokens a rank computes per second. The length tells whether they are present."""
 
 _VALUE: Final = 8
 
 
 class Loads(NamedTuple):
-    """What `SlotLoads.pack` tells."""
+    """The content of `SlotLoads.pack`."""
 
     prefill: Floats  # tokens by slot
     decode: Floats  # blocks
     churn: Floats  # tokens computed lately
-    context: Floats  # blocks, what requests weigh, and waits for seats; `SlotLoads.context`
+    context: Floats  # blocks, fixed weights of requests, and waits for seats; `SlotLoads.context`
     prefilling: float  # requests of all slots whose prefill is not complete
     turnover: float  # tokens, of all slots; `Recent.turnover`
-    heard: Floats | None = None  # monotonic seconds; None: nothing was told of queues
+    heard: Floats | None = None  # monotonic seconds; None: no queues included
     ahead: Floats | None = None  # tokens that a rank may have computed since
-    pace: float = 0.0  # tokens a second of one rank
+    pace: float = 0.0  # tokens per second of one rank
 
 
 def worked_off(heard: Floats, ahead: Floats, pace: float, now: float) -> Floats:
-    """Return the tokens of each queue that count as computed though nobody has said so yet.
+    """Return the tokens of each queue that count as computed before a rank has reported it.
 
-    A rank tells of a prompt when all of it is computed, and of several at the end of a step: until
-    then its queue stands still. (now - heard) · pace of it is gone, and at most `ahead`.
+    A rank reports a prompt when all of it is computed, and several at the end of a step; until then
+    its queue stands still. (now - heard) · pace tokens of it are gone, and at most `ahead`.
 
     Args:
-        heard: when the queue was known last, in monotonic seconds.
-        ahead: tokens, at most.
-        pace: tokens a second.
+        heard: when the queue was last known, in monotonic seconds.
+        ahead: upper bound in tokens.
+        pace: tokens per second.
         now: monotonic seconds.
     """
     worked: Floats = np.minimum(np.maximum((now - heard) * pace, 0.0), ahead)
@@ -61,15 +61,16 @@ def worked_off(heard: Floats, ahead: Floats, pace: float, now: float) -> Floats:
 
 
 def ranks_in(packed: bytes) -> int:
-    """Return of how many slots these are.
+    """Return the number of slots in packed loads.
 
     Raises:
-        ValueError: they are no loads.
+        ValueError: the bytes are not packed loads.
     """
     ranks, rest = divmod(len(packed) - TOTALS.size, COLUMNS * _VALUE)
     if ranks >= 0 and not rest:
         return ranks
-    more = len(packed) - TOTALS.size - PACE.size  # never a multiple of the other, so one of both
+    # never a multiple of the other, so the two forms cannot be confused
+    more = len(packed) - TOTALS.size - PACE.size
     ranks, rest = divmod(more, (COLUMNS + QUEUE_COLUMNS) * _VALUE)
     if ranks < 0 or rest:
         raise ValueError(f"loads of {len(packed)} bytes")
@@ -77,10 +78,10 @@ def ranks_in(packed: bytes) -> int:
 
 
 def unpacked(packed: bytes) -> Loads:
-    """Return what they say; the columns are views.
+    """Return the unpacked loads; the columns are views.
 
     Raises:
-        ValueError: they are no loads.
+        ValueError: the bytes are not packed loads.
     """
     ranks = ranks_in(packed)
     columns = np.frombuffer(packed, count=COLUMNS * ranks).reshape(COLUMNS, ranks)

@@ -1,8 +1,8 @@
-"""The output blocks of reservations, and the fractions that decoding gives to what is theirs alone.
+"""Output blocks of reservations, and the fractions that decoding gives to unshared blocks.
 
-Here the sums of weights (`decode_blocks.py`) and the fractions of chains (`active_blocks.py`) are
-kept in step with a reservation's own facts; what that makes of the load of its slot is the matter
-of `ledger.py`, the only caller, which adds whole blocks to whole blocks by itself.
+It keeps the sums of weights (`decode_blocks.py`) and the fractions of chains (`active_blocks.py`)
+in step with a reservation's own facts. `ledger.py`, the only caller, derives the load of the slot,
+and adds whole blocks to whole blocks by itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Outputs:
         self._weights = weights
 
     def fade(self, reservation: Reservation, count: int, fraction: float) -> None:
-        """Add so many blocks; all blocks of this reservation alone get the fraction."""
+        """Add `count` blocks; all blocks of this reservation alone get the fraction."""
         outputs = reservation.output_blocks + count
         if fraction == 1.0:
             self._become(reservation, outputs, 0, fraction)
@@ -41,17 +41,17 @@ class Outputs:
         self._blocks.fade(reservation.chain, reservation.lane.number, fraction)
 
     def resume(self, reservation: Reservation, whole: int, faded: int, fraction: float) -> None:
-        """Give a reservation that has none the blocks it had in another life.
+        """Restore the blocks of a reservation from before a restart; it must have none.
 
         The blocks it alone references get the fraction again. A prompt block that was faded and
-        shared afterwards weighs 1 again: which history it had is not among a reservation's facts.
+        later shared weighs 1 again, because its history is not among a reservation's facts.
         """
         self._become(reservation, whole, faded, fraction)
         if fraction != 1.0:
             self._blocks.fade(reservation.chain, reservation.lane.number, fraction)
 
     def learn(self, reservation: Reservation, outputs: int, faded_at: int, fraction: float) -> None:
-        """Follow what others say: so many blocks, the first `faded_at` with a fraction."""
+        """Adopt reported output: `outputs` blocks, the first `faded_at` with a fraction."""
         faded = faded_at if fraction != 1.0 else 0
         refade = faded_at > 0 and (
             reservation.faded_outputs != faded or reservation.output_fraction != fraction
@@ -61,7 +61,7 @@ class Outputs:
             self._blocks.fade(reservation.chain, reservation.lane.number, fraction)
 
     def drop(self, reservation: Reservation) -> None:
-        """Have none; what its prompt weighs stays."""
+        """Remove all output blocks; the weight of the prompt stays."""
         self._become(reservation, 0, 0, reservation.output_fraction)
 
     def _become(self, reservation: Reservation, whole: int, faded: int, fraction: float) -> None:

@@ -1,6 +1,6 @@
-"""The rows of the load columns that a step of a reservation's life changes, all in one go.
+"""Updates all rows of the load columns for one step of a reservation's life in one go.
 
-The plain twin of the one in `_load_rows.pyx`: same names, same answers.
+The plain twin of `_load_rows.pyx`: same names, same answers. `slot_loads.py` owns the columns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["LoadRows"]
 
 
 class LoadRows:
-    """Columns, which must be of one length; `slot_loads.py` says what they hold."""
+    """Columns of equal length; `slot_loads.py` documents their content."""
 
     __slots__ = (
         "_ahead",
@@ -45,7 +45,7 @@ class LoadRows:
         seats: Slots,
         wait: Floats,
     ) -> None:
-        # one element at a time: numpy takes half as long again
+        # single elements of a memoryview: numpy takes 1.5 times as long
         self._prefill, self._decode = prefill.data, decode.data
         self._churn, self._context = churn.data, _floats(context)
         self._requests, self._computing = requests.data, computing.data
@@ -63,18 +63,18 @@ class LoadRows:
         blocks: int,
         now: float,
     ) -> None:
-        """A request came.
+        """Add a request.
 
         Args:
-            slot: whose row.
+            slot: its row.
             left: tokens to compute there now.
-            tokens: of those, its own.
-            requests: there now.
+            tokens: the request's own part of them.
+            requests: number there now.
             decode: blocks there now.
-            blocks: it attends to.
+            blocks: blocks the request attends to.
             now: monotonic seconds.
         """
-        if not self._prefill[slot]:  # it is the queue, and begins now
+        if not self._prefill[slot]:  # the queue was empty: it starts now
             self._heard[slot], self._ahead[slot] = now, float(left)
         self._prefill[slot] = left
         self._churn[slot] += tokens
@@ -82,16 +82,16 @@ class LoadRows:
         self._computing[slot] += 1
         self._decode[slot] = decode
         self._context[slot] += blocks
-        if requests >= self._seats[slot]:  # the next one waits, for this one too
+        if requests >= self._seats[slot]:  # the next one also waits for this one
             self._context[slot] += self._wait[slot]
 
     def complete(self, slot: int, left: int, head: int, now: float) -> None:
-        """A prompt is computed.
+        """Complete a prefill.
 
         Args:
-            slot: whose row.
+            slot: its row.
             left: tokens to compute there now.
-            head: of those, those of the prompt whose turn it is; 0: nobody knows.
+            head: the part of them in the prompt whose turn it is; 0: unknown.
             now: monotonic seconds.
         """
         self._prefill[slot] = left
@@ -102,24 +102,24 @@ class LoadRows:
         self._ahead[slot] = most if most < left else left  # noqa: FURB136 - min() is slow
 
     def lengthen(self, slot: int, decode: int, blocks: int) -> None:
-        """A request has become longer.
+        """Lengthen a request.
 
         Args:
-            slot: whose row.
+            slot: its row.
             decode: blocks there now.
-            blocks: it attends to beside those it did.
+            blocks: additional blocks it attends to.
         """
         self._decode[slot] = decode
         self._context[slot] += blocks
 
     def give_up(self, slot: int, left: int, begun: int, prompts: int) -> None:
-        """Nobody computes a prompt, or not all of it.
+        """Remove prompts, or parts of one, that will not be computed.
 
         Args:
-            slot: whose row.
+            slot: its row.
             left: tokens to compute there now.
-            begun: of those given up, tokens of the prompt whose turn it was.
-            prompts: that are given up as a whole.
+            begun: removed tokens of the prompt whose turn it was.
+            prompts: number of prompts removed as a whole.
         """
         self._prefill[slot] = left
         self._computing[slot] -= prompts
@@ -127,7 +127,7 @@ class LoadRows:
         self._ahead[slot] = left if ahead > left else ahead  # noqa: FURB136 - as above
 
     def free(self, slot: int, requests: int, decode: int, blocks: int) -> None:
-        """A request whose prompt is computed went; arguments as above."""
+        """Remove a request whose prompt is computed; arguments as above."""
         self._requests[slot] = requests
         self._decode[slot] = decode
         self._context[slot] -= blocks

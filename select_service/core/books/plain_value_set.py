@@ -1,6 +1,6 @@
-"""A set of 64-bit values, entered and discarded by the packed run.
+"""A set of 64-bit values, entered and discarded in packed runs.
 
-The plain twin of the one in `_value_set.pyx`: same names, same answers, on Python's own set.
+The plain twin of the one in `_value_set.pyx`: same names, same answers, based on Python's set.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class ValueSet:
         return iter(self._values)
 
     def enter(self, packed: PackedHashes) -> int:
-        """Add a run of values; return how many were not in."""
+        """Add a packed run of values; return how many were new."""
         return self.enter_run(unpack_native(packed))
 
     def enter_run(self, run: tuple[int, ...]) -> int:
-        """Add the values of a run; return how many were not in."""
+        """Add the values of a run; return how many were new."""
         values = self._values
         before = len(values)
         values.update(run)
@@ -50,12 +50,12 @@ class ValueSet:
         self.leave_run(unpack_native(packed))
 
     def leave_run(self, run: tuple[int, ...]) -> None:
-        """Discard the values of a run: in half the time where they are the very objects entered."""
-        # now and then it builds the table anew in one go, as `update` does of one that has changed
-        # as much: no new kind of pause, and 40 % less than discarding one by one
+        """Discard the values of a run; twice as fast with the very objects that were entered."""
+        # It sometimes rebuilds the table in one go, as `update` does after as many changes: no new
+        # kind of pause, and 40 % less than discarding one by one.
         self._values.difference_update(run)
         if not self._values:
-            self._values = set()  # the table of a set that was large stays large
+            self._values = set()  # the table of a formerly large set stays large
 
     def discard(self, value: int) -> None:
         """Discard one value."""

@@ -24,7 +24,7 @@ class Lane:
         self.number = number
         self.reservations: dict[str, Reservation] = {}
         self.queue: OrderedDict[str, int] = OrderedDict()
-        """Tokens of those still to be computed, by id and as they came: whose turn it is; see
+        """Tokens still to be computed, by id in order of arrival, which tells whose turn it is; see
         `SlotLoads.follows_queues`."""
         self.is_open = True
 
@@ -34,7 +34,7 @@ _NOWHERE.is_open = False
 
 
 class Lease:
-    """One owner's promise to be alive, and who lives under it. Written by `leases.py` only."""
+    """One owner's promise to be alive. Written by `Leases` only."""
 
     __slots__ = ("deadline", "is_open", "lease_id", "owner", "reservations", "touched", "ttl_s")
 
@@ -42,7 +42,7 @@ class Lease:
         self.lease_id = lease_id
         self.owner = owner
         self.reservations: OrderedDict[Reservation, None] = OrderedDict()
-        """Who lives under it; those of ranks that went too, until they are swept."""
+        """Reservations under it; including those of ranks that left, until they are swept."""
         self.touched = now
         self.ttl_s = 0.0
         self.deadline = 0.0
@@ -50,7 +50,7 @@ class Lease:
 
 
 class Reservation:
-    """One booked request. Written by the ledger, but for the plain facts at the end."""
+    """One booked request. Written by the ledger, except for the plain facts at the end."""
 
     __slots__ = (
         "chain",
@@ -100,15 +100,15 @@ class Reservation:
         self.whole_outputs = 0  # output blocks of weight 1
         self.faded_outputs = 0  # output blocks of weight output_fraction
         self.output_fraction = 1.0
-        self.prompt_blocks = 0  # of its slot's context, what it came with
-        self.context_blocks = 0  # of its slot's context, what is its own
+        self.prompt_blocks = 0  # its initial part of the slot's context
+        self.context_blocks = 0  # its current part of the slot's context
         self.created = now
-        self.first_token_at = 0.0  # when this process was told of it; 0: it was not
+        self.first_token_at = 0.0  # when it was reported to this process; 0: not reported
         self.touched = now  # last lifecycle call
         self.ttl_s = 0.0  # 0: never expires by itself
         self.deadline = 0.0  # when it expires, if it can
-        # Facts the ledger only keeps:
-        self.fairness_id = ""  # whose share of the pool it is
+        # Facts the ledger only stores:
+        self.fairness_id = ""  # whose share of the pool it counts against
         self.isl_tokens = 0
         self.selection_id: str | None = None
         self.lora_name: str | None = None
@@ -116,20 +116,20 @@ class Reservation:
         self.expected_output_tokens: int | None = None
         self.track_prefill_tokens = True
         self.fingerprint: bytes | None = None  # of the request, to recognise a repeat
-        self.lease: Lease | None = None  # `leases.py` writes it; then no deadline of its own
-        self.origin: str | int = "local"  # or the router id of the replica it was learnt from
-        self.claim: Claim | None = None  # whose word it is, when replicas talk
+        self.lease: Lease | None = None  # written by `leases.py`; excludes a deadline of its own
+        self.origin: str | int = "local"  # or the router id of the replica that reported it
+        self.claim: Claim | None = None  # which replica owns it, when replicas talk
 
     @property
     def live(self) -> bool:
-        """Whether it is in the book: neither freed, nor has its rank gone."""
+        """Whether it is in the book: neither freed nor on a rank that has left."""
         return self.lane.is_open
 
     @property
     def output_blocks(self) -> int:
-        """Output blocks so far, whatever their fraction."""
+        """Output blocks so far, regardless of their fraction."""
         return self.whole_outputs + self.faded_outputs
 
     def leave(self) -> None:
-        """It is in no lane any more."""
+        """Remove it from its lane."""
         self.lane = _NOWHERE

@@ -1,8 +1,8 @@
-"""What every slot carries, as columns of numbers, and their sums: what decisions read.
+"""The load of every slot, as columns of numbers, and their sums: the input of decisions.
 
-Only the ledger writes here, with every booking and lifecycle call (`ledger.py`), the steps that all
-requests take by way of rows (`_load_rows.pyx`). Who is booked is not known here; prices, gates and
-queues read the columns, and what is kept of a decision is a copy of them (`loads.py`). Contract 4.
+Only the ledger writes here, with every booking and lifecycle call (`ledger.py`); the steps common
+to all requests update single rows (`_load_rows.pyx`). Reservations are not known here. Prices,
+gates and queues read the columns, and a decision keeps a copy of them (`loads.py`). Contract 4.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 __all__ = ["SEATS_MAX", "STEP_TOKENS", "SlotLoads"]
 
 STEP_TOKENS: Final = 8_192
-"""What a rank computes in one step where its record says nothing (`max_num_batched_tokens`)."""
+"""Tokens a rank computes per step if its record does not say (`max_num_batched_tokens`)."""
 
 SEATS_MAX: Final = 2**62
-"""Requests that a rank runs at once where its record says nothing (`max_num_seqs`), or more."""
+"""Requests a rank runs at once if its record does not say (`max_num_seqs`); also the maximum."""
 
 
 class SlotLoads:
-    """The columns of one ledger, one row a slot; 0 where nobody sits.
+    """The columns of one ledger, one row per slot; 0 for an unused slot.
 
-    They are replaced, not resized, by `ensure`; read them through this object every time.
+    `ensure` replaces them rather than resizing; read them through this object every time.
     """
 
     __slots__ = (
@@ -74,32 +74,32 @@ class SlotLoads:
         self.requests: Slots = np.zeros(0, dtype=np.int64)
         """Live reservations."""
         self.computing: Slots = np.zeros(0, dtype=np.int64)
-        """Of them, those whose prefill is not complete."""
+        """The ones whose prefill is not complete."""
         self.prefilling = 0
-        """The sum of that."""
+        """The sum of `computing`."""
         self.context: Floats = np.zeros(0)
-        """Blocks that live requests attend to: those several have in common count for each, as an
-        engine reads them for each, and a prompt without a whole block counts as one. Each request
-        has `Ledger.sequence_blocks` beside them, and from the one in the last seat on `wait`. Whole
-        numbers."""
+        """Blocks that live requests attend to. Shared blocks count for each request, as an engine
+        reads them for each, and a prompt without a whole block counts as one. Each request adds
+        `Ledger.sequence_blocks`, and those from the last seat on add `wait`. Whole numbers."""
         self.seats: Slots = np.zeros(0, dtype=np.int64)
-        """Requests that each rank runs at once; who comes when they are taken waits there."""
+        """Requests each rank runs at once; further requests wait for a seat."""
         self.wait: Floats = np.zeros(0)
-        """What it weighs in the context to wait until one more of them has ended."""
+        """Weight in the context of waiting until one more request has ended."""
         self.churn: Floats = np.zeros(0)
-        """Prefill tokens booked lately, which `recent` forgets: what went into a cache."""
+        """Prefill tokens booked lately, decayed by `recent`: what entered a cache."""
         self.heard: Floats = np.zeros(0)
-        """When P was known to be what is still to be computed, in monotonic seconds: when somebody
-        came to an empty queue, and whenever a prompt is said to be computed."""
+        """When P was last known to be accurate, in monotonic seconds: when a request came to an
+        empty queue, and whenever a prompt is reported as computed."""
         self.ahead: Floats = np.zeros(0)
-        """Tokens of P that may have been computed since without a word: what was in it then, and no
-        more than the steps of the prompt whose turn it was, after which its first token would have
-        come. Of a rank that hangs no more is thought to be done, however long it says nothing."""
+        """Tokens of P that may have been computed since without a report: at most what was in it
+        then, and at most the steps of the prompt whose turn it was, after which its first token
+        would have come. So a rank that hangs is never credited with more, however long it is
+        silent."""
         self.step: Floats = np.zeros(0)
         """Tokens that each rank computes in a step."""
         self.follows_queues = False
-        """Whether it is known whose turn it is, and `pack` says what is behind P, too: only who
-        prices by it pays for that."""
+        """Whether it is known whose turn it is, and `pack` includes the queues, too. Only pricing
+        that uses them pays for it."""
         self.work = WorkDone()
         self.recent = Recent(self.work, prior_tokens_per_s=prior_tokens_per_s)
         self._write_anew()
@@ -126,17 +126,17 @@ class SlotLoads:
         self._write_anew()
 
     def _write_anew(self) -> None:
-        """The columns are others."""
+        """Rebuild `rows` for new columns."""
         columns = self.prefill, self.decode, self.churn, self.context, self.requests, self.computing
         self.rows = LoadRows(*columns, self.heard, self.ahead, self.step, self.seats, self.wait)
-        """One row at a time, for the steps that every request takes."""
+        """Single-row updates, for the steps that every request takes."""
         self.packed = b""
-        """What `pack` returns, b"" when it has to be made anew: any load has changed."""
+        """Cached result of `pack`; b"" after any load has changed."""
 
     def pack(self) -> bytes:
         """Return P, D, churn and context of every slot, and their `TOTALS`; see `loads.py`.
 
-        It is the same object while nothing changes.
+        The same object is returned as long as nothing changes.
         """
         if not self.packed:
             columns = self.prefill, self.decode, self.churn, self.context
@@ -147,24 +147,24 @@ class SlotLoads:
             self.packed = b"".join(told)
         return self.packed
 
-    # -- what is known of ranks ----------------------------------------------------------------
+    # -- facts about ranks -------------------------------------------------------------------------
 
     def limit_step(self, slot: int, tokens: int | None) -> None:
-        """Who sits on a slot computes so many tokens in a step; None: nobody says."""
+        """Set how many tokens the rank on a slot computes per step; None: unknown."""
         step = float(STEP_TOKENS if tokens is None else tokens)
-        if step == self.step[slot]:  # as whoever registers again and again says
+        if step == self.step[slot]:  # the usual case: workers register again and again
             return
         self.step[slot] = step
         self.ahead[slot] = min(self.ahead[slot], step)
         self.packed = b""
 
     def limit_seats(self, slot: int, seats: int | None, wait: int) -> None:
-        """Who sits on a slot runs so many requests at once.
+        """Set how many requests the rank on a slot runs at once.
 
         Args:
-            slot: whose.
-            seats: 1 or more; None: nobody says.
-            wait: blocks that the context has more for each that the next one must wait for.
+            slot: the rank's slot.
+            seats: 1 or more; None: unknown.
+            wait: blocks added to the context for each request the next one must wait for.
         """
         seats = SEATS_MAX if seats is None else min(seats, SEATS_MAX)
         if seats == self.seats[slot] and wait == self.wait[slot]:  # as above
@@ -175,7 +175,7 @@ class SlotLoads:
         self.packed = b""
 
     def waits(self, slot: int) -> float:
-        """What the next one on a slot waits for weighs so much in its context."""
+        """Return the weight, in a slot's context, of what its next request waits for."""
         before = max(0, int(self.requests[slot]) + 1 - int(self.seats[slot]))
         return before * float(self.wait[slot])
 
@@ -183,16 +183,16 @@ class SlotLoads:
         """Count ranks that have something to compute and seem to hang; see `WorkDone.silent`."""
         return self.work.silent(now, self.prefill, self.ahead, self.recent.pace)
 
-    # -- what goes in another way than computed, or all at once --------------------------------
+    # -- removal without computing, or all at once ------------------------------------------------
 
     def give_up(self, slot: int, left: int, begun: int = 0, prompts: int = 0) -> None:
-        """Of P so many tokens are left, and nobody has computed the others.
+        """Set P of a slot to `left`; the tokens removed were not computed.
 
         Args:
-            slot: whose.
-            left: tokens; more than there are is right, too.
-            begun: of those given up, tokens of the prompt whose turn it was.
-            prompts: that are given up as a whole.
+            slot: the slot.
+            left: remaining tokens; may also be more than before.
+            begun: removed tokens of the prompt whose turn it was.
+            prompts: number of prompts removed as a whole.
         """
         before = self.prefill_left[slot]
         self.prefill_left[slot] = left
@@ -206,19 +206,19 @@ class SlotLoads:
             self.work.stops(slot)
 
     def clear(self, slot: int) -> None:
-        """Whoever was on a slot has gone, with all that was booked there. O(1)."""
+        """Empty a slot whose rank has left, with everything booked there. O(1)."""
         self.give_up(slot, 0, prompts=int(self.computing[slot]))
         self.requests[slot] = 0
         self.decode[slot] = self.context[slot] = 0.0
 
     def forget_churn(self, slot: int) -> None:
-        """Whoever comes to a slot has an empty cache. O(slots)."""
+        """Reset the churn of a slot, since a new rank has an empty cache. O(slots)."""
         self.churn[slot] = 0.0
         self.recent.churned = float(self.churn.sum())
         self.packed = b""
 
     def check(self) -> None:
-        """Assert every promise; O(slots)."""
+        """Assert all invariants; O(slots)."""
         columns = self.prefill, self.decode, self.churn, self.context
         loads = b"".join(column.tobytes() for column in columns)
         loads += TOTALS.pack(self.prefilling, self.recent.turnover)

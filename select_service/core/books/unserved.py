@@ -1,9 +1,9 @@
-"""Who was asked for where nobody is: of scopes whose workers have all gone, how often.
+"""Demand for scopes without workers: how often each was asked for.
 
-A scope without workers is given up after a while, and what it was asked for with it. Who has scaled
-a fleet to nothing has to hear of the first request that comes again: this is where it is counted.
-Only scopes that had workers are: names are cheap to make up. `verbs/reading.py` adds to it,
-`edge/metrics/demand.py` tells it.
+A scope without workers is dropped after a while, and its counters with it. An operator who has
+scaled a fleet to zero must learn of the first request that comes again: it is counted here. Only
+scopes that once had workers are counted, because names are cheap to make up. `verbs/reading.py`
+adds to it, `edge/metrics/demand.py` exports it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 __all__ = ["UNSERVED_MAX", "Unserved"]
 
 UNSERVED_MAX: Final = 64
-"""Scopes, as many as have series of their own by default; who was asked for first gives way."""
+"""Scopes, as many as have series of their own by default; the oldest is evicted first."""
 
 
 class Unserved:
-    """Requests by scope; only grows while a scope is in it. O(1)."""
+    """Requests by scope; a count only grows while its scope is in it. O(1)."""
 
     def __init__(self) -> None:
         self._counts: dict[Scope, int] = {}
 
     def note(self, scope: Scope) -> None:
-        """One more has asked for it."""
+        """Count one more request for a scope."""
         counts = self._counts
         if scope not in counts and len(counts) >= UNSERVED_MAX:
             del counts[next(iter(counts))]
         counts[scope] = counts.get(scope, 0) + 1
 
     def rows(self) -> list[tuple[Scope, int]]:
-        """Return what has been counted of whom."""
+        """Return the counts by scope."""
         return list(self._counts.items())

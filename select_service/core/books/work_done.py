@@ -1,12 +1,12 @@
-"""What a pool has computed and let go so far, and how long that took: totals that only grow.
+"""What a pool has computed and finished so far, and how long that took: growing totals.
 
-The ledger writes them, a handful of additions per request; `drain_meter.py` reads them
-now and then and makes a rate of their differences.
+The ledger writes them, a handful of additions per request; `drain_meter.py` reads them now and then
+and turns their differences into rates.
 
-How long it took is what ranks say themselves: each computed prompt counts for the time since its
-rank last spoke, or since it was booked if that was later. The clock alone would know nothing of who
-hangs: a prompt that is never computed, or of which nobody ever says so, would keep a rank computing
-on paper, and make all others look slow.
+The time taken comes from the ranks' own reports: each computed prompt counts for the time since its
+rank's last report, or since it was booked if that was later. The clock alone could not tell a
+hanging rank: a prompt that is never computed, or never reported, would keep a rank computing on
+paper, and make all others look slow.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats
 
 SILENCE_S: Final = 30.0
-"""A rank that has something to compute and says nothing for longer may not compute at all."""
+"""A rank with something to compute that reports nothing for longer may not be computing."""
 
 SLOWER_MAX: Final = 32.0
-"""Nor does it seem to hang before it has taken so many times as long as others for what it has
-begun: an engine that is worn is slow by a factor of ten."""
+"""It also must have taken this many times as long as others for what it has begun before it seems
+to hang: a degraded engine is slower by a factor of ten."""
 
 
 class WorkDone:
-    """Totals of one pool of ranks, and when each rank was last heard of, by slot."""
+    """Totals of one pool of ranks, and the time of each rank's last report, by slot."""
 
     __slots__ = (
         "_span_marks",
@@ -46,9 +46,9 @@ class WorkDone:
 
     def __init__(self) -> None:
         self.at = 0.0
-        """Of the last booking or computed prompt: later than that nothing is known to compute."""
+        """Time of the last booking or computed prompt; nothing is known to compute after it."""
         self.computed = 0
-        """Prefill tokens; what was given up is not computed."""
+        """Prefill tokens; prompts that were given up do not count."""
         self.ended = 0
         """Requests."""
         self.computing = 0
@@ -56,18 +56,19 @@ class WorkDone:
         self.said_seconds = 0.0
         """Rank-seconds that computed prompts took."""
         self.unheard = 0
-        """Of `computed`, tokens of which nobody knows how long they took."""
+        """The part of `computed`, in tokens, whose duration is unknown."""
         self.resumed_at = -math.inf
-        """When prompts of another life were booked again: of what was booked until then nobody
-        knows when it was begun."""
+        """When prompts from before a restart were booked again; when these were begun is
+        unknown."""
         self.stirred: list[float] = []
-        """When a request whose prompt is computed last ended on a slot: an engine without room for
-        another prompt has time for what it has, and one that hangs ends nothing."""
+        """When a request with a computed prompt last ended on a slot: an engine without room for
+        another prompt spends its time on those it has, and a hanging engine ends nothing."""
         self._spoke: list[float] = []
-        """When a rank that has something to compute last said that a prompt is computed, or got
-        the first it has."""
+        """When a rank with something to compute last reported a computed prompt, or got its first
+        one."""
         self._unsure: set[int] = set()
-        """Slots where somebody gave up since: what is said next may not be what was waited for."""
+        """Slots where a prompt was given up since: the next report may not be for the expected
+        prompt."""
         self._span_marks = 0.0  # Σ ends - Σ beginnings of times in which any rank computes
 
     def ensure(self, capacity: int) -> None:
@@ -77,18 +78,18 @@ class WorkDone:
         self.stirred += missing
 
     def starts(self, slot: int) -> None:
-        """A rank that had nothing to compute has something."""
+        """Note that an idle rank has something to compute."""
         if not self.computing:
             self._span_marks -= self.at
         self.computing += 1
         self._spoke[slot] = self.at
 
     def hear(self, slot: int, tokens: int, booked_at: float) -> None:
-        """A rank says what it has computed: it took the time since it last spoke, if it was there.
+        """Note a computed prompt: it took the time since the last report, or since it was booked.
 
-        What was booked later went past something else, of which nobody says anything: until then
-        the rank may have had nothing to do. After a long silence in which somebody gave up nobody
-        knows what it did, nor how much of what another life has begun was left to do.
+        A prompt booked later overtook something that was not reported: before it the rank may have
+        been idle. After a long silence in which a prompt was given up it is unknown what the rank
+        did, and likewise how much was left of work begun before a restart.
         """
         since, at = self._spoke[slot], self.at
         self._spoke[slot] = at
@@ -104,11 +105,11 @@ class WorkDone:
         self.said_seconds += at - max(since, booked_at)
 
     def doubt(self, slot: int) -> None:
-        """Somebody gave up a prompt there, and the rank may have spent its time on that."""
+        """Note that a prompt was given up, on which the rank may have spent its time."""
         self._unsure.add(slot)
 
     def stops(self, slot: int) -> None:
-        """A rank has nothing left to compute."""
+        """Note that a rank has nothing left to compute."""
         self.computing -= 1
         self._unsure.discard(slot)
         if not self.computing:
@@ -123,20 +124,20 @@ class WorkDone:
         """Count ranks that have something to compute and seem to hang. O(slots).
 
         They have computed nothing and ended nothing for `SILENCE_S`, and for `SLOWER_MAX` times as
-        long as what may have been begun takes others.
+        long as others take for what may have been begun.
 
         Args:
             now: seconds, monotonic.
             prefill: tokens to compute, by slot.
-            ahead: of them, those that may have been begun.
-            tokens_per_s: what a rank computes.
+            ahead: the part of them that may have been begun.
+            tokens_per_s: speed of a rank.
         """
         allowed = np.maximum(SILENCE_S, ahead * (SLOWER_MAX / tokens_per_s))
         quiet = now - np.maximum(self._spoke, self.stirred) > allowed
         return int(np.count_nonzero(quiet & (prefill > 0.0)))
 
     def check(self, prefill_left: list[int]) -> None:
-        """Assert what is promised of ranks with so many tokens left, by slot."""
+        """Assert the invariants, given the tokens left by slot."""
         assert self.computing == sum(tokens > 0 for tokens in prefill_left)
         assert 0 <= self.unheard <= self.computed
         assert self.said_seconds >= 0.0

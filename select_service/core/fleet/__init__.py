@@ -1,1 +1,1 @@
-"""Who there is: the catalog, the roles of ranks, and who may take a prompt at all."""
+"""The fleet: the catalog, the roles of ranks, and which ranks may take a prompt at all."""

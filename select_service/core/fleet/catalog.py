@@ -1,7 +1,7 @@
 """Worker records and their lifecycle: what was registered, and why it cannot be scheduled.
 
-Holds records, judges each on its own. What a record means together with the rest of its scope
-(pinned block size, listeners, load) is settled in `membership.py`.
+It keeps records and judges each on its own. `membership.py` decides what a record means together
+with the rest of its scope (pinned block size, listeners, load).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RECONCILIATION = "reconciliation failed: "
 
 
 class Worker:
-    """One registered worker: its record, what follows from it, and the slots it occupies."""
+    """One registered worker: its record, derived values, and the slots it occupies."""
 
     __slots__ = (
         *("drain", "lifecycle", "ranks", "reasons", "scope", "slots", "source", "spec", "taints"),
@@ -59,20 +59,19 @@ class Worker:
         self.lifecycle: Lifecycle = "incomplete"
         self.reasons: list[str] = []
         self.drain: str | None = None
-        """Why it takes no more work; "": nobody said why; None: it does.
+        """Why it takes no more work; "": no reason given; None: it takes work.
 
-        An operator's word about the id, no part of the record: registering the worker again, as
-        engines and sources do, leaves it as it is.
-        """
+        Set by an operator for the id, and not part of the record: registering the worker again, as
+        engines and sources do, leaves it unchanged."""
 
     @property
     def has_seat(self) -> bool:
-        """Whether its ranks have load and an index: also while it drains."""
+        """Whether its ranks have load and an index; also true while it drains."""
         return self.lifecycle in _SEATED
 
     @property
     def event_sources(self) -> dict[int, str]:
-        """Return dp_rank → KV-event endpoint; the map, when given, replaces the single one."""
+        """Return dp_rank → KV-event endpoint; the map, if given, replaces the single one."""
         if self.spec.kv_events_endpoints:
             return {int(rank): at for rank, at in self.spec.kv_events_endpoints.items()}
         if self.spec.kv_events_endpoint is not None and len(self.ranks) == 1:
@@ -80,7 +79,7 @@ class Worker:
         return {}
 
     def record(self, kv_ranks: list[KvRankState] | None = None) -> WorkerRecord:
-        """Return the record as every worker route answers it."""
+        """Return the record as every worker route returns it."""
         spec = self.spec
         return WorkerRecord(
             worker_id=spec.worker_id,
@@ -136,7 +135,7 @@ def missing_parts(worker: Worker, *, use_kv_events: bool) -> list[str]:
 
 
 def bad_sources(worker: Worker) -> list[str]:
-    """Return the first event or replay endpoint that breaks the grammar of `endpoint.py`."""
+    """Return the first event or replay endpoint that violates the grammar of `endpoint.py`."""
     for rank, endpoint in sorted(worker.event_sources.items()):
         for kind, address in (("kv_events", endpoint), ("replay", worker.spec.replay_endpoint)):
             if address is None:
@@ -150,12 +149,12 @@ def bad_sources(worker: Worker) -> list[str]:
 
 
 def reconciliation_failed(why: str) -> str:
-    """Return the reason a well-formed record clashes with its surroundings."""
+    """Return the reason why a well-formed record clashes with its surroundings."""
     return _RECONCILIATION + why
 
 
 def worker_not_found(worker_id: int) -> WorkerNotFound:
-    """Return the refusal of an id that nobody has, or nobody this caller may know of."""
+    """Return the refusal of an id that does not exist, or that this caller may not see."""
     return WorkerNotFound(f"worker {worker_id} not found")
 
 
@@ -166,11 +165,11 @@ class Catalog:
         self._workers: dict[int, Worker] = {}
         self._limits = limits
         self.too_parallel = 0  # records refused for their number of ranks
-        self.too_long = 0  # for their length
-        self.too_many = 0  # for the number of others
-        self.changes: Changes | None = None  # when the state is kept on disk
+        self.too_long = 0  # refused for their length
+        self.too_many = 0  # refused for the number of workers
+        self.changes: Changes | None = None  # set if the state is kept on disk
         self.watchers: list[Callable[[Scope, int], None]] = []
-        """Called when a record is another, with each scope that it was or is in."""
+        """Called when a record changes, with each scope that it was or is in."""
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -180,15 +179,15 @@ class Catalog:
         return (self._workers[worker_id] for worker_id in sorted(self._workers))
 
     def ids(self) -> list[int]:
-        """Return all worker ids, in no order. O(workers), and quick at that."""
+        """Return all worker ids, unsorted. O(workers), and fast."""
         return list(self._workers)
 
     def count(self, lifecycle: Lifecycle) -> int:
-        """Return how many stand so. O(workers), 40 ns each."""
+        """Return how many workers are in this lifecycle. O(workers), 40 ns each."""
         return [worker.lifecycle for worker in self._workers.values()].count(lifecycle)
 
     def models(self) -> set[str]:
-        """Return the models that workers serve, or would. O(workers), 80 ns each."""
+        """Return the models of all workers, schedulable or not. O(workers), 80 ns each."""
         return {worker.spec.model_name for worker in self._workers.values()}
 
     def find(self, worker_id: int) -> Worker | None:
@@ -207,7 +206,7 @@ class Catalog:
         return worker
 
     def put(self, worker: Worker) -> None:
-        """Replace the whole record of that id."""
+        """Replace the whole record of its id."""
         before = self._workers.get(worker.worker_id)
         self._workers[worker.worker_id] = worker
         for heed in self.watchers:
@@ -218,7 +217,7 @@ class Catalog:
             self.changes.mark(WORKER, str(worker.worker_id))
 
     def remove(self, worker_id: int) -> None:
-        """Forget the record."""
+        """Remove the record."""
         worker = self._workers.pop(worker_id)
         for heed in self.watchers:
             heed(worker.scope, worker_id)
@@ -226,10 +225,10 @@ class Catalog:
             self.changes.mark(WORKER, str(worker_id))
 
     def check_room(self, worker_id: int) -> None:
-        """Refuse one more worker than there may be.
+        """Check that another worker may be added.
 
         Raises:
-            TooManyWorkers: the id is new, and there are as many as `--workers-max`.
+            TooManyWorkers: the id is new, and there are already `--workers-max`.
         """
         most = self._limits.workers_max
         if len(self._workers) >= most and worker_id not in self._workers:
@@ -237,10 +236,10 @@ class Catalog:
             raise TooManyWorkers(most)
 
     def admit(self, spec: WorkerSpec, source: str = "api") -> Worker:
-        """Return a new, not yet catalogued worker.
+        """Return a new worker that is not yet in the catalog.
 
         Raises:
-            InvalidRequest: more ranks than `--data-parallel-size-max`, or a rank key that is none.
+            InvalidRequest: more ranks than `--data-parallel-size-max`, or an invalid rank key.
             InvalidField: a name or the record is too long.
         """
         limits = self._limits
@@ -283,10 +282,10 @@ class Catalog:
 
 
 def check_name(field: str, text: object, most: int) -> None:
-    """Refuse a name that is too long or cannot be printed; what is no text is not meant.
+    """Refuse a name that is too long or not printable; values other than text are ignored.
 
     Raises:
-        NameRefused: that is so.
+        NameRefused: the name is refused.
     """
     if isinstance(text, str) and (len(text) > most or not text.isprintable()):
         raise NameRefused.of(field, text, most, "name_length_max")

@@ -1,8 +1,9 @@
-"""Which set of so many workers is cheapest to lose together.
+"""Which set of `count` workers is the cheapest to lose together.
 
-A worker takes along what is lost with it alone, and the last of several takes along what they
-share. So what one costs only grows with those who went before it, and the cheapest two need not
-hold the cheapest one. `advising.py` says what is at stake; here are numbers only, in places.
+Losing a worker costs what only it holds, and losing the last of several costs what they share. So
+the cost of one only grows with those lost before it, and the cheapest pair need not include the
+cheapest one. `advising.py` determines what is at stake; here workers are only positions in a list
+("places") with numbers.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ if TYPE_CHECKING:
 __all__ = ["cheapest_set", "marginals"]
 
 SETS_MAX: Final = 2_000
-"""Beginnings of sets that are looked at: a tenth of a second's work, in slices, for 64 workers.
-Where little is shared a few dozen are enough to be sure."""
+"""Partial sets examined: a tenth of a second of work, in slices, for 64 workers. If little is
+shared, a few dozen are enough to be sure."""
 
 GROUPS_PER_SLICE: Final = 32
 
 _BETTER: Final = 1.0 - 1e-9
-"""A set must beat another by more than sums of floats are off."""
+"""A set must beat another by more than the rounding errors of float sums."""
 
 
 class _Account:
-    """What each place costs, with some of them gone."""
+    """The current cost of each place, given those already taken."""
 
     def __init__(self, alone: Sequence[float], shared: Mapping[int, float]) -> None:
         self.marginal = list(alone)
-        self._left = list(shared)  # of each group: who of it is still there
+        self._left = list(shared)  # for each group: mask of its places that are still there
         self._weight = list(shared.values())
         self._groups: list[list[int]] = [[] for _ in alone]
 
     def fill(self) -> Generator[None, None, None]:
-        """Say of every place in which groups it is, and what nobody shares; yields in between."""
+        """Record the groups of every place, and add unshared costs; yields in between."""
         for number, mask in enumerate(self._left):
             if not number % GROUPS_PER_SLICE:
                 yield
@@ -48,7 +49,7 @@ class _Account:
                 self._groups[place].append(number)
 
     def take(self, place: int) -> None:
-        """Let one go: who is the last of a group stands for all of it."""
+        """Remove a place; the last one left of a group then bears its whole weight."""
         left = self._left
         for group in self._groups[place]:
             rest = left[group] = left[group] ^ 1 << place
@@ -56,7 +57,7 @@ class _Account:
                 self.marginal[rest.bit_length() - 1] += self._weight[group]
 
     def put_back(self, place: int) -> None:
-        """Undo `take` of who went last."""
+        """Undo the most recent `take`."""
         left = self._left
         for group in self._groups[place]:
             rest = left[group]
@@ -65,7 +66,7 @@ class _Account:
             left[group] = rest ^ 1 << place
 
     def cheapest(self, places: Collection[int]) -> int:
-        """Return who costs least now, the first of equals."""
+        """Return the place that costs least now, the first of equals."""
         return min(places, key=lambda place: (self.marginal[place], place))
 
 
@@ -74,15 +75,15 @@ def cheapest_set(
 ) -> Generator[None, None, list[int]]:
     """Choose up to `count` places, in the order to lose them; yields between slices of work.
 
-    Who is in `firsts` comes first. The rest are those found by taking the cheapest again and again,
-    or, where one of `SETS_MAX` other sets costs less together, that one. Either way the next in the
-    answer is the cheapest of the set once those before it are gone.
+    Those in `firsts` come first. The rest is found by repeatedly taking the cheapest, unless one of
+    `SETS_MAX` other sets costs less together. Either way each next place in the answer is the
+    cheapest of the set once those before it are gone.
 
     Args:
-        alone: what the loss of each place costs, whoever else goes; not negative.
-        shared: mask of places → what is lost once all of them are gone; not negative.
-        firsts: places that go before others.
-        count: how many are to go.
+        alone: cost of losing each place, whatever else goes; not negative.
+        shared: mask of places → cost of losing all of them; not negative.
+        firsts: places to lose before others.
+        count: how many to choose.
     """
     account = _Account(alone, shared)
     yield from account.fill()
@@ -99,7 +100,7 @@ def cheapest_set(
 def marginals(
     order: Sequence[int], alone: Sequence[float], shared: Mapping[int, float]
 ) -> Generator[None, None, list[float]]:
-    """Return what is lost with each of `order` once those before it are gone; in slices."""
+    """Return what each of `order` costs once those before it are gone; in slices."""
     turn = {place: number for number, place in enumerate(order)}
     lost = [alone[place] for place in order]
     for number, (mask, weight) in enumerate(shared.items()):
@@ -114,7 +115,7 @@ def marginals(
 def _one_by_one(
     account: _Account, places: Collection[int], count: int
 ) -> Generator[None, None, list[int]]:
-    """Take the cheapest again and again: what is left of `account` is without them."""
+    """Repeatedly take the cheapest place; `account` is left without them."""
     left, taken = set(places), list[int]()
     while left and len(taken) < count:
         place = account.cheapest(left)
@@ -138,7 +139,7 @@ class _Search:
         self.best: list[int] = []
 
     def run(self) -> Generator[None, None, None]:
-        """Find the best set; `account` is left as it was."""
+        """Find the best set; `account` is restored."""
         account = self._account
         before = account.marginal.copy()
         for _ in range(self._wanted):
@@ -150,12 +151,12 @@ class _Search:
         for place in reversed(self.best):
             account.put_back(place)
             yield
-        account.marginal[:] = before  # sums of floats do not come back quite
+        account.marginal[:] = before  # float sums are not exactly reversible
         if self._wanted < len(self._order):
-            yield from self._look(0, 0.0)
+            yield from self._branch(0, 0.0)
         account.marginal[:] = before
 
-    def _look(self, start: int, cost: float) -> Generator[None, None, None]:
+    def _branch(self, start: int, cost: float) -> Generator[None, None, None]:
         need = self._wanted - len(self._picked)
         if not need:
             if cost < self._cost * _BETTER:
@@ -173,7 +174,7 @@ class _Search:
             price = marginal[place]
             self._account.take(place)
             self._picked.append(place)
-            yield from self._look(number + 1, cost + price)
+            yield from self._branch(number + 1, cost + price)
             self._picked.pop()
             self._account.put_back(place)
             yield

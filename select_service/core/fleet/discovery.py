@@ -1,8 +1,8 @@
-"""What a source of workers says against what the catalog has: the changes that make both agree.
+"""Compares a source's workers with the catalog: the changes that make both agree.
 
-A source names all its workers every time. It owns the records it made and no others: whoever
-registered an id first keeps it, and the clash is reported. The edge looks (`edge/discovery`), the
-driver applies.
+A source lists all its workers every time. It owns only the records it made: an id that something
+else registered first is kept, and the clash is reported. `edge/discovery` looks, the driver applies
+the plan.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ API: Final = "api"
 
 
 class Plan(NamedTuple):
-    """What to do, in this order."""
+    """The changes to apply, in this order."""
 
     removed: list[int]
     put: list[WorkerSpec]
-    conflicts: list[tuple[int, str]]  # worker_id, the source that has it
+    conflicts: list[tuple[int, str]]  # worker_id, the source that owns it
 
 
 class Roster:
     """One source's workers over time.
 
     Attributes:
-        missed: how many of its workers the source does not name at present; they stay for the
-            grace it was given, since a flap must not cost the load and the index of a worker.
+        missed: number of its workers that the source does not list at present; they stay for a
+            grace period, because a flap must not cost a worker's load and index.
     """
 
     def __init__(self, source: str, *, grace_s: float) -> None:
@@ -42,7 +42,7 @@ class Roster:
 
     @property
     def missed(self) -> int:
-        """How many workers are in their grace."""
+        """Number of workers in their grace period."""
         return len(self._missing_since)
 
     def plan(self, named: Mapping[int, WorkerSpec], catalog: Catalog, now: float) -> Plan:

@@ -1,6 +1,7 @@
-"""Filter: which ranks may take this prompt at all.
+"""The filter: which ranks may take this prompt at all.
 
-Knows workers and wishes, no loads and no costs.
+It knows workers and the request's constraints, but no loads and no costs. `partition.py` calls it
+before pricing.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def check_wishes(request: SelectRequest) -> None:
-    """Refuse wishes that contradict each other.
+    """Refuse contradictory constraints.
 
     Raises:
-        PinnedNotAllowed: the pinned worker is outside allowed_worker_ids.
+        PinnedNotAllowed: the pinned worker is not in allowed_worker_ids.
     """
     pinned, allowed = request.pinned_worker, request.allowed_worker_ids
     if pinned is not None and allowed is not None and pinned.worker_id not in allowed:
@@ -43,10 +44,10 @@ def wants_everyone(request: SelectRequest) -> bool:
 
 
 def eligible_slots(request: SelectRequest, workers: Mapping[int, Worker]) -> list[int]:
-    """Return the slots of all ranks that meet the request's wishes, ascending.
+    """Return the slots of all ranks that meet the request's constraints, ascending.
 
-    A rank counts when its worker is allowed and has every required taint; a pinned rank alone,
-    under the same conditions.
+    A rank is eligible if its worker is allowed and has every required taint; if a rank is pinned,
+    only that one, under the same conditions.
     """
     constraints = request.routing_constraints
     required = frozenset(() if constraints is UNSET else constraints.required_taints)

@@ -1,8 +1,8 @@
-"""Ranks that a dump has brought and nobody has registered yet: they may wait, not stay.
+"""Ranks that came with a dump and that nobody has registered yet; they may stay for a limited time.
 
-A recovered rank is claimed when a worker of its scope has it, or when an event source is followed
-for it; one that is not by its deadline leaves the index, and so does a scope of which nothing is
-left. `service.py` notes what recovery brought and ages it in `tick`.
+A recovered rank is claimed once a worker of its scope has it, or an event source is followed for
+it. Ranks unclaimed by their deadline leave the index, and so does a scope without any ranks.
+`service.py` notes what recovery brought and ages it in `tick`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RecoveredRanks:
-    """Who has to be claimed, and until when.
+    """The ranks to be claimed, and their deadlines.
 
     Attributes:
         dropped: ranks that nobody claimed in time.
@@ -38,12 +38,12 @@ class RecoveredRanks:
         return len(self._due)
 
     def note(self, scope: Scope, ranks: Iterable[WorkerRank], now: float) -> None:
-        """Give the ranks of a scope their time."""
+        """Set the deadline of a scope's ranks."""
         deadline = now + self._unclaimed_s
         self._due.extend((deadline, scope, rank) for rank in ranks)
 
     def age(self, now: float, budget: int) -> bool:
-        """Judge up to `budget` ranks whose time has come; return whether more wait for it."""
+        """Judge up to `budget` ranks whose deadline has passed; return whether more are due."""
         while self._due and self._due[0][0] <= now:
             if budget <= 0:
                 return True

@@ -1,8 +1,8 @@
-"""What each rank of a partition is for: whole requests, prompts, or generation from moved blocks.
+"""The role of each rank of a partition: whole requests, prefill, or decode from moved blocks.
 
-A prefill and a decode rank make a pair when KV blocks may move between them: a worker that demands
-its transfer domain shares it with the other, or there is no pair. `pairing.py` prices what is
-found here; a scope in which nobody was given a role never asks.
+A prefill and a decode rank can form a pair if KV blocks may move between them: if a worker requires
+its transfer domain, the other must share it. `pairing.py` prices the pairs; a scope without any
+role never uses this.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 _CODES: Final[dict[str, int]] = {"aggregated": 1, "prefill": 2, "decode": 3}
 _PREFERRED_WEIGHT: Final = 1.0
-"""Of a preferred transfer domain whose worker names no weight."""
+"""Weight of a preferred transfer domain if its worker names none."""
 
 _NO_SLOTS: Final[Slots] = np.empty(0, dtype=np.int64)
 
 
 class Legs(NamedTuple):
-    """The eligible ranks of a request by what they are for."""
+    """The eligible ranks of a request by role."""
 
     whole: Slots
     prefill: Slots
@@ -46,30 +46,30 @@ class Legs(NamedTuple):
 
     @property
     def can_pair(self) -> bool:
-        """Whether there is somebody for either leg; transfer domains are another matter."""
+        """Whether both legs have candidates; transfer domains are checked elsewhere."""
         return bool(len(self.prefill) and len(self.decode))
 
 
 class Transfer(NamedTuple):
-    """What prefill ranks with the same transfer policy may do, as columns by slot."""
+    """The transfer options of prefill ranks with the same policy, as columns by slot."""
 
     allowed: NDArray[np.bool_] | None  # decode ranks that may take their blocks; None: all
-    factors: Floats | None  # what that makes of the decode leg's cost; None: 1
+    factors: Floats | None  # factors on the decode leg's cost; None: 1
 
 
 class Roles:
-    """The roles of all ranks that may be chosen, at one time: records are explained by them later.
+    """The roles of all selectable ranks at one time; never updated: records refer to them later.
 
-    When workers come, go or change there are others, made of these by `after`.
+    When workers come, go or change, `after` creates new ones.
     """
 
     def __init__(self) -> None:
         self.given = False
-        """Whether anybody was given a role; without, all is as if there were none."""
+        """Whether any worker has a role; without one, roles have no effect."""
         self._given: frozenset[int] = frozenset()  # worker ids with a role
         self._codes = np.zeros(0, dtype=np.int8)  # by slot
         self._workers: tuple[Worker, ...] = ()
-        self._transfers: list[Transfer] | None = None  # None: to be found when somebody asks
+        self._transfers: list[Transfer] | None = None  # None: computed on demand
         self._group = _NO_SLOTS  # by slot, of prefill ranks
 
     def after(
@@ -80,14 +80,14 @@ class Roles:
         left: Sequence[int],
         come: Worker | None,
     ) -> Roles:
-        """Return what they are when one worker has come, gone or changed. A copy of a few KB.
+        """Return the roles after one worker has come, gone or changed. Copies a few KB.
 
         Args:
-            workers: all who may be chosen now.
-            slots: how many there are.
-            changed: whose id it is.
-            left: the slots on which it could be chosen before.
-            come: it, if it may be chosen now.
+            workers: all selectable workers now.
+            slots: number of slots.
+            changed: the worker's id.
+            left: its selectable slots before.
+            come: the worker, if it is selectable now.
         """
         fresh = Roles()
         fresh._workers = tuple(workers)
@@ -103,24 +103,24 @@ class Roles:
         return fresh
 
     def only(self, slots: Slots, role: Role) -> Slots:
-        """Return those of the slots that have this role."""
+        """Return the slots that have this role."""
         chosen: Slots = slots[self._codes[slots] == _CODES[role]]
         return chosen
 
     def rather_whole(self, rows: Rows) -> Rows:
-        """Return those who take whole requests, if there are any, else all."""
+        """Return the ranks for whole requests if there are any, else all."""
         slots = np.arange(rows.stop) if isinstance(rows, slice) else rows
         whole = self.only(slots, "aggregated")
         return whole if len(whole) else rows
 
     def _eligible(self, request: SelectRequest, workers: Mapping[int, Worker]) -> Slots:
-        """Return the slots of all who meet its wishes, ascending."""
+        """Return all slots that meet the request's constraints, ascending."""
         if wants_everyone(request):
-            return np.flatnonzero(self._codes)  # a hundredth of what going through them takes
+            return np.flatnonzero(self._codes)  # a hundred times as fast as iterating
         return np.array(eligible_slots(request, workers), dtype=np.int64)
 
     def legs(self, request: SelectRequest, workers: Mapping[int, Worker]) -> Legs:
-        """Return who may serve a request; a pinned rank leaves the other leg free."""
+        """Return the candidates of a request by role; a pinned rank leaves the other leg free."""
         slots = self._eligible(request, workers)
         whole, prefill, decode = (
             self.only(slots, role) for role in ("aggregated", "prefill", "decode")
@@ -137,17 +137,17 @@ class Roles:
     def whole_rows(
         self, request: SelectRequest, workers: Mapping[int, Worker], *, if_cached: bool
     ) -> Slots:
-        """Return who may take a whole request.
+        """Return the ranks that may take a whole request.
 
         Args:
-            request: its wishes.
+            request: its constraints.
             workers: by id.
-            if_cached: whoever holds too little of the prompt will be left out later, so that
-                decode ranks may be asked, too.
+            if_cached: ranks that hold too little of the prompt are excluded later, so decode ranks
+                are included.
 
         Raises:
-            NoEligibleWorker: nobody meets the wishes.
-            NoWorkerForRole: those it may go to only prefill or only decode.
+            NoEligibleWorker: no rank meets the constraints.
+            NoWorkerForRole: those that do are for prefill or decode only.
         """
         slots = self._eligible(request, workers)
         if not len(slots):
@@ -167,19 +167,19 @@ class Roles:
         workers: Mapping[int, Worker],
         open_rows: Callable[[Slots], Slots],
     ) -> Slots:
-        """Return whose load decides when a request may go that takes a pair: who would prefill.
+        """Return the ranks whose load decides when a pair request may go: the prefill candidates.
 
-        Where there can be no pair now, it is who could do the whole; where nobody can, who could
-        decode, for want of room or for what they hold of the prompt.
+        If no pair is possible now, the ranks for whole requests; without any, the decode ranks,
+        because there is no room elsewhere or because of what they hold of the prompt.
 
         Args:
-            request: its wishes.
+            request: its constraints.
             workers: by id.
-            open_rows: leaves out who is busy or full by what a gate knows.
+            open_rows: leaves out ranks that a gate considers busy or full.
 
         Raises:
-            NoEligibleWorker: nobody meets the wishes.
-            NoWorkerForRole: those who do only prefill.
+            NoEligibleWorker: no rank meets the constraints.
+            NoWorkerForRole: those that do are for prefill only.
         """
         legs = self.legs(request, workers)
         if legs.can_pair and self.may_move(legs) and len(open_rows(legs.decode)):
@@ -245,7 +245,7 @@ class Roles:
         )
 
     def check(self) -> None:
-        """State every promise of the roles."""
+        """Assert all invariants of the roles."""
         codes = np.zeros(len(self._codes), dtype=np.int8)
         for worker in self._workers:
             for slot in worker.slots.values():
@@ -257,12 +257,12 @@ class Roles:
 
 
 def role_of(worker: Worker) -> Role:
-    """Return what a worker is for; nobody said anything: whole requests."""
+    """Return a worker's role; unspecified means whole requests."""
     return worker.spec.role or "aggregated"
 
 
 def _policy_of(worker: Worker) -> object:
-    """Workers with equal ones may exchange blocks with the same others."""
+    """Return a key: workers with equal keys may exchange blocks with the same others."""
     spec = worker.spec
     return (
         spec.kv_transfer_domain,
@@ -273,14 +273,14 @@ def _policy_of(worker: Worker) -> object:
 
 
 def _accepts(worker: Worker, other: Worker) -> bool:
-    """Whether a worker's own demand is met."""
+    """Whether a worker's own transfer requirement is met."""
     spec = worker.spec
     demands = spec.kv_transfer_enforcement == "required" and spec.kv_transfer_domain is not None
     return not demands or _shares(worker, other)
 
 
 def _shares(worker: Worker, other: Worker) -> bool:
-    """Whether the other is in the same place, in the domain the worker names; unknown is not."""
+    """Whether the other is in the same place of the worker's transfer domain; unknown is not."""
     domain = worker.spec.kv_transfer_domain
     if domain is None:
         return False

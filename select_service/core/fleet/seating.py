@@ -1,7 +1,7 @@
-"""Who sits where in one scope: its workers, their ranks on slots, and the roles of those.
+"""The seating of one scope: its workers, the slots of their ranks, and their roles.
 
-A slot is the row of a rank in every column of the scope; the index gives them out. Nobody is judged
-here: who may take a prompt is asked of `eligibility.py` and `roles.py` with what stands here.
+A slot is the row of a rank in every column of the scope; the index assigns them. Nobody is judged
+here: `eligibility.py` and `roles.py` use this data to decide who may take a prompt.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ if TYPE_CHECKING:
 class Seating:
     """The workers of a scope and the slots of their ranks.
 
-    Whoever comes, goes or changes costs by the ranks of its own, and a copy of the open slots.
+    A worker that comes, goes or changes costs O(its ranks), plus a copy of the open slots.
     """
 
     def __init__(self) -> None:
         self.workers: dict[int, Worker] = {}
-        """Those who may be chosen."""
+        """Workers that may be chosen."""
         self.present: dict[int, Worker] = {}
-        """With them those who drain: they keep load and index, and take nothing more."""
+        """The same plus those that drain: they keep load and index, but take nothing new."""
         self.roles = Roles()
         self.everyone: Rows = slice(0, 0)
-        self.ranks = 0  # how many that is
-        self._open = array("q")  # slots of those who may be chosen, ascending
-        self._held: dict[int, list[int]] = {}  # slots by worker, as they were when it was taken in
+        self.ranks = 0  # number of rows in `everyone`
+        self._open = array("q")  # selectable slots, ascending
+        self._held: dict[int, list[int]] = {}  # slots by worker, as of its last `take`
         self._owner: list[Worker | None] = []  # by slot
         self._rank: list[int] = []  # by slot
         self._seats: tuple[Seats, Seats] | None = None
-        """All seats, and the open ones; None: not listed since somebody came, went or changed."""
+        """All seats, and the open ones; None: not listed since the last change."""
 
-    # -- who comes and goes --------------------------------------------------------------------
+    # -- arrivals and departures ---------------------------------------------------------------
 
     def ensure(self, slots: int) -> None:
-        """Have so many slots, at least."""
+        """Ensure that there are at least `slots` slots."""
         more = slots - len(self._owner)
         if more > 0:
             self._owner += [None] * more
             self._rank += [0] * more
 
     def take(self, worker: Worker) -> list[int]:
-        """Take a worker in on the slots of its ranks, or follow a change of its record or slots.
+        """Seat a worker on the slots of its ranks, or follow a change of its record or slots.
 
         Returns:
             The slots it had before.
@@ -78,7 +78,7 @@ class Seating:
         return left
 
     def let_go(self, worker: Worker) -> list[int]:
-        """Forget a worker; return the slots it had."""
+        """Remove a worker; return the slots it had."""
         left = self._vacate(worker.worker_id)
         self.workers.pop(worker.worker_id, None)
         self.present.pop(worker.worker_id, None)
@@ -86,7 +86,7 @@ class Seating:
         return left
 
     def _vacate(self, worker_id: int) -> list[int]:
-        """Leave the slots of a worker to others."""
+        """Free the slots of a worker."""
         left = self._held.pop(worker_id, [])
         for slot in left:
             self._owner[slot] = None
@@ -104,7 +104,7 @@ class Seating:
         dense = not ranks or self._open[-1] == ranks - 1
         self.everyone = slice(0, ranks) if dense else np.array(self._open, dtype=np.int64)
 
-    # -- who sits where ------------------------------------------------------------------------
+    # -- slots and ranks -----------------------------------------------------------------------
 
     def rank_at(self, slot: int) -> tuple[Worker, int]:
         """Return the worker and dp_rank that occupy a slot."""
@@ -113,26 +113,26 @@ class Seating:
         return owner, self._rank[slot]
 
     def occupant(self, slot: int) -> WorkerRank | None:
-        """Return the rank on a slot; None: nobody sits there."""
+        """Return the rank on a slot; None if it is empty."""
         owner = self._owner[slot] if slot < len(self._owner) else None
         return None if owner is None else WorkerRank(owner.worker_id, self._rank[slot])
 
     def slot_of(self, rank: WorkerRank) -> int | None:
-        """Return where a rank sits; None: it has gone, in a turn of others."""
+        """Return the slot of a rank; None: it has left during another task's turn."""
         worker = self.present.get(rank.worker_id)
         return None if worker is None else worker.slots.get(rank.dp_rank)
 
     def taints_at(self, slot: int) -> frozenset[str]:
-        """Return the taints of who occupies a slot; a wave may have planned with who has gone."""
+        """Return the taints of a slot's worker; empty if it has left since a wave was planned."""
         owner = self._owner[slot]
         return frozenset() if owner is None else owner.taints
 
     def seats(self) -> Seats:
-        """Return every rank with its slot, by worker id and rank; also of those who drain."""
+        """Return every rank with its slot, by worker id and rank, including those that drain."""
         return self._listed()[0]
 
     def open_seats(self) -> Seats:
-        """Return those of them that may be chosen."""
+        """Return the seats that may be chosen."""
         return self._listed()[1]
 
     def _listed(self) -> tuple[Seats, Seats]:
@@ -145,22 +145,22 @@ class Seating:
             self._seats = seats, [seat for seat in seats if seat[0].worker_id in self.workers]
         return self._seats
 
-    # -- who leaves ----------------------------------------------------------------------------
+    # -- draining ------------------------------------------------------------------------------
 
     def leaving(self) -> list[int]:
-        """Return the slots of those who drain."""
+        """Return the slots of workers that drain."""
         drains = (worker for worker in self.present.values() if worker.drain is not None)
         return [slot for worker in drains for slot in worker.slots.values()]
 
     def only_draining(self, request: SelectRequest) -> WorkerDraining | None:
-        """Say so where those who could serve a request, which nobody else can, drain."""
+        """Return the refusal to use if only draining workers could serve a request, else None."""
         leaving = {id_: one for id_, one in self.present.items() if one.drain is not None}
         slots = eligible_slots(request, leaving) if leaving else []
         ids = dict.fromkeys(self.rank_at(slot)[0].worker_id for slot in slots)
         return WorkerDraining(ids) if ids else None
 
     def check(self) -> None:
-        """State every promise of the seating."""
+        """Assert all invariants of the seating."""
         assert self.workers == {i: one for i, one in self.present.items() if one.drain is None}
         for worker in self.present.values():
             assert worker.lifecycle == ("schedulable" if worker.drain is None else "draining")

@@ -1,4 +1,7 @@
-"""How far who is short may go before who is long, in a queue that is ordered by arrival."""
+"""How far a short prompt may overtake a long one in a queue ordered by arrival.
+
+The queues of `admission` apply it; the settings come from the router config.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,25 @@ __all__ = ["NO_OVERTAKING", "OVERTAKING", "Overtaking", "overtaking"]
 
 
 class Overtaking(NamedTuple):
-    """By how much later who has 1,000 tokens less to compute may come, and go first."""
+    """How much later a prompt with 1,000 fewer tokens to compute may arrive and still go first."""
 
     seconds: float = 0.0
     share: float = 0.0  # of the time that the first in line has waited
 
     def after(self, waited_s: float) -> float:
-        """Return the seconds where the first in line has waited for so long: the more of both."""
+        """Return the head start in seconds for a wait of the first in line: the larger of both."""
         return max(self.seconds, self.share * waited_s)
 
 
 NO_OVERTAKING: Final = Overtaking()
 
 OVERTAKING: Final = Overtaking(seconds=0.6, share=0.015)
-"""Of `first-token`: it bounds what a long prompt can lose to short ones. Where everybody waits for
-minutes seconds alone would change nothing, and a share of a short wait would not be seen."""
+"""For `first-token`: it bounds what a long prompt can lose to short ones. With waits of minutes,
+seconds alone would change nothing; with short waits, a share would not be noticeable."""
 
 
 def overtaking(config: RouterConfig) -> Overtaking:
-    """Return what is in force where no policy file orders the queues."""
+    """Return the setting in force if no policy file orders the queues."""
     own = OVERTAKING if config.policy == "first-token" else NO_OVERTAKING
     return Overtaking(
         own.seconds if config.overtaking_s is None else config.overtaking_s,

@@ -1,9 +1,9 @@
-"""One worker for the whole request, or one that prefills and one that decodes: what costs less.
+"""One worker for the whole request, or a prefill and a decode worker: which costs less.
 
-Both are priced by the contract's formula, in blocks: the whole request on its best rank,
-against the prefill part on the best prefill rank plus the decode part (active and new blocks) on
-the best decode rank plus what moving the blocks costs that the decode rank does not hold. Equal
-costs go to the one worker. Nothing is booked here; `booking/pairs.py` does.
+Both are priced by the contract's formula, in blocks: the whole request on its best rank, against
+the prefill part on the best prefill rank, plus the decode part (active and new blocks) on the best
+decode rank, plus the cost of moving the blocks that the decode rank does not hold. On equal cost
+the single worker wins. Nothing is booked here; `booking/pairs.py` does.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ Reason = Literal[
     "no_prefill_worker",
     "not_cached",
 ]
-"""Why that mode. Aggregated: nobody to pair with, `cached` (the rank holds enough of the prompt),
-or `cheaper`. Disaggregated: nobody for the whole, `not_cached` (nobody holds enough), or
-`cheaper`. They are part of the API."""
+"""The reason for the mode. Aggregated: no pair possible, `cached` (the rank holds enough of the
+prompt), or `cheaper`. Disaggregated: no rank for whole requests, `not_cached` (nobody holds
+enough), or `cheaper`. Part of the API."""
 
 
 Holders: TypeAlias = "Callable[[Slots, Projection], Slots | None]"
 
 
 class Couple(NamedTuple):
-    """The best two ranks."""
+    """The best pair of ranks."""
 
     prefill_slot: int
     decode_slot: int
@@ -64,10 +64,10 @@ class Plan(NamedTuple):
 
     mode: Mode
     reason: Reason
-    whole: Slots  # who may take all of it
+    whole: Slots  # ranks that may take all of it
     whole_cost: float | None  # of the best of them
-    couple: Couple | None  # the best one, whichever mode it is
-    projection: Projection  # on every rank looked at; its `matched` is by slot
+    couple: Couple | None  # the best one, whichever the mode
+    projection: Projection  # of every rank considered; its `matched` is by slot
 
     def advice(self, seating: Seating) -> Advice:
         """Say it to a caller, by who sits where."""
@@ -91,7 +91,7 @@ class Plan(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A request whose legs are to be found."""
+    """A request for which a plan is needed."""
 
     seating: Seating
     request: SelectRequest
@@ -110,8 +110,8 @@ def plan(
         legs: who may be chosen.
         projection: of the prompt on `legs.rows`.
         rng: draws ties.
-        holders: tells of slots, with the projection on them, who holds enough of the prompt for
-            the threshold in force; None: there is none, and a decode rank must hold all of it.
+        holders: given slots and their projection, returns those that hold enough of the prompt for
+            the threshold in force; None: no threshold, and a decode rank must hold all of it.
     """
     rows = legs.rows
     ends = len(legs.whole), len(legs.whole) + len(legs.prefill)
@@ -131,7 +131,7 @@ def plan(
 
 
 def _alone(legs: Legs, decode: Projection, cached: Slots | None) -> tuple[Slots, bool]:
-    """Return who may take the whole request, and whether that is for what they hold of it."""
+    """Return the ranks for the whole request, and whether they qualify by what they hold."""
     if cached is None:
         ready = legs.decode[decode.cached_tokens >= decode.isl_tokens]
         return np.sort(np.concatenate([legs.whole, ready])), False
@@ -200,7 +200,7 @@ def _couple(
 
 
 def _to_move(decode: Projection) -> Floats:
-    """Return the blocks of the prompt that each decode rank does not hold, on whatever tier."""
+    """Return the blocks of the prompt that each decode rank lacks on every tier."""
     blocks = np.full(len(decode.decode), float(-(-decode.isl_tokens // decode.block_size)))
     if decode.overlap is None:
         return blocks
@@ -212,7 +212,7 @@ def _to_move(decode: Projection) -> Floats:
 
 
 def _moved(prices: Floats, slots: Slots, transfer: Transfer) -> Floats:
-    """Return decode costs as seen from one kind of prefill rank; infinite where nothing moves."""
+    """Return decode costs as seen from one kind of prefill rank; infinite if blocks cannot move."""
     if transfer.factors is not None:
         prices = prices * transfer.factors[slots]
     if transfer.allowed is not None:

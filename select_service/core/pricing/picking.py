@@ -1,6 +1,6 @@
-"""From costs to one candidate: the cheapest, or a draw when temperature asks for one.
+"""From costs to one candidate: the cheapest, or a weighted draw with a temperature.
 
-Knows only numbers; `partition.py` stands before and after it.
+It knows only numbers; `partition.py` calls it and uses the result.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 FEW: Final = 64
-"""Up to so many costs are looked through faster as Python's own numbers."""
+"""Up to this many costs, plain Python numbers are faster than numpy."""
 
 
 def pick(costs: Floats, temperature: float, rng: random.Random) -> int:
     """Return the position of the chosen candidate.
 
-    Temperature 0: the smallest cost, exact ties drawn uniformly. Above: position k with
-    probability ∝ exp(-(cost_k - min) / ((max - min)·temperature)), uniform when all are equal
-    or some are infinite, as huge weights make them.
+    Temperature 0: the smallest cost, exact ties drawn uniformly. Above: position k with probability
+    ∝ exp(-(cost_k - min) / ((max - min)·temperature)), uniform if all are equal or some are
+    infinite, as with huge weights.
 
     Args:
         costs: one cost per candidate, at least one.
@@ -35,14 +35,14 @@ def pick(costs: Floats, temperature: float, rng: random.Random) -> int:
         return cheapest(costs, rng.random)
     low, high = float(costs.min()), float(costs.max())
     spread = (high - low) * temperature
-    if not 0.0 < spread < math.inf:  # the spread of infinite costs is no number
+    if not 0.0 < spread < math.inf:  # the spread of infinite costs is not a number
         return rng.randrange(len(costs))
     weights = [math.exp(-(float(cost) - low) / spread) for cost in costs]
     return rng.choices(range(len(weights)), weights)[0]
 
 
 def cheapest(costs: Floats, draw: Callable[[], float]) -> int:
-    """Return the position of the smallest cost; `draw` decides among equals, in [0, 1)."""
+    """Return the position of the smallest cost; `draw`, in [0, 1), decides among equals."""
     if len(costs) <= FEW:
         return cheapest_of_few(costs.tolist(), draw)
     best = int(costs.argmin())
@@ -51,7 +51,7 @@ def cheapest(costs: Floats, draw: Callable[[], float]) -> int:
 
 
 def cheapest_of_few(costs: list[float], draw: Callable[[], float]) -> int:
-    """Do the same with Python's own numbers."""
+    """Do the same with plain Python numbers."""
     low = min(costs)
     ties, at = costs.count(low), costs.index(low)
     if ties == 1:

@@ -29,7 +29,7 @@ believed (None: altogether)."""
 
 
 class Placement(Struct, frozen=True):
-    """The chosen rank and the facts that chose it."""
+    """The chosen rank and the facts behind the choice."""
 
     worker: Worker
     dp_rank: int
@@ -40,10 +40,10 @@ class Placement(Struct, frozen=True):
     host_blocks: float  # extension
     disk_blocks: float  # extension
     effective_prefill_tokens: int
-    forgone_tokens: int  # of them, what another candidate has cached
+    forgone_tokens: int  # the part of them that another candidate has cached
     potential_decode_blocks: int
     weights: Weights
-    seen: Seen | None = None  # what decided it, when somebody keeps that
+    seen: Seen | None = None  # inputs of the decision, if they are kept
 
 
 class Match(NamedTuple):
@@ -57,18 +57,18 @@ class Match(NamedTuple):
 def forgone_tokens(
     matched: Groups, rows: Rows, isl_tokens: int, block_size: int, left: int, trust: Floats | None
 ) -> int:
-    """Return how much less of a prompt the candidate with most of it would have to compute.
+    """Return how many tokens less the best-matching candidate would have to compute.
 
-    Nearly always the chosen rank is that one, and this is a look at each group; else O(ranks that
-    hold more).
+    The chosen rank is nearly always that one, which takes a look at each group; otherwise O(ranks
+    that hold more).
 
     Args:
         matched: (blocks, slots) on devices, disjoint.
         rows: the candidates.
         isl_tokens: length of the prompt.
-        block_size: tokens of a block.
+        block_size: tokens per block.
         left: tokens that the chosen rank has to compute.
-        trust: by what the credit of each slot is multiplied; None: 1.0.
+        trust: factor on the credit of each slot; None: 1.0.
     """
     least = left
     for blocks, slots in matched:
@@ -87,13 +87,13 @@ def forgone_tokens(
 def device_overlap(
     worker: Worker, pricer: Pricer, block_size: int, chosen: int | None = None
 ) -> Overlap:
-    """Return what the pricer was told last that a worker has on its devices, in tokens.
+    """Return a worker's overlap on its devices, from the pricer's last call, in tokens.
 
     Args:
-        worker: of the rank that was chosen.
-        pricer: knows.
-        block_size: tokens of a block.
-        chosen: blocks that rank has, if somebody has asked already.
+        worker: of the chosen rank.
+        pricer: has the matched blocks.
+        block_size: tokens per block.
+        chosen: matched blocks of the chosen rank, if already known.
     """
     best, of_ranks = 0, {}
     for rank, slot in worker.slots.items():
@@ -108,7 +108,7 @@ def device_overlap(
 
 
 def worker_overlap(worker: Worker, columns: OverlapColumns | None, block_size: int) -> Overlap:
-    """Matched tokens of a whole worker: cumulative per rank, best rank per tier."""
+    """Return the matched tokens of a whole worker: cumulative per rank, best rank per tier."""
     if columns is None:
         return Overlap(0, 0, {str(rank): 0 for rank in worker.slots}, 0, 0)
     gpu = cpu = disk = 0

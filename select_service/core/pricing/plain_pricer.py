@@ -1,8 +1,7 @@
-"""Prices the fleet for the request without special wishes, and picks the cheapest.
+"""Prices the fleet for a request without special constraints, and picks the cheapest rank.
 
 The plain twins of `Pricer` and `Fill` in `_pricer.pyx`: same names, same numbers to the last bit.
-The formula with all its terms is in `scoring.py`; what is left of it here is what nearly every
-request needs.
+`scoring.py` has the formula with all its terms; here is only what nearly every request needs.
 """
 
 from __future__ import annotations
@@ -22,19 +21,20 @@ if TYPE_CHECKING:
 __all__ = ["Fill", "Pricer"]
 
 _DOUBLE = 8  # bytes
-_WHOLE_MAX = 2.0**53  # doubles below are every whole number there is, and its parts by a block
+# below it doubles represent every whole number, and its fractions by a block, exactly
+_WHOLE_MAX = 2.0**53
 _LANES = 8
-"""Sums side by side that make up one."""
+"""Parallel partial sums that make up one sum."""
 
 
 class Fill:
-    """How full ranks are, read from columns whose content changes.
+    """How full ranks are, computed from live columns.
 
     Args:
         prefill: booked tokens.
         decode: blocks.
         block_tokens: tokens that fill a rank as much as one of its blocks does.
-        floor: how full a rank is in any case; 1 is full.
+        floor: minimum fullness of a rank; 1 is full.
     """
 
     __slots__ = ("_block_tokens", "_decode", "_floor", "_prefill")
@@ -59,7 +59,8 @@ class Fill:
         np.maximum(each, self._floor * room, out=each)
         lanes = np.zeros(-(-len(each) // _LANES) * _LANES)
         lanes[: len(each)] = each
-        sums = np.add.reduce(lanes.reshape(-1, _LANES), axis=0)  # row after row, as the kernel adds
+        # row after row, in the order of the kernel
+        sums = np.add.reduce(lanes.reshape(-1, _LANES), axis=0)
         return float(np.add.accumulate(sums)[-1])
 
 
@@ -98,7 +99,7 @@ class Pricer:
         self._ahead = ahead
         self._views = prefill.data, decode.data, churn.data, context.data
         self._groups: list[tuple[int, list[int]]] = []  # of the last call
-        self._matched: list[int] | None = []  # the same by row, None: nobody has asked yet
+        self._matched: list[int] | None = []  # the same by row; None: not computed yet
 
     def cheapest(  # noqa: C901, PLR0912 - straight on: all pay for it
         self,
@@ -128,9 +129,9 @@ class Pricer:
             track: whether prefill counts.
             matched: (blocks, rows) on the device, disjoint; None: nothing.
             shared: (blocks, rows) with active chains, disjoint; None: nothing.
-            draw: gives a number in [0, 1) when several are the cheapest.
-            trust: by what the credit of each row of the columns is multiplied; None: 1.0.
-            ours: the weights that only `first-token` has, as `Weights` ends; None: `kv-cost`.
+            draw: returns a number in [0, 1); called if several are the cheapest.
+            trust: factor on the credit of each row of the columns; None: 1.0.
+            ours: the weights that only `first-token` has, the tail of `Weights`; None: `kv-cost`.
             now: monotonic seconds.
         """
         count = rows if type(rows) is int else len(rows)  # type: ignore[arg-type] # then a column
@@ -182,15 +183,15 @@ class Pricer:
         blocks: int,
         draw: Callable[[], float],
     ) -> tuple[int, float, int] | None:
-        """Do it where nobody has any of it and weights are 1; None: numbers are too large.
+        """The case without matches and with weights of 1; None: the numbers are too large.
 
-        A price is (P + isl) / size + (D + blocks) then, and in the order of the whole numbers
-        P + size * D: what all have in common changes none, and as long as the least is a whole
-        number of tokens to the last bit, no other is rounded down to it.
+        A price is then (P + isl) / size + (D + blocks), ordered like the whole numbers P + size *
+        D: common terms change nothing, and as long as the smallest is a whole number of tokens to
+        the last bit, no other is rounded down to it.
         """
         prefill, decode, *_ = self._views
         if not prefill[0] + isl_tokens + (decode[0] + blocks) * block_size < _WHOLE_MAX:
-            return None  # the least is no more than the first
+            return None  # the smallest is no larger than the first
         booked, held = self._prefill, self._decode
         if rows != len(booked):
             booked, held = booked[:rows], held[:rows]
@@ -213,7 +214,7 @@ class Pricer:
         common: list[int] | None,
         draw: Callable[[], float],
     ) -> tuple[int, float, int]:
-        """Do it with numbers of Python: there is less to fetch than with columns."""
+        """The case of few rows, with Python numbers: less overhead than with columns."""
         among = slice(0, rows) if isinstance(rows, int) else rows
         left = [held + blocks for held in self._decode[among].tolist()]
         if common is not None:
@@ -281,9 +282,9 @@ class Pricer:
         return self._row(rows, at), float(prices[at]), int(bare[at])
 
     def _is_level(self, rows: int) -> bool:
-        """Tell whether the first rows carry the same, as all do where nobody books."""
+        """Tell whether the first rows carry the same load, as they do while nobody books."""
         first, last = self._views[0], rows - 1
-        if first[0] != first[last]:  # as a rule, where somebody does
+        if first[0] != first[last]:  # the usual case while somebody does
             return False
         prefill = self._prefill[:rows].tobytes()
         if prefill != prefill[:_DOUBLE] * rows:
@@ -302,14 +303,14 @@ class Pricer:
         track: bool,
         draw: Callable[[], float],
     ) -> tuple[int, float, int] | None:
-        """Do it with one price for each group of rows that carry the same; None: not that plain."""
+        """The case of equal loads, one price per group of rows; None: it does not apply."""
         booked, bare = self._views[0][0], self._views[1][0] + blocks
         best: list[int] | None = None
         low, others = 0.0, rows
         for number, group in self._groups:
             group.sort()
             if not group or group[-1] >= rows or group[0] < 0:
-                return None  # among them is one that nobody may be sent to
+                return None  # includes a rank that may not be chosen
             others -= len(group)
             raw = -credit * number
             if track:
@@ -324,7 +325,7 @@ class Pricer:
                 low, best = price, group
         if others:
             price = scale * ((booked + isl_tokens) / block_size if track else 0.0) + bare
-            if best is None:  # nothing is matched: whoever is drawn
+            if best is None:  # nothing is matched: draw any
                 return (int(draw() * rows) if rows > 1 else 0), price, int(bare)
             if price <= low:
                 return None
@@ -348,7 +349,7 @@ class Pricer:
         track: bool,
         trust: Floats | None,
     ) -> Floats:
-        """Return the prefill blocks of each row, less what is credited, at least 0."""
+        """Return the prefill blocks of each row, minus the credit, at least 0."""
         prefill = self._prefill[among]
         if not self._groups:
             return (prefill + isl_tokens) / block_size if track else np.zeros(len(prefill))
@@ -362,7 +363,7 @@ class Pricer:
         return np.maximum(raw - credited, 0.0)
 
     def matched_at(self, row: int) -> int:
-        """Blocks that `matched` of the last call gave a row."""
+        """Return the blocks that `matched` of the last call gave a row."""
         if self._matched is None:
             for blocks, group in self._groups:
                 if row in group:
@@ -373,9 +374,9 @@ class Pricer:
         return column[row]
 
     def packed(self, prefilling: float, turnover: float, pace: float | None = None) -> bytes:
-        """Return the columns as they are now, one behind the other, and these totals.
+        """Return the current columns, concatenated, and these totals.
 
-        With a pace also what is told of queues.
+        With a pace, the queues are included, too.
         """
         loads = b"".join((*self._views, TOTALS.pack(prefilling, turnover)))
         if pace is None:
@@ -389,7 +390,7 @@ class Pricer:
         return column
 
     def _by_row(self, groups: list[tuple[int, list[int]]]) -> list[int]:
-        column = [0] * len(self._prefill)  # ranks that nobody may be sent to are matched, too
+        column = [0] * len(self._prefill)  # includes ranks that may not be chosen
         for blocks, slots in groups:
             for slot in slots:
                 if slot < 0:

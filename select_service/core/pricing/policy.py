@@ -1,8 +1,8 @@
 """The router policy file: classes of requests with thresholds, order and limits.
 
-Text in, `RoutingPolicy` out; the file itself is read by the edge. A request's class is found by
-its uncached length: the bucket with the largest `min_tokens` it reaches names a class of the
-profile's default family.
+It turns text into a `RoutingPolicy`; the edge reads the file. A request's class is found by its
+uncached length: the bucket with the largest `min_tokens` it reaches names a class of the profile's
+default family.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PolicyClass(Struct, frozen=True):
 
     name: str = "default"
     queue_policy: QueuePolicy = "fcfs"
-    overtaking: Overtaking = NO_OVERTAKING  # of fcfs; see `order_key`
+    overtaking: Overtaking = NO_OVERTAKING  # for fcfs; see `order_key`
     quantum: int = 1
     prefill_busy_threshold: float | None = None  # tokens; None: the fraction decides
     prefill_busy_threshold_frac: float | None = None  # of max_num_batched_tokens
@@ -42,7 +42,7 @@ class PolicyClass(Struct, frozen=True):
 
 
 class RoutingPolicy(Struct, frozen=True):
-    """The classes of one model, and from which uncached length each one applies."""
+    """The classes of one model, and the uncached length from which each one applies."""
 
     classes: tuple[PolicyClass, ...]
     buckets: tuple[tuple[int, int], ...] = ((0, 0),)  # (min uncached tokens, class), descending
@@ -62,7 +62,7 @@ class PolicyBook(Struct, frozen=True):
     models: dict[str, RoutingPolicy]
 
     def policy_for(self, model_name: str) -> RoutingPolicy:
-        """Return the model's own profile, else the root's."""
+        """Return the model's own profile, or the root's."""
         return self.models.get(model_name, self.root)
 
 
@@ -113,12 +113,12 @@ def read_policy(text: str, path: str, queue_threshold: float) -> PolicyBook:
     Args:
         text: the YAML.
         path: where it came from, for the error.
-        queue_threshold: the fraction a class without any threshold inherits.
+        queue_threshold: the fraction that a class without any threshold inherits.
 
     Raises:
-        PolicyError: with the text the reference puts into not_schedulable_reasons.
+        PolicyError: with the text that the reference puts into not_schedulable_reasons.
     """
-    import yaml  # 10 ms of a start that only a policy file should cost
+    import yaml  # importing takes 10 ms, which only users of a policy file should pay
 
     try:
         parsed = msgspec.convert(yaml.safe_load(text) or {}, _File)
@@ -140,7 +140,7 @@ _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$
 
 
 def _explain(error: Exception) -> str:
-    """Say what is wrong; a name nobody knows with the names that are known at its place."""
+    """Describe the error; for an unknown field, list the known ones at its place."""
     unknown = _UNKNOWN.fullmatch(str(error))
     if unknown is None:
         return str(error)
@@ -205,7 +205,7 @@ def _compile(one: _Class, where: str, queue_threshold: float) -> PolicyClass:
     return PolicyClass(
         one.name,
         order,
-        NO_OVERTAKING,  # a file says in which order they wait
+        NO_OVERTAKING,  # the file sets the order
         one.quantum,
         one.prefill_busy_threshold,
         fraction,

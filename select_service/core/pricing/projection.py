@@ -1,6 +1,6 @@
 """Read-only: the load every candidate would carry with this prompt.
 
-Joins the ledger's columns with what the index matched; `scoring.py` prices the result and the
+It joins the ledger's columns with the index's matches; `scoring.py` prices the result and the
 inspection routes print it. Nothing here changes state.
 """
 
@@ -34,24 +34,24 @@ class Projection(NamedTuple):
     """Columns over the candidates, in the candidates' order."""
 
     prefill: Floats  # active prefill tokens now
-    decode: Floats  # active decode blocks with the prompt's new blocks
+    decode: Floats  # active decode blocks including the prompt's new blocks
     overlap: Overlap | None  # of the candidates; None: nothing matched anywhere
     matched: Overlap | None  # of every slot
-    cached_tokens: Floats  # tier-weighted tokens that need no prefill, as far as is believed
+    cached_tokens: Floats  # tier-weighted tokens that need no prefill, scaled by trust
     has_lower_tiers: bool
     isl_tokens: int
     block_size: int
     cached_within_isl: bool = False  # nobody can have more cached than the prompt is long
-    trust: Floats | None = None  # how far `overlap` is believed; None: altogether
+    trust: Floats | None = None  # factor on `overlap`; None: full trust
     shared: list[tuple[int, Slots]] | None = None  # blocks in active chains, slots, disjoint
-    booked: Floats | None = None  # the same of the candidates; None: nowhere any
-    churn: Floats | float = 0.0  # tokens lately computed
-    context: Floats | float = 0.0  # blocks that all requests there attend to, with the prompt
+    booked: Floats | None = None  # the same for the candidates; None: nothing shared
+    churn: Floats | float = 0.0  # recently computed tokens
+    context: Floats | float = 0.0  # blocks attended to by all requests there, including the prompt
     worked: Floats | float = 0.0  # tokens of `prefill` that count as computed; `loads.worked_off`
 
 
 def matched(index: KvIndex, matches: Matches) -> tuple[Overlap | None, bool]:
-    """Return the overlap of every slot of the index, and whether lower tiers take part."""
+    """Return the overlap of every slot of the index, and whether lower tiers are involved."""
     if matches.empty:
         return None, False
     rows = index.capacity
@@ -67,7 +67,7 @@ def matched(index: KvIndex, matches: Matches) -> tuple[Overlap | None, bool]:
 def cached_tokens(
     overlap: Overlap, weights: Weights, block_size: int, *, has_lower_tiers: bool = True
 ) -> Floats:
-    """Round half up (device + host_weight·host + disk_weight·disk) · block_size, per row."""
+    """Return (device + host_weight·host + disk_weight·disk) · block_size, rounded half up."""
     if not has_lower_tiers:
         return overlap.device * block_size  # whole numbers already
     blocks = (
@@ -87,10 +87,10 @@ def project(  # noqa: PLR0917 - what is known, and for whom
     matches: Matches | None = None,
     trust: Floats | None = None,
 ) -> Projection:
-    """Project the prompt on the given rows (slots); what it finds, if somebody looked already.
+    """Project the prompt onto the given rows (slots); `matches` if already looked up.
 
-    With `trust`, a factor by slot, only so much of what is cached is expected to be there; the
-    overlap stays what the index says.
+    With `trust`, a factor by slot, only that part of the cached tokens is expected to be there; the
+    overlap itself stays what the index says.
     """
     if matches is None:
         matches = index.find_matches(prompt.block_hashes)

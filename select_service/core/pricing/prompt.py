@@ -1,7 +1,7 @@
 """A request becomes a Prompt: packed block hashes, packed sequence hashes, length in tokens.
 
-One normal form for tokens, media and ready-made hashes; everything behind this room
-sees only `Prompt`. The refusals here are part of the contract, text and order.
+One normal form for tokens, media and ready-made hashes; all later code sees only `Prompt`. The
+refusals here are part of the contract, including texts and order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 BLOCKS_MAX: Final = (1 << 63) - 1
-"""No bound: callers in this process have their own."""
+"""Unlimited: embedders set their own limit."""
 
 _HASH_REST: Final = HASH_BYTES - 1
 _AS_THEY_ARE: Final = frozenset({bytes, type(None)})
@@ -53,11 +53,11 @@ class Prompt:
     def __init__(
         self, block_hashes: PackedHashes, chain: PackedHashes | None, isl_tokens: int
     ) -> None:
-        """Bring the parts together.
+        """Combine the parts.
 
         Args:
-            block_hashes: matched against the index; b"" when only a booking needs it.
-            chain: the sequence hashes, as many; None: those of the block hashes.
+            block_hashes: matched against the index; b"" if only a booking needs the prompt.
+            chain: as many sequence hashes; None: computed from the block hashes.
             isl_tokens: length of the prompt.
         """
         self.block_hashes = block_hashes
@@ -67,13 +67,13 @@ class Prompt:
 
     @property
     def first_hash(self) -> bytes:
-        """The first sequence hash, b"" when there is none: whether a chain is known at all."""
+        """The first sequence hash, or b"": enough to tell whether any chain can match."""
         chain = self.block_hashes if self._chain is None else self._chain  # they begin alike
         return chain[:HASH_BYTES]
 
     @property
     def sequence_hashes(self) -> PackedHashes:
-        """Counted by the ledger; made when first asked for, which most selections never do."""
+        """Counted by the ledger; computed on first use, which most selections never reach."""
         if self._chain is None:
             self._chain = sequence_hashes(self.block_hashes)
         return self._chain
@@ -87,7 +87,7 @@ def read_prompt(
     Raises:
         InvalidRequest: with the texts of the contract, in its order of complaint.
         InvalidField: a hash outside 64 bits.
-        TooManyBlocks: the prompt is longer than may be.
+        TooManyBlocks: the prompt exceeds the limit.
     """
     if request.token_ids is not None or request.mm_routing_info is not None:
         tokens = _read_tokens(request, block_size, blocks_max, is_eagle=is_eagle)
@@ -102,7 +102,7 @@ def read_prompt(
     if request.isl_tokens == 0:
         raise _empty()
     local, chain = request.block_hashes, request.sequence_hashes
-    if (  # as nearly all come from the door
+    if (  # the form in which the codec delivers nearly all
         type(local) is bytes
         and type(chain) is bytes
         and (size := len(local)) == len(chain)
@@ -125,12 +125,12 @@ def read_prompt(
 def read_booking(
     request: PromptFields, *, block_size: int, is_eagle: bool, blocks_max: int = BLOCKS_MAX
 ) -> Prompt:
-    """Normalise the prompt of an explicit reservation: block hashes are not asked for.
+    """Normalise the prompt of an explicit reservation; block hashes are not required.
 
     Raises:
         InvalidRequest: with the texts of the contract, in its order of complaint.
         InvalidField: a hash outside 64 bits.
-        TooManyBlocks: the prompt is longer than may be.
+        TooManyBlocks: the prompt exceeds the limit.
     """
     tokens = _read_tokens(request, block_size, blocks_max, is_eagle=is_eagle)
     if tokens is not None:
@@ -146,18 +146,18 @@ def read_booking(
 
 
 def packed(request: P) -> P:
-    """Return the request with its long lists packed, as the codec has them: one form for all.
+    """Return the request with its long lists packed, as the codec delivers them: one form for all.
 
-    But the tokens that media are among: those were a list before they were packed anywhere, and
-    what this is asked for, fingerprints, outlives the process.
-    The lists must have been found right, as `read_prompt` does.
+    Exception: token lists with media stay lists, as they were before packing was introduced,
+    because fingerprints, the use of this function, outlive the process. The lists must have been
+    validated, as `read_prompt` does.
     """
     media = request.mm_routing_info
     if media is not None and type(media.routing_token_ids) is not list:
         tokens = _listed(media.routing_token_ids)
         media = msgspec.structs.replace(media, routing_token_ids=tokens)
         request = msgspec.structs.replace(request, mm_routing_info=media)
-    if (  # as all come from the door
+    if (  # the form in which the codec delivers all
         type(request.sequence_hashes) in _AS_THEY_ARE
         and type(request.block_hashes) in _AS_THEY_ARE
         and type(request.token_ids) in _AS_THEY_ARE
@@ -172,7 +172,7 @@ def packed(request: P) -> P:
 
 
 def _listed(tokens: Sequence[int] | bytes) -> list[int] | msgspec.Raw:
-    """Return tokens as a list, or what is written in its place."""
+    """Return tokens as a list, or its encoded equivalent."""
     if not isinstance(tokens, bytes):
         return [int(one) for one in tokens]
     return unpack_tokens(tokens) if msgpack_tokens is None else msgspec.Raw(msgpack_tokens(tokens))
@@ -195,12 +195,12 @@ def _read_tokens(
         token_ids, infos = request.token_ids, request.block_mm_infos
     if token_ids is None:
         return None
-    if not len(token_ids):  # of an array, too
+    if not len(token_ids):  # works for arrays, too
         raise _empty()
     _check_unread(request.block_hashes, "block_hashes")
     _check_unread(request.sequence_hashes, "sequence_hashes")
     tokens = _count(token_ids, TOKEN_BYTES, "token_ids")
-    if tokens > (blocks_max + 1) * block_size - 1:  # before they are hashed
+    if tokens > (blocks_max + 1) * block_size - 1:  # checked before hashing
         raise TooManyBlocks("token_ids", blocks_max)
     local = block_hashes(
         token_ids,
@@ -219,7 +219,7 @@ def _media_hashes(infos: Sequence[BlockMmInfo | None]) -> list[list[int]]:
 
 
 def _count(numbers: list[int] | bytes, width: int, field: str) -> int:
-    """Return how many numbers there are; packed ones come whole."""
+    """Return the number of values; packed ones must be complete."""
     if not isinstance(numbers, bytes):
         return len(numbers)
     count, rest = divmod(len(numbers), width)
@@ -238,7 +238,7 @@ def _pack(hashes: HashList, field: str) -> PackedHashes:
 
 
 def _check_unread(hashes: HashList | None, field: str) -> None:
-    """Hashes that this form of the prompt does not need are 64 bits wide all the same."""
+    """Check that hashes not needed in this form of the prompt are 64 bits wide all the same."""
     if hashes is None or not len(hashes):
         return
     if isinstance(hashes, bytes):

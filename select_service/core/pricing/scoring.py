@@ -1,4 +1,4 @@
-"""The cost formula over all candidates at once: the contract's (3.2), and that of our own policy.
+"""The cost formula over all candidates at once: the contract's (3.2), and our own policy's.
 
 Pure arithmetic on columns: what the numbers mean is decided in `projection.py`, by which they are
 weighed in `weights.py`, which candidate wins in `picking.py`. Lower is better; the unit is blocks.
@@ -29,8 +29,8 @@ def costs(projection: Projection, weights: Weights) -> Floats:
     adjusted = max(0, raw - trust·(credit·decay·device + host_weight·host + disk_weight·disk))
     cost     = prefill_load_scale · adjusted + decode blocks with this prompt
 
-    `first-token` counts blocks that somebody is booked with as cached, and of the queue P what may
-    be computed already (`loads.worked_off`) as gone, and adds three terms:
+    `first-token` counts blocks booked by live requests as cached, takes what may already be
+    computed (`loads.worked_off`) off the queue P, and adds three terms:
 
     own      = track ? max(0, max(isl, cached)/block_size - credited) : 0
     cost     = prefill_load_scale · (adjusted + (delay_weight + eviction_weight · churn) · own)
@@ -50,7 +50,7 @@ def costs(projection: Projection, weights: Weights) -> Floats:
         return raw + projection.decode if scale == 1.0 else scale * raw + projection.decode
     cached = projection.cached_tokens
     if track and projection.cached_within_isl:
-        raw = (prefill + isl) / block_size  # what is cached cancels out, exactly
+        raw = (prefill + isl) / block_size  # cached tokens cancel out, exactly
     elif track:
         raw = (prefill + np.maximum(isl - cached, 0.0) + cached) / block_size
     else:
@@ -83,7 +83,7 @@ def _credited(projection: Projection, overlap: Overlap, weights: Weights) -> Flo
 
 
 def _costs_of_ours(projection: Projection, weights: Weights) -> Floats:
-    """Do what `costs` says of `first-token`, in the order of the kernel."""
+    """Return the costs of `first-token`, computed in the order of the kernel."""
     prefill, block_size = projection.prefill, projection.block_size
     track = weights.track_prefill_tokens
     tokens = np.maximum(projection.cached_tokens, float(projection.isl_tokens))
@@ -125,9 +125,9 @@ def prefer(
 
 
 def preferences(preferred: Mapping[str, float], taints: Sequence[frozenset[str]]) -> Floats:
-    """Return what the cost of each candidate is multiplied with: exp(-tanh(Σ weights present)).
+    """Return the factor on each candidate's cost: exp(-tanh(Σ weights present)).
 
-    Reckoned once for each set of taints: there are few, and ranks many.
+    Computed once per set of taints: there are few sets, and many ranks.
     """
     factor_of = {
         have: math.exp(

@@ -12,57 +12,59 @@ if TYPE_CHECKING:
     from select_service.types import RouterConfig, RouterConfigOverride
 
 _WEIGHT_MAX: Final = 1e100
-"""No larger weight means anything more, and products of two with 64-bit counts stay numbers: an
-infinite cost would make different ranks equal."""
+"""Larger weights mean nothing more, and products of two with 64-bit counts stay finite: an infinite
+cost would make different ranks equal."""
 
 
 DECODE_LOAD_SCALE: Final = 0.0
-"""`first-token`: what many answers have in common is read for each of them, so distinct blocks say
-nothing of how long a step takes; the context does."""
+"""`first-token`: an engine reads shared blocks once per answer, so the number of distinct blocks
+does not predict the length of a step; the context does."""
 
 CONTEXT_LOAD_SCALE: Final = 0.0625
-"""`first-token`: a block that a request attends to costs a sixteenth of a block to compute."""
+"""`first-token`: attending to a block costs a sixteenth of computing it."""
 
 SEQUENCE_TOKENS: Final = 4_096
-"""`first-token`: what a request has in the context beside what it attends to. A step does the same
-for every sequence, however short: it takes about as long as reading a thousand tokens of a cache.
-And each has one of the engine's seats (a hundredth of a cache or less): who levelled lengths alone
-filled those of the ranks whose prompts are short, and what came there next waited for an answer to
-end. With a thousand tokens that is only rarer; 4,096 were chosen by measuring, of 256 to 8,192."""
+"""`first-token`: a request's fixed weight in the context, besides what it attends to. A step does
+the same work for every sequence, however short, which takes about as long as reading a thousand
+tokens of cache. And each request takes one of the engine's seats (a hundredth of a cache or less):
+levelling lengths alone filled the seats of ranks with short prompts, and what came there next
+waited for an answer to end. A thousand tokens only made that rarer; 4,096 was chosen by measuring,
+from 256 to 8,192."""
 
 SEAT_TOKENS: Final = 8_192
-"""`first-token`: context that it is worth to wait until one answer more ends, on a rank whose seats
-(`max_num_seqs`) are taken. Answers last for seconds, but one that has a seat elsewhere and finds no
-prefix there is computed at the cost of all: 512 tokens to compute (sixteen of the context are one
-of them) were chosen by measuring. Twice as much helps more where seats are unequal or nothing is
-shared, and costs conversations on small engines 5 % of their p90; what answers were measured to
-last is four times as much and more."""
+"""`first-token`: context tokens that waiting for one more answer to end is worth, on a rank whose
+seats (`max_num_seqs`) are taken. Answers last for seconds, but a request that takes a seat
+elsewhere without its prefix there is computed at everybody's cost. 512 tokens to compute (sixteen
+tokens of context equal one of them) were chosen by measuring. Twice as much helps more if seats are
+unequal or nothing is shared, and costs conversations on small engines 5 % of their p90; the
+measured duration of answers would be four times as much and more."""
 
 FEW_SEATS: Final = 32
-"""`first-token`: of fewer one ends the more rarely, and it is worth as much more."""
+"""`first-token`: with fewer seats one becomes free more rarely, and is worth proportionally
+more."""
 
 DELAY_SCALE: Final = 1.0
-"""`first-token`: who is behind waits for what is computed now just as its own request does."""
+"""`first-token`: requests behind wait for the current prefill just as its own request does."""
 
 EVICTION_SCALE: Final = 0.125
-"""`first-token`: of what a prompt pushes out of a cache, an eighth of the share that prompts find
-would have been asked for again. Where nothing is found nothing is lost, and to level what went into
+"""`first-token`: of what a prompt evicts from a cache, an eighth of the share that prompts find
+would have been asked for again. If nothing is found nothing is lost, and levelling what went into
 caches would only make loads uneven."""
 
 
 PACE_SCALE: Final = 1.0
-"""`first-token`: of what a rank can have computed since it was last heard of all is gone from its
-queue. Without, queues fall by a whole step at once, just when the next has begun, and who comes
-then waits for all of it."""
+"""`first-token`: everything a rank can have computed since its last report is taken off its queue.
+Otherwise queues fall by a whole step at once, just when the next step has begun, and a request that
+arrives then waits for all of it."""
 
 
 class Weights(NamedTuple):
-    """The numbers of the formula in force for one request.
+    """The weights of the formula in force for one request.
 
-    The last six are those of `kv-cost` unless they are given. As configured, `delay_weight` is per
-    prompt that a rank computes on average, and `eviction_weight` per multiple of the average churn
-    of a cache, where all of every prompt is found, and `pace` a share of that of a rank;
-    `at_present` makes of them what a decision multiplies with: `pace` is in tokens a second then.
+    The last six default to those of `kv-cost`. As configured, `delay_weight` is per prompt that a
+    rank computes on average, `eviction_weight` per multiple of the average churn of a cache, given
+    that all of every prompt is found, and `pace` a share of a rank's pace. `at_present` turns them
+    into the factors of one decision, where `pace` is in tokens per second.
     """
 
     overlap_score_credit: float
@@ -81,26 +83,26 @@ class Weights(NamedTuple):
 
     @property
     def is_kv_cost(self) -> bool:
-        """Whether the contract's formula is all there is."""
+        """Whether the weights are nothing but the contract's formula."""
         return self[_OF_CONTRACT:] == _NOTHING_MORE
 
     @property
     def of_ours(self) -> tuple[float, float, float, bool, float, float]:
-        """What `Pricer.cheapest` takes beyond the contract's formula."""
+        """The arguments of `Pricer.cheapest` beyond the contract's formula."""
         return self[_OF_CONTRACT:]
 
     def kv_cost(self) -> Weights:
-        """Return them with nothing beyond the contract's formula."""
+        """Return the weights without anything beyond the contract's formula."""
         return self if self.is_kv_cost else Weights(*self[:_OF_CONTRACT])
 
     def at_present(self, computing: float, turnover: float, pace: float) -> Weights:
-        """Return what one decision multiplies with.
+        """Return the factors of one decision.
 
         Args:
             computing: prompts not computed yet, per rank.
-            turnover: tokens lately computed, per rank, over the share of prompts that was found;
-                0: none, and caches are as good as empty.
-            pace: tokens that a rank computes in a second.
+            turnover: recently computed tokens, per rank, divided by the share of prompts that was
+                found; 0: none, and caches are as good as empty.
+            pace: tokens that a rank computes per second.
         """
         eviction = self.eviction_weight / turnover if turnover > 0.0 else 0.0
         return Weights(
@@ -117,7 +119,7 @@ class Weights(NamedTuple):
 _NOTHING_MORE: Final = (1.0, 0.0, 0.0, False, 0.0, 0.0)
 
 _OF_CONTRACT: Final = 7
-"""How many of the weights the contract's formula has."""
+"""Number of weights in the contract's formula."""
 
 
 def weights_in_force(config: RouterConfig, override: RouterConfigOverride | None) -> Weights:
@@ -170,8 +172,8 @@ def _bounded(weight: float) -> float:
 
 
 def wait_blocks(seats: int, block_size: int) -> int:
-    """Return the blocks of context that it is worth to wait for one of so many seats, at least 1.
+    """Return the context blocks that waiting for one of `seats` seats, at least 1, is worth.
 
-    Whoever comes to a rank where R requests are waits for R + 1 - seats of them to end.
+    A request at a rank with R requests waits for R + 1 - seats of them to end.
     """
     return round(SEAT_TOKENS * max(1.0, FEW_SEATS / seats) / block_size)

@@ -26,7 +26,7 @@ WORDS = (
     (r"AsyncReserving\[(\w+)\]", r"\1"),
     (r"\bAsync(Calls|Client)\b", r"\1"),
     (r"^from select_service.client.reserving import AsyncReserving\n", ""),
-    (r"^        Awaited instead.*\n", "        Without `with`, `r.free()` is yours to call.\n"),
+    (r"^        Awaited instead.*\n", "        Without `with`, call `r.free()` yourself.\n"),
     (r"\((self\._do\([^\n]*\))\)\.", r"\1."),
 )
 
