@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from select_service.planner.errors import PlannerError
 from select_service.planner.types import PoolState, Target, Value
@@ -186,12 +187,9 @@ class Loop:
     async def _act(self, decision: Decision, loop: str) -> bool:
         """Carry a decision out, if it is ours to act; returns whether anybody was asked."""
         self.is_leader = await self._lease.held()
-        waits, begun = await self._retire(decision)
-        changed = [
-            one
-            for one in decision.targets
-            if self.states[one.pool].desired != one.replicas and one.pool not in waits
-        ]
+        before, self._waits = self._waits, {}
+        changed = await self._retire(decision)
+        begun = not self._waits.keys() <= before.keys()
         self.counts.decisions[loop] = self.counts.decisions.get(loop, 0) + 1
         if not changed and not begun and loop == "fast":
             return False  # many times a minute, and nothing to tell
@@ -213,7 +211,7 @@ class Loop:
                 *(list(decision.reasons), list(decision.infeasible), decision.gpus),
                 acted=acted,
                 failed=failed,
-                waiting={str(pool): why for pool, why in waits.items()},
+                waiting={str(pool): why for pool, why in self._waits.items()},
             )
         )
         if words:
@@ -221,15 +219,27 @@ class Loop:
             _log.info("%s%s", prefix, "; ".join([*words, *decision.reasons]))
         return acted
 
-    async def _retire(self, decision: Decision) -> tuple[dict[PoolKey, str], bool]:
-        """Return the pools whose engines are to finish first, and whether one of them is new."""
-        before = self._waits
-        self._waits = {}
+    async def _retire(self, decision: Decision) -> list[Target]:
+        """Return what is to be asked for now; `_waits` says who keeps engines until they finish."""
+        targets = list(decision.targets)
         if self.retiring is not None and not self.is_leader:
             self.retiring.forget()
         elif self.retiring is not None:
-            self._waits = await self.retiring.settle(decision.targets, self.states)
-        return self._waits, not self._waits.keys() <= before.keys()
+            kept = await self.retiring.settle(targets, self.states)
+            self._waits = {pool: one.why for pool, one in kept.items()}
+            targets = [
+                replace(one, replicas=kept[one.pool].replicas) if one.pool in kept else one
+                for one in targets
+            ]
+        changed = [one for one in targets if self.states[one.pool].desired != one.replicas]
+        if not self._waits:
+            return changed
+        # what is kept is in use: who was to have it waits, too
+        allowed = self.fleet.affordable(changed, self.states)
+        for one in changed:
+            if one not in allowed:
+                self._waits[one.pool] = f"{one.replicas} when others have given GPUs back"
+        return allowed
 
     async def _carry_out(self, changed: Sequence[Target], reasons: Sequence[str]) -> dict[str, str]:
         """Ask for every change, or for as much as may be; returns what went wrong, by pool."""
@@ -257,10 +267,7 @@ class Loop:
         outcome = await self.connector.apply(targets, reasons)
         self.counts.changes += len(outcome.done)
         for one in outcome.done:
-            state = self.states[one.pool]
-            if self.retiring is not None and one.replicas < state.desired:
-                self.retiring.lowered(one.pool)
-            self.states[one.pool] = PoolState(one.replicas, state.ready)
+            self.states[one.pool] = PoolState(one.replicas, self.states[one.pool].ready)
         return {str(pool): why for pool, why in outcome.failed.items()}
 
     def _keep(self) -> None:

@@ -36,6 +36,7 @@ class _Record(msgspec.Struct, frozen=True):
     """A row of the catalog, as far as it is needed here."""
 
     worker_id: int
+    role: str | None = None
     endpoint: str | None = None
     lifecycle: str = ""
     not_schedulable_reasons: list[str] = []
@@ -47,6 +48,7 @@ class Worker(NamedTuple):
     worker_id: int
     host: str
     """Address of its endpoint; empty: it has none that can be read."""
+    role: str
     drains: frozenset[str | None]
     """Why it drains, in the words of who drains it, by each of them; None: it does not."""
 
@@ -95,7 +97,8 @@ class Selectors:
         for record in (one for page in pages for one in page):
             before = found.get(record.worker_id)
             drains = frozenset({_why(record)}) | (before.drains if before else frozenset())
-            found[record.worker_id] = Worker(record.worker_id, _host(record), drains)
+            role = record.role or "aggregated"
+            found[record.worker_id] = Worker(record.worker_id, _host(record), role, drains)
         return found
 
     async def candidates(self, pool: PoolKey, count: int) -> list[Candidate]:
@@ -203,8 +206,9 @@ def _scope(model: ModelKey) -> str:
 
 
 def _host(record: _Record) -> str:
-    try:
-        return urlsplit(record.endpoint or "").hostname or ""
+    endpoint = record.endpoint or ""
+    try:  # of `host:port`, too: nobody but callers has to understand it
+        return urlsplit(endpoint if "//" in endpoint else f"//{endpoint}").hostname or ""
     except ValueError:
         return ""
 

@@ -11,7 +11,7 @@ from tests.effort import examples
 
 
 def leaver(worker_id: int) -> Leaver:
-    return Leaver(worker_id, f"10.0.0.{worker_id}", ours=True)
+    return Leaver(worker_id, f"10.0.0.{worker_id}")
 
 
 class Pool(RuleBasedStateMachine):
@@ -21,41 +21,66 @@ class Pool(RuleBasedStateMachine):
         super().__init__()
         self.leaving = Leaving()
         self.now = 0.0
-        self.surplus = 0
+        self.desired = 6
         self.present = set(range(6))
         self.drained: set[int] = set()  # by what the caller was told to do
         self.born = 6
 
     @initialize(drained=st.lists(st.integers(0, 5), unique=True), surplus=st.integers(0, 3))
     def begin(self, drained: list[int], surplus: int) -> None:
-        self.surplus = surplus
-        self.leaving.want(surplus, self.now)
+        self.desired = 6
+        self.leaving.want(self.desired, surplus, self.now)
         assert not self.leaving.is_over, "somebody may have been drained before"
         self.leaving.take_over([leaver(one) for one in drained], surplus, self.now)
         self.drained |= set(drained)
 
-    @rule(surplus=st.integers(0, 4), order=st.randoms(use_true_random=False))
-    def turn(self, surplus: int, order: object) -> None:
-        self.surplus = surplus
-        self.leaving.want(surplus, self.now)
+    @rule(
+        surplus=st.integers(0, 4),
+        order=st.randoms(use_true_random=False),
+        busy=st.sets(st.integers(0, 20)),
+        in_order=st.booleans(),
+        are_there=st.booleans(),
+    )
+    def turn(
+        self, surplus: int, order: object, busy: set[int], *, in_order: bool, are_there: bool
+    ) -> None:
+        self.leaving.want(self.desired, surplus, self.now)
         self.leaving.see(self.present, self.now)
         before = {one.worker_id for one in self.leaving.named}
         candidates = sorted(self.present)
         order.shuffle(candidates)  # type: ignore[attr-defined] # Hypothesis's own
-        new = self.leaving.name([leaver(one) for one in candidates], surplus)
+        leavers = [leaver(one) for one in candidates]
+        new = self.leaving.name(leavers, surplus, self.now, are_there=are_there)
         assert not before & {one.worker_id for one in new}
         for one in list(self.leaving.staying):
             self.drained.discard(one.worker_id)
             self.leaving.stayed(one)
-        named = {one.worker_id for one in self.leaving.named}
-        self.drained |= named
-        room = len(self.present) - self.leaving.going
+        named = [one.worker_id for one in self.leaving.named]
+        self.drained |= set(named)
+        room = len(self.present) - len(self.leaving.going)
         assert len(named) == min(surplus, room), "as many as are wanted, if there are as many"
+        in_flight = dict.fromkeys(busy, "1 reservation")
+        why = self.leaving.let_go(in_flight, surplus, self.now, GONE_S, in_order=in_order)
+        ready = [one.worker_id for one in self.leaving.ready]
+        assert bool(why) == (len(ready) + self.leaving.blind < surplus)
+        assert set(ready) <= set(named)
+        assert not in_order or named[: len(ready)] == ready
+        assert in_order or set(named) - busy <= set(ready)
 
-    @rule()
-    def lower(self) -> None:
-        self.leaving.lower(self.now)
-        self.surplus = 0
+    @rule(fewer=st.integers(0, 4))
+    def lower(self, fewer: int) -> None:
+        """The count is lowered, by us or by somebody else."""
+        ready = [one.worker_id for one in self.leaving.ready]
+        going = {one.worker_id for one in self.leaving.going}
+        self.desired -= fewer
+        ends = self.leaving.want(self.desired, 0, self.now)
+        assert sum(ends.values()) == len(ready[:fewer])
+        assert {one.worker_id for one in self.leaving.going} == going | set(ready[:fewer])
+
+    @rule(more=st.integers(1, 4))
+    def raise_it(self, more: int) -> None:
+        self.desired += more
+        self.leaving.want(self.desired, 0, self.now)
 
     @rule(one=st.integers(0, 20))
     def leave(self, one: int) -> None:
@@ -79,16 +104,13 @@ class Pool(RuleBasedStateMachine):
         """Nobody is left drained for ever: whoever is wanted works again in the end."""
         for _ in range(3):
             self.now += GONE_S
-            self.turn_of(0)
+            self.leaving.want(self.desired, 0, self.now)
+            self.leaving.see(self.present, self.now)
+            for one in list(self.leaving.staying):
+                self.drained.discard(one.worker_id)
+                self.leaving.stayed(one)
         assert not self.drained
         assert self.leaving.is_over
-
-    def turn_of(self, surplus: int) -> None:
-        self.leaving.want(surplus, self.now)
-        self.leaving.see(self.present, self.now)
-        for one in list(self.leaving.staying):
-            self.drained.discard(one.worker_id)
-            self.leaving.stayed(one)
 
 
 Pool.TestCase.settings = settings(max_examples=examples(100), deadline=None)
@@ -98,15 +120,20 @@ TestPool = Pool.TestCase
 def test_a_lower_count_waits_for_work_and_for_names_but_not_for_ever() -> None:
     leaving = Leaving()
     leaving.take_over([], 2, 0.0)
-    leaving.want(2, 10.0)
-    leaving.name([leaver(7)], 2)
-    told = leaving.waits_for({7: "2 reservations"}, 2, 15.0, 30.0)
-    assert told == "worker 7: 2 reservations; 1 of 2 could be named (5 s of 30)"
-    leaving.name([leaver(7), leaver(8)], 2)
-    assert leaving.waits_for({7: "", 8: ""}, 2, 15.0, 30.0) == ""
-    assert leaving.waits_for({7: "", 8: "1 reservation"}, 2, 39.9, 30.0)
-    assert leaving.waits_for({7: "", 8: "1 reservation"}, 2, 40.0, 30.0) == ""
-    leaving.want(0, 41.0)
-    assert [one.worker_id for one in leaving.staying] == [8, 7], "who was named last first"
-    leaving.want(1, 50.0)
-    assert leaving.waited_s(60.0) == 10.0, "another wish, another wait"
+    leaving.want(4, 2, 10.0)
+    leaving.name([leaver(7)], 2, 10.0)
+    told = leaving.let_go({7: "2 reservations"}, 2, 15.0, 30.0)
+    assert told == "worker 7: 2 reservations (5 s of 30); 1 of 2 could be named (0 s of 30)"
+    leaving.name([leaver(7), leaver(8)], 2, 15.0)
+    assert leaving.let_go({7: "", 8: ""}, 2, 15.0, 30.0) == ""
+    assert leaving.let_go({7: "", 8: "1 reservation"}, 2, 44.9, 30.0)
+    assert leaving.ready == [leaver(7)]
+    assert leaving.let_go({7: "", 8: "1 reservation"}, 2, 45.0, 30.0) == ""
+    assert leaving.ready == [leaver(7), leaver(8)]
+    leaving.want(4, 0, 46.0)
+    assert leaving.staying == [leaver(8), leaver(7)], "who was named last first"
+    leaving.want(4, 1, 50.0)
+    assert "(0 s of 30)" in leaving.let_go({}, 1, 50.0, 30.0), "another wish, another wait"
+    assert leaving.blind == 0
+    assert leaving.let_go({}, 1, 80.0, 30.0) == ""
+    assert leaving.blind == 1
