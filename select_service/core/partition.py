@@ -484,6 +484,7 @@ class Partition:
     def unseat(self, worker: Worker) -> None:
         """Let a worker go; its slots must be free of load."""
         self._leave(worker.worker_id, self.seating.let_go(worker))
+        self.demand.leave(worker.worker_id)
         self._note(worker)
         if self.admission is not None:
             self._rehouse(self.admission.unseat(worker.worker_id))

@@ -28,6 +28,8 @@ __all__ = ["REASON", "Kept", "Retiring"]
 
 REASON: Final = "select-planner"
 """Begins the reason of every drain of ours: by it they are known again."""
+NAME_MAX: Final = 200
+"""Characters of a pool's name in a reason, which may have 256."""
 TURN_S: Final = 10.0
 """A turn is over within that time, of all pools: a third of the shortest lease."""
 _log = logging.getLogger("select_planner")
@@ -200,8 +202,8 @@ class Retiring:
 
 
 def _begins(pool: PoolKey) -> str:
-    """Return how the reasons of our drains of this pool begin."""
-    return f"{REASON}: {pool} "
+    """Return how the reasons of our drains of this pool begin; of a long name it has the end."""
+    return f"{REASON}: {str(pool)[-NAME_MAX:]} "
 
 
 def _is_ours(worker: Worker, pool: PoolKey) -> bool:

@@ -21,7 +21,7 @@ from select_service.planner.edge.connectors.virtual import VirtualConnector
 from select_service.planner.edge.retiring import Retiring
 from select_service.planner.edge.selectors import Selectors
 from select_service.planner.edge.serving import create_app as create_planner
-from select_service.planner.types import Decision, PoolState
+from select_service.planner.types import Decision, ModelKey, PoolKey, PoolState
 from tests.select_service.edge.serving import SETTINGS, seat
 from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, FakeKube, run, target
 from tests.select_service.planner.edge.test_loop import Told, loop_of
@@ -61,8 +61,11 @@ class Selecting(httpx.AsyncBaseTransport):
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=self)
 
-    async def book(self, name: str, worker_id: int, reservation_id: str) -> None:
-        body = {"model_name": "m", "sequence_hashes": [1], "isl_tokens": 16, "worker_id": worker_id}
+    async def book(
+        self, name: str, worker_id: int, reservation_id: str, model_name: str = "m"
+    ) -> None:
+        body = {"model_name": model_name, "sequence_hashes": [1], "isl_tokens": 16}
+        body |= {"worker_id": worker_id}
         body |= {"reservation_id": reservation_id, "effective_prefill_tokens": 16, "dp_rank": 0}
         async with self.client() as client:
             answer = await client.post(f"http://{name}/reservations", json=body)
@@ -586,6 +589,22 @@ def test_an_api_server_that_wants_to_be_left_alone_is_left_alone() -> None:
         for _ in range(5):
             assert await house.wants(3, 4)
         assert len(house.fake.asked) == asked
+
+    housed(use)
+
+
+def test_a_name_longer_than_a_reason_may_be_drains_all_the_same() -> None:
+    async def use(house: House) -> None:
+        model = ModelKey("/models/" + "x" * 300)
+        for worker_id in (61, 62):
+            house.selecting.seat(worker_id, model_name=model.model_name)
+            await house.selecting.book("one", worker_id, f"r{worker_id}", model.model_name)
+        pool = PoolKey(model, "decode")
+        for retiring in (house.another(), house.another()):  # the second knows the first one's
+            retiring._pods = {}
+            waiting = await retiring.settle([target(pool, 1)], {pool: PoolState(2, 2)})
+            assert "1 reservation" in waiting[pool].why
+            assert len(house.selecting.drained()) == 1
 
     housed(use)
 
