@@ -116,6 +116,7 @@ class Loop:
         self.terms: dict[str, float] = {}
         self.infeasible: tuple[str, ...] = ()
         self._waits: dict[PoolKey, str] = {}
+        self._would: list[str] = []
         self._models = [one.key for one in fleet.models]
         self._pools = [pool.key for model in fleet.models for pool in model.pools]
         self._asked_at = self._looked_at = clock()
@@ -191,12 +192,15 @@ class Loop:
         changed = await self._retire(decision)
         begun = not self._waits.keys() <= before.keys()
         self.counts.decisions[loop] = self.counts.decisions.get(loop, 0) + 1
-        if not changed and not begun and loop == "fast":
-            return False  # many times a minute, and nothing to tell
-        failed: dict[str, str] = {}
         words = [
             f"{one.pool}: {self.states[one.pool].desired} to {one.replicas}" for one in changed
         ]
+        # who does not act would do the same as long as it takes the other one to do it
+        is_told = not self.is_leader and words == self._would
+        self._would = [] if self.is_leader else words
+        if (not words or is_told) and not begun and loop == "fast":
+            return False  # many times a minute, and nothing to tell
+        failed: dict[str, str] = {}
         self.decision_id += 1
         acted = bool(changed) and self.is_leader
         if acted:

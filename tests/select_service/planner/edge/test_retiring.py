@@ -595,7 +595,7 @@ def test_an_api_server_that_wants_to_be_left_alone_is_left_alone() -> None:
 
 def test_a_name_longer_than_a_reason_may_be_drains_all_the_same() -> None:
     async def use(house: House) -> None:
-        model = ModelKey("/models/" + "x" * 300)
+        model = ModelKey("/models/" + "x" * 240)
         for worker_id in (61, 62):
             house.selecting.seat(worker_id, model_name=model.model_name)
             await house.selecting.book("one", worker_id, f"r{worker_id}", model.model_name)
@@ -685,16 +685,34 @@ def test_readers_of_the_virtual_connector_are_told_by_the_selectors_who_goes() -
     housed(use)
 
 
+class Never:
+    """The lease of somebody else."""
+
+    is_sure = False
+
+    async def held(self) -> bool:
+        return False
+
+    async def close(self) -> None:
+        pass
+
+
+def test_who_does_not_act_says_once_what_it_would_do_while_another_one_drains() -> None:
+    async def use(house: House) -> None:
+        loop = loop_of(house.connector, lease=Never())
+        decision = Decision((target(DECODE, 3),), (), (), 4, {})
+        await loop._look()
+        for _ in range(20):
+            await loop._act(decision, "fast")
+        (noted,) = loop.decisions
+        assert (noted.changed, noted.acted) == (["m decode: 4 to 3"], False)
+        await loop._act(Decision((target(DECODE, 2),), (), (), 4, {}), "fast")
+        assert loop.decision_id == 2
+
+    housed(use)
+
+
 def test_a_fleet_in_which_nobody_acts_drains_nobody() -> None:
-    class Never:
-        is_sure = False
-
-        async def held(self) -> bool:
-            return False
-
-        async def close(self) -> None:
-            pass
-
     async def use(house: House) -> None:
         loop = loop_of(house.connector, lease=Never(), source=Told())
         loop.retiring = house.retiring
