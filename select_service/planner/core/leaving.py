@@ -20,6 +20,9 @@ GONE_S: Final = 120.0
 """So long after its count was lowered a worker should have left every catalog; of one that has not,
 somebody else was taken in its place: it works on."""
 
+WORDS_MAX: Final = 8
+"""Workers that are named in one reason: hundreds may go, and every decision is kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class Leaver:
@@ -168,7 +171,8 @@ class Leaving:
                 words.append(f"{named} ({waited_s:.0f} s of {most_s:.0f})")
             elif not (in_order and words):
                 self.blind = missing
-        return "; ".join(words)
+        more = [f"and {len(words) - WORDS_MAX} more"] if len(words) > WORDS_MAX else []
+        return "; ".join([*words[:WORDS_MAX], *more])
 
     def check(self) -> None:
         """Assert what is promised."""

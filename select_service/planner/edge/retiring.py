@@ -135,8 +135,9 @@ class Retiring:
                 _log.info("%s: worker %s is to go", pool, one.worker_id)
         await self._let_stay(pool, leaving, workers)
         named = [workers[one.worker_id] for one in leaving.named]
+        leavers = [*named, *(workers[one.worker_id] for one in leaving.going)]
         # new, or undone: by hand, or by a selector that started again without its state
-        undone = [one.worker_id for one in named if None in one.drains and _may_drain(one, pool)]
+        undone = [one.worker_id for one in leavers if None in one.drains and _may_drain(one, pool)]
         reason = _begins(pool) + "needs fewer"
         await asyncio.gather(*(self._selectors.drain(id_, reason) for id_ in undone))
         told = await asyncio.gather(*(self._selectors.in_flight(one.worker_id) for one in named))

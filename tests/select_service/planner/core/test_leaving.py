@@ -137,3 +137,10 @@ def test_a_lower_count_waits_for_work_and_for_names_but_not_for_ever() -> None:
     assert leaving.blind == 0
     assert leaving.let_go({}, 1, 80.0, 30.0) == ""
     assert leaving.blind == 1
+
+
+def test_hundreds_that_wait_are_not_all_told_of() -> None:
+    leaving = Leaving()
+    leaving.take_over([leaver(one) for one in range(300)], 300, 0.0)
+    told = leaving.let_go(dict.fromkeys(range(300), "1 reservation"), 300, 0.0, 30.0)
+    assert told.endswith("worker 7: 1 reservation (0 s of 30); and 292 more")

@@ -593,6 +593,44 @@ def test_an_api_server_that_wants_to_be_left_alone_is_left_alone() -> None:
     housed(use)
 
 
+def test_who_is_being_stopped_gets_no_work_from_a_selector_that_forgot_it() -> None:
+    async def use(house: House) -> None:
+        assert await house.wants(3, 4) == ""
+        (named,) = house.selecting.drained()
+        assert await house.wants(3, 3) == ""  # it is lowered, and its pod takes its time to end
+        house.selecting.services["two"].undrain_worker(named)
+        assert await house.wants(3, 3) == ""
+        assert named in house.selecting.drained("two")
+
+    housed(use)
+
+
+def test_of_a_leader_worker_set_leaders_have_the_ordinals() -> None:
+    async def use(house: House) -> None:
+        for name in ("decode-9-1", "decode-10", "decode-10-1", "decode-x", "other-11"):
+            house.fake.pod(name, "decode", "10.0.1.1")
+        pods = house.connector.pods()[DECODE]
+        found = [one.metadata.name for one in pods.by_ordinal(await pods.there())]
+        assert found == ["decode-10", "decode-4", "decode-3", "decode-2", "decode-1"]
+
+    housed(use)
+
+
+def test_pods_that_share_an_address_are_not_told_apart() -> None:
+    """In the network of one machine: a mark on both would stop either."""
+
+    async def use(house: House) -> None:
+        for name in ("decode-1", "decode-2"):
+            house.fake.pods[name]["status"] = {"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]}
+        for worker_id in (3, 4):
+            await house.selecting.book("one", worker_id, f"r{worker_id}")
+        assert await house.wants(2, 4)
+        assert set(house.selecting.drained()) == {3, 4}, "whose pods are known"
+        assert "2 of 3 could be named" in await house.wants(1, 4)
+
+    housed(use)
+
+
 def test_a_name_longer_than_a_reason_may_be_drains_all_the_same() -> None:
     async def use(house: House) -> None:
         model = ModelKey("/models/" + "x" * 240)
