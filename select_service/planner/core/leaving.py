@@ -66,13 +66,24 @@ class Leaving:
         """Those for whom the count was lowered that have not left yet."""
         return [one for one, _ in self._gone.values()]
 
-    def take_over(self, drained: Sequence[Leaver], surplus: int, now: float) -> None:
-        """Go on with those who were drained before us: as named, or as on their way out."""
+    def adopt(self, drained: Sequence[Leaver], surplus: int, now: float) -> None:
+        """Go on with those who were drained before us, or are drained still where we lost sight.
+
+        Those who are known are passed over; others are named, or taken as on their way out.
+        """
         self.is_new = False
-        self.named = list(drained[:surplus])
-        self._named_at = {one.worker_id: now for one in self.named}
-        self._gone = {one.worker_id: (one, now) for one in drained[surplus:]}
-        self._found = set(self._gone)
+        known = self.known
+        strays = [one for one in drained if one.worker_id not in known]
+        room = max(0, surplus - len(self.named))
+        self.named += strays[:room]
+        self._named_at |= {one.worker_id: now for one in strays[:room]}
+        self._gone |= {one.worker_id: (one, now) for one in strays[room:]}
+        self._found |= {one.worker_id for one in strays[room:]}
+
+    @property
+    def known(self) -> set[int]:
+        """Everybody in one of the lists."""
+        return {one.worker_id for one in (*self.named, *self.staying)} | self._gone.keys()
 
     def want(self, desired: int, surplus: int, now: float) -> dict[str, int]:
         """So many replicas are asked for, and so many of them are too many.

@@ -122,10 +122,9 @@ class Retiring:
         """Return what the lower count waits for; every step may be broken off and done again."""
         if leaving.is_over and not surplus:
             return ""
-        workers = await self._selectors.workers(pool.model)
-        if leaving.is_new:
-            drained = [one for one in workers.values() if _is_ours(one, pool)]
-            leaving.take_over([_leaver(one) for one in drained], surplus, now)
+        workers = await self._selectors.workers(pool.model, leaving.known)
+        drained = [one for one in workers.values() if _is_ours(one, pool)]
+        leaving.adopt([_leaver(one) for one in drained], surplus, now)
         leaving.see(workers.keys(), now)
         pods = self._pods.get(pool)
         if len(leaving.named) < surplus:

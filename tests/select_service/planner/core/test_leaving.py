@@ -31,7 +31,7 @@ class Pool(RuleBasedStateMachine):
         self.desired = 6
         self.leaving.want(self.desired, surplus, self.now)
         assert not self.leaving.is_over, "somebody may have been drained before"
-        self.leaving.take_over([leaver(one) for one in drained], surplus, self.now)
+        self.leaving.adopt([leaver(one) for one in drained], surplus, self.now)
         self.drained |= set(drained)
 
     @rule(
@@ -45,6 +45,9 @@ class Pool(RuleBasedStateMachine):
         self, surplus: int, order: object, busy: set[int], *, in_order: bool, are_there: bool
     ) -> None:
         self.leaving.want(self.desired, surplus, self.now)
+        strays = self.drained - self.leaving.known
+        self.leaving.adopt([leaver(one) for one in sorted(self.drained)], surplus, self.now)
+        assert strays <= self.leaving.known, "nobody is left drained whom nobody knows"
         self.leaving.see(self.present, self.now)
         before = {one.worker_id for one in self.leaving.named}
         candidates = sorted(self.present)
@@ -77,6 +80,11 @@ class Pool(RuleBasedStateMachine):
         assert sum(ends.values()) == len(ready[:fewer])
         assert {one.worker_id for one in self.leaving.going} == going | set(ready[:fewer])
 
+    @rule(one=st.integers(0, 20))
+    def lose_sight(self, one: int) -> None:
+        """It leaves every catalog that could be read, and is drained in one that could not."""
+        self.leaving.see(self.present - {one}, self.now)
+
     @rule(more=st.integers(1, 4))
     def raise_it(self, more: int) -> None:
         self.desired += more
@@ -105,6 +113,7 @@ class Pool(RuleBasedStateMachine):
         for _ in range(3):
             self.now += GONE_S
             self.leaving.want(self.desired, 0, self.now)
+            self.leaving.adopt([leaver(one) for one in sorted(self.drained)], 0, self.now)
             self.leaving.see(self.present, self.now)
             for one in list(self.leaving.staying):
                 self.drained.discard(one.worker_id)
@@ -119,7 +128,7 @@ TestPool = Pool.TestCase
 
 def test_a_lower_count_waits_for_work_and_for_names_but_not_for_ever() -> None:
     leaving = Leaving()
-    leaving.take_over([], 2, 0.0)
+    leaving.adopt([], 2, 0.0)
     leaving.want(4, 2, 10.0)
     leaving.name([leaver(7)], 2, 10.0)
     told = leaving.let_go({7: "2 reservations"}, 2, 15.0, 30.0)
@@ -141,6 +150,6 @@ def test_a_lower_count_waits_for_work_and_for_names_but_not_for_ever() -> None:
 
 def test_hundreds_that_wait_are_not_all_told_of() -> None:
     leaving = Leaving()
-    leaving.take_over([leaver(one) for one in range(300)], 300, 0.0)
+    leaving.adopt([leaver(one) for one in range(300)], 300, 0.0)
     told = leaving.let_go(dict.fromkeys(range(300), "1 reservation"), 300, 0.0, 30.0)
     assert told.endswith("worker 7: 1 reservation (0 s of 30); and 292 more")

@@ -605,6 +605,38 @@ def test_who_is_being_stopped_gets_no_work_from_a_selector_that_forgot_it() -> N
     housed(use)
 
 
+def test_whom_only_a_selector_knows_that_does_not_answer_is_not_forgotten() -> None:
+    async def use(house: House) -> None:
+        for worker_id in (1, 2, 3, 4):
+            house.selecting.services["one"].delete_worker(worker_id)
+            await house.selecting.book("two", worker_id, f"r{worker_id}")
+        assert await house.wants(3, 4)
+        (named,) = house.selecting.drained("two")
+        house.selecting.down.add("two")
+        assert "connection refused" in await house.wants(3, 4)
+        assert await house.wants(4, 4) == "", "nor is it while nobody is to go"
+        house.selecting.down.clear()
+        assert await house.wants(4, 4) == ""
+        assert named not in house.selecting.drained("two")
+
+    housed(use)
+
+
+def test_a_drain_of_ours_that_comes_back_to_light_is_ended() -> None:
+    """It left every catalog, but one that nobody could reach; there it is still drained."""
+
+    async def use(house: House) -> None:
+        for worker_id in (1, 2, 3, 4):
+            await house.selecting.book("one", worker_id, f"r{worker_id}")
+        assert await house.wants(2, 4)
+        before = house.selecting.drained()
+        house.retiring.pools[DECODE].see([], 0.0)
+        assert await house.wants(2, 4)
+        assert house.selecting.drained() == before, "nobody else in their place"
+
+    housed(use)
+
+
 def test_of_a_leader_worker_set_leaders_have_the_ordinals() -> None:
     async def use(house: House) -> None:
         for name in ("decode-9-1", "decode-10", "decode-10-1", "decode-x", "other-11"):
