@@ -123,10 +123,12 @@ class Retiring:
         if leaving.is_over and not surplus:
             return ""
         workers = await self._selectors.workers(pool.model, leaving.known)
+        pods = self._pods.get(pool)
+        if pods is not None:
+            workers = _by_pod(workers)
         drained = [one for one in workers.values() if _is_ours(one, pool)]
         leaving.adopt([_leaver(one) for one in drained], surplus, now)
         leaving.see(workers.keys(), now)
-        pods = self._pods.get(pool)
         if len(leaving.named) < surplus:
             candidates = await self._candidates(pool, workers, surplus + len(leaving.going))
             new = leaving.name(candidates, surplus, now, are_there=pods is not None)
@@ -136,10 +138,12 @@ class Retiring:
         named = [workers[one.worker_id] for one in leaving.named]
         leavers = [*named, *(workers[one.worker_id] for one in leaving.going)]
         # new, or undone: by hand, or by a selector that started again without its state
-        undone = [one.worker_id for one in leavers if None in one.drains and _may_drain(one, pool)]
+        undone = [one for one in leavers if None in one.drains and _may_drain(one, pool)]
         reason = _begins(pool) + "needs fewer"
-        await asyncio.gather(*(self._selectors.drain(id_, reason) for id_ in undone))
-        told = await asyncio.gather(*(self._selectors.in_flight(one.worker_id) for one in named))
+        await asyncio.gather(
+            *(self._selectors.drain(id_, reason) for one in undone for id_ in _ids(one))
+        )
+        told = await asyncio.gather(*(self._in_flight(one) for one in named))
         in_flight = {one.worker_id: words for one, words in zip(named, told, strict=True)}
         in_order = pods is not None and pods.go_by_ordinal
         why = leaving.let_go(in_flight, surplus, now, self._most_s, in_order=in_order)
@@ -163,18 +167,24 @@ class Retiring:
         there = await pods.there()
         homes = Homes(there)
         if pods.go_by_ordinal:
-            at = {homes.of(one.host): one for one in workers.values()}
+            by_name = {homes.of(one.host): one for one in workers.values()}
             going = [pod.metadata.name for pod in pods.by_ordinal(there)[:count]]
-            found = [at[name] for name in going if name in at]
+            found = [by_name[name] for name in going if name in by_name]
         else:
             housed = {id_: one for id_, one in ours.items() if homes.of(one.host)}
-            told = await self._selectors.candidates(pool, count + len(ours) - len(housed))
-            found = [housed[one.worker_id] for one in told if one.worker_id in housed]
+            most = count * max((len(_ids(one)) for one in ours.values()), default=1)
+            told = await self._selectors.candidates(pool, most + len(ours) - len(housed))
+            at = {id_: one for one in housed.values() for id_ in _ids(one)}
+            found = list(dict.fromkeys(at[one.worker_id] for one in told if one.worker_id in at))
         if there and not any(homes.of(one.host) for one in workers.values()):
             raise ConnectorError(
                 "none of its workers has the address or the name of one of its pods"
             )
         return [_leaver(one) for one in found]
+
+    async def _in_flight(self, worker: Worker) -> str:
+        told = await asyncio.gather(*(self._selectors.in_flight(id_) for id_ in _ids(worker)))
+        return next((words for words in told if words), "")
 
     async def _let_stay(
         self, pool: PoolKey, leaving: Leaving, workers: Mapping[int, Worker]
@@ -184,7 +194,8 @@ class Retiring:
             await self._mark(pool, leaving)
         for one in list(leaving.staying):
             if _may_drain(workers[one.worker_id], pool):
-                await self._selectors.undrain(one.worker_id)
+                for id_ in _ids(workers[one.worker_id]):
+                    await self._selectors.undrain(id_)
             leaving.stayed(one)
             self.ends["stayed"] += 1
             _log.info("%s: worker %s stays", pool, one.worker_id)
@@ -204,6 +215,22 @@ class Retiring:
 def _begins(pool: PoolKey) -> str:
     """Return how the reasons of our drains of this pool begin; of a long name it has the end."""
     return f"{REASON}: {str(pool)[-NAME_MAX:]} "
+
+
+def _by_pod(workers: Mapping[int, Worker]) -> dict[int, Worker]:
+    """Return the first worker of each pod for all that are in it: they can only go together."""
+    found: dict[tuple[str, str], Worker] = {}
+    for id_, one in sorted(workers.items()):
+        key = one.host or str(id_), one.role  # prefill and decode on one machine are two
+        first = found.setdefault(key, one)
+        if first is not one:
+            drains, beside = first.drains | one.drains, (*first.beside, id_)
+            found[key] = first._replace(drains=drains, beside=beside)
+    return {one.worker_id: one for one in found.values()}
+
+
+def _ids(worker: Worker) -> tuple[int, ...]:
+    return worker.worker_id, *worker.beside
 
 
 def _is_ours(worker: Worker, pool: PoolKey) -> bool:

@@ -51,6 +51,8 @@ class Worker(NamedTuple):
     role: str
     drains: frozenset[str | None]
     """Why it drains, in the words of who drains it, by each of them; None: it does not."""
+    beside: tuple[int, ...] = ()
+    """Other workers that go when it goes: they are in the same pod."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):

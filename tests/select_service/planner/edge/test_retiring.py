@@ -648,6 +648,34 @@ def test_of_a_leader_worker_set_leaders_have_the_ordinals() -> None:
     housed(use)
 
 
+def test_workers_of_one_pod_go_together() -> None:
+    """A data-parallel engine whose ranks are registered as workers with ports of their own."""
+
+    async def use(house: House) -> None:
+        for worker_id in (1, 2, 3, 4):
+            for rank in (1, 2):
+                endpoint = f"http://10.0.0.{worker_id}:{8000 + rank}"
+                house.selecting.seat(100 * rank + worker_id, endpoint=endpoint)
+            await house.selecting.book("one", 200 + worker_id, f"r{worker_id}")
+        assert "1 reservation" in await house.wants(3, 4)
+        assert house.kept == 4
+        drained = set(house.selecting.drained())
+        (pod,) = {worker_id % 100 for worker_id in drained}
+        assert drained == {pod, 100 + pod, 200 + pod}
+        assert await house.wants(4, 4) == ""
+        assert not house.selecting.drained()
+        assert await house.wants(3, 4)
+        house.retiring = house.another()
+        assert await house.wants(3, 4)
+        (pod,) = {worker_id % 100 for worker_id in house.selecting.drained()}
+        await house.selecting.end("one", f"r{pod}")
+        assert await house.wants(3, 4) == ""
+        assert house.marked() == {f"10.0.0.{pod}"}
+        assert house.scaled(3) == {pod}
+
+    housed(use)
+
+
 def test_pods_that_share_an_address_are_not_told_apart() -> None:
     """In the network of one machine: a mark on both would stop either."""
 
