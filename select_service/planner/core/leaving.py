@@ -8,13 +8,12 @@ the selectors and tells them; here is what follows from their answers. Times are
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-__all__ = ["GONE_S", "Leaver", "Leaving"]
+__all__ = ["GONE_S", "Leaving"]
 
 GONE_S: Final = 120.0
 """So long after its count was lowered a worker should have left every catalog; of one that has not,
@@ -24,28 +23,19 @@ WORDS_MAX: Final = 8
 """Workers that are named in one reason: hundreds may go, and every decision is kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leaver:
-    """A worker that gets no more work."""
-
-    worker_id: int
-    host: str
-    """Of its endpoint: an address, as pods have one; empty: it has not said."""
-
-
 class Leaving:
-    """Those of one pool that are to go, each in one of three lists."""
+    """Those of one pool that are to go, by worker_id, each in one of three lists."""
 
     def __init__(self) -> None:
-        self.named: list[Leaver] = []
+        self.named: list[int] = []
         """They get no more work, in the order they were chosen."""
-        self.staying: list[Leaver] = []
+        self.staying: list[int] = []
         """They were named and may stay after all: this is to be undone."""
-        self.ready: list[Leaver] = []
+        self.ready: list[int] = []
         """Those of the named that may go now."""
         self.blind = 0
         """So many may go now whom nobody could name."""
-        self._gone: dict[int, tuple[Leaver, float]] = {}
+        self._gone: dict[int, float] = {}
         """The count was lowered for them, and when: they should disappear."""
         self._found: set[int] = set()
         """Of those that are gone: they were drained before us, perhaps for a count still high."""
@@ -62,28 +52,28 @@ class Leaving:
         return not (self.is_new or self.named or self.staying or self._gone)
 
     @property
-    def going(self) -> list[Leaver]:
+    def going(self) -> list[int]:
         """Those for whom the count was lowered that have not left yet."""
-        return [one for one, _ in self._gone.values()]
+        return list(self._gone)
 
-    def adopt(self, drained: Sequence[Leaver], surplus: int, now: float) -> None:
+    def adopt(self, drained: Sequence[int], surplus: int, now: float) -> None:
         """Go on with those who were drained before us, or are drained still where we lost sight.
 
         Those who are known are passed over; others are named, or taken as on their way out.
         """
         self.is_new = False
         known = self.known
-        strays = [one for one in drained if one.worker_id not in known]
+        strays = [one for one in drained if one not in known]
         room = max(0, surplus - len(self.named))
         self.named += strays[:room]
-        self._named_at |= {one.worker_id: now for one in strays[:room]}
-        self._gone |= {one.worker_id: (one, now) for one in strays[room:]}
-        self._found |= {one.worker_id for one in strays[room:]}
+        self._named_at |= dict.fromkeys(strays[:room], now)
+        self._gone |= dict.fromkeys(strays[room:], now)
+        self._found |= set(strays[room:])
 
     @property
     def known(self) -> set[int]:
         """Everybody in one of the lists."""
-        return {one.worker_id for one in (*self.named, *self.staying)} | self._gone.keys()
+        return {*self.named, *self.staying, *self._gone}
 
     def want(self, desired: int, surplus: int, now: float) -> dict[str, int]:
         """So many replicas are asked for, and so many of them are too many.
@@ -97,28 +87,28 @@ class Leaving:
         lowered = 0 if self._desired is None else max(0, self._desired - desired)
         self._desired = desired
         gone = self.ready[:lowered]
-        self._gone |= {one.worker_id: (one, now) for one in gone}
-        self.named = [one for one in self.named if one.worker_id not in self._gone]
+        self._gone |= dict.fromkeys(gone, now)
+        self.named = [one for one in self.named if one not in self._gone]
         self.ready, self.blind = [], 0
         self.staying += self.named[surplus:][::-1]
         del self.named[surplus:]
         if not surplus:
             self._short_since = math.inf
-        late = sum(one.worker_id in self._late for one in gone)
+        late = sum(one in self._late for one in gone)
         return {"idle": len(gone) - late, "late": late}
 
     def see(self, present: Collection[int], now: float) -> None:
         """Forget who has left by itself; who should have left long ago stays."""
-        self.named = [one for one in self.named if one.worker_id in present]
-        self.staying = [one for one in self.staying if one.worker_id in present]
-        left = {id_: seen for id_, seen in self._gone.items() if id_ in present}
-        self._gone = {id_: seen for id_, seen in left.items() if now - seen[1] < GONE_S}
+        self.named = [one for one in self.named if one in present]
+        self.staying = [one for one in self.staying if one in present]
+        left = {id_: at for id_, at in self._gone.items() if id_ in present}
+        self._gone = {id_: at for id_, at in left.items() if now - at < GONE_S}
         self._found &= self._gone.keys()
-        self.staying += [one for id_, (one, _) in left.items() if id_ not in self._gone]
+        self.staying += [one for one in left if one not in self._gone]
 
     def name(
-        self, candidates: Sequence[Leaver], surplus: int, now: float, *, are_there: bool = False
-    ) -> list[Leaver]:
+        self, candidates: Sequence[int], surplus: int, now: float, *, are_there: bool = False
+    ) -> list[int]:
         """Name those of them who are not, `surplus` in all at most; returns the new ones.
 
         Args:
@@ -127,20 +117,20 @@ class Leaving:
             now: monotonic seconds.
             are_there: nobody stops them yet: whom others drained before us was drained for this.
         """
-        known = {one.worker_id for one in self.named} | self._gone.keys()
+        known = {*self.named, *self._gone}
         if are_there:
             known -= self._found
-        new = [one for one in candidates if one.worker_id not in known]
+        new = [one for one in candidates if one not in known]
         new = new[: max(0, surplus - len(self.named))]
-        again = {one.worker_id for one in new}
-        self.staying = [one for one in self.staying if one.worker_id not in again]
-        self._gone = {id_: seen for id_, seen in self._gone.items() if id_ not in again}
+        again = set(new)
+        self.staying = [one for one in self.staying if one not in again]
+        self._gone = {id_: at for id_, at in self._gone.items() if id_ not in again}
         self._found -= again
         self.named += new
         self._named_at |= dict.fromkeys(again, now)
         return new
 
-    def stayed(self, one: Leaver) -> None:
+    def stayed(self, one: int) -> None:
         """All is undone for one of those who stay."""
         self.staying.remove(one)
 
@@ -162,17 +152,17 @@ class Leaving:
             most_s: nobody is waited for longer than that after he was named.
             in_order: nobody can go before those who were named before him.
         """
-        self._named_at = {one.worker_id: self._named_at[one.worker_id] for one in self.named}
+        self._named_at = {one: self._named_at[one] for one in self.named}
         self.ready, self.blind, self._late = [], 0, set()
         words: list[str] = []
         for one in self.named:
-            why = in_flight.get(one.worker_id, "")
-            waited_s = now - self._named_at[one.worker_id]
+            why = in_flight.get(one, "")
+            waited_s = now - self._named_at[one]
             if why and waited_s < most_s:
-                words.append(f"worker {one.worker_id}: {why} ({waited_s:.0f} s of {most_s:.0f})")
+                words.append(f"worker {one}: {why} ({waited_s:.0f} s of {most_s:.0f})")
             elif not (in_order and words):
                 self.ready.append(one)
-                self._late |= {one.worker_id} if why else set()
+                self._late |= {one} if why else set()
         missing = surplus - len(self.named)
         self._short_since = min(self._short_since, now) if missing > 0 else math.inf
         if missing > 0:
@@ -187,9 +177,7 @@ class Leaving:
 
     def check(self) -> None:
         """Assert what is promised."""
-        ids = [one.worker_id for one in (*self.named, *self.staying)]
-        ids += list(self._gone)
+        ids = [*self.named, *self.staying, *self._gone]
         assert len(set(ids)) == len(ids), "nobody is in two lists, or twice in one"
-        named = {one.worker_id for one in self.named}
-        assert named <= self._named_at.keys(), "of everybody it is known since when"
+        assert set(self.named) <= self._named_at.keys(), "of everybody it is known since when"
         assert self._found <= self._gone.keys()

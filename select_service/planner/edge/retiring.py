@@ -13,7 +13,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.planner.core.leaving import Leaver, Leaving
+from select_service.planner.core.leaving import Leaving
 from select_service.planner.edge.connectors.pods import Homes
 from select_service.planner.errors import ConnectorError, SelectorError
 
@@ -109,9 +109,7 @@ class Retiring:
             if self._said.get(pool) != said:  # once, not at every look
                 _log.warning("%s: %s", pool, said)
             self._said[pool] = said
-            nobody_knows = {
-                one.worker_id: "nobody knows what is in flight" for one in leaving.named
-            }
+            nobody_knows = dict.fromkeys(leaving.named, "nobody knows what is in flight")
             why = leaving.let_go(nobody_knows, surplus, now, self._most_s)
             why = f"{said}; {why}" if why else ""
         if not why:
@@ -126,34 +124,33 @@ class Retiring:
         pods = self._pods.get(pool)
         if pods is not None:
             workers = _by_pod(workers)
-        drained = [one for one in workers.values() if _is_ours(one, pool)]
-        leaving.adopt([_leaver(one) for one in drained], surplus, now)
+        drained = [id_ for id_, one in workers.items() if _is_ours(one, pool)]
+        leaving.adopt(drained, surplus, now)
         leaving.see(workers.keys(), now)
         if len(leaving.named) < surplus:
             candidates = await self._candidates(pool, workers, surplus + len(leaving.going))
             new = leaving.name(candidates, surplus, now, are_there=pods is not None)
             for one in new:
-                _log.info("%s: worker %s is to go", pool, one.worker_id)
+                _log.info("%s: worker %s is to go", pool, one)
         await self._let_stay(pool, leaving, workers)
-        named = [workers[one.worker_id] for one in leaving.named]
-        leavers = [*named, *(workers[one.worker_id] for one in leaving.going)]
+        leavers = [workers[one] for one in (*leaving.named, *leaving.going)]
         # new, or undone: by hand, or by a selector that started again without its state
         undone = [one for one in leavers if None in one.drains and _may_drain(one, pool)]
         reason = _begins(pool) + "needs fewer"
         await asyncio.gather(
             *(self._selectors.drain(id_, reason) for one in undone for id_ in _ids(one))
         )
-        told = await asyncio.gather(*(self._in_flight(one) for one in named))
-        in_flight = {one.worker_id: words for one, words in zip(named, told, strict=True)}
+        told = await asyncio.gather(*(self._in_flight(workers[one]) for one in leaving.named))
+        in_flight = dict(zip(leaving.named, told, strict=True))
         in_order = pods is not None and pods.go_by_ordinal
         why = leaving.let_go(in_flight, surplus, now, self._most_s, in_order=in_order)
         if leaving.ready:
-            await self._mark(pool, leaving)
+            await self._mark(pool, leaving, workers)
         return why
 
     async def _candidates(
         self, pool: PoolKey, workers: Mapping[int, Worker], count: int
-    ) -> list[Leaver]:
+    ) -> list[int]:
         """Return who goes, first those who go first; where there are pods, of those alone.
 
         Raises:
@@ -163,7 +160,7 @@ class Retiring:
         ours = {id_: one for id_, one in workers.items() if one.role == pool.role}
         if pods is None:
             told = await self._selectors.candidates(pool, count)
-            return [_leaver(ours[one.worker_id]) for one in told if one.worker_id in ours]
+            return [one.worker_id for one in told if one.worker_id in ours]
         there = await pods.there()
         homes = Homes(there)
         if pods.go_by_ordinal:
@@ -180,7 +177,7 @@ class Retiring:
             raise ConnectorError(
                 "none of its workers has the address or the name of one of its pods"
             )
-        return [_leaver(one) for one in found]
+        return [one.worker_id for one in found]
 
     async def _in_flight(self, worker: Worker) -> str:
         told = await asyncio.gather(*(self._selectors.in_flight(id_) for id_ in _ids(worker)))
@@ -191,23 +188,23 @@ class Retiring:
     ) -> None:
         """Undo what was done to those who stay."""
         if leaving.staying:
-            await self._mark(pool, leaving)
+            await self._mark(pool, leaving, workers)
         for one in list(leaving.staying):
-            if _may_drain(workers[one.worker_id], pool):
-                for id_ in _ids(workers[one.worker_id]):
+            if _may_drain(workers[one], pool):
+                for id_ in _ids(workers[one]):
                     await self._selectors.undrain(id_)
             leaving.stayed(one)
             self.ends["stayed"] += 1
-            _log.info("%s: worker %s stays", pool, one.worker_id)
+            _log.info("%s: worker %s stays", pool, one)
 
-    async def _mark(self, pool: PoolKey, leaving: Leaving) -> None:
+    async def _mark(self, pool: PoolKey, leaving: Leaving, workers: Mapping[int, Worker]) -> None:
         """Mark the pods of those that go now and of nobody else, whoever marked one before."""
         pods = self._pods.get(pool)
         if pods is None or pods.go_by_ordinal:
             return
         there = await pods.there()
         homes = Homes(there)
-        going = {homes.of(one.host) for one in (*leaving.ready, *leaving.going)}
+        going = {homes.of(workers[one].host) for one in (*leaving.ready, *leaving.going)}
         for pod in there:
             await pods.mark(pod, goes_first=pod.metadata.name in going)
 
@@ -241,7 +238,3 @@ def _is_ours(worker: Worker, pool: PoolKey) -> bool:
 def _may_drain(worker: Worker, pool: PoolKey) -> bool:
     """Whether a drain is ours to begin or to end: nobody else drains it, at any selector."""
     return all(why is None or why.startswith(_begins(pool)) for why in worker.drains)
-
-
-def _leaver(worker: Worker) -> Leaver:
-    return Leaver(worker.worker_id, worker.host)

@@ -6,12 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from select_service.planner.core.leaving import GONE_S, Leaver, Leaving
+from select_service.planner.core.leaving import GONE_S, Leaving
 from tests.effort import examples
-
-
-def leaver(worker_id: int) -> Leaver:
-    return Leaver(worker_id, f"10.0.0.{worker_id}")
 
 
 class Pool(RuleBasedStateMachine):
@@ -31,7 +27,7 @@ class Pool(RuleBasedStateMachine):
         self.desired = 6
         self.leaving.want(self.desired, surplus, self.now)
         assert not self.leaving.is_over, "somebody may have been drained before"
-        self.leaving.adopt([leaver(one) for one in drained], surplus, self.now)
+        self.leaving.adopt(list(drained), surplus, self.now)
         self.drained |= set(drained)
 
     @rule(
@@ -46,25 +42,24 @@ class Pool(RuleBasedStateMachine):
     ) -> None:
         self.leaving.want(self.desired, surplus, self.now)
         strays = self.drained - self.leaving.known
-        self.leaving.adopt([leaver(one) for one in sorted(self.drained)], surplus, self.now)
+        self.leaving.adopt(sorted(self.drained), surplus, self.now)
         assert strays <= self.leaving.known, "nobody is left drained whom nobody knows"
         self.leaving.see(self.present, self.now)
-        before = {one.worker_id for one in self.leaving.named}
+        before = set(self.leaving.named)
         candidates = sorted(self.present)
         order.shuffle(candidates)  # type: ignore[attr-defined] # Hypothesis's own
-        leavers = [leaver(one) for one in candidates]
-        new = self.leaving.name(leavers, surplus, self.now, are_there=are_there)
-        assert not before & {one.worker_id for one in new}
+        new = self.leaving.name(candidates, surplus, self.now, are_there=are_there)
+        assert not before & set(new)
         for one in list(self.leaving.staying):
-            self.drained.discard(one.worker_id)
+            self.drained.discard(one)
             self.leaving.stayed(one)
-        named = [one.worker_id for one in self.leaving.named]
+        named = list(self.leaving.named)
         self.drained |= set(named)
         room = len(self.present) - len(self.leaving.going)
         assert len(named) == min(surplus, room), "as many as are wanted, if there are as many"
         in_flight = dict.fromkeys(busy, "1 reservation")
         why = self.leaving.let_go(in_flight, surplus, self.now, GONE_S, in_order=in_order)
-        ready = [one.worker_id for one in self.leaving.ready]
+        ready = list(self.leaving.ready)
         assert bool(why) == (len(ready) + self.leaving.blind < surplus)
         assert set(ready) <= set(named)
         assert not in_order or named[: len(ready)] == ready
@@ -73,12 +68,12 @@ class Pool(RuleBasedStateMachine):
     @rule(fewer=st.integers(0, 4))
     def lower(self, fewer: int) -> None:
         """The count is lowered, by us or by somebody else."""
-        ready = [one.worker_id for one in self.leaving.ready]
-        going = {one.worker_id for one in self.leaving.going}
+        ready = list(self.leaving.ready)
+        going = set(self.leaving.going)
         self.desired -= fewer
         ends = self.leaving.want(self.desired, 0, self.now)
         assert sum(ends.values()) == len(ready[:fewer])
-        assert {one.worker_id for one in self.leaving.going} == going | set(ready[:fewer])
+        assert set(self.leaving.going) == going | set(ready[:fewer])
 
     @rule(one=st.integers(0, 20))
     def lose_sight(self, one: int) -> None:
@@ -113,10 +108,10 @@ class Pool(RuleBasedStateMachine):
         for _ in range(3):
             self.now += GONE_S
             self.leaving.want(self.desired, 0, self.now)
-            self.leaving.adopt([leaver(one) for one in sorted(self.drained)], 0, self.now)
+            self.leaving.adopt(sorted(self.drained), 0, self.now)
             self.leaving.see(self.present, self.now)
             for one in list(self.leaving.staying):
-                self.drained.discard(one.worker_id)
+                self.drained.discard(one)
                 self.leaving.stayed(one)
         assert not self.drained
         assert self.leaving.is_over
@@ -130,17 +125,17 @@ def test_a_lower_count_waits_for_work_and_for_names_but_not_for_ever() -> None:
     leaving = Leaving()
     leaving.adopt([], 2, 0.0)
     leaving.want(4, 2, 10.0)
-    leaving.name([leaver(7)], 2, 10.0)
+    leaving.name([7], 2, 10.0)
     told = leaving.let_go({7: "2 reservations"}, 2, 15.0, 30.0)
     assert told == "worker 7: 2 reservations (5 s of 30); 1 of 2 could be named (0 s of 30)"
-    leaving.name([leaver(7), leaver(8)], 2, 15.0)
+    leaving.name([7, 8], 2, 15.0)
     assert leaving.let_go({7: "", 8: ""}, 2, 15.0, 30.0) == ""
     assert leaving.let_go({7: "", 8: "1 reservation"}, 2, 44.9, 30.0)
-    assert leaving.ready == [leaver(7)]
+    assert leaving.ready == [7]
     assert leaving.let_go({7: "", 8: "1 reservation"}, 2, 45.0, 30.0) == ""
-    assert leaving.ready == [leaver(7), leaver(8)]
+    assert leaving.ready == [7, 8]
     leaving.want(4, 0, 46.0)
-    assert leaving.staying == [leaver(8), leaver(7)], "who was named last first"
+    assert leaving.staying == [8, 7], "who was named last first"
     leaving.want(4, 1, 50.0)
     assert "(0 s of 30)" in leaving.let_go({}, 1, 50.0, 30.0), "another wish, another wait"
     assert leaving.blind == 0
@@ -150,6 +145,6 @@ def test_a_lower_count_waits_for_work_and_for_names_but_not_for_ever() -> None:
 
 def test_hundreds_that_wait_are_not_all_told_of() -> None:
     leaving = Leaving()
-    leaving.adopt([leaver(one) for one in range(300)], 300, 0.0)
+    leaving.adopt(list(range(300)), 300, 0.0)
     told = leaving.let_go(dict.fromkeys(range(300), "1 reservation"), 300, 0.0, 30.0)
     assert told.endswith("worker 7: 1 reservation (0 s of 30); and 292 more")

@@ -676,6 +676,22 @@ def test_workers_of_one_pod_go_together() -> None:
     housed(use)
 
 
+def test_who_moves_while_it_is_waited_for_is_marked_where_it_is() -> None:
+    async def use(house: House) -> None:
+        for worker_id in (1, 2, 3, 4):
+            await house.selecting.book("one", worker_id, f"r{worker_id}")
+        assert await house.wants(3, 4)
+        (named,) = house.selecting.drained()
+        del house.fake.pods[f"decode-{named}"]  # its container's pod was replaced
+        house.fake.pod("decode-9", "decode", "10.0.0.9")
+        house.selecting.seat(named, endpoint="http://10.0.0.9:8000")
+        await house.selecting.end("one", f"r{named}")
+        assert await house.wants(3, 4) == ""
+        assert house.marked() == {"10.0.0.9"}
+
+    housed(use)
+
+
 def test_pods_that_share_an_address_are_not_told_apart() -> None:
     """In the network of one machine: a mark on both would stop either."""
 
