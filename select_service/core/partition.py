@@ -479,6 +479,7 @@ class Partition:
     def unseat(self, worker: Worker) -> None:
         """Remove a worker; its slots must be free of load."""
         self._leave(worker.worker_id, self.seating.let_go(worker))
+        self.demand.leave(worker.worker_id)
         self._note(worker)
         if self.admission is not None:
             self._rehouse(self.admission.unseat(worker.worker_id))

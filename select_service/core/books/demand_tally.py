@@ -27,6 +27,7 @@ class DemandTally:
         "fades_at",
         "first_tokens",
         "forgotten",
+        "found_on_departed",
         "isl_counts",
         "isl_tokens",
         "output_tokens",
@@ -53,6 +54,7 @@ class DemandTally:
         self.answering_s = 0.0
         self.reused: dict[int, float] = {}
         """Prompt tokens found in a worker's cache, by worker, decaying: how hot its blocks are."""
+        self.found_on_departed = 0.0  # the same, of all workers that have left
         self.fades_at = 0.0
         self.forgotten = 0.0  # the part of `isl_tokens` that has decayed
 
@@ -60,6 +62,11 @@ class DemandTally:
     def asked_lately(self) -> float:
         """Prompt tokens that were given a worker, decaying like `reused`, a part of them."""
         return self.isl_tokens - self.forgotten
+
+    @property
+    def found_lately(self) -> float:
+        """Of those, the tokens that were found in a cache."""
+        return sum(self.reused.values()) + self.found_on_departed
 
     def place(self, worker_id: int, isl_tokens: int, prefill_tokens: int) -> None:
         """Count a prompt that was given a worker, which has to compute `prefill_tokens` of it."""
@@ -70,6 +77,10 @@ class DemandTally:
             found = self.reused.get(worker_id, 0.0)
             self.reused[worker_id] = found + (isl_tokens - prefill_tokens)
 
+    def leave(self, worker_id: int) -> None:
+        """A worker has gone, with its cache: who comes under its id has found nothing."""
+        self.found_on_departed += self.reused.pop(worker_id, 0.0)
+
     def fade(self, now: float) -> None:
         """Halve what was reused and asked for every ten minutes; part of housekeeping."""
         if now < self.fades_at:
@@ -78,6 +89,7 @@ class DemandTally:
         if not has_begun:
             return
         self.reused = {one: tokens / 2 for one, tokens in self.reused.items() if tokens > 1}
+        self.found_on_departed /= 2
         self.forgotten += self.asked_lately / 2
 
     def tell_output(self, tokens: int, first_token_at: float, now: float) -> None:

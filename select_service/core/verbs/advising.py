@@ -143,7 +143,7 @@ def _sit(seen: _Seen, role: Role | None, seats: list[_Seat]) -> Generator[None, 
     demand = partition.demand
     churn, churned = loads.churn, loads.recent.churned
     asked = max(1.0, demand.asked_lately)
-    hit_rate = sum(demand.reused.values()) / asked
+    hit_rate = demand.found_lately / asked
     extra: dict[int, int] = {}
     for holder, worker_id in seen.owners.items():
         extra[worker_id] = extra.get(worker_id, 0) + copies.get(holder, 0)

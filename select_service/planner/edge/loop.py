@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from select_service.planner.errors import PlannerError
 from select_service.planner.types import PoolState, Target, Value
@@ -123,6 +124,7 @@ class Loop:
         self._waits: dict[PoolKey, str] = {}
         self._asked: dict[PoolKey, int] = {}  # replicas that were asked for last
         self._read_back: set[PoolKey] = set()  # of them, what was asked for has been seen since
+        self._would: list[str] = []
         self._models = [one.key for one in fleet.models]
         self._pools = [pool.key for model in fleet.models for pool in model.pools]
         self._asked_at = self._looked_at = clock()
@@ -230,21 +232,21 @@ class Loop:
     async def _act(self, decision: Decision, loop: str) -> bool:
         """Carry a decision out, if it is ours to act; returns whether anybody was asked."""
         self.is_leader = await self._lease.held()
-        waits, begun = await self._retire(decision)
         if not self.is_leader:
             self._asked.clear()  # the other one may change what we have asked for
-        changed = [
-            one
-            for one in decision.targets
-            if self.states[one.pool].desired != one.replicas and one.pool not in waits
-        ]
+        before, self._waits = self._waits, {}
+        changed = await self._retire(decision)
+        begun = not self._waits.keys() <= before.keys()
         self.counts.decisions[loop] = self.counts.decisions.get(loop, 0) + 1
-        if not changed and not begun and loop == "fast" and not self._overrides:
-            return False  # many times a minute, and nothing to tell
-        failed: dict[str, str] = {}
         words = [
             f"{one.pool}: {self.states[one.pool].desired} to {one.replicas}" for one in changed
         ]
+        # who does not act would do the same as long as it takes the other one to do it
+        is_told = not self.is_leader and words == self._would
+        self._would = [] if self.is_leader else words
+        if (not words or is_told) and not begun and loop == "fast" and not self._overrides:
+            return False  # many times a minute, and nothing to tell
+        failed: dict[str, str] = {}
         self.decision_id += 1
         acted = bool(changed) and self.is_leader
         if acted:
@@ -260,7 +262,7 @@ class Loop:
                 decision.gpus,
                 acted=acted,
                 failed=failed,
-                waiting={str(pool): why for pool, why in waits.items()},
+                waiting={str(pool): why for pool, why in self._waits.items()},
             )
         )
         if words:
@@ -268,15 +270,27 @@ class Loop:
             _log.info("%s%s", prefix, "; ".join([*words, *decision.reasons]))
         return acted
 
-    async def _retire(self, decision: Decision) -> tuple[dict[PoolKey, str], bool]:
-        """Return the pools whose engines are to finish first, and whether one of them is new."""
-        before = self._waits
-        self._waits = {}
+    async def _retire(self, decision: Decision) -> list[Target]:
+        """Return what is to be asked for now; `_waits` says who keeps engines until they finish."""
+        targets = list(decision.targets)
         if self.retiring is not None and not self.is_leader:
             self.retiring.forget()
         elif self.retiring is not None:
-            self._waits = await self.retiring.settle(decision.targets, self.states)
-        return self._waits, not self._waits.keys() <= before.keys()
+            kept = await self.retiring.settle(targets, self.states)
+            self._waits = {pool: one.why for pool, one in kept.items()}
+            targets = [
+                replace(one, replicas=kept[one.pool].replicas) if one.pool in kept else one
+                for one in targets
+            ]
+        changed = [one for one in targets if self.states[one.pool].desired != one.replicas]
+        if not self._waits:
+            return changed
+        # what is kept is in use: who was to have it waits, too
+        allowed = self.fleet.affordable(changed, self.states)
+        for one in changed:
+            if one not in allowed:
+                self._waits[one.pool] = f"{one.replicas} when others have given GPUs back"
+        return allowed
 
     async def _carry_out(self, changed: Sequence[Target], reasons: Sequence[str]) -> dict[str, str]:
         """Ask for every change, or for as much as may be; returns what went wrong, by pool."""
@@ -304,10 +318,7 @@ class Loop:
         outcome = await self.connector.apply(targets, reasons)
         self.counts.changes += len(outcome.done)
         for one in outcome.done:
-            state = self.states[one.pool]
-            if self.retiring is not None and one.replicas < state.desired:
-                self.retiring.lowered(one.pool)
-            self.states[one.pool] = PoolState(one.replicas, state.ready)
+            self.states[one.pool] = PoolState(one.replicas, self.states[one.pool].ready)
             self._asked[one.pool] = one.replicas
             self._read_back.discard(one.pool)
         return {str(pool): why for pool, why in outcome.failed.items()}

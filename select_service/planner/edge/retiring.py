@@ -2,7 +2,7 @@
 
 It stands between a decision and the connector. For a pool that shall have fewer replicas it asks
 the selectors who is cheapest to lose (or Kubernetes, where nobody can choose), tells every selector
-to give those no more work, and holds the lower count back until they are idle, or for
+to give those no more work, and lowers the count by as many as are idle, or have not been for
 `--drain-timeout`. Who may stay after all, because more is needed again, works on at once. A planner
 that starts again takes over the drains it finds with its own reason.
 """
@@ -11,25 +11,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.planner.core.leaving import Leaver, Leaving
+from select_service.planner.core.leaving import Leaving
+from select_service.planner.edge.connectors.pods import Homes
 from select_service.planner.errors import ConnectorError, SelectorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from select_service.planner.edge.connectors.pods import Pods
     from select_service.planner.edge.selectors import Selectors, Worker
     from select_service.planner.types import PoolKey, PoolState, Target
 
-__all__ = ["REASON", "Retiring"]
+__all__ = ["REASON", "Kept", "Retiring"]
 
 REASON: Final = "select-planner"
 """Begins the reason of every drain of ours: by it they are known again."""
+NAME_MAX: Final = 200
+"""Characters of a pool's name in a reason, which may have 256."""
 TURN_S: Final = 10.0
-"""One pool's turn is over within that time: a third of the shortest lease."""
+"""A turn is over within that time, of all pools: a third of the shortest lease."""
 _log = logging.getLogger("select_planner")
+
+
+class Kept(NamedTuple):
+    """What one pool keeps until those who go are idle."""
+
+    replicas: int
+    """No fewer may be asked for now."""
+    why: str
+    """In words: what is in flight on whom."""
 
 
 class Retiring:
@@ -58,39 +70,19 @@ class Retiring:
         self.ends = dict.fromkeys(("idle", "late", "stayed"), 0)
         """What became of those that were named, for /metrics; so is the next."""
         self.failures = 0
+        self._said: dict[PoolKey, str] = {}  # of what failed, the last time
 
     async def settle(
         self, targets: Iterable[Target], states: Mapping[PoolKey, PoolState]
-    ) -> dict[PoolKey, str]:
-        """Bring drains in line with what is wanted.
+    ) -> dict[PoolKey, Kept]:
+        """Bring drains in line with what is wanted, in all pools at once.
 
         Returns:
-            the pools whose lower count has to wait, and in words for what.
+            the pools that have to keep some of their replicas for now.
         """
-        waiting: dict[PoolKey, str] = {}
-        for target in targets:
-            pool, state = target.pool, states.get(target.pool)
-            if state is None:
-                continue
-            surplus = max(0, state.desired - target.replicas)
-            leaving = self.pools.setdefault(pool, Leaving())
-            try:
-                async with asyncio.timeout(TURN_S):
-                    why = await self._settle(pool, leaving, surplus)
-            except (SelectorError, ConnectorError, TimeoutError) as error:
-                why = self._failed(pool, leaving, error)
-            if surplus and why:
-                waiting[pool] = why
-        return waiting
-
-    def lowered(self, pool: PoolKey) -> None:
-        """The count of a pool was lowered."""
-        leaving = self.pools.get(pool)
-        if leaving is not None:
-            now = self._clock()
-            is_late = leaving.waited_s(now) >= self._most_s
-            self.ends["late" if is_late else "idle"] += len(leaving.named)
-            leaving.lower(now)
+        known = [one for one in targets if one.pool in states]
+        kept = await asyncio.gather(*(self._kept(one, states[one.pool].desired) for one in known))
+        return {one.pool: some for one, some in zip(known, kept, strict=True) if some is not None}
 
     def forget(self) -> None:
         """Another planner acts: what it drains is found when we do again."""
@@ -100,82 +92,149 @@ class Retiring:
         """Let go of the connections; drains stay, for whoever plans next."""
         await self._selectors.close()
 
-    def _failed(self, pool: PoolKey, leaving: Leaving, error: Exception) -> str:
-        """Count it; nobody who cannot be asked keeps engines for ever."""
-        self.failures += 1
-        why = str(error) or f"no answer within {TURN_S:g} s"
-        _log.warning("%s: %s", pool, why)
-        return "" if leaving.waited_s(self._clock()) >= self._most_s else why
-
-    async def _settle(self, pool: PoolKey, leaving: Leaving, surplus: int) -> str:
-        """Do one pool; every step may be broken off, and is done again the next time."""
+    async def _kept(self, target: Target, desired: int) -> Kept | None:
+        """Do one pool; nobody who cannot be asked keeps engines for ever."""
+        pool, surplus = target.pool, max(0, desired - target.replicas)
+        leaving = self.pools.setdefault(pool, Leaving())
         now = self._clock()
-        leaving.want(surplus, now)
+        for end, count in leaving.want(desired, surplus, now).items():
+            self.ends[end] += count
+        try:
+            async with asyncio.timeout(TURN_S):
+                why = await self._settle(pool, leaving, surplus, now)
+            self._said.pop(pool, None)
+        except (SelectorError, ConnectorError, TimeoutError) as error:
+            self.failures += 1
+            said = str(error) or f"no answer within {TURN_S:g} s"
+            if self._said.get(pool) != said:  # once, not at every look
+                _log.warning("%s: %s", pool, said)
+            self._said[pool] = said
+            nobody_knows = dict.fromkeys(leaving.named, "nobody knows what is in flight")
+            why = leaving.let_go(nobody_knows, surplus, now, self._most_s)
+            why = f"{said}; {why}" if why else ""
+        if not why:
+            return None
+        return Kept(desired - len(leaving.ready) - leaving.blind, why)
+
+    async def _settle(self, pool: PoolKey, leaving: Leaving, surplus: int, now: float) -> str:
+        """Return what the lower count waits for; every step may be broken off and done again."""
         if leaving.is_over and not surplus:
             return ""
-        workers = await self._selectors.workers(pool.model)
-        if leaving.is_new:
-            drained = [one for one in workers.values() if _is_ours(one, pool)]
-            leaving.take_over([_leaver(one, pool) for one in drained], surplus, now)
+        workers = await self._selectors.workers(pool.model, leaving.known)
+        pods = self._pods.get(pool)
+        if pods is not None:
+            workers = _by_pod(workers)
+        drained = [id_ for id_, one in workers.items() if _is_ours(one, pool)]
+        leaving.adopt(drained, surplus, now)
         leaving.see(workers.keys(), now)
         if len(leaving.named) < surplus:
-            candidates = await self._candidates(pool, workers, surplus + leaving.going)
-            for one in leaving.name(candidates, surplus):
-                _log.info("%s: worker %s is to go", pool, one.worker_id)
-        for one in list(leaving.staying):
-            await self._let_stay(pool, one)
-            leaving.stayed(one)
-        in_flight: dict[int, str] = {}
-        for one in leaving.named:
-            if one.ours and None in workers[one.worker_id].drains:
-                # new, or undone: by hand, or by a selector that started again without its state
-                await self._selectors.drain(one.worker_id, f"{REASON}: {pool} needs fewer")
-            in_flight[one.worker_id] = await self._selectors.in_flight(one.worker_id)
-        why = leaving.waits_for(in_flight, surplus, now, self._most_s)
-        if leaving.named and not why:
-            await self._mark(pool, {one.host for one in leaving.named}, goes_first=True)
+            candidates = await self._candidates(pool, workers, surplus + len(leaving.going))
+            new = leaving.name(candidates, surplus, now, are_there=pods is not None)
+            for one in new:
+                _log.info("%s: worker %s is to go", pool, one)
+        await self._let_stay(pool, leaving, workers)
+        leavers = [workers[one] for one in (*leaving.named, *leaving.going)]
+        # new, or undone: by hand, or by a selector that started again without its state
+        undone = [one for one in leavers if None in one.drains and _may_drain(one, pool)]
+        reason = _begins(pool) + "needs fewer"
+        await asyncio.gather(
+            *(self._selectors.drain(id_, reason) for one in undone for id_ in _ids(one))
+        )
+        told = await asyncio.gather(*(self._in_flight(workers[one]) for one in leaving.named))
+        in_flight = dict(zip(leaving.named, told, strict=True))
+        in_order = pods is not None and pods.go_by_ordinal
+        why = leaving.let_go(in_flight, surplus, now, self._most_s, in_order=in_order)
+        if leaving.ready:
+            await self._mark(pool, leaving, workers)
         return why
 
     async def _candidates(
         self, pool: PoolKey, workers: Mapping[int, Worker], count: int
-    ) -> Sequence[Leaver]:
-        """Return who goes, first those who go first."""
+    ) -> list[int]:
+        """Return who goes, first those who go first; where there are pods, of those alone.
+
+        Raises:
+            ConnectorError: no worker of the pool is at any of its pods.
+        """
         pods = self._pods.get(pool)
-        if pods is None or not pods.go_by_ordinal:
+        ours = {id_: one for id_, one in workers.items() if one.role == pool.role}
+        if pods is None:
             told = await self._selectors.candidates(pool, count)
-            found = [workers[one.worker_id] for one in told if one.worker_id in workers]
+            return [one.worker_id for one in told if one.worker_id in ours]
+        there = await pods.there()
+        homes = Homes(there)
+        if pods.go_by_ordinal:
+            by_name = {homes.of(one.host): one for one in workers.values()}
+            going = [pod.metadata.name for pod in pods.by_ordinal(there)[:count]]
+            found = [by_name[name] for name in going if name in by_name]
         else:
-            by_host = {one.host: one for one in workers.values() if one.host}
-            going = pods.by_ordinal(await pods.all())[:count]
-            found = [by_host[ip] for pod in going for ip in pod.addresses if ip in by_host]
-        return [_leaver(one, pool) for one in found]
+            housed = {id_: one for id_, one in ours.items() if homes.of(one.host)}
+            most = count * max((len(_ids(one)) for one in ours.values()), default=1)
+            told = await self._selectors.candidates(pool, most + len(ours) - len(housed))
+            at = {id_: one for one in housed.values() for id_ in _ids(one)}
+            found = list(dict.fromkeys(at[one.worker_id] for one in told if one.worker_id in at))
+        if there and not any(homes.of(one.host) for one in workers.values()):
+            raise ConnectorError(
+                "none of its workers has the address or the name of one of its pods"
+            )
+        return [one.worker_id for one in found]
 
-    async def _let_stay(self, pool: PoolKey, leaver: Leaver) -> None:
-        """Undo what was done to somebody."""
-        await self._mark(pool, {leaver.host}, goes_first=False)
-        if leaver.ours:
-            await self._selectors.undrain(leaver.worker_id)
-        self.ends["stayed"] += 1
-        _log.info("%s: worker %s stays", pool, leaver.worker_id)
+    async def _in_flight(self, worker: Worker) -> str:
+        told = await asyncio.gather(*(self._selectors.in_flight(id_) for id_ in _ids(worker)))
+        return next((words for words in told if words), "")
 
-    async def _mark(self, pool: PoolKey, hosts: set[str], *, goes_first: bool) -> None:
+    async def _let_stay(
+        self, pool: PoolKey, leaving: Leaving, workers: Mapping[int, Worker]
+    ) -> None:
+        """Undo what was done to those who stay."""
+        if leaving.staying:
+            await self._mark(pool, leaving, workers)
+        for one in list(leaving.staying):
+            if _may_drain(workers[one], pool):
+                for id_ in _ids(workers[one]):
+                    await self._selectors.undrain(id_)
+            leaving.stayed(one)
+            self.ends["stayed"] += 1
+            _log.info("%s: worker %s stays", pool, one)
+
+    async def _mark(self, pool: PoolKey, leaving: Leaving, workers: Mapping[int, Worker]) -> None:
+        """Mark the pods of those that go now and of nobody else, whoever marked one before."""
         pods = self._pods.get(pool)
         if pods is None or pods.go_by_ordinal:
             return
-        for pod in await pods.all():
-            if hosts & pod.addresses:
-                await pods.mark(pod, goes_first=goes_first)
+        there = await pods.there()
+        homes = Homes(there)
+        going = {homes.of(workers[one].host) for one in (*leaving.ready, *leaving.going)}
+        for pod in there:
+            await pods.mark(pod, goes_first=pod.metadata.name in going)
+
+
+def _begins(pool: PoolKey) -> str:
+    """Return how the reasons of our drains of this pool begin; of a long name it has the end."""
+    return f"{REASON}: {str(pool)[-NAME_MAX:]} "
+
+
+def _by_pod(workers: Mapping[int, Worker]) -> dict[int, Worker]:
+    """Return the first worker of each pod for all that are in it: they can only go together."""
+    found: dict[tuple[str, str], Worker] = {}
+    for id_, one in sorted(workers.items()):
+        key = one.host or str(id_), one.role  # prefill and decode on one machine are two
+        first = found.setdefault(key, one)
+        if first is not one:
+            drains, beside = first.drains | one.drains, (*first.beside, id_)
+            found[key] = first._replace(drains=drains, beside=beside)
+    return {one.worker_id: one for one in found.values()}
+
+
+def _ids(worker: Worker) -> tuple[int, ...]:
+    return worker.worker_id, *worker.beside
 
 
 def _is_ours(worker: Worker, pool: PoolKey) -> bool:
     """Whether nobody but a planner of this pool drains it."""
-    reasons = worker.drains - {None}
-    return bool(reasons) and all(
-        why is not None and why.startswith(f"{REASON}: {pool} ") for why in reasons
-    )
+    return worker.drains != {None} and _may_drain(worker, pool)
 
 
-def _leaver(worker: Worker, pool: PoolKey) -> Leaver:
-    """Return one who goes; whom somebody else drains already is his to take back."""
-    ours = worker.drains == {None} or _is_ours(worker, pool)
-    return Leaver(worker.worker_id, worker.host, ours=ours)
+def _may_drain(worker: Worker, pool: PoolKey) -> bool:
+    """Whether a drain is ours to begin or to end: nobody else drains it, at any selector."""
+    return all(why is None or why.startswith(_begins(pool)) for why in worker.drains)

@@ -17,7 +17,7 @@ import msgspec
 from select_service.planner.errors import SelectorError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from select_service.planner.types import ModelKey, PoolKey
 
@@ -36,6 +36,7 @@ class _Record(msgspec.Struct, frozen=True):
     """A row of the catalog, as far as it is needed here."""
 
     worker_id: int
+    role: str | None = None
     endpoint: str | None = None
     lifecycle: str = ""
     not_schedulable_reasons: list[str] = []
@@ -47,8 +48,11 @@ class Worker(NamedTuple):
     worker_id: int
     host: str
     """Address of its endpoint; empty: it has none that can be read."""
+    role: str
     drains: frozenset[str | None]
     """Why it drains, in the words of who drains it, by each of them; None: it does not."""
+    beside: tuple[int, ...] = ()
+    """Other workers that go when it goes: they are in the same pod."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,30 +88,34 @@ class Selectors:
         self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
         self._headers = headers
 
-    async def workers(self, model: ModelKey) -> dict[int, Worker]:
+    async def workers(self, model: ModelKey, known: Collection[int] = ()) -> dict[int, Worker]:
         """Return the catalog of a model, of all selectors that answer, by id.
 
         Raises:
-            SelectorError: none does.
+            SelectorError: none does, or one does not that may know the one of `known` whom the
+                others do not: of him it cannot be said that he has left.
         """
-        pages = await self._of_any(f"/workers?{_scope(model)}", list[_Record])
+        pages, errors = await self._of_any(f"/workers?{_scope(model)}", list[_Record])
         found: dict[int, Worker] = {}
         for record in (one for page in pages for one in page):
             before = found.get(record.worker_id)
             drains = frozenset({_why(record)}) | (before.drains if before else frozenset())
-            found[record.worker_id] = Worker(record.worker_id, _host(record), drains)
+            role = record.role or "aggregated"
+            found[record.worker_id] = Worker(record.worker_id, _host(record), role, drains)
+        if errors and not found.keys() >= set(known):
+            raise SelectorError(errors)
         return found
 
     async def candidates(self, pool: PoolKey, count: int) -> list[Candidate]:
-        """Return who is cheapest to lose, by the first selector that says; who drains comes first.
+        """Return who is cheapest to lose, by the selector that knows most; who drains comes first.
 
         Raises:
             SelectorError: none does.
         """
         most = min(count, CANDIDATES_MAX)
         path = f"/scale_down_candidates?{_scope(pool.model)}&role={pool.role}&count={most}"
-        pages = await self._of_any(path, _Candidates)
-        return pages[0].candidates
+        pages, _ = await self._of_any(path, _Candidates)
+        return max((page.candidates for page in pages), key=len)
 
     async def in_flight(self, worker_id: int) -> str:
         """Return what is in flight on a worker that drains, in words; empty: nothing.
@@ -151,8 +159,8 @@ class Selectors:
             if isinstance(one, BaseException):
                 raise one
 
-    async def _of_any(self, path: str, kind: type[_T]) -> list[_T]:
-        """Return the answers there are.
+    async def _of_any(self, path: str, kind: type[_T]) -> tuple[list[_T], str]:
+        """Return the answers there are, and what is wrong with the others.
 
         Raises:
             SelectorError: there is none.
@@ -167,10 +175,10 @@ class Selectors:
                     raise one
             elif one is not None:
                 found.append(one)
+        errors = "; ".join(str(one) for one in told if isinstance(one, BaseException))
         if found:
-            return found
-        errors = [str(one) for one in told if isinstance(one, BaseException)]
-        raise SelectorError("; ".join(errors) or f"no selector knows {path}")
+            return found, errors
+        raise SelectorError(errors or f"no selector knows {path}")
 
     async def _ask(
         self, method: str, url: str, kind: type[_T], body: bytes | None = None
@@ -203,8 +211,9 @@ def _scope(model: ModelKey) -> str:
 
 
 def _host(record: _Record) -> str:
-    try:
-        return urlsplit(record.endpoint or "").hostname or ""
+    endpoint = record.endpoint or ""
+    try:  # of `host:port`, too: nobody but callers has to understand it
+        return urlsplit(endpoint if "//" in endpoint else f"//{endpoint}").hostname or ""
     except ValueError:
         return ""
 

@@ -153,6 +153,31 @@ def test_who_is_advised_takes_along_little_of_the_hit_rate() -> None:
     in_process(use)
 
 
+def test_who_comes_back_under_its_id_has_nothing_in_its_cache() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        for worker_id in (1, 2):
+            seat(service, worker_id)
+        hold(service, 1, SHARED)
+        hold(service, 2, [10])
+        await client.post("/select", json=prompt(SHARED, 1))
+        await client.post("/select_and_reserve", json=prompt([10, 11], 2, "r"))
+        service.delete_worker(1)
+        seat(service, 1)
+        found = await candidates(client, count=2)
+        assert [one["worker_id"] for one in found] == [1, 2]
+        assert [one["reused_tokens"] for one in found] == [0, 16]
+        assert [one["advised"] for one in found] == [True, False]
+        # of 96 tokens 80 were found, on whomever: the second computes all that is computed
+        assert found[1]["hit_rate_loss_so_far"] == (16 / 96 + 80 / 96) / 2
+        demand = service.core.partitions[Scope("default", "default")].demand
+        demand.fades_at = 0.0
+        for now in (1.0, 601.0):
+            demand.fade(now)
+        assert demand.found_lately / demand.asked_lately == 80 / 96
+
+    in_process(use)
+
+
 def test_what_is_found_for_a_pair_is_found_where_its_prompt_is_computed() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         for worker_id, role in ((1, "prefill"), (2, "decode"), (3, "prefill")):

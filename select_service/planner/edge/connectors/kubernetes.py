@@ -104,7 +104,8 @@ class KubernetesConnector(OneByOne):
 
     def pods(self) -> dict[PoolKey, Pods]:
         """Return the pods of every pool, by which somebody can say who goes."""
-        return {pool: Pods(self._kube, path) for pool, path in self._paths.items()}
+        namespace = self._kube.namespace
+        return {pool: Pods(self._ask, namespace, path) for pool, path in self._paths.items()}
 
     async def close(self) -> None:
         """Let go of the connections."""

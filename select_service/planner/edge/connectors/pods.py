@@ -2,12 +2,14 @@
 
 A ReplicaSet goes by the annotation `controller.kubernetes.io/pod-deletion-cost`: those who are to
 go are marked with it. A StatefulSet or a LeaderWorkerSet takes the highest ordinals: there it is
-known who goes. A worker's pod is the one that has its endpoint's address.
+known who goes. A worker's pod is the one that has its endpoint's address,
+or its name: `engine-3.engines.llm.svc` is at the pod `engine-3`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -15,11 +17,11 @@ import msgspec
 from select_service.planner.errors import ConnectorError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-    from select_service.planner.edge.kube import Kube, KubeAnswer
+    from select_service.planner.edge.kube import Json, KubeAnswer
 
-__all__ = ["DELETION_COST", "Pod", "Pods"]
+__all__ = ["DELETION_COST", "Homes", "Pod", "Pods"]
 
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 FIRST_TO_GO: Final = str(-(2**31))
@@ -27,11 +29,14 @@ FIRST_TO_GO: Final = str(-(2**31))
 _BY_ORDINAL: Final = frozenset({"statefulsets", "leaderworkersets"})
 _OK, _NOT_FOUND = 200, 404
 _T = TypeVar("_T")
+Ask: TypeAlias = "Callable[[str, str, Json | None], Coroutine[None, None, KubeAnswer]]"
+"""With method, path and a patch."""
 
 
-class _Meta(msgspec.Struct, frozen=True):
+class _Meta(msgspec.Struct, frozen=True, rename="camel"):
     name: str
     annotations: dict[str, str] | None = None
+    deletion_timestamp: str | None = None
 
 
 class _Address(msgspec.Struct, frozen=True):
@@ -73,34 +78,54 @@ class _Scale(msgspec.Struct, frozen=True):
     status: _ScaleStatus = _ScaleStatus()
 
 
+class Homes:
+    """Who lives in which of some pods, by name."""
+
+    def __init__(self, pods: Iterable[Pod]) -> None:
+        self._names: dict[str, str] = {}
+        for pod in pods:
+            for address in {_same(one) for one in pod.addresses}:
+                # of two in the network of one machine nobody can say whose it is
+                self._names[address] = "" if address in self._names else pod.metadata.name
+            self._names[pod.metadata.name] = pod.metadata.name
+
+    def of(self, host: str) -> str:
+        """Return the pod with this address, or whose name this name in DNS begins with; or none."""
+        same = _same(host)
+        return self._names.get(same if same in self._names else host.partition(".")[0], "")
+
+
 class Pods:
     """The pods of one resource.
 
     Args:
-        kube: the API server.
-        path: of the resource.
+        ask: the API server.
+        namespace: of the resource.
+        path: of the same.
     """
 
-    def __init__(self, kube: Kube, path: str) -> None:
-        self._kube = kube
+    def __init__(self, ask: Ask, namespace: str, path: str) -> None:
+        self._ask = ask
+        self._folder = f"/api/v1/namespaces/{namespace}/pods"
         self._path = path
         _, plural, self._name = path.rsplit("/", 2)
         self.go_by_ordinal = plural in _BY_ORDINAL
         """Nobody can choose: the highest ordinals go."""
 
-    async def all(self) -> list[Pod]:
-        """Return them.
+    async def there(self) -> list[Pod]:
+        """Return those that are not being stopped.
 
         Raises:
             ConnectorError: the resource does not tell its pods, or they may not be read.
         """
-        answer = await self._kube.ask("GET", f"{self._path}/scale")
+        answer = await self._ask("GET", f"{self._path}/scale", None)
         labels = _read(answer, f"{self._path}/scale", _Scale).status.selector
         if not labels:
             raise ConnectorError(f"{self._path}/scale names no selector of its pods")
-        path = f"/api/v1/namespaces/{self._kube.namespace}/pods?labelSelector={quote(labels)}"
-        answer = await self._kube.ask("GET", path)
-        return _read(answer, path, _Pods).items
+        path = f"{self._folder}?labelSelector={quote(labels)}"
+        answer = await self._ask("GET", path, None)
+        found = _read(answer, path, _Pods).items
+        return [one for one in found if one.metadata.deletion_timestamp is None]
 
     def by_ordinal(self, pods: Sequence[Pod]) -> list[Pod]:
         """Return those that have an ordinal, who goes first first."""
@@ -121,12 +146,20 @@ class Pods:
         """
         if pod.goes_first == goes_first:
             return
-        path = f"/api/v1/namespaces/{self._kube.namespace}/pods/{pod.metadata.name}"
+        path = f"{self._folder}/{pod.metadata.name}"
         cost = FIRST_TO_GO if goes_first else None
-        body = {"metadata": {"annotations": {DELETION_COST: cost}}}
-        answer = await self._kube.ask("PATCH", path, body, merge=True)
+        body: Json = {"metadata": {"annotations": {DELETION_COST: cost}}}
+        answer = await self._ask("PATCH", path, body)
         if answer.status not in (_OK, _NOT_FOUND):
             raise ConnectorError(f"{path}: {answer.said}")
+
+
+def _same(host: str) -> str:
+    """Return one form for all that mean the same address."""
+    try:
+        return str(ip_address(host))
+    except ValueError:
+        return host
 
 
 def _read(answer: KubeAnswer, what: str, kind: type[_T]) -> _T:

@@ -105,10 +105,10 @@ class FakeKube:
         return {str(pod["status"]["podIP"]) for pod in gone}
 
     def kube(self, token_file: Path | None = None) -> Kube:
-        client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
+        client = httpx.AsyncClient(transport=httpx.MockTransport(self.answer))
         return Kube("https://kube", "inference", token_file, client=client)
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
+    def answer(self, request: httpx.Request) -> httpx.Response:
         if self.is_down:
             raise httpx.ConnectError("connection refused")
         body: Any = json.loads(request.content) if request.content else None

@@ -21,7 +21,7 @@ from select_service.planner.edge.connectors.virtual import VirtualConnector
 from select_service.planner.edge.retiring import Retiring
 from select_service.planner.edge.selectors import Selectors
 from select_service.planner.edge.serving import create_app as create_planner
-from select_service.planner.types import PoolState
+from select_service.planner.types import Decision, ModelKey, PoolKey, PoolState
 from tests.select_service.edge.serving import SETTINGS, seat
 from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, FakeKube, run, target
 from tests.select_service.planner.edge.test_loop import Told, loop_of
@@ -46,9 +46,9 @@ class Selecting(httpx.AsyncBaseTransport):
         self.doors[name] = httpx.ASGITransport(create_app(self.services[name], settings))
 
     def seat(self, worker_id: int, **fields: Any) -> None:
-        fields = {"model_name": "m", "role": "decode"} | fields
+        plain = {"model_name": "m", "role": "decode", "endpoint": f"http://10.0.0.{worker_id}:8000"}
         for service in self.services.values():
-            seat(service, worker_id, endpoint=f"http://10.0.0.{worker_id}:8000", **fields)
+            seat(service, worker_id, **plain | fields)
 
     @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -61,8 +61,11 @@ class Selecting(httpx.AsyncBaseTransport):
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=self)
 
-    async def book(self, name: str, worker_id: int, reservation_id: str) -> None:
-        body = {"model_name": "m", "sequence_hashes": [1], "isl_tokens": 16, "worker_id": worker_id}
+    async def book(
+        self, name: str, worker_id: int, reservation_id: str, model_name: str = "m"
+    ) -> None:
+        body = {"model_name": model_name, "sequence_hashes": [1], "isl_tokens": 16}
+        body |= {"worker_id": worker_id}
         body |= {"reservation_id": reservation_id, "effective_prefill_tokens": 16, "dp_rank": 0}
         async with self.client() as client:
             answer = await client.post(f"http://{name}/reservations", json=body)
@@ -95,6 +98,7 @@ class House:
             self.fake.kube(), {DECODE: f"{plural}/decode", PREFILL: "deployments/prefill"}
         )
         self.retiring = self.another()
+        self.kept = 0
 
     def another(self) -> Retiring:
         """A planner, as if the one before had ended."""
@@ -108,7 +112,8 @@ class House:
         waiting = await self.retiring.settle([target(DECODE, replicas)], {DECODE: state})
         for leaving in self.retiring.pools.values():
             leaving.check()
-        return waiting.get(DECODE, "")
+        self.kept = waiting[DECODE].replicas if DECODE in waiting else replicas
+        return waiting[DECODE].why if DECODE in waiting else ""
 
     def marked(self) -> set[str]:
         return {
@@ -121,7 +126,6 @@ class House:
         """The count is lowered, and the controllers act on it; returns whose pods went."""
         path = f"/apis/apps/v1/namespaces/inference/{self.plural}/decode"
         self.fake.objects[path]["spec"]["replicas"] = replicas
-        self.retiring.lowered(DECODE)
         gone = {int(ip.rpartition(".")[2]) for ip in self.fake.control("decode", self.plural)}
         for service in self.selecting.services.values():
             for worker_id in gone:
@@ -169,8 +173,8 @@ def test_who_goes_is_idle_and_is_whom_kubernetes_takes() -> None:
         assert house.marked() == {"10.0.0.4"}
         assert house.fake.pods["decode-4"]["metadata"]["annotations"]["kept"] == "yes"
         assert house.scaled(3) == {4}
-        assert house.retiring.ends == {"idle": 1, "late": 0, "stayed": 0}
         assert await house.wants(3, 3) == ""
+        assert house.retiring.ends == {"idle": 1, "late": 0, "stayed": 0}
         asked = len(house.selecting.asked)
         assert await house.wants(3, 3) == ""
         assert len(house.selecting.asked) == asked, "nobody is asked while nobody goes"
@@ -218,6 +222,7 @@ def test_nobody_waits_for_ever() -> None:
         assert len(house.marked()) == 1, "it is still the one who was told to go"
         (late,) = house.selecting.drained()
         assert house.scaled(3) == {late}
+        assert await house.wants(3, 3) == ""
         assert house.retiring.ends["late"] == 1
 
     housed(use)
@@ -284,7 +289,6 @@ def test_who_was_not_taken_works_on() -> None:
     async def use(house: House) -> None:
         assert await house.wants(3, 4) == ""
         (drained,) = house.selecting.drained()
-        house.retiring.lowered(DECODE)
         for service in house.selecting.services.values():
             service.delete_worker(1 if drained != 1 else 2)
         assert await house.wants(3, 3) == ""
@@ -324,6 +328,7 @@ def test_who_is_gone_or_was_put_back_meanwhile_is_replaced_or_told_again() -> No
         for service in house.selecting.services.values():
             service.delete_worker(named)
         house.selecting.seat(9)  # its replacement
+        house.fake.pod("decode-9", "decode", "10.0.0.9")
         assert await house.wants(3, 4) == "", "the newcomer is idle"
         assert set(house.selecting.drained()) == {9}
 
@@ -343,7 +348,7 @@ def test_an_answer_that_hangs_keeps_no_other_pool() -> None:
         states = {DECODE: PoolState(2, 2), PREFILL: PoolState(2, 2)}
         waiting = await asyncio.wait_for(retiring.settle(targets, states), 19.0)
         assert set(waiting) == {DECODE, PREFILL}
-        assert "no whole answer within 5 s" in waiting[DECODE]
+        assert "no whole answer within 5 s" in waiting[DECODE].why
         await retiring.close()
 
     housed(use)
@@ -386,9 +391,377 @@ def test_the_loop_holds_a_lower_count_back_and_says_so() -> None:
         count = await after(5.0)
         assert count == 20 - len(named)
         assert house.scaled(count) == named
+        await after(5.0)
         assert house.retiring.ends["idle"] == len(named)
 
     housed(use, workers=20)
+
+
+def test_who_is_idle_goes_and_who_was_named_later_has_as_much_time() -> None:
+    async def use(house: House) -> None:
+        for worker_id in (1, 2, 3, 4):
+            await house.selecting.book("one", worker_id, f"r{worker_id}")
+        assert await house.wants(3, 4)
+        (first,) = house.selecting.drained()
+        house.clock.now += MOST_S - 1
+        why = await house.wants(2, 4)
+        assert len(house.selecting.drained()) == 2
+        (second,) = set(house.selecting.drained()) - {first}
+        house.clock.now += 1
+        why = await house.wants(2, 4)
+        assert why == f"worker {second}: 1 reservation (1 s of 300)"
+        assert house.kept == 3, "the first was late, the second has its time"
+        assert house.marked() == {f"10.0.0.{first}"}
+        assert house.scaled(3) == {first}
+        assert await house.wants(2, 3)
+        await house.selecting.end("one", f"r{second}")
+        assert await house.wants(2, 3) == ""
+        assert house.scaled(2) == {second}
+        assert await house.wants(2, 2) == ""
+        assert house.retiring.ends == {"idle": 1, "late": 1, "stayed": 0}
+
+    housed(use)
+
+
+def test_of_several_the_idle_ones_do_not_wait_for_the_busy_one() -> None:
+    async def use(house: House) -> None:
+        for worker_id in (1, 2):
+            await house.selecting.book("one", worker_id, f"r{worker_id}")
+        assert "1 reservation" in await house.wants(1, 4)
+        assert house.kept == 2
+        assert house.marked() == {"10.0.0.3", "10.0.0.4"}
+        assert house.scaled(2) == {3, 4}
+        assert "1 reservation" in await house.wants(1, 2)
+        assert house.kept == 2
+
+    housed(use)
+
+
+def test_a_stateful_set_loses_nobody_out_of_order() -> None:
+    async def use(house: House) -> None:
+        await house.selecting.book("one", 4, "r4")
+        assert await house.wants(2, 4) == "worker 4: 1 reservation (0 s of 300)"
+        assert set(house.selecting.drained()) == {3, 4}
+        assert house.kept == 4, "the third is idle, but the fourth would be stopped"
+        await house.selecting.end("one", "r4")
+        await house.selecting.book("one", 2, "r2")
+        assert await house.wants(1, 4) == "worker 2: 1 reservation (0 s of 300)"
+        assert house.kept == 2
+
+    housed(use, "statefulsets")
+
+
+def test_more_go_than_a_selector_names_at_once() -> None:
+    async def use(house: House) -> None:
+        count = 80
+        while count > 4:
+            await house.wants(4, count)
+            assert house.kept < count, "some of them are named and idle"
+            count = house.kept
+            house.scaled(count)
+        assert await house.wants(4, 4) == ""
+        assert house.retiring.ends == {"idle": 76, "late": 0, "stayed": 0}
+
+    housed(use, workers=80)
+
+
+def test_a_lower_count_whose_answer_was_lost_brings_nobody_back() -> None:
+    """Its pods are being stopped: who is drained there must not be given work again."""
+
+    async def use(house: House) -> None:
+        assert await house.wants(3, 4) == ""
+        (named,) = house.selecting.drained()
+        # the API server has taken it, and the planner saw a timeout: at the next look it reads 3
+        assert await house.wants(3, 3) == ""
+        assert set(house.selecting.drained()) == {named}
+        assert house.marked() == {f"10.0.0.{named}"}
+        assert house.scaled(3) == {named}
+
+    housed(use)
+
+
+def test_an_operator_who_takes_over_a_drain_of_ours_keeps_it() -> None:
+    async def use(house: House) -> None:
+        for worker_id in (1, 2, 3, 4):
+            await house.selecting.book("one", worker_id, f"r{worker_id}")
+        assert await house.wants(3, 4)
+        (named,) = house.selecting.drained()
+        async with house.selecting.client() as client:
+            for name in NAMES:
+                body = {"reason": "a broken fan"}
+                await client.post(f"http://{name}/workers/{named}/drain", json=body)
+        assert await house.wants(4, 4) == ""
+        assert house.selecting.drained() == {named: "a broken fan"}
+        assert await house.wants(3, 4)
+        assert set(house.selecting.drained()) == {named}, "it goes first, as it leaves anyway"
+        for service in house.selecting.services.values():
+            service.undrain_worker(named)  # it was mended
+        assert await house.wants(3, 4)
+        assert house.selecting.drained() == {named: "select-planner: m decode needs fewer"}
+
+    housed(use)
+
+
+def test_a_mark_that_somebody_left_behind_is_taken_away() -> None:
+    """A planner that was killed, and a hand that undid the drain: nobody knows of the mark."""
+
+    async def use(house: House) -> None:
+        await house.selecting.book("one", 1, "r1")
+        await house.connector.pods()[DECODE].mark(
+            (await house.connector.pods()[DECODE].there())[0], goes_first=True
+        )
+        assert house.marked() == {"10.0.0.1"}
+        assert await house.wants(3, 4) == ""
+        assert house.marked() == {f"10.0.0.{one}" for one in house.selecting.drained()}
+        assert house.scaled(3).isdisjoint({1}), "who has a request in flight is not the first"
+
+    housed(use)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "http://decode-{}.decode.inference.svc.cluster.local:8000",
+        "http://decode-{}:8000",
+        "10.0.0.{}:8000",
+        "http://[FD00:0::{}]:8000",
+    ],
+)
+def test_workers_are_found_in_their_pods_by_name_and_in_any_notation(endpoint: str) -> None:
+    async def use(house: House) -> None:
+        for worker_id in range(1, 5):
+            house.selecting.seat(worker_id, endpoint=endpoint.format(worker_id))
+            ips = house.fake.pods[f"decode-{worker_id}"]["status"]["podIPs"]
+            ips.append({"ip": f"fd00::{worker_id}"})
+        assert await house.wants(3, 4) == ""
+        assert house.marked() == {f"10.0.0.{one}" for one in house.selecting.drained()} != set()
+
+    housed(use)
+
+
+def test_who_has_no_pod_is_not_named_in_the_place_of_one_that_has() -> None:
+    """It crashed and was not taken out of the catalog: it does nothing, so it is the cheapest."""
+
+    async def use(house: House) -> None:
+        for worker_id in (1, 2, 3, 4):
+            await house.selecting.book("one", worker_id, f"r{worker_id}")
+        house.selecting.seat(9)
+        assert "1 reservation" in await house.wants(3, 4)
+        (named,) = house.selecting.drained()
+        assert named != 9
+        for worker_id in (1, 2, 3, 4):
+            house.selecting.seat(worker_id, endpoint=f"http://192.168.0.{worker_id}:8000")
+        house.retiring = house.another()
+        for service in house.selecting.services.values():
+            service.undrain_worker(named)
+        assert "address or the name of one of its pods" in await house.wants(3, 4)
+        assert not house.selecting.drained()
+
+    housed(use)
+
+
+def test_a_planner_that_comes_back_later_asks_for_the_same_and_not_for_another() -> None:
+    """At first nobody is to go: a planner that starts waits until it has seen enough."""
+
+    async def use(house: House) -> None:
+        for worker_id in (1, 2, 3, 4):
+            await house.selecting.book("one", worker_id, f"r{worker_id}")
+        assert await house.wants(3, 4)
+        (named,) = house.selecting.drained()
+        house.retiring = house.another()
+        assert await house.wants(4, 4) == ""
+        house.clock.now += 20.0
+        assert f"worker {named}: 1 reservation" in await house.wants(3, 4)
+        assert set(house.selecting.drained()) == {named}
+        house.retiring = house.another()
+        assert await house.wants(4, 4) == ""
+        house.fake.pods[f"decode-{named}"]["metadata"]["deletionTimestamp"] = "2026-11-26T13:00:00Z"
+        assert f"worker {named}" not in await house.wants(3, 4), "that one is on its way out"
+
+    housed(use)
+
+
+def test_an_api_server_that_wants_to_be_left_alone_is_left_alone() -> None:
+    async def use(house: House) -> None:
+        house.fake.refuses, house.fake.retry_after = 429, "30"
+        assert "429" in await house.wants(3, 4)
+        asked = len(house.fake.asked)
+        for _ in range(5):
+            assert await house.wants(3, 4)
+        assert len(house.fake.asked) == asked
+
+    housed(use)
+
+
+def test_who_is_being_stopped_gets_no_work_from_a_selector_that_forgot_it() -> None:
+    async def use(house: House) -> None:
+        assert await house.wants(3, 4) == ""
+        (named,) = house.selecting.drained()
+        assert await house.wants(3, 3) == ""  # it is lowered, and its pod takes its time to end
+        house.selecting.services["two"].undrain_worker(named)
+        assert await house.wants(3, 3) == ""
+        assert named in house.selecting.drained("two")
+
+    housed(use)
+
+
+def test_whom_only_a_selector_knows_that_does_not_answer_is_not_forgotten() -> None:
+    async def use(house: House) -> None:
+        for worker_id in (1, 2, 3, 4):
+            house.selecting.services["one"].delete_worker(worker_id)
+            await house.selecting.book("two", worker_id, f"r{worker_id}")
+        assert await house.wants(3, 4)
+        (named,) = house.selecting.drained("two")
+        house.selecting.down.add("two")
+        assert "connection refused" in await house.wants(3, 4)
+        assert await house.wants(4, 4) == "", "nor is it while nobody is to go"
+        house.selecting.down.clear()
+        assert await house.wants(4, 4) == ""
+        assert named not in house.selecting.drained("two")
+
+    housed(use)
+
+
+def test_a_drain_of_ours_that_comes_back_to_light_is_ended() -> None:
+    """It left every catalog, but one that nobody could reach; there it is still drained."""
+
+    async def use(house: House) -> None:
+        for worker_id in (1, 2, 3, 4):
+            await house.selecting.book("one", worker_id, f"r{worker_id}")
+        assert await house.wants(2, 4)
+        before = house.selecting.drained()
+        house.retiring.pools[DECODE].see([], 0.0)
+        assert await house.wants(2, 4)
+        assert house.selecting.drained() == before, "nobody else in their place"
+
+    housed(use)
+
+
+def test_of_a_leader_worker_set_leaders_have_the_ordinals() -> None:
+    async def use(house: House) -> None:
+        for name in ("decode-9-1", "decode-10", "decode-10-1", "decode-x", "other-11"):
+            house.fake.pod(name, "decode", "10.0.1.1")
+        pods = house.connector.pods()[DECODE]
+        found = [one.metadata.name for one in pods.by_ordinal(await pods.there())]
+        assert found == ["decode-10", "decode-4", "decode-3", "decode-2", "decode-1"]
+
+    housed(use)
+
+
+def test_workers_of_one_pod_go_together() -> None:
+    """A data-parallel engine whose ranks are registered as workers with ports of their own."""
+
+    async def use(house: House) -> None:
+        for worker_id in (1, 2, 3, 4):
+            for rank in (1, 2):
+                endpoint = f"http://10.0.0.{worker_id}:{8000 + rank}"
+                house.selecting.seat(100 * rank + worker_id, endpoint=endpoint)
+            await house.selecting.book("one", 200 + worker_id, f"r{worker_id}")
+        assert "1 reservation" in await house.wants(3, 4)
+        assert house.kept == 4
+        drained = set(house.selecting.drained())
+        (pod,) = {worker_id % 100 for worker_id in drained}
+        assert drained == {pod, 100 + pod, 200 + pod}
+        assert await house.wants(4, 4) == ""
+        assert not house.selecting.drained()
+        assert await house.wants(3, 4)
+        house.retiring = house.another()
+        assert await house.wants(3, 4)
+        (pod,) = {worker_id % 100 for worker_id in house.selecting.drained()}
+        await house.selecting.end("one", f"r{pod}")
+        assert await house.wants(3, 4) == ""
+        assert house.marked() == {f"10.0.0.{pod}"}
+        assert house.scaled(3) == {pod}
+
+    housed(use)
+
+
+def test_who_moves_while_it_is_waited_for_is_marked_where_it_is() -> None:
+    async def use(house: House) -> None:
+        for worker_id in (1, 2, 3, 4):
+            await house.selecting.book("one", worker_id, f"r{worker_id}")
+        assert await house.wants(3, 4)
+        (named,) = house.selecting.drained()
+        del house.fake.pods[f"decode-{named}"]  # its container's pod was replaced
+        house.fake.pod("decode-9", "decode", "10.0.0.9")
+        house.selecting.seat(named, endpoint="http://10.0.0.9:8000")
+        await house.selecting.end("one", f"r{named}")
+        assert await house.wants(3, 4) == ""
+        assert house.marked() == {"10.0.0.9"}
+
+    housed(use)
+
+
+def test_pods_that_share_an_address_are_not_told_apart() -> None:
+    """In the network of one machine: a mark on both would stop either."""
+
+    async def use(house: House) -> None:
+        for name in ("decode-1", "decode-2"):
+            house.fake.pods[name]["status"] = {"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]}
+        for worker_id in (3, 4):
+            await house.selecting.book("one", worker_id, f"r{worker_id}")
+        assert await house.wants(2, 4)
+        assert set(house.selecting.drained()) == {3, 4}, "whose pods are known"
+        assert "2 of 3 could be named" in await house.wants(1, 4)
+
+    housed(use)
+
+
+def test_a_name_longer_than_a_reason_may_be_drains_all_the_same() -> None:
+    async def use(house: House) -> None:
+        model = ModelKey("/models/" + "x" * 240)
+        for worker_id in (61, 62):
+            house.selecting.seat(worker_id, model_name=model.model_name)
+            await house.selecting.book("one", worker_id, f"r{worker_id}", model.model_name)
+        pool = PoolKey(model, "decode")
+        for retiring in (house.another(), house.another()):  # the second knows the first one's
+            retiring._pods = {}
+            waiting = await retiring.settle([target(pool, 1)], {pool: PoolState(2, 2)})
+            assert "1 reservation" in waiting[pool].why
+            assert len(house.selecting.drained()) == 1
+
+    housed(use)
+
+
+def test_what_fails_at_every_look_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def use(house: House) -> None:
+        house.selecting.down |= set(NAMES)
+        for _ in range(10):
+            house.clock.now += 5.0
+            assert await house.wants(3, 4)
+        assert caplog.text.count("connection refused") == 2, "one line, two selectors"
+        assert house.retiring.failures == 10
+
+    housed(use)
+
+
+def test_who_waits_for_gpus_of_those_that_finish_first_floods_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def use(house: House) -> None:
+        loop = loop_of(house.connector, gpus_max=5)
+        loop.retiring = house.retiring
+        loop.is_leader = True
+        for worker_id in (1, 2, 3, 4):
+            await house.selecting.book("two", worker_id, f"r{worker_id}")
+        decision = Decision((target(PREFILL, 2), target(DECODE, 3)), (), (), 5, {})
+        ids = set()
+        for _ in range(20):
+            await loop._look()
+            await loop._act(decision, "fast")
+            ids.add(loop.decision_id)
+        assert len(ids) == 1, "it is told once"
+        assert set(loop.decisions[-1].waiting) == {"m prefill", "m decode"}
+        assert loop.counts.failures == 0
+        assert not [one for one in caplog.records if one.levelname == "ERROR"]
+        (named,) = house.selecting.drained()
+        await house.selecting.end("two", f"r{named}")
+        await loop._act(decision, "fast")
+        counts = [one["spec"]["replicas"] for one in house.fake.objects.values()]
+        assert counts == [3, 2]
+        assert not loop._waits
+
+    housed(use)
 
 
 @pytest.mark.parametrize(
@@ -426,16 +799,34 @@ def test_readers_of_the_virtual_connector_are_told_by_the_selectors_who_goes() -
     housed(use)
 
 
+class Never:
+    """The lease of somebody else."""
+
+    is_sure = False
+
+    async def held(self) -> bool:
+        return False
+
+    async def close(self) -> None:
+        pass
+
+
+def test_who_does_not_act_says_once_what_it_would_do_while_another_one_drains() -> None:
+    async def use(house: House) -> None:
+        loop = loop_of(house.connector, lease=Never())
+        decision = Decision((target(DECODE, 3),), (), (), 4, {})
+        await loop._look()
+        for _ in range(20):
+            await loop._act(decision, "fast")
+        (noted,) = loop.decisions
+        assert (noted.changed, noted.acted) == (["m decode: 4 to 3"], False)
+        await loop._act(Decision((target(DECODE, 2),), (), (), 4, {}), "fast")
+        assert loop.decision_id == 2
+
+    housed(use)
+
+
 def test_a_fleet_in_which_nobody_acts_drains_nobody() -> None:
-    class Never:
-        is_sure = False
-
-        async def held(self) -> bool:
-            return False
-
-        async def close(self) -> None:
-            pass
-
     async def use(house: House) -> None:
         loop = loop_of(house.connector, lease=Never(), source=Told())
         loop.retiring = house.retiring
