@@ -164,6 +164,11 @@ FIXED = (
     ("select_service.edge.discovery.source", "BACKOFF_MAX_S", "longest pause after a failed look"),
     ("indexer.core.hashing", "NAMESPACES_REMEMBERED", "adapters and salts with a cached seed"),
     ("indexer.core.progress", "NAMES_REMEMBERED", "rank names remembered of a stream"),
+    (
+        "indexer.core.cursor",
+        "UNCONFIRMED_MAX",
+        "batches only replays have brought, of which a late copy is known for one",
+    ),
     ("indexer.core.writer", "GROUPS_REMEMBERED", "KV-cache groups remembered of a stream"),
     ("indexer.core.plain_walk", "NESTING_MAX", "values within each other in a KV-event message"),
     ("indexer.core.dump_reader", "DEPTH_MAX", "arrays and objects within each other in a dump"),

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from indexer.core import cursor as cursor_module
+from indexer.core.cursor import Cursor, Verdict
 from indexer.types import StreamLimits, WorkerRank
 from tests.indexer.core.streams import LIMITS, RANK, Bench, batch, tokens
 from tests.indexer.encoding import encode_batch, reply, stored
@@ -223,6 +225,23 @@ def test_a_poll_that_lies_is_found_out_by_the_next_live_batch() -> None:
     assert bench.asked() == 0, "and is it the engine's voice that we hear?"
     bench.reply(0)
     assert bench.blocks() == {0, 1}
+
+
+def test_what_only_replays_bring_is_remembered_within_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine that says nothing more while its replays go on, for days: it is hostile, or cut."""
+    most = 5 * cursor_module.REMEMBERED
+    monkeypatch.setattr(cursor_module, "UNCONFIRMED_MAX", most)
+    cursor = Cursor()
+    cursor.advance(0, 7, live=True)
+    last = 3 * most
+    for seq in range(1, last + 1):
+        cursor.advance(seq, seq, live=False)
+        assert len(cursor._digests) <= most + cursor_module.REMEMBERED
+    assert cursor.judge(0, 7) is Verdict.STALE
+    copies = range(last - most + 1, last + 1)
+    assert {cursor.judge(seq, seq) for seq in copies} == {Verdict.STALE}, "may be on their way"
 
 
 @pytest.mark.parametrize("seq", [0, 2, 5, 2**63])
