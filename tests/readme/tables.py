@@ -212,6 +212,11 @@ FIXED = (
     ),
     ("select_service.edge.security.passport", "TOKEN_BYTES_MAX", "bytes of --peer-token-file"),
     ("select_service.edge.logs", "TRACE_LINES_MAX", "lines of a traceback in the log"),
+    (
+        "select_service.edge.state.recording",
+        "CLOSE_S",
+        "seconds the end of the process waits for a recording's disk",
+    ),
     ("select_service.core.tape.packing", "TEXT_MAX", "characters of an id in a recording"),
     ("select_service.edge.discovery.kubernetes", "PAGE_BYTES_MAX", "bytes of a page of a list"),
     ("select_service.edge.doctor", "SLICE_S", "seconds of an examination between other requests"),
