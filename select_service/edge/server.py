@@ -27,7 +27,7 @@ from select_service.edge.leaving import CLOSE
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator, Iterator
 
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -46,6 +46,12 @@ woken by little else."""
 TICK_MIN_S: Final = 0.1
 _SHARE_OF_DEADLINE: Final = 0.25
 """So much later than said may a connection with a short deadline be closed."""
+
+LAST_WORDS_S: Final = 0.1
+"""How long the end waits, when the port is closed, for requests that are on their way: who was let
+in a moment ago, or was just answered, has most likely sent one."""
+
+_LOOK_S: Final = 0.01
 
 
 class Server(uvicorn.Server):
@@ -210,9 +216,41 @@ class Server(uvicorn.Server):
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._door.leave()
         self._entrances.vanish()
+        await self._hear_out()
+        self._door.leave()
         await super().shutdown(sockets)
+
+    async def _hear_out(self) -> None:
+        """Answer what has arrived: who closes a socket with a request in it resets the client.
+
+        The port is closed first, so that nobody who is answered comes back to it, and who waits in
+        front of it is let in. Then each answer ends its connection.
+        """
+        late = [*self._let_in_the_last()]
+        for server in self.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        for client, make in late:
+            with contextlib.suppress(OSError):
+                await loop.connect_accepted_socket(make, client)
+        if CLOSE not in self.config.encoded_headers:
+            self.close_answers()
+        until = loop.time() + LAST_WORDS_S
+        while self.server_state.connections and loop.time() < until:
+            await asyncio.sleep(_LOOK_S)
+
+    def _let_in_the_last(self) -> Iterator[tuple[socket.socket, Callable[[], asyncio.Protocol]]]:
+        """Yield who has connected and was not accepted; who comes by TLS still has to shake hands."""
+        has_tls = self._security is not None and self._security.certificates is not None
+        at = self._entrances
+        plain = {None if at.unix is None else at.unix.socket: self._connection}
+        if not has_tls:
+            plain |= {at.tcp: self._connection, at.side: self._aside}
+        for listener, make in plain.items():
+            with contextlib.suppress(OSError):  # nobody is there, or no descriptor
+                while listener is not None:
+                    yield listener.accept()[0], make
 
     @override
     @contextlib.contextmanager

@@ -97,6 +97,11 @@ FIXED = (
     ("select_service.edge.console.answering", "LISTED_MAX", "rows of a list of the console"),
     ("select_service.edge.console.prefix", "HOLDERS_MAX", "ranks the prefix browser shows"),
     ("select_service.edge.late", "PAUSE_S", "seconds before each module loaded after the start"),
+    (
+        "select_service.edge.server",
+        "LAST_WORDS_S",
+        "seconds that requests on their way are waited for when the port is closed",
+    ),
     ("select_service.edge.dumping", "SLICE_S", "seconds of /dump between other requests"),
     ("select_service.core.books.bookings", "FREED_MEMORY_S", "seconds an ended id is remembered"),
     ("indexer.edge.sockets", "SOCKETS_MAX", "ZMQ sockets"),
