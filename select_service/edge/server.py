@@ -237,11 +237,13 @@ class Server(uvicorn.Server):
         if CLOSE not in self.config.encoded_headers:
             self.close_answers()
         until = loop.time() + LAST_WORDS_S
-        while self.server_state.connections and loop.time() < until:
+        while loop.time() < until:
+            if not self.server_state.connections:
+                break
             await asyncio.sleep(_LOOK_S)
 
     def _let_in_the_last(self) -> Iterator[tuple[socket.socket, Callable[[], asyncio.Protocol]]]:
-        """Yield who has connected and was not accepted; who comes by TLS still has to shake hands."""
+        """Yield who has connected and was not accepted; by TLS they have yet to shake hands."""
         has_tls = self._security is not None and self._security.certificates is not None
         at = self._entrances
         plain = {None if at.unix is None else at.unix.socket: self._connection}
