@@ -38,6 +38,7 @@ class Replay:
         "attempts",
         "bytes",
         "deadline",
+        "is_hearsay",
         "is_verified",
         "mode",
         "progressed",
@@ -57,6 +58,7 @@ class Replay:
         self.replies = 0
         self.bytes = 0
         self.useless = 0
+        self.is_hearsay = False  # it began where nothing was known that it could be compared with
         self.suspects = 0  # of those that wait: older than the last reconnect
         self.waiting_before = 0  # live batches that had come when the request went out
         self.begin_attempt(now)
