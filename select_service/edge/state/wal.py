@@ -48,6 +48,8 @@ class Log(NamedTuple):
 def inspect(path: Path) -> Log:
     """Read the heads of all frames; a missing or empty log is sound.
 
+    A frame without the end of its page found no room, and whoever wrote it was told so.
+
     Raises:
         OSError: it cannot be read, or is no plain file.
     """
@@ -63,9 +65,10 @@ def inspect(path: Path) -> Log:
             return Log(is_there=True, header_is_sound=False)
         _, _, page_size, _, *salts, _, _ = HEADER.unpack(head)
         size = page_size or 1 << 16
-        commits_at = number = 0
-        while len(frame := file.read(FRAME.size)) == FRAME.size:
-            number += 1
+        whole = (os.fstat(file.fileno()).st_size - HEADER.size) // (FRAME.size + size)
+        commits_at = 0
+        for number in range(1, whole + 1):
+            frame = file.read(FRAME.size)
             _, commits, *frame_salts, _, _ = FRAME.unpack(frame)
             if commits and frame_salts == salts:
                 commits_at = number

@@ -317,6 +317,17 @@ def test_undamaged_files_of_a_killed_process(history: History, memory_path: Path
     assert len(history.file) > 3 * PAGE
 
 
+@pytest.mark.parametrize("room", [0, 1, PAGE - 1])
+def test_a_frame_that_found_no_room_is_no_damage(
+    history: History, memory_path: Path, room: int
+) -> None:
+    """A full disk takes a frame's head and not all of its page, and nobody was told of it."""
+    log = history.log[: history.ends_at]
+    head = log[-FRAME:][: wal.FRAME.size]
+    assert struct.unpack_from(">2I", head)[1], "it would end a transaction"
+    assert not history.judge(memory_path / "s", history.file, log + head + bytes(room))
+
+
 def test_as_many_frames_are_taken_as_sqlite_takes(history: History, memory_path: Path) -> None:
     """Who counts them for it, where it cannot be asked, must not count others."""
     rng = random.Random(3)
