@@ -144,7 +144,7 @@ REPLAY_OF_ANOTHER: Final = Cause(
     "error",
     "What the replay endpoint repeats is not what the event endpoint has told although the "
     "connection never broke: it belongs to another engine, whose blocks were credited to this "
-    "worker again and again.",
+    "worker for a while, once or again and again.",
     "Set replay_endpoint to that of the very engine that publishes the events.",
 )
 SEQUENCE_JUMPS: Final = Cause(
