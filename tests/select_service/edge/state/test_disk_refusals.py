@@ -669,13 +669,12 @@ def test_a_life_begins_on_a_disk_that_is_full(
         assert (await client.get("/ready")).json()["state"]["damage"] == []
         assert len(service.core.desk.bookings) == len(names)
         assert (await post(client, "/select", PROMPT)).status_code == 200
-        while service.keeper.journal.refusal is None:
-            await asyncio.sleep(0.001)
+        journal = service.keeper.journal
+        await until(lambda: journal.refusal is not None)
         answer = await post(client, "/reservations", body("none", worker_id=1))
         assert (answer.status_code, answer.json()["code"]) == (503, "state_disk_full")
         filler.unlink()
-        while service.keeper.journal.refusal is not None:
-            await asyncio.sleep(0.001)
+        await until(lambda: journal.refusal is None)
         assert (await post(client, "/reservations", body("after", worker_id=1))).status_code == 201
 
     async def third(client: httpx.AsyncClient, service: Driver) -> None:
