@@ -53,6 +53,9 @@ in a moment ago, or was just answered, has most likely sent one."""
 
 _LOOK_S: Final = 0.01
 
+GOODBYE_S: Final = 0.1
+"""How long a client may take at the end to close its side of TLS, when all it was told is out."""
+
 
 class Server(uvicorn.Server):
     """Uvicorn with our deadlines on connections and our way of leaving."""
@@ -219,7 +222,26 @@ class Server(uvicorn.Server):
         self._entrances.vanish()
         await self._hear_out()
         self._door.leave()
-        await super().shutdown(sockets)
+        hanging_up = asyncio.get_running_loop().create_task(self._hang_up())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            hanging_up.cancel()
+
+    async def _hang_up(self) -> None:
+        """End connections that wait for nothing but their client's goodbye.
+
+        With TLS closing takes both sides, and of a connection in a pool that nobody reads none says
+        a word: it would be waited for as for an answer.
+        """
+        while True:
+            await asyncio.sleep(GOODBYE_S)
+            for connection in cast("list[GuardedProtocol]", list(self.server_state.connections)):
+                transport = connection.transport
+                # asyncio's own lets go of what is behind it when it is closed twice
+                with contextlib.suppress(AttributeError):
+                    if transport.is_closing() and not transport.get_write_buffer_size():
+                        transport.abort()
 
     async def _hear_out(self) -> None:
         """Answer what has arrived: who closes a socket with a request in it resets the client.

@@ -102,6 +102,11 @@ FIXED = (
         "LAST_WORDS_S",
         "seconds that requests on their way are waited for when the port is closed",
     ),
+    (
+        "select_service.edge.server",
+        "GOODBYE_S",
+        "seconds a client's side of TLS may take to close at the end",
+    ),
     ("select_service.edge.dumping", "SLICE_S", "seconds of /dump between other requests"),
     ("select_service.core.books.bookings", "FREED_MEMORY_S", "seconds an ended id is remembered"),
     ("indexer.edge.sockets", "SOCKETS_MAX", "ZMQ sockets"),

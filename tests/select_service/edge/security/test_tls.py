@@ -20,7 +20,7 @@ from select_service.edge.security.tls import FILE_BYTES_MAX, Certificates
 from select_service.edge.server import Server
 from select_service.errors import CertificatesUnusable
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
+from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
 
 
 @pytest.fixture(scope="module")
@@ -343,6 +343,22 @@ def test_handshakes_that_fail_are_counted_by_what_was_wrong(ca: Authority, tmp_p
 
     more = {"tls_client_ca": str(ca.cert), "header_timeout_s": 1.0}
     on_a_port(use, **settings_of(ca, tmp_path, **more))
+
+
+def test_the_end_waits_for_nobodys_goodbye(ca: Authority, tmp_path: Path) -> None:
+    """Of a connection in a pool that nobody reads none comes, for as long as one waits."""
+
+    async def use(port: int, _: Driver, server: Server) -> None:
+        mute, spoken = await Wire.to(port, ca.client()), await Wire.to(port, ca.client())
+        for wire in (mute, spoken):
+            assert await health(wire) == 200
+        mute.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        server.go()
+        assert await spoken.rest() == b""
+        await until(lambda: not server.server_state.connections)
+        mute.writer.transport.resume_reading()  # type: ignore[attr-defined] # to close it
+
+    on_a_port(use, **settings_of(ca, tmp_path, shutdown_timeout_s=3600))
 
 
 def test_who_says_nothing_is_no_client(ca: Authority, tmp_path: Path) -> None:
