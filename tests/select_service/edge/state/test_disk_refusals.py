@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -382,6 +383,26 @@ def test_a_disk_that_stands_still_is_one_that_refuses(
     life(tmp_path, first, durability=durability, durability_window_s=window, **STALLS)
     life(tmp_path, second)
     assert len(kept) == (2 if durability is Durability.STRICT else 5)
+
+
+def test_a_process_that_stood_still_is_no_disk_that_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped, frozen with its container, moved with its machine: the writer was, too."""
+    monkeypatch.setattr(journal_module, "LAST_CHANCE", 1e4, raising=False)
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        await post(client, "/workers", worker(1))
+        disk = Disk(service, monkeypatch)
+        disk.moves.clear()
+        booking = asyncio.ensure_future(post(client, "/reservations", body("r", worker_id=1)))
+        await until(lambda: disk.journal.waiting > 0)
+        time.sleep(0.1)  # noqa: ASYNC251 - nobody else does anything meanwhile
+        disk.moves.set()
+        assert (await booking).status_code == 201
+        assert disk.journal.stalls == 0
+
+    life(tmp_path, use, state_stall_s=0.05)
 
 
 def test_nobody_leaves_a_disk_that_stands_still_late(
