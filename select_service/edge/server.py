@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     from select_service.config import Settings
+    from select_service.edge.http.handshakes import Handshakes
     from select_service.edge.http.listening import Entrances
     from select_service.edge.http.protocol import GuardedProtocol
     from select_service.edge.http.traffic import Traffic
@@ -106,6 +107,7 @@ class Server(uvicorn.Server):
         self._entrances = entrances
         self._counts = traffic.connections
         self._side: type[FastLane] | None = None
+        self._handshakes: Handshakes | None = None  # with TLS
         if entrances.side is not None:
             aside = door.narrowed(SIDE_PATHS, NOT_AT_THE_SIDE)
             self._side = fast_lane(aside, limits, traffic.connections, _lane(aside))
@@ -148,6 +150,7 @@ class Server(uvicorn.Server):
 
             server = Handshakes(by_tcp, self._limits, self._counts)
             server.start(context, self.config.backlog)
+            self._handshakes = server
             self.servers.append(cast("asyncio.Server", server))
 
     def _connection(self) -> asyncio.Protocol:
@@ -250,8 +253,12 @@ class Server(uvicorn.Server):
         front of it is let in. Then each answer ends its connection.
         """
         late = [*self._let_in_the_last()]
+        handshakes: object = self._handshakes
         for server in self.servers:
-            server.close()
+            if server is not handshakes:
+                server.close()
+        if self._handshakes is not None:
+            self._handshakes.stop()
         loop = asyncio.get_running_loop()
         for client, make in late:
             with contextlib.suppress(OSError):
@@ -260,12 +267,14 @@ class Server(uvicorn.Server):
             self.close_answers()
         until = loop.time() + LAST_WORDS_S
         while loop.time() < until:
-            if not self.server_state.connections:
+            if not self.server_state.connections and (
+                self._handshakes is None or self._handshakes.is_quiet
+            ):
                 break
             await asyncio.sleep(_LOOK_S)
 
     def _let_in_the_last(self) -> Iterator[tuple[socket.socket, Callable[[], asyncio.Protocol]]]:
-        """Yield who has connected and was not accepted; by TLS they have yet to shake hands."""
+        """Yield who has connected and was not accepted, but for those who come by TLS."""
         has_tls = self._security is not None and self._security.certificates is not None
         at = self._entrances
         plain = {None if at.unix is None else at.unix.socket: self._connection}
