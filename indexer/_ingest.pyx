@@ -32,6 +32,7 @@ from indexer.core.events import READ_AT_ONCE_BYTES
 from indexer.core.hashing import BASE_SEED, namespace_seed
 from indexer.core.index import KvIndex
 from indexer.core.node import EDGE_BLOCKS_MAX, EDGE_BYTES_MAX, Coverage, Node, all_ones
+from indexer.core.progress import END_MARKER
 from indexer.core.radix_tree import RadixTree
 from indexer.core.writer import COLOURED_SLICE_BLOCKS, EVENT_COST_BLOCKS, SLICE_BLOCKS
 from indexer.types import BASE_NAMESPACE, Namespace, Tier
@@ -71,6 +72,7 @@ cdef Scratch scratch = _scratch
 cdef kv_batch *read = &scratch.batch
 cdef size_t edge_bytes_max = EDGE_BYTES_MAX
 cdef uint64_t base_seed = BASE_SEED
+cdef uint64_t end_marker = END_MARKER
 cdef long event_cost = EVENT_COST_BLOCKS
 cdef list tiers = sorted(Tier)
 cdef object zero = 0
@@ -177,6 +179,8 @@ cdef class Feeder(Run):
             return -1
         if read_u64_big(PyBytes_AS_STRING(sequence)) != self.expected or self.expected == 0:
             return -1
+        if self.expected == end_marker:
+            return -1  # it is no number, and none follows it
         if PyBytes_GET_SIZE(payload) > READ_AT_ONCE:
             return -1  # it must be read in pieces
         if not scratch.read(<bytes>payload) or read.form != (KV_MAP if self.is_map else KV_ARRAY):

@@ -14,6 +14,11 @@ from typing import Final
 REMEMBERED: Final = 1024
 """Digests kept behind the last batch (at most 16 KiB); replay and live traffic overlap by less."""
 
+UNCONFIRMED_MAX: Final = 200_000
+"""Of these, those that only replays have brought, and of which live copies may still come: as many
+as a socket holds of them. A publisher that says nothing while its replays go on is not followed
+without end: 8 bytes a batch would be gigabytes in a day."""
+
 
 class Verdict(Enum):
     """What a sequence number means for the batch that carries it."""
@@ -117,6 +122,6 @@ class Cursor:
         # Replayed batches beyond the newest live one must stay comparable. Otherwise a lying replay
         # endpoint could make every live copy look stale for ever.
         unconfirmed = 0 if self._floor is None else self.expected - self._floor
-        keep = max(REMEMBERED, unconfirmed)
-        if keep < len(self._digests):
+        keep = max(REMEMBERED, min(unconfirmed, UNCONFIRMED_MAX))
+        if len(self._digests) >= keep + REMEMBERED:  # not with every batch: it is a copy
             self._digests = self._digests[-keep:]

@@ -31,7 +31,8 @@ class Repair(Progress):
 
     Attributes:
         request: The replay that should be running now, or None. Compare by identity: a new object
-            is a new request, on a fresh socket.
+            is a new request, on a fresh socket. It stays open for one more reply where that reply
+            has to confirm what the replay brought.
         backlog: Live messages that wait for the replay, or for the batch before them.
     """
 
@@ -51,6 +52,8 @@ class Repair(Progress):
         self._limits = limits or StreamLimits()
         self.backlog = Backlog(self._limits.backlog_batches_max, self._limits.backlog_bytes_max)
         self._replay: Replay | None = None
+        # (number, digest, deadline) of a live batch that the next reply must repeat
+        self._witness: tuple[int, int, float] | None = None
         # a long message still being read, and the request it answers, if any
         self._unread: tuple[Sequence[bytes], ReplayRequest | None] | None = None
         self._ask_after = float("-inf")
@@ -67,8 +70,9 @@ class Repair(Progress):
         """Assert every invariant of the state machine."""
         super().check()
         self.backlog.check()
-        assert (self.request is None) == (self._replay is None)
         replay = self._replay
+        assert replay is None or self._witness is None
+        assert (self.request is None) == (replay is None and self._witness is None)
         if replay is not None and self.backlog and not self._must_wait:
             assert self.backlog.first > self.cursor.expected, "live batches wait without need"
 
@@ -104,6 +108,7 @@ class Repair(Progress):
         return self.has_replay and now >= self._ask_after
 
     def _ask(self, mode: Mode, now: float) -> None:
+        self._witness = None
         self._replay = Replay(mode, self._limits, now)
         self._send_request()
 
@@ -130,6 +135,7 @@ class Repair(Progress):
 
     def _ask_whose_voice(self, now: float) -> None:
         """Have the engine prove that it is the one we know."""
+        self._dismiss_witness()  # it may be another engine that answers by now
         if self.cursor.last is None and self._replay is None:
             return  # nothing is known that could be wrong
         if self._replay is not None:
@@ -150,6 +156,8 @@ class Repair(Progress):
         if self._replay is not None:
             return now
         due = self._proof_until if self.is_unproven else inf
+        if self._witness is not None:
+            due = min(due, self._witness[2])
         if not self.has_replay:
             return due
         if self._doubted_after is not None and (
@@ -167,6 +175,8 @@ class Repair(Progress):
         if self._replay is not None:
             self._watch_replay(self._replay, now)
             return
+        if self._witness is not None and now >= self._witness[2]:
+            self._dismiss_witness()
         if self.is_unproven and now >= self._proof_until:
             self._deny("unheard")
             self._begin_anew()
@@ -241,6 +251,7 @@ class Repair(Progress):
             return False
         last = self.cursor.last
         if last is None or seq > last:
+            replay.is_hearsay |= last is None
             return self._verify_beyond(replay, payload, now)
         if seq < last:
             self._count_useless(now)
@@ -283,6 +294,7 @@ class Repair(Progress):
             return False
         self._begin_anew()
         replay.mode = Mode.GAP if self.backlog else Mode.POLL
+        replay.is_hearsay = True
         return True
 
     def _on_other_engine(self, payload: bytes, now: float, *, why: str = "restarted") -> None:
@@ -378,9 +390,47 @@ class Repair(Progress):
         if self._replay is None or not self.backlog or self._must_wait:
             return
         if self.backlog.first <= self.cursor.expected:
+            request = self.request
+            is_told = self._replay.is_hearsay and self.backlog.first == self.cursor.expected
             self._end_replay("complete" if self._replay.progressed else "overtaken", now)
+            if is_told:
+                self._call_witness(request, now)
         else:
             self._replay.mode = Mode.GAP
+
+    # -- what was brought where nothing was known --------------------------------------------------
+
+    def _call_witness(self, request: ReplayRequest | None, now: float) -> None:
+        """Listen for one more reply: an engine repeats what it has just published.
+
+        Batches go on meanwhile. What came before the first one that we heard ourselves may be of
+        any engine; the next reply is that batch, if it was ours.
+        """
+        digest = self._decoder.digest(self.backlog.first_payload)
+        self._witness = self.backlog.first, digest, now + self._limits.replay_silence_s
+        self.request = request
+
+    def _dismiss_witness(self) -> None:
+        if self._witness is not None:
+            self._witness = self.request = None
+
+    def _hear_witness(self, frames: Sequence[bytes]) -> None:
+        if self._witness is None:
+            return
+        number, digest, _ = self._witness
+        self._dismiss_witness()
+        seq = read_sequence(frames[-2]) if len(frames) in REPLY_FRAMES else None
+        if seq != number or self._decoder.digest(frames[-1]) == digest:
+            return
+        batch = self._decoder.decode(frames[-1])
+        if batch is None:
+            return  # garbage is nobody's voice
+        # another engine's past was believed, and it cannot be told any more from what is right
+        self.tallies.count_replay("other_engine")
+        self.has_replay = False
+        self._writer.finish()
+        self._writer.forget_blocks()
+        self._lose(number)
 
     @property
     def _must_wait(self) -> bool:
@@ -442,5 +492,5 @@ class Repair(Progress):
         self._quiet_since = now
 
     def _stop_replay(self) -> None:
-        self._replay = None
+        self._replay = self._witness = None
         self.request = None

@@ -38,6 +38,7 @@ class Replay:
         "attempts",
         "bytes",
         "deadline",
+        "is_hearsay",
         "is_verified",
         "mode",
         "progressed",
@@ -57,6 +58,7 @@ class Replay:
         self.replies = 0
         self.bytes = 0
         self.useless = 0
+        self.is_hearsay = False  # began with nothing known that it could be compared with
         self.suspects = 0  # how many of the waiting batches are older than the last reconnect
         self.waiting_before = 0  # live batches already waiting when the request was sent
         self.begin_attempt(now)

@@ -117,6 +117,7 @@ class EventStream(Repair):
         """Take one reply of the replay that `request` asked for."""
         self._read_to_end(now)
         if self._replay is None:
+            self._hear_witness(frames)
             return
         if len(frames) not in REPLY_FRAMES or self._decoder.read_ahead(frames[-1]):
             self._read_reply(self._replay, frames, now)

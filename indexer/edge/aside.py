@@ -54,6 +54,7 @@ class Aside:
 def _do(work: _Work) -> None:
     while (job := work.get()) is not None:
         job()
+        del job  # what it was given and what came of it are not ours to keep until the next one
 
 
 def _carry_out(future: Future[R], what: Callable[..., R], given: tuple[object, ...]) -> None:

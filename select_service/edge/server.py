@@ -27,11 +27,12 @@ from select_service.edge.leaving import CLOSE
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     from select_service.config import Settings
+    from select_service.edge.http.handshakes import Handshakes
     from select_service.edge.http.listening import Entrances
     from select_service.edge.http.protocol import GuardedProtocol
     from select_service.edge.http.traffic import Traffic
@@ -46,6 +47,15 @@ woken by little else."""
 TICK_MIN_S: Final = 0.1
 _SHARE_OF_DEADLINE: Final = 0.25
 """So much later than said may a connection with a short deadline be closed."""
+
+LAST_WORDS_S: Final = 0.1
+"""How long the end waits, when the port is closed, for requests that are on their way: who was let
+in a moment ago, or was just answered, has most likely sent one."""
+
+_LOOK_S: Final = 0.01
+
+GOODBYE_S: Final = 0.1
+"""How long a client may take at the end to close its side of TLS, when all it was told is out."""
 
 
 class Server(uvicorn.Server):
@@ -97,6 +107,7 @@ class Server(uvicorn.Server):
         self._entrances = entrances
         self._counts = traffic.connections
         self._side: type[FastLane] | None = None
+        self._handshakes: Handshakes | None = None  # with TLS
         if entrances.side is not None:
             aside = door.narrowed(SIDE_PATHS, NOT_AT_THE_SIDE)
             self._side = fast_lane(aside, limits, traffic.connections, _lane(aside))
@@ -139,6 +150,7 @@ class Server(uvicorn.Server):
 
             server = Handshakes(by_tcp, self._limits, self._counts)
             server.start(context, self.config.backlog)
+            self._handshakes = server
             self.servers.append(cast("asyncio.Server", server))
 
     def _connection(self) -> asyncio.Protocol:
@@ -210,9 +222,68 @@ class Server(uvicorn.Server):
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._door.leave()
         self._entrances.vanish()
-        await super().shutdown(sockets)
+        await self._hear_out()
+        self._door.leave()
+        hanging_up = asyncio.get_running_loop().create_task(self._hang_up())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            hanging_up.cancel()
+
+    async def _hang_up(self) -> None:
+        """End connections that wait for nothing but their client's goodbye.
+
+        With TLS closing takes both sides, and of a connection in a pool that nobody reads none says
+        a word: it would be waited for as for an answer.
+        """
+        while True:
+            await asyncio.sleep(GOODBYE_S)
+            for connection in cast("list[GuardedProtocol]", list(self.server_state.connections)):
+                transport = connection.transport
+                # asyncio's own lets go of what is behind it when it is closed twice
+                with contextlib.suppress(AttributeError):
+                    if transport.is_closing() and not transport.get_write_buffer_size():
+                        transport.abort()
+
+    async def _hear_out(self) -> None:
+        """Answer what has arrived: who closes a socket with a request in it resets the client.
+
+        The port is closed first, so that nobody who is answered comes back to it, and who waits in
+        front of it is let in. Then each answer ends its connection.
+        """
+        late = [*self._let_in_the_last()]
+        handshakes: object = self._handshakes
+        for server in self.servers:
+            if server is not handshakes:
+                server.close()
+        if self._handshakes is not None:
+            self._handshakes.stop()
+        loop = asyncio.get_running_loop()
+        for client, make in late:
+            with contextlib.suppress(OSError):
+                await loop.connect_accepted_socket(make, client)
+        if CLOSE not in self.config.encoded_headers:
+            self.close_answers()
+        until = loop.time() + LAST_WORDS_S
+        while loop.time() < until:
+            if not self.server_state.connections and (
+                self._handshakes is None or self._handshakes.is_quiet
+            ):
+                break
+            await asyncio.sleep(_LOOK_S)
+
+    def _let_in_the_last(self) -> Iterator[tuple[socket.socket, Callable[[], asyncio.Protocol]]]:
+        """Yield who has connected and was not accepted, but for those who come by TLS."""
+        has_tls = self._security is not None and self._security.certificates is not None
+        at = self._entrances
+        plain = {None if at.unix is None else at.unix.socket: self._connection}
+        if not has_tls:
+            plain |= {at.tcp: self._connection, at.side: self._aside}
+        for listener, make in plain.items():
+            with contextlib.suppress(OSError):  # nobody is there, or no descriptor
+                while listener is not None:
+                    yield listener.accept()[0], make
 
     @override
     @contextlib.contextmanager

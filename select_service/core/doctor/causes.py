@@ -144,7 +144,7 @@ REPLAY_OF_ANOTHER: Final = Cause(
     "error",
     "The replay endpoint repeats other events than the event endpoint has sent although the "
     "connection never broke: it belongs to another engine, whose blocks were credited to this "
-    "worker again and again.",
+    "worker for a while, once or repeatedly.",
     "Set replay_endpoint to that of the engine that publishes the events.",
 )
 SEQUENCE_JUMPS: Final = Cause(

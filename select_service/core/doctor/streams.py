@@ -232,6 +232,9 @@ class StreamWatch:
             yield causes.REPLAY_MUTE, f"{run} replays in a row without a useful answer"
         if ended.get("wrong_rank") and not self.stream.has_replay:
             yield causes.REPLAY_WRONG_RANK, "its replay endpoint answered for another rank"
+        if ended.get("other_engine") and not self.stream.has_replay:
+            what = "it repeated another batch under the number of one that was heard"
+            yield causes.REPLAY_OF_ANOTHER, what
 
     def _loss(self, look: Look) -> Iterator[Suspect]:
         tallies = self.stream.tallies

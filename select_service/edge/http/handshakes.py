@@ -67,6 +67,22 @@ class Handshakes:
         self._is_open = True
         self._listen()
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nobody shakes hands."""
+        return not self._shaking
+
+    def stop(self) -> None:
+        """Let in who has connected, and nobody behind them; they may go on shaking hands."""
+        if not self._is_open:
+            return
+        self._pause()
+        for listener, make in self._listeners.items():
+            while self._accept(listener, make):
+                pass
+            listener.close()
+        self._is_open = False
+
     def close(self) -> None:
         """Let nobody in any more. Idempotent."""
         if self._is_open:
@@ -84,6 +100,8 @@ class Handshakes:
 
     def _listen(self) -> None:
         self._again = None
+        if not self._is_open:
+            return
         loop = asyncio.get_running_loop()
         for listener, make in self._listeners.items():
             loop.add_reader(listener.fileno(), self._accept, listener, make)
@@ -92,19 +110,21 @@ class Handshakes:
         for listener in self._listeners:
             asyncio.get_running_loop().remove_reader(listener.fileno())
 
-    def _accept(self, listener: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
+    def _accept(self, listener: socket.socket, make: Callable[[], asyncio.Protocol]) -> bool:
+        """Let in some of those who have connected; True if there may be more."""
         for _ in range(ACCEPTED_PER_TURN):
             try:
                 client, (address, *_) = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                return False
             except OSError as error:
                 _log.error("nobody is let in for a second: %s", error)
                 self._pause()
                 if self._again is None:
                     self._again = asyncio.get_running_loop().call_later(WAIT_S, self._listen)
-                return
+                return False
             self._greet(client, address, make)
+        return True
 
     def _greet(
         self, client: socket.socket, address: str, make: Callable[[], asyncio.Protocol]

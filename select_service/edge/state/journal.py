@@ -59,6 +59,10 @@ ANSWERS_PER_TURN: Final = 128
 RETRY_S: Final = 0.25
 """How long a disk that refused is left alone."""
 
+LAST_CHANCE: Final = 0.1
+"""Of the time that a commit may take, so much more before the disk is said to stand still: it may
+have been the whole process that did, and then its writer has just gone on, too."""
+
 _Batch = list[tuple["StateKey", bytes | None]]
 
 
@@ -331,7 +335,15 @@ class Journal:
         if left > 0:
             self._watch = self._loop.call_later(left, self._look)
         else:
+            more_s = LAST_CHANCE * self.limits.stall_s
+            self._watch = self._loop.call_later(more_s, self._look_again, self._handed_at)
+
+    def _look_again(self, handed_at: float) -> None:
+        if self._handed_at == handed_at:
+            self._watch = None
             self._stalled()
+        else:
+            self._look()
 
     def _stalled(self) -> None:
         """The writer says nothing: for who waits that is a refusal, though it may yet write."""

@@ -71,6 +71,9 @@ RETRY_S: Final = 1.0
 SWITCH_S: Final = 0.0005
 """How long Python lets the thread keep the loop waiting; its default is ten times that."""
 
+CLOSE_S: Final = 5.0
+"""How long the end of the process waits for the disk; one that stands still keeps the rest."""
+
 _DRAWN_BITS_MAX: Final = 64
 """Longer draws are no choices but names."""
 
@@ -219,12 +222,15 @@ class Recording:
         self._thread.start()
 
     async def close(self) -> None:
-        """Write what is left, and end the file. Idempotent."""
+        """Write what is left, and end the file, if the disk lets us. Idempotent."""
         self._queue_bytes_max = -1  # what comes now is counted, no more
         self._over.set()
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            await asyncio.to_thread(thread.join)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, CLOSE_S)
+            if self._thread.is_alive():  # and has the file in its hands
+                _log.error("the disk of the recording stands still, it is not waited for")
+                return
+            self._thread = None
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -308,7 +308,7 @@ class Store:
             self._db = self._open(path)
             reader.read(self._db)
             loaded.damage.what += _inner_damage(self._db)
-            loaded.damage.what += _log_damage(self._db, log)
+            loaded.damage.what += self._log_damage(self._db, log)
         except sqlite3.DatabaseError as error:
             if not _is_corruption(error):
                 raise
@@ -319,6 +319,16 @@ class Store:
         if not loaded.damage:
             loaded.damage.what += self._write_damage()
         return loaded
+
+    def _log_damage(self, db: sqlite3.Connection, log: wal.Log) -> list[str]:
+        """Compare the log as it lay there with what SQLite took from it."""
+        try:
+            _, frames, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                raise
+            frames = wal.frames_taken(self.directory / WAL)  # what it took it cannot copy now
+        return log.damage(max(0, frames))
 
     def _write_damage(self) -> list[str]:
         """Say why the file can be read and not written, unless the disk is to blame."""
@@ -461,12 +471,6 @@ def _inner_damage(db: sqlite3.Connection) -> list[str]:
     """Return the first complaint about what no row shows: free pages, free space in pages."""
     found = [row[0].decode() for row in db.execute("PRAGMA quick_check(1)")]
     return [f"{FILE}: {one}" for one in found if one != "ok"]
-
-
-def _log_damage(db: sqlite3.Connection, log: wal.Log) -> list[str]:
-    """Compare the log as it lay there with what SQLite took from it."""
-    _, frames, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-    return log.damage(max(0, frames))
 
 
 def _is_corruption(error: sqlite3.DatabaseError) -> bool:

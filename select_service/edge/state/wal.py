@@ -16,7 +16,7 @@ from indexer.edge.plain_file import open_own
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Log", "inspect"]
+__all__ = ["Log", "frames_taken", "inspect"]
 
 HEADER: Final = struct.Struct(">8I")  # magic, version, page size, number, salts, checksums
 FRAME: Final = struct.Struct(">6I")  # page, pages after a commit or 0, salts, checksums
@@ -48,6 +48,8 @@ class Log(NamedTuple):
 def inspect(path: Path) -> Log:
     """Read the heads of all frames; a missing or empty log is sound.
 
+    A frame without the end of its page found no room, and whoever wrote it was told so.
+
     Raises:
         OSError: it cannot be read, or is no plain file.
     """
@@ -63,9 +65,10 @@ def inspect(path: Path) -> Log:
             return Log(is_there=True, header_is_sound=False)
         _, _, page_size, _, *salts, _, _ = HEADER.unpack(head)
         size = page_size or 1 << 16
-        commits_at = number = 0
-        while len(frame := file.read(FRAME.size)) == FRAME.size:
-            number += 1
+        whole = (os.fstat(file.fileno()).st_size - HEADER.size) // (FRAME.size + size)
+        commits_at = 0
+        for number in range(1, whole + 1):
+            frame = file.read(FRAME.size)
             _, commits, *frame_salts, _, _ = FRAME.unpack(frame)
             if commits and frame_salts == salts:
                 commits_at = number
@@ -73,13 +76,52 @@ def inspect(path: Path) -> Log:
     return Log(is_there=True, commits_at=commits_at)
 
 
+def frames_taken(path: Path) -> int:
+    """Return how many frames SQLite takes; to have it say so is to have it write to the file.
+
+    Those are all to the last that ends a transaction, before the first with a wrong checksum: each
+    goes over what is before it, too. Some 0.2 ms a frame.
+
+    Raises:
+        OSError: it cannot be read, or is no plain file.
+    """
+    try:
+        file = os.fdopen(open_own(path, os.O_RDONLY), "rb")
+    except FileNotFoundError:
+        return 0
+    with file:
+        head = file.read(HEADER.size)
+        if len(head) < HEADER.size or not _is_sound(head):
+            return 0
+        _, _, page_size, _, *salts, first, second = HEADER.unpack(head)
+        size, order = page_size or 1 << 16, _order(head)
+        taken = number = 0
+        while len(frame := file.read(FRAME.size + size)) == FRAME.size + size:
+            page, commits, *frame_salts, _, _ = FRAME.unpack_from(frame)
+            sums = _sums(order, frame[:8] + frame[FRAME.size :], (first, second))
+            if not page or frame_salts != salts or sums != FRAME.unpack_from(frame)[-2:]:
+                break
+            first, second = sums
+            number += 1
+            if commits:
+                taken = number
+    return taken
+
+
 def _is_sound(head: bytes) -> bool:
-    magic = int.from_bytes(head[:4], "big")
-    if magic not in _MAGIC:
+    if int.from_bytes(head[:4], "big") not in _MAGIC:
         return False
-    words = struct.unpack("<6I" if magic == _MAGIC[0] else ">6I", head[:24])
-    first = second = 0
-    for index in range(0, len(words), 2):
-        first = (first + words[index] + second) & _U32
-        second = (second + words[index + 1] + first) & _U32
-    return (first, second) == struct.unpack(">2I", head[24:])
+    return _sums(_order(head), head[:24], (0, 0)) == struct.unpack(">2I", head[24:])
+
+
+def _order(head: bytes) -> str:
+    return "<" if int.from_bytes(head[:4], "big") == _MAGIC[0] else ">"
+
+
+def _sums(order: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
+    first, second = sums
+    words = struct.unpack(f"{order}{len(data) // 4}I", data)
+    for one, other in zip(words[::2], words[1::2], strict=True):
+        first = (first + one + second) & _U32
+        second = (second + other + first) & _U32
+    return first, second

@@ -21,6 +21,7 @@ from indexer.compiled import kernels_in_use
 from indexer.core import removal, wire
 from indexer.core.events import EventBatch
 from indexer.core.index import KvIndex
+from indexer.core.progress import END_MARKER
 from indexer.core.registry import Registry
 from indexer.core.stream import EventStream
 from indexer.core.wire import BatchDecoder, decode_plain
@@ -503,6 +504,24 @@ def test_coloured_events_of_any_length_are_stored_as_their_twin_stores_them(
         for _, opened in (fast, slow):
             feed(opened[0], messages, float(seq))
         messages.clear()
+        assert books(*fast) == books(*slow)
+
+
+def test_the_number_behind_the_last_one_is_none() -> None:
+    """It ends replays, and no number follows it: taken for one, it would be the last ever heard."""
+    last = END_MARKER - 1
+    for apart in (False, True):
+        fast, slow = (streams(compiled=one, limits=StreamLimits()) for one in (True, False))
+        told = [
+            message(seq, encode_batch([stored([at], [at] * BLOCK_SIZE, block_size=BLOCK_SIZE)]))
+            for at, seq in enumerate([last - 1, last, END_MARKER, END_MARKER, 0, 1], 1)
+        ]
+        for _, (stream, _) in (fast, slow):
+            for some in [[one] for one in told] if apart else [told]:
+                feed(stream, some, 1.0)
+            assert stream.cursor.last == 1
+            assert stream.tallies.restarts == 1
+            assert stream.tallies.bad_messages == {"sequence": 2}
         assert books(*fast) == books(*slow)
 
 

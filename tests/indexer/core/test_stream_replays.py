@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from indexer.core import cursor as cursor_module
+from indexer.core.cursor import Cursor, Verdict
 from indexer.types import StreamLimits, WorkerRank
 from tests.indexer.core.streams import LIMITS, RANK, Bench, batch, tokens
 from tests.indexer.encoding import encode_batch, reply, stored
@@ -36,6 +38,54 @@ def test_the_past_is_fetched_when_the_first_batch_is_not_number_0() -> None:
     bench.reply(1)
     assert bench.blocks() == {0, 1, 2, 3}
     assert bench.state() == "current"
+
+
+def test_the_past_is_that_of_who_repeats_what_we_have_heard() -> None:
+    """The endpoint of another engine, and no rank is named: nothing else can tell."""
+    bench = Bench()
+    bench.live(2)
+    for seq in range(2):
+        bench.reply(seq, engine="new")
+    bench.live(3)
+    assert bench.blocks() == {2, 3}, "nobody waits for that"
+    bench.reply(2, engine="new")
+    assert bench.blocks() == bench.blocks(engine="new") == set()
+    assert (bench.asked(), bench.stream.has_replay) == (None, False)
+    assert (bench.state(), bench.stream.lost_batches) == ("uncertain", 2)
+    assert bench.outcomes == {"complete": 1, "other_engine": 1}
+    bench.live(4)
+    assert bench.blocks() == {4}
+
+
+@pytest.mark.parametrize(
+    "witness", ["same", "later", "end", "garbage", "frames", "none", "reconnect"]
+)
+def test_a_past_that_nobody_contradicts_is_believed(witness: str) -> None:
+    bench = Bench()
+    bench.live(2)
+    for seq in range(2):
+        bench.reply(seq)
+    assert bench.asked() == 0
+    if witness == "reconnect":
+        bench.stream.on_reconnect(bench.now)
+        assert bench.asked() == 2
+        bench.reply(2)
+        bench.end()
+    elif witness == "end":
+        bench.end()
+    elif witness == "garbage":
+        bench.reply(2, b"\xc1garbage")
+    elif witness == "frames":
+        bench.stream.on_replay([b""], bench.now)
+    elif witness == "none":
+        assert bench.stream.due(bench.now) == 1.0
+        bench.wait(1.1)
+    else:
+        bench.reply(2 if witness == "same" else 3)
+    assert bench.asked() is None
+    bench.reply(2, engine="new")
+    assert bench.blocks() == {0, 1, 2}
+    assert (bench.state(), bench.stream.has_replay) == ("current", True)
 
 
 def test_nothing_is_applied_twice() -> None:
@@ -223,6 +273,23 @@ def test_a_poll_that_lies_is_found_out_by_the_next_live_batch() -> None:
     assert bench.asked() == 0, "and is it the engine's voice that we hear?"
     bench.reply(0)
     assert bench.blocks() == {0, 1}
+
+
+def test_what_only_replays_bring_is_remembered_within_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine that says nothing more while its replays go on, for days: it is hostile, or cut."""
+    most = 5 * cursor_module.REMEMBERED
+    monkeypatch.setattr(cursor_module, "UNCONFIRMED_MAX", most)
+    cursor = Cursor()
+    cursor.advance(0, 7, live=True)
+    last = 3 * most
+    for seq in range(1, last + 1):
+        cursor.advance(seq, seq, live=False)
+        assert len(cursor._digests) <= most + cursor_module.REMEMBERED
+    assert cursor.judge(0, 7) is Verdict.STALE
+    copies = range(last - most + 1, last + 1)
+    assert {cursor.judge(seq, seq) for seq in copies} == {Verdict.STALE}, "may be on their way"
 
 
 @pytest.mark.parametrize("seq", [0, 2, 5, 2**63])

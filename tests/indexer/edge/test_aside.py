@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 
@@ -49,6 +50,25 @@ def test_who_is_cancelled_need_not_wait_and_what_has_begun_is_finished() -> None
         moves.set()
         await asyncio.wrap_future(last)
         assert done == ["late", "last"]
+        aside.close()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_what_is_done_is_let_go_of() -> None:
+    """A rank's blocks are megabytes, and the next snapshot may be an hour away."""
+
+    class Blocks:
+        pass
+
+    async def run() -> None:
+        aside = Aside("a disk")
+        blocks = Blocks()
+        given = weakref.ref(blocks)
+        came = weakref.ref(await aside.do(lambda _: Blocks(), blocks))
+        del blocks
+        while given() or came():  # the thread comes to it by itself
+            await asyncio.sleep(0)
         aside.close()
 
     asyncio.run(asyncio.wait_for(run(), 20))

@@ -286,6 +286,25 @@ def test_a_replay_endpoint_of_another_worker(context: Context) -> None:
     play(context, scenario)
 
 
+def test_a_replay_endpoint_of_another_worker_that_is_asked_once(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        mine, other = ward.engine(), ward.engine()
+        for number in range(3):
+            mine.compute(prompt(number))  # before anybody listens: the past has to be asked for
+        for number in range(6):
+            other.compute(prompt(50 + number))
+        await ward.hire(mine, replay_endpoint=other.sockets.replay_endpoint)
+        (stream,) = ward.streams()
+        mine.compute(prompt(3))
+        await ward.until(lambda: not stream.has_replay)
+        assert stream.kv_state == "uncertain"
+        assert await ward.codes() == ["replay-of-another-worker"]
+        await ward.hire(mine, replay_endpoint=mine.sockets.replay_endpoint)
+        assert await ward.pass_time(10) == []
+
+    play(context, scenario)
+
+
 def test_two_publishers_behind_one_endpoint(context: Context) -> None:
     async def scenario(ward: Ward) -> None:
         engine = ward.engine()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from select_service.edge import server as server_module
 from select_service.edge.driver import Driver
 from select_service.edge.http.listening import SIDE_PATHS
 from select_service.edge.server import Server
@@ -141,6 +143,63 @@ def test_it_leaves_with_the_other() -> None:
         await until(lambda: len(server.server_state.connections) == 1)
         server.go()
         assert await last.rest() == b""
+
+    run(use)
+
+
+async def lets_in(port: int) -> bool:
+    try:
+        _reader, writer = await asyncio.open_connection(HOST, port)
+    except ConnectionError:
+        return False
+    writer.close()
+    await writer.wait_closed()
+    return True
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_what_has_arrived_when_the_end_comes_is_answered(announced: bool) -> None:
+    """By then it may lie unread, in a connection that is known or one that is not yet."""
+
+    async def use(port: int, side: int, _: Driver, server: Server) -> None:
+        wires = [await Wire.to(port), await Wire.to(side)]
+        for wire in wires:
+            assert (await asked(wire, "GET", "/health"))[0] == 200
+        if announced:
+            server.close_answers()
+        strangers = [socket.create_connection((HOST, place)) for place in (port, side)]
+        for one in strangers:
+            one.sendall(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n")
+        for wire in wires:
+            wire.ask("GET", "/health")
+        server.go()
+        for one in strangers:
+            reader, writer = await asyncio.open_connection(sock=one)
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            writer.close()
+            await writer.wait_closed()
+        for wire in wires:
+            assert (await wire.answer())[0] == 200
+            assert await wire.rest() == b""
+
+    run(use)
+
+
+def test_the_end_waits_a_moment_for_those_who_were_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "LAST_WORDS_S", 3600.0)
+
+    async def use(port: int, side: int, _: Driver, server: Server) -> None:
+        wires = [await Wire.to(port), await Wire.to(port), await Wire.to(side)]
+        assert (await asked(wires[0], "GET", "/health"))[0] == 200
+        server.go()
+        while await lets_in(port):
+            pass
+        for wire in wires:
+            wire.ask("GET", "/health")
+            status, headers, _body = await wire.answer()
+            assert (status, headers["connection"]) == (200, "close")
+            assert await wire.rest() == b""
+        # and no longer: leaving `run` waits for the end
 
     run(use)
 

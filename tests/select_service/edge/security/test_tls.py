@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
+from select_service.edge import server as server_module
 from select_service.edge.driver import Driver
 from select_service.edge.http import protocol
 from select_service.edge.security.tls import FILE_BYTES_MAX, Certificates
 from select_service.edge.server import Server
 from select_service.errors import CertificatesUnusable
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
+from tests.select_service.edge.serving import HOST, PROMPT, Wire, on_a_port, seat, until
 
 
 @pytest.fixture(scope="module")
@@ -343,6 +344,49 @@ def test_handshakes_that_fail_are_counted_by_what_was_wrong(ca: Authority, tmp_p
 
     more = {"tls_client_ca": str(ca.cert), "header_timeout_s": 1.0}
     on_a_port(use, **settings_of(ca, tmp_path, **more))
+
+
+def test_who_has_connected_when_the_end_comes_may_shake_hands(
+    ca: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "LAST_WORDS_S", 3600.0)
+
+    async def use(port: int, _: Driver, server: Server) -> None:
+        waits = [socket.create_connection((HOST, port)) for _ in range(40)]
+        server.go()
+        while True:  # until the port is closed
+            try:
+                waits.append(socket.create_connection((HOST, port)))
+            except ConnectionError:
+                break
+            await asyncio.sleep(0)
+        for one in waits:
+            one.setblocking(False)
+            reader, writer = await asyncio.open_connection(
+                sock=one, ssl=ca.client(), server_hostname=HOST
+            )
+            writer.write(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            writer.close()
+            await writer.wait_closed()
+
+    on_a_port(use, **settings_of(ca, tmp_path))
+
+
+def test_the_end_waits_for_nobodys_goodbye(ca: Authority, tmp_path: Path) -> None:
+    """Of a connection in a pool that nobody reads none comes, for as long as one waits."""
+
+    async def use(port: int, _: Driver, server: Server) -> None:
+        mute, spoken = await Wire.to(port, ca.client()), await Wire.to(port, ca.client())
+        for wire in (mute, spoken):
+            assert await health(wire) == 200
+        mute.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        server.go()
+        assert await spoken.rest() == b""
+        await until(lambda: not server.server_state.connections)
+        mute.writer.transport.resume_reading()  # type: ignore[attr-defined] # to close it
+
+    on_a_port(use, **settings_of(ca, tmp_path, shutdown_timeout_s=3600))
 
 
 def test_who_says_nothing_is_no_client(ca: Authority, tmp_path: Path) -> None:

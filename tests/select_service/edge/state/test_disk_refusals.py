@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import random
+import shutil
 import sqlite3
 import subprocess
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -383,6 +385,26 @@ def test_a_disk_that_stands_still_is_one_that_refuses(
     assert len(kept) == (2 if durability is Durability.STRICT else 5)
 
 
+def test_a_process_that_stood_still_is_no_disk_that_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped, frozen with its container, moved with its machine: the writer was, too."""
+    monkeypatch.setattr(journal_module, "LAST_CHANCE", 1e4, raising=False)
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        await post(client, "/workers", worker(1))
+        disk = Disk(service, monkeypatch)
+        disk.moves.clear()
+        booking = asyncio.ensure_future(post(client, "/reservations", body("r", worker_id=1)))
+        await until(lambda: disk.journal.waiting > 0)
+        time.sleep(0.1)  # noqa: ASYNC251 - nobody else does anything meanwhile
+        disk.moves.set()
+        assert (await booking).status_code == 201
+        assert disk.journal.stalls == 0
+
+    life(tmp_path, use, state_stall_s=0.05)
+
+
 def test_nobody_leaves_a_disk_that_stands_still_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -645,3 +667,53 @@ def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.Monkey
 
     life(small_disk / "state", first, kill=True)
     life(small_disk / "state", second)
+
+
+def test_a_life_begins_on_a_disk_that_is_full(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be why the one before has ended: what is known is served, as by one that runs."""
+    monkeypatch.setattr(journal_module, "RETRY_S", 0.01)
+    filler, crashed = small_disk / "filler", small_disk / "crashed"
+    names = [f"r{number}" for number in range(6)]
+
+    async def first(client: httpx.AsyncClient, _: Driver) -> None:
+        await post(client, "/workers", worker(1))
+        for name in names:  # pages that are in the log and beyond the end of the file
+            hashes = [*range(4000)]
+            one = body(name, worker_id=1, sequence_hashes=hashes, isl_tokens=64_000)
+            assert (await post(client, "/reservations", one)).status_code == 201
+        shutil.copytree(small_disk / "state", crashed)
+
+    async def second(client: httpx.AsyncClient, service: Driver) -> None:
+        assert service.keeper is not None
+        assert (await client.get("/ready")).json()["state"]["damage"] == []
+        assert len(service.core.desk.bookings) == len(names)
+        assert (await post(client, "/select", PROMPT)).status_code == 200
+        journal = service.keeper.journal
+        await until(lambda: journal.refusal is not None)
+        answer = await post(client, "/reservations", body("none", worker_id=1))
+        assert (answer.status_code, answer.json()["code"]) == (503, "state_disk_full")
+        filler.unlink()
+        await until(lambda: journal.refusal is None)
+        assert (await post(client, "/reservations", body("after", worker_id=1))).status_code == 201
+
+    async def third(client: httpx.AsyncClient, service: Driver) -> None:
+        assert (await client.get("/ready")).json()["state"]["damage"] == []
+        assert {
+            one for one in (*names, "after", "none") if service.core.desk.bookings.live(one)
+        } == {
+            *names,
+            "after",
+        }
+
+    life(small_disk / "state", first)
+    shutil.rmtree(small_disk / "state")
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+        while True:
+            file.write(b"0")
+    life(crashed, second)
+    life(crashed, third)

@@ -7,6 +7,7 @@ import errno
 import os
 import random
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -290,3 +291,32 @@ def test_a_file_that_could_not_be_begun_has_no_number(
     headers = [one.header.file for one in tapes if one.header is not None]
     assert headers == list(range(headers[0], headers[0] + len(headers)))
     assert recording.files == headers[-1]
+
+
+def test_nobody_waits_for_a_disk_that_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CLOSE_S", 0.05)
+    recording = Recording(RecordSettings(path=tmp_path / "recording"), RouterConfig())
+    recording.open()
+    stands, moves = threading.Event(), threading.Event()
+    write = recording._write_frame
+
+    def stand_still(raw: bytes) -> None:
+        stands.set()
+        moves.wait()
+        write(raw)
+
+    monkeypatch.setattr(recording, "_write_frame", stand_still)
+    recording.start(time.monotonic)
+    recording.put(life(1), 10)
+
+    async def leave() -> None:
+        await recording.close()
+        assert await asyncio.to_thread(stands.wait, 30)
+        await recording.close()
+
+    asyncio.run(asyncio.wait_for(leave(), 30))
+    moves.set()  # what it had in hand is whole, nobody has closed its file
+    asyncio.run(asyncio.wait_for(recording.close(), 30))
+    assert numbers(list(play(files_of(recording.settings.path)))) == [1]

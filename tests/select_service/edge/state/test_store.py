@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import os
 import random
@@ -314,6 +315,42 @@ def test_undamaged_files_of_a_killed_process(history: History, memory_path: Path
     assert not history.judge(memory_path / "s", history.file, history.log)
     assert history.ends_at > 20 * PAGE
     assert len(history.file) > 3 * PAGE
+
+
+@pytest.mark.parametrize("room", [0, 1, PAGE - 1])
+def test_a_frame_that_found_no_room_is_no_damage(
+    history: History, memory_path: Path, room: int
+) -> None:
+    """A full disk takes a frame's head and not all of its page, and nobody was told of it."""
+    log = history.log[: history.ends_at]
+    head = log[-FRAME:][: wal.FRAME.size]
+    assert struct.unpack_from(">2I", head)[1], "it would end a transaction"
+    assert not history.judge(memory_path / "s", history.file, log + head + bytes(room))
+
+
+def test_as_many_frames_are_taken_as_sqlite_takes(history: History, memory_path: Path) -> None:
+    """Who counts them for it, where it cannot be asked, must not count others."""
+    rng = random.Random(3)
+    logs = [history.log, b"", history.log[: wal.HEADER.size]]
+    for _ in range(40):
+        logs.append(history.log[: rng.randrange(len(history.log))])
+        logs.append(flipped(history.log, rng.randrange(len(history.log))))
+    found = set()
+    for log in logs:
+        (memory_path / FILE).write_bytes(history.file)
+        (memory_path / WAL).write_bytes(log)
+        counted = wal.frames_taken(memory_path / WAL)
+        db = sqlite3.connect(memory_path / FILE, isolation_level=None)
+        for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=WAL"):
+            db.execute(f"PRAGMA {pragma}")
+        with contextlib.suppress(sqlite3.DatabaseError):  # a file without its log is none, maybe
+            db.execute("SELECT count(*) FROM state").fetchone()
+        _, taken, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        db.close()
+        assert counted == max(0, taken)
+        found.add(counted)
+    assert len(found) > 5
+    assert wal.frames_taken(memory_path / "nothing") == 0
 
 
 def test_file_cut_anywhere(history: History, memory_path: Path) -> None:
