@@ -1,8 +1,8 @@
-"""Who of a pool is to go, and whether they may: a scale-down that cuts nobody off.
+"""The state of a graceful scale-down: which workers of a pool leave, and which may go now.
 
-Engines that go are named before any replica count is lowered: they get no more work, what they have
-goes on to its end, and then the count is lowered, by as many as are ready. `edge/retiring.py` asks
-the selectors and tells them; here is what follows from their answers. Times are monotonic seconds.
+Workers are named before the replica count is lowered. They get no more work, finish what they have,
+and the count then falls by as many as are ready. Pure: `edge/retiring.py` talks to the selectors,
+this decides what follows from their answers. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -16,50 +16,51 @@ if TYPE_CHECKING:
 __all__ = ["GONE_S", "Leaving"]
 
 GONE_S: Final = 120.0
-"""So long after its count was lowered a worker should have left every catalog; of one that has not,
-somebody else was taken in its place: it works on."""
+"""A worker leaves every catalog within this time after the count was lowered for it. If it has not,
+another one was stopped in its place, and it serves again."""
 
 WORDS_MAX: Final = 8
-"""Workers that are named in one reason: hundreds may go, and every decision is kept."""
+"""Workers listed in one reason: hundreds may leave, and every decision is kept."""
 
 
 class Leaving:
-    """Those of one pool that are to go, by worker_id, each in one of three lists."""
+    """The leaving workers of one pool, by worker_id, each in one of three lists."""
 
     def __init__(self) -> None:
         self.named: list[int] = []
-        """They get no more work, in the order they were chosen."""
+        """Workers that get no more work, in the order they were chosen."""
         self.staying: list[int] = []
-        """They were named and may stay after all: this is to be undone."""
+        """Workers that were named but stay after all; their drain is still to be undone."""
         self.ready: list[int] = []
-        """Those of the named that may go now."""
+        """The named workers that may go now."""
         self.blind = 0
-        """So many may go now whom nobody could name."""
+        """Further replicas that may go now although no worker could be named for them."""
         self._gone: dict[int, float] = {}
-        """The count was lowered for them, and when: they should disappear."""
+        """Workers for which the count was lowered, and when; they should disappear."""
         self._found: set[int] = set()
-        """Of those that are gone: they were drained before us, perhaps for a count still high."""
+        """Those in `_gone` that an earlier planner drained; the count may not be lowered yet."""
         self._named_at: dict[int, float] = {}
         self._late: set[int] = set()
         self._short_since = math.inf
         self._desired: int | None = None
         self.is_new = True
-        """Nobody has looked yet whom others have drained before us."""
+        """Drains of an earlier planner have not been looked for yet."""
 
     @property
     def is_over(self) -> bool:
-        """Nothing is left to be done about anybody."""
+        """Whether nothing is left to do."""
         return not (self.is_new or self.named or self.staying or self._gone)
 
     @property
     def going(self) -> list[int]:
-        """Those for whom the count was lowered that have not left yet."""
+        """Workers for which the count was lowered and that have not left yet."""
         return list(self._gone)
 
     def adopt(self, drained: Sequence[int], surplus: int, now: float) -> None:
-        """Go on with those who were drained before us, or are drained still where we lost sight.
+        """Take over drains of an earlier planner, or drains that were lost sight of.
 
-        Those who are known are passed over; others are named, or taken as on their way out.
+        Known workers are skipped. Of the others, as many as fit into `surplus` are named, and the
+        rest counts as on its way out.
         """
         self.is_new = False
         known = self.known
@@ -72,17 +73,18 @@ class Leaving:
 
     @property
     def known(self) -> set[int]:
-        """Everybody in one of the lists."""
+        """All workers in one of the lists."""
         return {*self.named, *self.staying, *self._gone}
 
     def want(self, desired: int, surplus: int, now: float) -> dict[str, int]:
-        """So many replicas are asked for, and so many of them are too many.
+        """Note that `desired` replicas exist, of which `surplus` are too many.
 
-        Where fewer are asked for than before, those that were ready go, whoever lowered the count:
-        an answer of an API server may get lost. Who was named last of more than `surplus` may stay.
+        If `desired` fell since the last call, ready workers go, whoever lowered it: the API
+        server's answer to us may have been lost. Workers named beyond `surplus` stay, the last
+        named first.
 
         Returns:
-            how many go that were idle, and how many that were late.
+            how many workers went idle, and how many late.
         """
         lowered = 0 if self._desired is None else max(0, self._desired - desired)
         self._desired = desired
@@ -98,7 +100,7 @@ class Leaving:
         return {"idle": len(gone) - late, "late": late}
 
     def see(self, present: Collection[int], now: float) -> None:
-        """Forget who has left by itself; who should have left long ago stays."""
+        """Forget workers that have left. A worker that should have left long ago stays."""
         self.named = [one for one in self.named if one in present]
         self.staying = [one for one in self.staying if one in present]
         left = {id_: at for id_, at in self._gone.items() if id_ in present}
@@ -109,13 +111,14 @@ class Leaving:
     def name(
         self, candidates: Sequence[int], surplus: int, now: float, *, are_there: bool = False
     ) -> list[int]:
-        """Name those of them who are not, `surplus` in all at most; returns the new ones.
+        """Name candidates until `surplus` workers are named; returns the new ones.
 
         Args:
-            candidates: first those who go first.
+            candidates: in the order in which they should go.
             surplus: how many are to go.
             now: monotonic seconds.
-            are_there: nobody stops them yet: whom others drained before us was drained for this.
+            are_there: their pods still run, so the drains of an earlier planner were for this
+                scale-down.
         """
         known = {*self.named, *self._gone}
         if are_there:
@@ -131,7 +134,7 @@ class Leaving:
         return new
 
     def stayed(self, one: int) -> None:
-        """All is undone for one of those who stay."""
+        """Note that the drain of a staying worker is undone."""
         self.staying.remove(one)
 
     def let_go(
@@ -143,14 +146,14 @@ class Leaving:
         *,
         in_order: bool = False,
     ) -> str:
-        """Find who is `ready`, and say in words what the others wait for; empty: nobody waits.
+        """Find the `ready` workers, and say what the others wait for; empty: nothing.
 
         Args:
-            in_flight: on those who are named, in words; empty: nothing.
+            in_flight: work on the named workers, in words; empty: none.
             surplus: how many are to go.
             now: monotonic seconds.
-            most_s: nobody is waited for longer than that after he was named.
-            in_order: nobody can go before those who were named before him.
+            most_s: the longest wait for a worker, from when it was named.
+            in_order: a worker cannot go before those named before it.
         """
         self._named_at = {one: self._named_at[one] for one in self.named}
         self.ready, self.blind, self._late = [], 0, set()
@@ -176,7 +179,7 @@ class Leaving:
         return "; ".join([*words[:WORDS_MAX], *more])
 
     def check(self) -> None:
-        """Assert what is promised."""
+        """Assert every invariant."""
         ids = [*self.named, *self.staying, *self._gone]
         assert len(set(ids)) == len(ids), "nobody is in two lists, or twice in one"
         assert set(self.named) <= self._named_at.keys(), "of everybody it is known since when"

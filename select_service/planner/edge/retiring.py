@@ -1,10 +1,10 @@
-"""Engines go when nothing is in flight on them: they are named, drained, waited for and marked.
+"""Graceful scale-down: engines are named, drained, waited for and marked before they go.
 
-It stands between a decision and the connector. For a pool that shall have fewer replicas it asks
-the selectors who is cheapest to lose (or Kubernetes, where nobody can choose), tells every selector
-to give those no more work, and lowers the count by as many as are idle, or have not been for
-`--drain-timeout`. Who may stay after all, because more is needed again, works on at once. A planner
-that starts again takes over the drains it finds with its own reason.
+Stands between a decision and the connector. For a pool that needs fewer replicas, it asks the
+selectors which workers are cheapest to lose (or Kubernetes, where that cannot be chosen), has every
+selector drain them, and lets the count fall by as many as are idle or have used up
+`--drain-timeout`. Workers that are needed again serve again at once. A restarted planner takes over
+the drains that carry its own reason. `core/leaving.py` decides; this file talks.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
 __all__ = ["REASON", "Kept", "Retiring"]
 
 REASON: Final = "select-planner"
-"""Begins the reason of every drain of ours: by it they are known again."""
+"""Start of the reason of all our drains, by which a restarted planner recognises them."""
 NAME_MAX: Final = 200
-"""Characters of a pool's name in a reason, which may have 256."""
+"""Characters of a pool's name in a reason; selectors accept 256 in all."""
 TURN_S: Final = 10.0
-"""A turn is over within that time, of all pools: a third of the shortest lease."""
+"""Time limit of a turn, for all pools together: a third of the shortest lease."""
 _log = logging.getLogger("select_planner")
 
 
 class Kept(NamedTuple):
-    """What one pool keeps until those who go are idle."""
+    """What one pool keeps until its leaving workers are idle."""
 
     replicas: int
-    """No fewer may be asked for now."""
+    """The lowest count that may be asked for now."""
     why: str
-    """In words: what is in flight on whom."""
+    """What is in flight on which worker, in words."""
 
 
 class Retiring:
-    """Lets engines of several pools go.
+    """Drains the workers of several pools before they go.
 
     Args:
-        selectors: who knows the workers.
-        pods: of each pool, where Kubernetes has them.
+        selectors: the selectors of the fleet.
+        pods: the pods of each pool, where Kubernetes runs them.
         clock: monotonic seconds.
-        most_s: a lower count waits no longer.
+        most_s: the longest wait for a worker, from when it was named.
     """
 
     def __init__(
@@ -66,11 +66,12 @@ class Retiring:
         self._clock = clock
         self._most_s = most_s
         self.pools: dict[PoolKey, Leaving] = {}
-        """Of pools that were looked at since this planner began to act."""
+        """By pool, of those that were looked at since this planner became the leader."""
         self.ends = dict.fromkeys(("idle", "late", "stayed"), 0)
-        """What became of those that were named, for /metrics; so is the next."""
+        """What became of named workers, for /metrics."""
         self.failures = 0
-        self._said: dict[PoolKey, str] = {}  # of what failed, the last time
+        """Turns in which a selector or the API server could not be asked, for /metrics."""
+        self._said: dict[PoolKey, str] = {}  # the last failure logged
 
     async def settle(
         self, targets: Iterable[Target], states: Mapping[PoolKey, PoolState]
@@ -85,15 +86,15 @@ class Retiring:
         return {one.pool: some for one, some in zip(known, kept, strict=True) if some is not None}
 
     def forget(self) -> None:
-        """Another planner acts: what it drains is found when we do again."""
+        """Drop all state: another planner leads, and its drains are found when we lead again."""
         self.pools.clear()
 
     async def close(self) -> None:
-        """Let go of the connections; drains stay, for whoever plans next."""
+        """Close the connections. Drains stay, for the next planner."""
         await self._selectors.close()
 
     async def _kept(self, target: Target, desired: int) -> Kept | None:
-        """Do one pool; nobody who cannot be asked keeps engines for ever."""
+        """Settle one pool. A selector that cannot be asked holds a scale-down for `most_s` only."""
         pool, surplus = target.pool, max(0, desired - target.replicas)
         leaving = self.pools.setdefault(pool, Leaving())
         now = self._clock()
@@ -117,7 +118,7 @@ class Retiring:
         return Kept(desired - len(leaving.ready) - leaving.blind, why)
 
     async def _settle(self, pool: PoolKey, leaving: Leaving, surplus: int, now: float) -> str:
-        """Return what the lower count waits for; every step may be broken off and done again."""
+        """Return what the lower count waits for. Every step can be interrupted and repeated."""
         if leaving.is_over and not surplus:
             return ""
         workers = await self._selectors.workers(pool.model, leaving.known)
@@ -151,10 +152,10 @@ class Retiring:
     async def _candidates(
         self, pool: PoolKey, workers: Mapping[int, Worker], count: int
     ) -> list[int]:
-        """Return who goes, first those who go first; where there are pods, of those alone.
+        """Return the workers to remove, in order; with pods, only workers that have one.
 
         Raises:
-            ConnectorError: no worker of the pool is at any of its pods.
+            ConnectorError: no worker has the address or the name of a pod.
         """
         pods = self._pods.get(pool)
         ours = {id_: one for id_, one in workers.items() if one.role == pool.role}
@@ -186,7 +187,7 @@ class Retiring:
     async def _let_stay(
         self, pool: PoolKey, leaving: Leaving, workers: Mapping[int, Worker]
     ) -> None:
-        """Undo what was done to those who stay."""
+        """Undo the drains and marks of the workers that stay."""
         if leaving.staying:
             await self._mark(pool, leaving, workers)
         for one in list(leaving.staying):
@@ -198,7 +199,7 @@ class Retiring:
             _log.info("%s: worker %s stays", pool, one)
 
     async def _mark(self, pool: PoolKey, leaving: Leaving, workers: Mapping[int, Worker]) -> None:
-        """Mark the pods of those that go now and of nobody else, whoever marked one before."""
+        """Mark the pods of the workers that go now, and unmark all others."""
         pods = self._pods.get(pool)
         if pods is None or pods.go_by_ordinal:
             return
@@ -210,12 +211,12 @@ class Retiring:
 
 
 def _begins(pool: PoolKey) -> str:
-    """Return how the reasons of our drains of this pool begin; of a long name it has the end."""
+    """Return the start of the reason of our drains of a pool; long names are cut at the front."""
     return f"{REASON}: {str(pool)[-NAME_MAX:]} "
 
 
 def _by_pod(workers: Mapping[int, Worker]) -> dict[int, Worker]:
-    """Return the first worker of each pod for all that are in it: they can only go together."""
+    """Return one worker for each pod, with the others `beside` it: they can only go together."""
     found: dict[tuple[str, str], Worker] = {}
     for id_, one in sorted(workers.items()):
         key = one.host or str(id_), one.role  # prefill and decode on one machine are two
@@ -231,10 +232,10 @@ def _ids(worker: Worker) -> tuple[int, ...]:
 
 
 def _is_ours(worker: Worker, pool: PoolKey) -> bool:
-    """Whether nobody but a planner of this pool drains it."""
+    """Whether a worker drains, and only by planners of this pool."""
     return worker.drains != {None} and _may_drain(worker, pool)
 
 
 def _may_drain(worker: Worker, pool: PoolKey) -> bool:
-    """Whether a drain is ours to begin or to end: nobody else drains it, at any selector."""
+    """Whether its drain is ours to begin or end: nobody else drains it at any selector."""
     return all(why is None or why.startswith(_begins(pool)) for why in worker.drains)
