@@ -240,7 +240,7 @@ class Driver:
         self.ready_verbose = health.ready_verbose
         self.doctor = health.doctor
 
-    # -- lifecycle -------------------------------------------------------------------------------
+    # -- lifecycle ---------------------------------------------------------------------------------
 
     async def start(self, http_port: int = 0, advertise_url: str | None = None) -> None:
         """Open sockets and timers on the running loop.
@@ -335,7 +335,7 @@ class Driver:
         self._carry_out(self.core.reconfigure(core, admission, self._clock()))
         self._operating.note_change("settings", {**core, **admission})
 
-    # -- what other parts read ------------------------------------------------------------------
+    # -- what other parts read ---------------------------------------------------------------------
 
     def now(self) -> float:
         """Return the monotonic seconds that everything here uses."""
