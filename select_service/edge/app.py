@@ -177,7 +177,7 @@ def serve(settings: Settings, layers: Layers | None = None) -> int:
 
     Args:
         settings: what to do.
-        layers: where each setting came from, for those that may change at run time.
+        layers: the source of each setting, for changes at run time.
     """
     _configure_logs(settings)
     for warning in settings.router.warnings:

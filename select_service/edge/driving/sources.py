@@ -167,7 +167,7 @@ class EventSources:
             warm.give_back(listen)
 
     def _refuse(self, stream: EventStream, error: EndpointRefused) -> None:
-        """Take a worker out of service whose event source cannot be connected to."""
+        """Take a worker out of service because its event source cannot be connected to."""
         worker_id = stream.rank.worker_id
         if isinstance(error, NoDescriptorLeft):
             self.without_descriptor += 1

@@ -154,7 +154,7 @@ class Api:
         return _settle_later(answer, keeper)
 
     def direct(self, route: Route[Handler]) -> Handler | None:
-        """Return a route's handler if no work is needed besides calling it; else None."""
+        """Return a route's handler if calling it is all that is ever needed; else None."""
         if self.service.keeper is not None and route.changes:
             return None
         return self._twins.get(route.handler, route.handler)

@@ -29,7 +29,7 @@ __all__ = ["Replicating"]
 _log = logging.getLogger("select_service")
 
 HEARTBEATS_AWAITED: Final = 3
-"""Grace for a replica not heard yet: time to connect, plus one lost heartbeat."""
+"""Grace for a replica not heard yet, in heartbeats: time to connect, and for one that gets lost."""
 
 
 class Replicating:
