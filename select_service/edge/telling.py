@@ -113,8 +113,7 @@ class Teller:
         Args:
             record: of the decision.
             write: converts each candidate. HTTP encodes them here: encoding a thousand at once
-                would
-                take as long as rendering them.
+                would take as long as rendering them.
         """
         if not isinstance(record, Record):  # already rendered: callers may wait for one answer
             return cast("Decision", record)

@@ -59,8 +59,7 @@ class DnsReplicas(Source[frozenset[str]]):
 
         Raises:
             SourceFailed: there is no answer, or no address: a Service that has lost all its pods
-                looks
-                like a failing resolver, and the grace covers both.
+                looks like a failing resolver, and the grace covers both.
         """
         try:
             async with asyncio.timeout(max(self._poll_s, 5.0)):

@@ -164,7 +164,7 @@ class FastLane(GuardedProtocol):
 
     @override
     def take(self, data: bytes) -> None:
-        self._is_between = False  # after an upgrade, `take` gets the remaining data again
+        self._is_between = False  # an upgrade, parsed anew, must not overtake its predecessors
         self._turn_used = False
         self._idle_since = None
         super().take(data)

@@ -45,8 +45,7 @@ class Handshakes:
 
         Args:
             listeners: bound sockets, with the factory of protocols for clients after their
-                handshake;
-                the caller closes them.
+                handshake; the caller closes them.
             limits: on handshakes, in total and per address, and on their duration.
             counts: of refused connections.
         """

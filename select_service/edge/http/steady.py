@@ -56,8 +56,7 @@ class Steady:
 
         Returns:
             The lines that are kept, and the length that was among them, or 0. Linear. Anything odd
-            is
-            kept, so that the head is not found in memory and the parser reports what is wrong.
+            is kept, so that the head is not found in memory and the parser reports what is wrong.
         """
         kept = self._left_out(b"", lines)
         said = _LENGTH.search(kept)

@@ -87,8 +87,7 @@ class Journal:
             directory: created if missing.
             strict: every change waits for the disk.
             interval_s: if not strict, once a change has waited this long to be written, no other
-                one
-                is acknowledged before it is, except those already on disk.
+                one is acknowledged before it is, except those already on disk.
             limits: how long to wait for the disk, and how many may.
         """
         self.strict = strict

@@ -111,8 +111,7 @@ class Keeper:
 
         Raises:
             StateDirUnusable: this build cannot read some records. Their checksums are right, so
-                another
-                build wrote them, and going on would delete them.
+                another build wrote them, and going on would delete them.
         """
         self._state = state
         rows = [row for row in self._rows if row.kind in state.rooms]  # others: of another build

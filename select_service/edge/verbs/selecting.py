@@ -85,8 +85,7 @@ class Selecting:
         Args:
             request: options of the wave; its `requests` are ignored.
             items: the parsed items, each with the canonical bytes of its unknown members, or the
-                error
-                that made it unreadable.
+                error that made it unreadable.
 
         Raises:
             ServiceError: as `Waves.begin`, and if all or none was requested.
