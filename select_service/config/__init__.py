@@ -1,8 +1,7 @@
-"""Settings of the process: flags in `flags`, environment in `environment`, the sum in `settings`.
+"""Settings of the process: flags in `flags`, environment in `environment`, combined in `settings`.
 
-Read by `cli.py` and by the edges, never by a core: what a core needs it is handed. A flag that
-cannot be read ends the process (exit 2), an environment variable that cannot be read keeps its
-default and leaves a warning.
+`cli.py` and the edges read them, never a core: a core is passed what it needs. An unreadable flag
+ends the process (exit 2); an unreadable environment variable leaves the default and a warning.
 """
 
 from select_service.config.defaults import Durability, FieldValidation, LogFormat

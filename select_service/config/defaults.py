@@ -1,7 +1,6 @@
-"""Every setting by its name, with its default: what the process is told at its start.
+"""All settings with their defaults, as the process gets them at its start.
 
-The defaults of the flags are read from here. What each room of the service is handed of it is put
-together in `settings.py`.
+The flags take their defaults from here. `settings.py` derives what each part of the service gets.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ SAMPLERS: Final = (
     "parentbased_always_off",
     "parentbased_traceidratio",
 )
-"""Who is traced, by the names OpenTelemetry has for it."""
+"""The samplers, by OpenTelemetry's names."""
 
 _CORE: Final = CoreLimits()
 _ADMISSION: Final = AdmissionSettings()
@@ -75,7 +74,7 @@ class Durability(Enum):
 
 
 class FieldValidation(Enum):
-    """What happens to a top-level field nobody knows."""
+    """What happens to an unknown top-level field."""
 
     STRICT = "strict"  # 422
     WARN = "warn"  # accepted, with a Warning header
@@ -85,13 +84,13 @@ class FieldValidation(Enum):
 class Defaults(Struct, frozen=True, kw_only=True):
     """The fields of `Settings`."""
 
-    # the contract's default; a process that is open so says it, and the README how to narrow it
+    # The contract's default; an open process warns of it, and the README says how to restrict it.
     host: str = "0.0.0.0"  # noqa: S104  # nosec B104
     port: int | None = 8092  # None: no TCP
     uds: str | None = None
-    uds_mode: str = "0660"  # who may connect: those who may write the file
-    side_port: int | None = None  # of an entrance for replicas, probes and Prometheus alone
-    side_host: str | None = None  # None: that of `host`, or every address where that is loopback
+    uds_mode: str = "0660"  # connecting takes write permission on the file
+    side_port: int | None = None  # entrance for replicas, probes and Prometheus only
+    side_host: str | None = None  # None: that of `host`, or every address if that is loopback
     token_file: str | None = None
     token_file_bytes_max: int = 4 << 20  # some 20,000 records
     token_chars_max: int = 512  # ours have 47; an identity provider's may be longer
@@ -138,7 +137,7 @@ class Defaults(Struct, frozen=True, kw_only=True):
     recovery_silence_s: float = _RECOVERY.silence_s
     recovery_timeout_s: float = _RECOVERY.timeout_s
     recovery_bytes_max: int = _RECOVERY.bytes_max
-    recovery_hold_s: float = 10.0  # a start-up probe has more patience than that
+    recovery_hold_s: float = 10.0  # start-up probes are more patient than that
     recovery_unclaimed_s: float = _CORE.recovery_unclaimed_s
     ready_timeout_s: float = 120.0
     workers_file: str | None = None
@@ -254,7 +253,7 @@ class Defaults(Struct, frozen=True, kw_only=True):
     shadow_sample: float = _SHADOW.sample
     shadow_cost_max: float = _SHADOW.cost_max
     max_body_bytes: int = 8 * 1024 * 1024
-    head_bytes_max: int = 64 * 1024  # what common proxies allow at most, several times over
+    head_bytes_max: int = 64 * 1024  # several times what common proxies allow
     header_lines_max: int = 128  # each costs forty times its bytes; proxies allow some 100
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
@@ -262,7 +261,7 @@ class Defaults(Struct, frozen=True, kw_only=True):
     connections_max: int = 8192
     connections_per_address_max: int = 4096  # half: a gateway is one address
     descriptors_kept: int = _STREAMS.descriptors_kept
-    unread_bytes_max: int = 256 << 20  # a /metrics of 512 ranks and 64 scopes has half a megabyte
+    unread_bytes_max: int = 256 << 20  # a /metrics of 512 ranks and 64 scopes takes half a megabyte
     tls_handshakes_max: int = 8192  # 60 KB each
     json_depth_max: int = _BODIES.depth_max
     body_parts_max: int = _BODIES.parts_max
@@ -285,7 +284,7 @@ class Defaults(Struct, frozen=True, kw_only=True):
     connect_lookups_max: int = _REACH.lookups_max
     config: str | None = None
     no_console: bool = False
-    console_clients_max: int = 16  # each costs a socket and a few seconds of what it has not read
+    console_clients_max: int = 16  # each costs a socket and a few seconds of unread messages
     log_format: LogFormat = "text"
     log_level: str = "info"
     access_log: bool = False

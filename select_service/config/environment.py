@@ -1,6 +1,6 @@
-"""The DYN_* variables of the reference: one table, and their reading.
+"""The DYN_* variables of the reference: a table of them, and their parsing.
 
-`settings.py` carries the result; the text of the policy file is parsed by the core.
+`settings.py` carries the result; the core parses the text of the policy file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class PolicyFile(Struct, frozen=True):
-    """DYN_ROUTER_POLICY_CONFIG: its text, or why there is none. Parsed by the core."""
+    """DYN_ROUTER_POLICY_CONFIG: its text, or why there is none. The core parses it."""
 
     path: str
     text: str | None
@@ -35,7 +35,7 @@ class PolicyFile(Struct, frozen=True):
 
 
 class RouterSettings(Struct, frozen=True):
-    """What the environment says."""
+    """The settings from the environment."""
 
     config: RouterConfig
     policy: PolicyFile | None
@@ -43,7 +43,7 @@ class RouterSettings(Struct, frozen=True):
 
 
 class Variable(Struct, frozen=True):
-    """One environment variable; `field` is what it sets in RouterConfig, None: nothing."""
+    """One environment variable; `field` is the field of RouterConfig it sets, None: none."""
 
     name: str
     field: str | None
@@ -149,7 +149,7 @@ _BOOLEANS: Final = {
 
 
 def read_environment(environ: Mapping[str, str]) -> RouterSettings:
-    """Read every variable of ENVIRONMENT; whatever is not understood leaves a warning."""
+    """Read all variables of ENVIRONMENT; an invalid value leaves a warning."""
     warnings: list[str] = []
     read: dict[str, float | bool] = {}
     for variable in ENVIRONMENT:
@@ -177,7 +177,7 @@ def read_environment(environ: Mapping[str, str]) -> RouterSettings:
     values |= _old_weight(read, warnings)
     policy_path = environ.get("DYN_ROUTER_POLICY_CONFIG")
     return RouterSettings(
-        # the table above is where names and types of these fields are tied together
+        # ENVIRONMENT ties the names and types of these fields together.
         RouterConfig(**values),  # type: ignore[arg-type]
         _read_policy(policy_path) if policy_path else None,
         tuple(warnings),
@@ -185,7 +185,7 @@ def read_environment(environ: Mapping[str, str]) -> RouterSettings:
 
 
 def _old_weight(read: Mapping[str, float | bool], warnings: list[str]) -> dict[str, float | bool]:
-    """Translate the deprecated single weight; it wins over what replaced it, as on 1.3.1."""
+    """Translate the deprecated single weight; it overrides its replacements, as in 1.3.1."""
     for name in _OLD_WEIGHTS:
         if name in read:
             warnings.append(f"{name} is deprecated: use DYN_ROUTER_PREFILL_LOAD_SCALE")

@@ -1,7 +1,7 @@
-"""Who says what about a setting: flag, variable, file, or PUT /config; and what follows.
+"""The sources of settings (flag, variable, file, PUT /config), and their combination.
 
-The table of flags is the only one: whatever a source says is read by the flag's own reader, so a
-file and a request can say what the command line can, and are refused in the same words.
+There is only one table, that of the flags: values from every source are parsed by the flag's own
+parser, so a file and a request accept what the command line does, with the same errors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ONLY_FLAGS: Final = frozenset({"config"})
 
 
 class ConfigError(ValueError):
-    """A setting that makes no sense; `field` is the one at fault, where it is one."""
+    """An invalid setting; `field` is the one at fault, if it is a single one."""
 
     def __init__(self, text: str, field: str | None = None) -> None:
         super().__init__(text)
@@ -40,7 +40,7 @@ class ConfigError(ValueError):
 
 
 class Layers:
-    """What every source says, by field of Settings; the later ones win."""
+    """Values by source and field of Settings; later sources win."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class Layers:
         file: Values | None = None,
         flags: Values | None = None,
     ) -> None:
-        """Put sources together.
+        """Combine sources.
 
         Args:
-            router: what variables say of weights and switches.
-            env: what variables say in the place of flags.
-            file: what `--config` says.
-            flags: what the command line says.
+            router: weights and switches from variables.
+            env: variables that set flags.
+            file: contents of `--config`.
+            flags: from the command line.
         """
         self.router = router or Settings().router
         self.said: dict[Source, Values] = {
@@ -68,7 +68,7 @@ class Layers:
 
     @classmethod
     def of(cls, settings: Settings) -> Layers:
-        """Return layers for settings that a caller in this process has made."""
+        """Return layers for settings made by an embedding caller."""
         given = {
             flag.field: value
             for flag in FLAGS
@@ -77,7 +77,7 @@ class Layers:
         return cls(settings.router, flags=given)
 
     def source_of(self, field: str) -> Source:
-        """Return who decides about a setting."""
+        """Return the source that determines a setting."""
         found: Source = "default"
         for source, values in self.said.items():
             if field in values:
@@ -85,9 +85,9 @@ class Layers:
         return found
 
     def settings(self, *, file: Values | None = None, put: Values | None = None) -> Settings:
-        """Return what follows, with another file or other requests if given.
+        """Return the combined settings, with another file or other requests if given.
 
-        With a Unix socket there is TCP only if somebody asks for it.
+        With a Unix socket, TCP is off unless requested.
         """
         said = self.said | {
             source: values
@@ -103,11 +103,10 @@ class Layers:
 
 
 def read_file(path: str) -> dict[str, object]:
-    """Read a file of settings: TOML if its name ends so, else YAML.
+    """Read a settings file: TOML if its name ends in `.toml`, else YAML.
 
     Raises:
-        ConfigError: it cannot be read, or says something that makes no sense; of whatever it says
-            then, nothing counts.
+        ConfigError: it cannot be read, or any part of it is invalid; then none of it counts.
     """
     file = Path(path)
     try:
@@ -136,20 +135,20 @@ def read_file(path: str) -> dict[str, object]:
 
 def _parse(text: str, *, is_toml: bool) -> object:
     if is_toml:
-        import tomllib  # milliseconds that only such a file should cost
+        import tomllib  # saves some ms without such a file
 
         return tomllib.loads(text)
     import yaml
 
     class Loader(yaml.SafeLoader):
         def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-            """Refuse aliases: lists of them fill any memory, and settings need none."""
+            """Refuse aliases: nested ones can fill any memory, and settings need none."""
             if self.check_event(yaml.AliasEvent):
                 raise ValueError("aliases (*) are not understood")
             return super().compose_node(parent, index)
 
     def mapping(loader: Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-        """Refuse a name that comes twice, which YAML's own reader lets pass."""
+        """Refuse duplicate names, which YAML's own loader accepts."""
         seen: set[str] = set()
         for key, _ in node.value:
             name = str(loader.construct_object(key, deep=True))
@@ -172,10 +171,10 @@ def _parse(text: str, *, is_toml: bool) -> object:
 
 
 def read_values(said: Mapping[str, object]) -> dict[str, object]:
-    """Read settings by name, each as its flag would; names may have hyphens or underscores.
+    """Read settings by name, each with its flag's parser; names may have hyphens or underscores.
 
     Raises:
-        ConfigError: there is no such setting, or its value makes no sense.
+        ConfigError: a setting does not exist, or its value is invalid.
     """
     values: dict[str, object] = {}
     for name, value in said.items():
@@ -203,7 +202,7 @@ def _read(flag: Flag, value: object) -> object:
 
 
 def _text(value: object) -> str:
-    """Return a value as one would type it."""
+    """Return a value as typed on a command line."""
     if isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -216,7 +215,7 @@ def _text(value: object) -> str:
 
 
 def plain(value: object) -> object:
-    """Return a setting as JSON shows it, and as `read_values` reads it."""
+    """Convert a setting to the JSON form that `read_values` accepts."""
     if isinstance(value, Enum):
         return value.value
     return list(value) if isinstance(value, tuple) else value

@@ -1,7 +1,7 @@
-"""Everything the process is told at its start, and what each room of it is handed.
+"""All settings of the process, and the parts of them that each component gets.
 
-The fields are those of `defaults.py`. A room's setting has the name of the field it becomes, behind
-the room's own where that says too little; the few that are called otherwise are named here.
+The fields are those of `defaults.py`. A component's field has the name of its setting, or that name
+without the component's prefix; the few exceptions are spelt out here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Room = TypeVar("Room", bound=msgspec.Struct)
 
 
 class Settings(Defaults, frozen=True, kw_only=True):
-    """Everything the process is told at its start; the defaults are those of the flags."""
+    """All settings of the process; the defaults are those of the flags."""
 
     @property
     def is_guarded(self) -> bool:
@@ -49,7 +49,7 @@ class Settings(Defaults, frozen=True, kw_only=True):
 
     @property
     def router_config(self) -> RouterConfig:
-        """Weights and switches: the environment's, and the flags'."""
+        """Weights and switches, from the environment and from flags."""
         return msgspec.structs.replace(
             self.router.config,
             policy=self.policy,
@@ -67,13 +67,13 @@ class Settings(Defaults, frozen=True, kw_only=True):
     @property
     def core_limits(self) -> CoreLimits:
         """Bounds of the core."""
-        # the edge ends every pull; this is for one that waits its turn for ever
+        # The edge ends every pull; this covers one that would wait its turn forever.
         pull_timeout_s = 2 * self.replica_pull_timeout_s + self.replica_pull_backoff_max_s
         return self._of(CoreLimits, replica_pull_timeout_s=pull_timeout_s)
 
     @property
     def admission(self) -> AdmissionSettings:
-        """Who is let in at all."""
+        """Who is admitted at all."""
         return self._of(
             AdmissionSettings,
             mode=self.admission_control,
@@ -87,17 +87,17 @@ class Settings(Defaults, frozen=True, kw_only=True):
 
     @property
     def reach(self) -> ReachSettings:
-        """Where this process may connect to."""
+        """Where this process may connect."""
         return self._of(ReachSettings, "connect_", loopback=not self.connect_no_loopback)
 
     @property
     def doctor_limits(self) -> DoctorLimits:
-        """How often the doctor looks, and how closely."""
+        """How often the doctor examines, and how closely."""
         return self._of(DoctorLimits, "doctor_")
 
     @property
     def trust(self) -> TrustSettings:
-        """When what an index says counts for less."""
+        """When an index counts for less."""
         return self._of(
             TrustSettings,
             "trust_",
@@ -108,7 +108,7 @@ class Settings(Defaults, frozen=True, kw_only=True):
 
     @property
     def shadow(self) -> ShadowSettings | None:
-        """Weights that look on; None: there are none."""
+        """The shadow weights; None: there are none."""
         if not self.shadow_weights:
             return None
         return self._of(ShadowSettings, "shadow_", weights=dict(self.shadow_weights))
@@ -144,12 +144,12 @@ class Settings(Defaults, frozen=True, kw_only=True):
 
     @property
     def state_limits(self) -> StateLimits:
-        """How long the state directory's disk is waited for, and by how many."""
+        """How long to wait for the state directory's disk, and how many answers may."""
         return self._of(StateLimits, "state_")
 
     @property
     def body_limits(self) -> BodyLimits:
-        """How much a body may hold."""
+        """How much a body may contain."""
         return self._of(BodyLimits, "body_", depth_max=self.json_depth_max)
 
     @property
@@ -158,9 +158,9 @@ class Settings(Defaults, frozen=True, kw_only=True):
         return DumpLimits(at_once_max=self.dumps_max, timeout_s=self.dump_timeout_s)
 
     def _of(self, kind: type[Room], prefix: str = "", **otherwise: Any) -> Room:
-        """Make what a room is handed: the settings of its fields, and those of another name.
+        """Build a component's settings from ours by name; `otherwise` has those of other names.
 
-        A field that has no setting keeps its default: it is no operator's.
+        A field without a setting keeps its default: operators cannot change it.
         """
         named = {
             name: getattr(self, setting)

@@ -1,8 +1,8 @@
-"""Seeded multi-turn chat: who says what, how long the answer is, how long people think.
+"""Seeded multi-turn chat: the prompts, the lengths of answers, the pauses in between.
 
-The prompts grow as real ones do: a system prompt shared by many conversations, then the history,
-then the new message. Token ids are random numbers, since only their equality matters here.
-Pure: the caller supplies the generator and does the waiting.
+Prompts grow as real ones do: a system prompt shared by many conversations, then the history, then
+the new message. Token ids are random numbers, since only their equality matters here. Pure: the
+caller supplies the generator and does the waiting.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Conversation:
     _first: bool = field(default=True)
 
     def next_turn(self) -> Turn | None:
-        """The next request, or None when the conversation is over; extends the history."""
+        """Return the next request, None when the conversation is over; extends the history."""
         if self.turns_left == 0:
             return None
         self.turns_left -= 1
@@ -69,12 +69,12 @@ class Conversation:
 
 
 def system_prompts(shape: ChatShape, rng: Random) -> list[list[int]]:
-    """The prompts that conversations share."""
+    """Return the prompts that conversations share."""
     return [_tokens(rng, shape.system_tokens) for _ in range(shape.system_prompts)]
 
 
 def new_conversation(shape: ChatShape, rng: Random, systems: list[list[int]]) -> Conversation:
-    """A conversation under one of the system prompts; the first ones are the popular ones."""
+    """Return a conversation under one of the system prompts; earlier ones are more popular."""
     popularity = [1 / (1 + index) for index in range(len(systems))]
     system = rng.choices(systems, popularity)[0]
     return Conversation(shape, rng, list(system), rng.randint(*shape.turns))

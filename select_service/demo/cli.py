@@ -1,4 +1,4 @@
-"""`select-service demo`: parse, start what is to be started, show, sum up, exit code."""
+"""`select-service demo`: parse, start the processes, show the run, sum it up."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_FOREIGN_FIRST_WORKER_ID = 990_001  # beside whatever workers a running service has
+_FOREIGN_FIRST_WORKER_ID = 990_001  # distinct from the workers of a running service
 _RESTART_EVERY = 200
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; 0 when loads went back to zero and the predictions were true."""
+    """Run the demo; return 0 if loads returned to zero and the predictions were right."""
     parser = argparse.ArgumentParser(
         prog="select-service demo",
         description="Simulated engines publish KV events and multi-turn chats are sent to them, in "
@@ -139,7 +139,7 @@ async def _service(url: str | None) -> AsyncIterator[str]:
 
 
 async def _show(args: argparse.Namespace, url: str) -> int:
-    from rich.console import Console  # in the extra, like what the imports below need
+    from rich.console import Console  # part of the extra, like the imports inside `demo.view`
 
     from select_service.demo.session import Session, Settings
     from select_service.demo.view import LiveView, PlainView, Snapshot
@@ -157,7 +157,7 @@ async def _show(args: argparse.Namespace, url: str) -> int:
             engine=EngineShape(blocks=args.blocks),
         )
     )
-    # Ctrl-C ends the traffic, not the summary; a second one ends the demo the hard way
+    # Ctrl-C ends the traffic, not the summary; a second one kills the demo.
     loop = asyncio.get_running_loop()
 
     def interrupted() -> None:

@@ -1,7 +1,7 @@
 """The few HTTP calls of the demo, as any frontend would make them.
 
-Deliberately not the SDK: the demo shows the bare API, and works against every service that speaks
-it. A booking is named by reservation_id and selection_id alike, so both generations of the
+Deliberately not the SDK: the demo shows the bare API, and works with every service that implements
+it. Each booking has the same reservation_id and selection_id, so that both generations of the
 interface accept it.
 """
 
@@ -22,16 +22,16 @@ _TIMEOUT_S = 30.0  # a selection may wait in the service's queue
 
 
 class SelectorRefused(Exception):
-    """The service answered something the demo cannot go on with."""
+    """The service gave an answer that the demo cannot continue with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """What the demo needs of the answer of /select_and_reserve."""
+    """The parts of an answer of /select_and_reserve that the demo needs."""
 
     worker_id: int
     dp_rank: int
-    predicted_tokens: int  # reusable on that rank, says the service
+    predicted_tokens: int  # reusable on that rank, as the service predicts
 
 
 class SelectorClient:
@@ -95,20 +95,20 @@ class SelectorClient:
         return Booking(answer["worker_id"], rank, predicted)
 
     async def prefill_complete(self, reservation_id: str, cached_tokens: int) -> None:
-        """The prompt is computed, and so much of it was cached."""
+        """Report the prompt as computed, with so many tokens cached."""
         path = f"/reservations/{quote(reservation_id)}/prefill_complete"
         await self._call("POST", path, {"cached_tokens": cached_tokens})
 
     async def output_block(self, reservation_id: str) -> None:
-        """One more block of output."""
+        """Report one more block of output."""
         await self._call("POST", f"/reservations/{quote(reservation_id)}/output_block", {})
 
     async def free(self, reservation_id: str) -> None:
-        """The request is over."""
+        """Free a finished request's reservation."""
         await self._call("DELETE", f"/reservations/{quote(reservation_id)}")
 
     async def draining(self) -> set[int]:
-        """Workers of this model that somebody drains, of the answer to GET /workers."""
+        """Return the workers of this model that are draining, from GET /workers."""
         records = await self._call("GET", f"/workers?model_name={quote(self.model_name)}")
         return {one["worker_id"] for one in records if one["lifecycle"] == "draining"}
 

@@ -1,4 +1,4 @@
-"""Pool events → the bytes vLLM puts on the wire (map form, 0.24 and later; field order of 0.33).
+"""Encodes pool events as vLLM does (map form, 0.24 and later; field order of 0.33).
 
 The batch is an array `[ts, events, data_parallel_rank]`; an event is a map whose first key is
 `type`; optional fields at their default are left out, as the engine's own encoder does.

@@ -1,8 +1,8 @@
 """One simulated inference engine: continuous batching over a block pool, one step at a time.
 
-A step decodes for every running request, spends the rest of its token budget on prefill in order
-of arrival, and admits waiting requests while the pool can promise them room. Pure: the caller
-decides when a step happens (`worker.py` in real time, a simulator or a test as it likes).
+A step decodes for every running request, spends the rest of its token budget on prefill in order of
+arrival, and admits waiting requests while the pool can guarantee them room. Pure: the caller
+decides when a step happens (`worker.py` in real time, a simulator or a test at will).
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits and nothing runs."""
+        """Whether nothing waits and nothing runs."""
         return not self._waiting and not self._running
 
     def submit(self, job: Job) -> None:
-        """Put a request at the end of the line."""
+        """Append a request to the queue."""
         self._waiting.append(job)
 
     def cancel(self, request_id: str) -> bool:

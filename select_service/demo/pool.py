@@ -193,7 +193,7 @@ class BlockPool:
         return length % self.block_size == 0
 
     def close(self, request_id: str) -> None:
-        """End a request; its blocks stay cached until somebody needs the room."""
+        """End a request; its blocks stay cached until their room is needed."""
         sequence = self._open.pop(request_id)
         self._promised -= sequence.promised
         # the tail first, so that it is evicted before the prefix that more prompts share
@@ -214,7 +214,7 @@ class BlockPool:
         return True
 
     def check(self) -> None:
-        """State every promise of the structure; tests call it after each step."""
+        """Assert every invariant of the structure; tests call it after each step."""
         for value, copies in self._cached.items():
             assert copies, "a hash without a copy is not kept"
             assert all(b.block_hash == value for b in copies.values()), "copies carry their hash"

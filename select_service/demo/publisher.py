@@ -1,8 +1,8 @@
-"""The ZMQ side of a simulated engine: numbered batches on a PUB, the past on a replay ROUTER.
+"""The ZMQ side of a simulated engine: numbered batches on a PUB, replay on a ROUTER.
 
-Neither threads nor a loop: `publish` and `serve_replay` are called by whoever steps the engine, as
-an engine's publishing thread does both in turn. A new publisher on the same ports is what an
-engine's restart looks like from outside: the sequence starts at 0 again.
+It has neither threads nor a loop: whoever steps the engine calls `publish` and `serve_replay`, as
+an engine's publishing thread does both in turn. A new publisher on the same ports looks like a
+restarted engine: the sequence starts at 0 again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class EventPublisher:
         served = 0
         while self._router.poll(0):
             frames = self._router.recv_multipart()
-            # a request without the empty delimiter gets no answer, as from the engines
+            # Like the engines, ignore a request without the empty delimiter.
             if len(frames) == len(_REQUEST) and frames[1] == b"" and len(frames[2]) == _U64:
                 self._answer(self._router, frames[0], int.from_bytes(frames[2], "big"))
                 served += 1

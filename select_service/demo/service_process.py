@@ -1,4 +1,4 @@
-"""The service under demonstration, started in a process of its own on a free port."""
+"""The service to demonstrate, started in a process of its own on a free port."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _LOG_TAIL_CHARS = 2000
 
 
 class ServiceDidNotStart(RuntimeError):
-    """It ended, or did not answer in time; the message carries the end of its log."""
+    """It ended, or did not answer in time; the message has the end of its log."""
 
 
 class _Ended(Exception):
-    """The process is gone before it answered."""
+    """The process ended before it answered."""
 
 
 class ServiceProcess:
-    """`python -m select_service` for the length of an `async with`."""
+    """`python -m select_service` for the duration of an `async with`."""
 
     def __init__(self, port: int | None = None) -> None:
         self.port = port or free_port()
@@ -52,7 +52,7 @@ class ServiceProcess:
         except (TimeoutError, _Ended) as error:
             raise ServiceDidNotStart(self._last_words()) from error
         finally:
-            if not started:  # for whatever reason, an interrupt among them
+            if not started:  # for whatever reason, including an interrupt
                 await self._stop()
                 self._log.close()
         return self
@@ -88,7 +88,7 @@ class ServiceProcess:
 
 
 def free_port() -> int:
-    """A TCP port on which nobody listens now."""
+    """Return a TCP port on which nobody listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

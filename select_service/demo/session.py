@@ -1,7 +1,7 @@
-"""One run of the demo: a fleet, its traffic, a restart now and then, and the audit at the end.
+"""One run of the demo: a fleet, its traffic, occasional restarts, and the audit at the end.
 
-Everything it knows of the service it learns over HTTP. `cli.py` stands before it with settings and
-a view; `worker.py`, `chat.py` and `client.py` are its hands.
+Everything it knows of the service it learns over HTTP. `cli.py` calls it with settings and a view;
+it uses `worker.py`, `chat.py` and `client.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _AUDIT_PROMPTS = 48  # most recent ones; older ones are mostly evicted and prove
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run is asked to do."""
+    """The parameters of a run."""
 
     url: str
     requests: int | None = None  # None: until `Session.stop`
@@ -52,7 +52,7 @@ class Settings:
 
 
 class Session:
-    """Runs once."""
+    """One run of the demo, which cannot be repeated."""
 
     def __init__(self, settings: Settings, client: SelectorClient | None = None) -> None:
         self.settings = settings
@@ -72,11 +72,11 @@ class Session:
         self._started = time.perf_counter()
 
     def stop(self) -> None:
-        """Issue no further requests; those on their way finish."""
+        """Issue no further requests; those under way finish."""
         self._stop.set()
 
     async def run(self) -> Summary:
-        """The whole run; returns when the last request is done and the books are checked."""
+        """Run everything; return once the last request is done and the books are checked."""
         self._started = time.perf_counter()
         try:
             async with asyncio.TaskGroup() as group:
@@ -95,7 +95,7 @@ class Session:
             await self._leave()
 
     def board(self) -> Board:
-        """A picture of this moment."""
+        """Return a picture of this moment."""
         seconds = max(time.perf_counter() - self._started, 1e-9)
         recent = self.stats.latencies_s[-500:]
         return Board(
@@ -112,7 +112,7 @@ class Session:
     # -- traffic ---------------------------------------------------------------------------------
 
     async def _traffic(self) -> None:
-        """Conversations begin as a Poisson process until enough turns have been issued."""
+        """Start conversations as a Poisson process until enough turns have been issued."""
         shape = self.settings.chat
         systems = system_prompts(shape, self._rng)
         conversations_per_s = self.settings.rate / shape.turns_mean
@@ -123,7 +123,7 @@ class Session:
                 await self._pause(self._rng.expovariate(conversations_per_s))
 
     async def _converse(self, seed: int, systems: list[list[int]]) -> None:
-        # one generator each: the order of answers changes nothing
+        # One generator each, so that the order of answers changes nothing.
         rng = Random(seed)
         conversation = new_conversation(self.settings.chat, rng, systems)
         while (turn := conversation.next_turn()) is not None:
@@ -143,14 +143,14 @@ class Session:
         number = self.stats.issued
         if number == self.settings.requests:
             self._stop.set()
-            return number  # a restart now would only show an engine nobody talks to
+            return number  # a restart now would only show an idle engine
         every = self.settings.restart_every
         if every is not None and number % every == 0:
             self._restart_due.set()
         return number
 
     async def _serve(self, request_id: str, turn: Turn) -> bool:
-        """One turn: place it, see it through, place it again if its engine dies."""
+        """Serve one turn: place it, follow it, place it again if its engine dies."""
         shunned: set[int] = set()
         for attempt in range(_ATTEMPTS_MAX):
             reservation_id = f"{request_id}.{attempt}" if attempt else request_id
@@ -206,7 +206,7 @@ class Session:
         progress: Progress,
         predicted: int,
     ) -> bool:
-        """Tell the service every milestone; false when the engine died under the request."""
+        """Report every milestone to the service; False if the engine died under the request."""
         while True:
             milestone = await progress.milestones.get()
             if milestone is Milestone.PREFILLED:
@@ -244,7 +244,7 @@ class Session:
                     "block_size": shape.block_size,
                     "kv_events_endpoint": worker.kv_events_endpoint,
                     "replay_endpoint": worker.replay_endpoint,
-                    # demanded by services that queue by default; ours can do without
+                    # Required by services that queue by default; ours can do without.
                     "max_num_batched_tokens": 8192,
                     "total_kv_blocks": shape.blocks,
                 }
@@ -272,12 +272,12 @@ class Session:
             await asyncio.sleep(0.5)
 
     async def _leave(self) -> None:
-        """Take the workers out of a service that lives on, and close every socket."""
+        """Deregister the workers from a service that lives on, and close every socket."""
         try:
             for worker_id in self._registered:
                 await self._client.deregister(worker_id)
         except (SelectorRefused, httpx.HTTPError):
-            pass  # the run has its verdict already; a dead service cannot be tidied
+            pass  # the run has its verdict already; a dead service cannot be cleaned up
         finally:
             for worker in self.workers.values():
                 worker.close()
@@ -286,7 +286,7 @@ class Session:
     # -- the end ---------------------------------------------------------------------------------
 
     async def _load_left(self) -> str | None:
-        """What /loads shows now that every request is freed; None is right."""
+        """Return the load /loads shows now that every request is freed; None, if correct."""
         rows = await self._client.loads()
         self._loads = {row["worker_id"]: row for row in rows}
         left = [
@@ -300,8 +300,8 @@ class Session:
         return "; ".join(left) or None
 
     async def _audit(self) -> tuple[int, int]:
-        """Compare index and pools on the last prompts; (probes, still wrong at the deadline)."""
-        draining = await self._client.draining()  # from the console, say: nobody is told of them
+        """Compare index and pools on the last prompts; return (probes, wrong at the deadline)."""
+        draining = await self._client.draining()  # via the console, say: not reported
         audible = [
             w for w in self.workers.values() if self._has_spoken(w) and w.worker_id not in draining
         ]
@@ -322,7 +322,7 @@ class Session:
 
     @staticmethod
     def _has_spoken(worker: SimulatedWorker) -> bool:
-        """Of an engine that restarted and has published nothing since nobody can know better."""
+        """Whether the service can know its cache: not after a silent restart."""
         return worker.restarts == 0 or worker.publisher.sequence > 0
 
     def _summary(self, seconds: float, load_left: str | None, probes: int, wrong: int) -> Summary:

@@ -1,8 +1,8 @@
-"""What the demo counts, and the verdict at its end.
+"""The counters of the demo, and the verdict at its end.
 
-Plain counters filled by `session.py`, read by `view.py`. The verdict holds what must be true of a
-working selector whatever the traffic was: loads go back to zero, every request was served, and
-what the service believes about the caches is what the engines hold.
+`session.py` fills the counters, `view.py` reads them. The verdict requires what must be true of a
+working selector whatever the traffic was: loads return to zero, every request was served, and what
+the service believes about the caches is what the engines hold.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ __all__ = ["Decision", "Stats", "Summary", "WorkerTally", "percentile"]
 
 _DECISIONS_SHOWN = 8
 PREDICTION_ERROR_MAX = 0.25
-"""Share of the really reused blocks by which the predictions may be off in total. A few per cent
-are natural: a prompt is predicted when it is placed, and by the time the engine admits it others
-may have brought or evicted blocks."""
+"""Limit of the total prediction error, as a share of the blocks really reused. A few per cent are
+natural: a prompt is predicted when it is placed, and by the time the engine admits it others may
+have brought or evicted blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One line of the list of last decisions."""
+    """One line of the list of recent decisions."""
 
     request_id: str
     worker_id: int
@@ -32,7 +32,7 @@ class Decision:
 
 @dataclass(slots=True)
 class WorkerTally:
-    """Blocks asked of, predicted for and really reused by one worker."""
+    """Blocks requested from, predicted for and really reused by one worker."""
 
     requests: int = 0
     prompt_blocks: int = 0
@@ -50,7 +50,7 @@ class Stats:
     decisions: deque[Decision] = field(default_factory=lambda: deque(maxlen=_DECISIONS_SHOWN))
     issued: int = 0
     finished: int = 0
-    lost: int = 0  # attempts that died with their engine and were placed again
+    lost: int = 0  # attempts that ended with their engine and were placed again
     failed: int = 0  # requests given up
     first_failure: str | None = None
 
@@ -75,7 +75,7 @@ class Stats:
             self.first_failure = reason
 
     def total(self) -> WorkerTally:
-        """All workers together."""
+        """Return the sum over all workers."""
         names = ("requests", "prompt_blocks", "predicted_blocks", "actual_blocks", "error_blocks")
         return WorkerTally(
             *(sum(getattr(tally, name) for tally in self.tallies.values()) for name in names)
@@ -84,7 +84,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The end of a run."""
+    """The results of a run."""
 
     requests: int
     finished: int
@@ -94,7 +94,7 @@ class Summary:
     seconds: float
     hit_rate_actual: float
     hit_rate_predicted: float
-    prediction_error: float  # of the blocks really reused
+    prediction_error: float  # as a share of the blocks really reused
     latency_p50_s: float
     latency_p99_s: float
     batches_published: int
@@ -107,7 +107,7 @@ class Summary:
     audit_wrong: int
 
     def problems(self) -> list[str]:
-        """Why this run was not a success; empty when it was."""
+        """Return why this run was not a success; empty if it was."""
         found = []
         if self.load_left is not None:
             found.append(f"load did not return to zero: {self.load_left}")
@@ -122,7 +122,7 @@ class Summary:
         return found
 
     def lines(self) -> list[str]:
-        """The summary as text."""
+        """Return the summary as text."""
         per_second = self.requests / self.seconds if self.seconds else 0.0
         verdict = self.problems()
         return [
@@ -145,7 +145,7 @@ class Summary:
 
 
 def percentile(values: list[float], fraction: float) -> float:
-    """The value below which `fraction` of `values` lie (nearest rank); 0 of nothing."""
+    """Return the value below which `fraction` of `values` lie (nearest rank); 0 if none."""
     if not values:
         return 0.0
     ordered = sorted(values)

@@ -1,6 +1,6 @@
-"""What is shown while the demo runs: a live table on a terminal, plain lines anywhere else.
+"""The display of a running demo: a live table on a terminal, plain lines elsewhere.
 
-Both take the same `Board`, a picture of one moment that `session.py` draws.
+Both take the same `Board`, a picture of one moment that `session.py` creates.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BoardRow:
     restarts: int
     running: int
     waiting: int
-    prefill_tokens: int | None  # by GET /loads; None while it has not been asked
+    prefill_tokens: int | None  # from GET /loads; None before the first answer
     decode_blocks: int | None
     blocks_held: int
     blocks_capacity: int
@@ -114,18 +114,18 @@ class PlainView:
 
 
 class Snapshot:
-    """Keeps the last picture of a busy fleet, and draws it as SVG: what the README shows."""
+    """Keeps the last picture of a busy fleet, and renders it as SVG for the README."""
 
     def __init__(self) -> None:
         self._board: Board | None = None
 
     def show(self, board: Board) -> None:
-        """Remember a picture, unless nothing is going on in it."""
+        """Remember a picture, unless it is idle and there already is one."""
         if self._board is None or any(row.running for row in board.rows):
             self._board = board
 
     def save(self, path: Path) -> None:
-        """Write the picture; nothing if there never was one."""
+        """Write the picture; nothing if there is none."""
         if self._board is None:
             return
         console = Console(record=True, width=_SNAPSHOT_COLUMNS, file=io.StringIO())

@@ -1,8 +1,8 @@
-"""A simulated engine in real time: steps the engine, publishes its events, can be killed.
+"""A simulated engine in real time: steps the engine, publishes its events, can be restarted.
 
-`engine.py` decides what a step does and `publisher.py` how it travels; this file owns the clock.
-Callers submit a job and await its milestones; a restart loses every job, the pool and the
-sequence numbers, but keeps the addresses.
+`engine.py` decides what a step does and `publisher.py` how events travel; this file owns the clock.
+Callers submit a job and await its milestones; a restart loses every job, the pool and the sequence
+numbers, but keeps the addresses.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class EngineDown(Exception):
 
 
 class Milestone(Enum):
-    """What a job reports on its way."""
+    """The progress that a job reports."""
 
     PREFILLED = auto()
     BLOCK_FILLED = auto()
     FINISHED = auto()
-    LOST = auto()  # the engine died, or could never hold it
+    LOST = auto()  # the engine died, or the job can never fit
 
 
 @dataclass(frozen=True, slots=True)
 class EngineShape:
-    """What one engine is like."""
+    """The parameters of one engine."""
 
     blocks: int = 512
     block_size: int = 16
@@ -84,13 +84,13 @@ class SimulatedWorker:
 
     @property
     def replay_endpoint(self) -> str:
-        """Where the service asks for the past."""
+        """Where the service requests replays."""
         assert self.publisher.replay_endpoint is not None
         return self.publisher.replay_endpoint
 
     @property
     def replays_served(self) -> int:
-        """Replay requests answered, over all lives of the engine."""
+        """Replay requests answered, across restarts of the engine."""
         return self._replays_before + self.publisher.replays_served
 
     def submit(self, job: Job) -> Progress:
@@ -116,7 +116,7 @@ class SimulatedWorker:
             await asyncio.sleep(self.shape.step_s)
 
     async def restart(self, down_s: float) -> None:
-        """Die, stay away for `down_s`, come back empty on the same addresses."""
+        """Stop, stay away for `down_s`, come back empty on the same addresses."""
         endpoint, replay_endpoint = self.kv_events_endpoint, self.replay_endpoint
         self.up = False
         self.publisher.close()
@@ -127,8 +127,8 @@ class SimulatedWorker:
         self.restarts += 1
         await asyncio.sleep(down_s)
         self._start(endpoint, replay_endpoint)
-        # real engines load their weights for minutes after this; long enough for every
-        # subscriber to be back before the first event
+        # Real engines load their weights for minutes at this point; long enough for every
+        # subscriber to be back before the first event.
         await asyncio.sleep(down_s)
         self.up = True
 
@@ -138,7 +138,7 @@ class SimulatedWorker:
         self.publisher.close()
 
     def _settle(self, report: StepReport) -> None:
-        # events first: when a caller learns of a block, the service may already know of it
+        # Events first: when a caller learns of a block, the service may already know of it.
         if report.events:
             self.blocks_stored += sum(
                 len(event.hashes) for event in report.events if isinstance(event, Stored)

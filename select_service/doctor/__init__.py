@@ -1,1 +1,1 @@
-"""`select-service doctor`: asks a running service what is wired wrong, and says it to people."""
+"""`select-service doctor`: shows people what a running service finds misconfigured."""

@@ -1,4 +1,4 @@
-"""One question to a running service, over TCP or a Unix domain socket."""
+"""Queries a running service, over TCP or a Unix domain socket."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _STATUSES: Final = (200, 503)  # both with the same body
 
 
 class CannotAskError(Exception):
-    """There is no answer to be had; the text says why."""
+    """The service cannot be queried; the text says why."""
 
 
 class Worker(Struct, frozen=True):
-    """Of a worker's record, where it can be reached."""
+    """The parts of a worker's record that say where to reach it."""
 
     worker_id: int
     model_name: str = "default"
@@ -42,7 +42,7 @@ class Worker(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """GET /ready?verbose=true, as far as it is needed here."""
+    """The parts of GET /ready?verbose=true needed here."""
 
     ready: bool
     schedulable_workers: int
@@ -53,7 +53,7 @@ class Answer(Struct, frozen=True):
 
 
 def context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Return what https is asked with; None, the system's own, where nothing is given.
+    """Return the context for https; None, the system's default, if nothing is given.
 
     Args:
         ca: file of certificates to trust instead of the system's.
@@ -61,7 +61,7 @@ def context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext
         key: file of its key, unless it is in the same one.
 
     Raises:
-        CannotAskError: a file cannot be read, or is none of the kind.
+        CannotAskError: a file cannot be read, or is invalid.
     """
     if ca is None and cert is None:
         return None
@@ -82,17 +82,17 @@ def ask(
     token: str | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Answer:
-    """Ask a service what it finds.
+    """Query a service for its findings.
 
     Args:
-        url: http or https; its path is put before the route's.
+        url: http or https; its path is prepended to the route's.
         uds: a Unix domain socket to connect to instead of the URL's host.
         timeout_s: longest wait for the connection, and for each piece of the answer.
-        token: that allows to read, where the service asks for one.
-        tls: what https is asked with; None: the system's certificates are trusted.
+        token: with the scope read, if the service requires one.
+        tls: the context for https; None: the system's certificates are trusted.
 
     Raises:
-        CannotAskError: nobody answers, or something else than such a service does.
+        CannotAskError: nothing answers, or something other than such a service.
     """
     connection, prefix = _connection(url, uds, timeout_s, tls)
     try:

@@ -1,4 +1,4 @@
-"""`select-service doctor`: what a running service finds, for people or as JSON.
+"""`select-service doctor`: the findings of a running service, for people or as JSON.
 
 Exit codes: 0 nothing of weight, 1 errors or warnings, 2 the service could not be asked.
 """
@@ -29,10 +29,10 @@ _WIDEST: Final = 100
 
 
 def main(argv: Sequence[str]) -> int:
-    """Ask, print, and return the exit code."""
+    """Query, print, and return the exit code."""
     try:
         return _examine(_parser().parse_args(argv))
-    except KeyboardInterrupt:  # somebody has waited long enough
+    except KeyboardInterrupt:  # the user has waited long enough
         return _NO_ANSWER
 
 
@@ -47,7 +47,7 @@ def _examine(arguments: argparse.Namespace) -> int:
         return _NO_ANSWER
     findings = list(answer.findings or [])
     if arguments.probe:
-        from select_service.doctor.probing import probe  # threads, for who asks
+        from select_service.doctor.probing import probe  # starts threads: only if requested
 
         findings += probe(answer.workers, min(arguments.timeout_s, PROBE_TIMEOUT_S))
     if arguments.json:
@@ -66,7 +66,7 @@ def _examine(arguments: argparse.Namespace) -> int:
 
 
 def _token_in(path: str) -> str:
-    """Read a token from a file: on the command line everybody on the machine could see it."""
+    """Read a token from a file: on a command line everybody on the machine could see it."""
     try:
         token = Path(path).read_text("ascii").strip()
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Looks from the caller's side whether the ports of workers can be reached at all."""
+"""Checks from the caller's machine whether the ports of workers can be reached."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ TRIED_AT_ONCE: Final = 64
 
 
 def probe(workers: Iterable[Worker], timeout_s: float) -> list[Finding]:
-    """Connect to every port a worker's record names; those that do not answer are findings."""
+    """Connect to every port in the workers' records; those that do not answer become findings."""
     targets: dict[tuple[str, int], Subject] = {}
     for worker in workers:
         if worker.lifecycle == "draining":
-            continue  # it may have gone
+            continue  # it may be gone
         for endpoint in _endpoints(worker):
             address = _address(endpoint)
             if address is not None and len(targets) < ENDPOINTS_MAX:
@@ -64,7 +64,7 @@ def _endpoints(worker: Worker) -> Iterator[str]:
 
 
 def _address(endpoint: str) -> tuple[str, int] | None:
-    """Host and port; None for what is opaque, as a worker's endpoint may be."""
+    """Return host and port; None if the endpoint is opaque, as a worker's may be."""
     try:
         parts = urlsplit(endpoint)
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)

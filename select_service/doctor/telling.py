@@ -1,4 +1,4 @@
-"""Findings as text for people: plain, wrapped, the gravest first."""
+"""Renders findings as text for people: plain, wrapped, the most severe first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAMES: Final = (
 
 
 def tell(who: str, answer: Answer, findings: Sequence[Finding], width: int) -> str:
-    """Return the whole report, of lines about so wide."""
+    """Return the whole report, in lines of about `width` characters."""
     return "\n".join(_lines(who, answer, findings, width)) + "\n"
 
 
@@ -47,7 +47,7 @@ def _lines(who: str, answer: Answer, findings: Sequence[Finding], width: int) ->
 
 
 def _kinds(findings: Sequence[Finding]) -> Iterable[list[Finding]]:
-    """Put together what has one cause and one remedy: of a thousand workers they are read once."""
+    """Group findings with the same cause and remedy, which are then shown only once."""
     kinds: dict[tuple[str, ...], list[Finding]] = {}
     for one in findings:
         kinds.setdefault((one.severity, one.code, one.why, one.remedy), []).append(one)
@@ -84,7 +84,7 @@ def _since(finding: Finding) -> str:
 
 
 def _visible(text: str) -> str:
-    """Write out what a terminal would obey or hide: names and endpoints are what callers like."""
+    """Escape what a terminal would interpret or hide: names and endpoints come from clients."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

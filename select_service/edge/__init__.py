@@ -1,1 +1,1 @@
-"""The rim of the service: sockets, HTTP, clocks and metrics around the pure core."""
+"""The outer layer of the service: sockets, HTTP, clocks and metrics around the pure core."""

@@ -1,7 +1,7 @@
-"""Puts the edges together: an app for embedding, a server for the command line.
+"""Assembles the edge: an ASGI app for embedding, a server for the command line.
 
-`construction.py` makes the driver, `server.py` has the connections. `serve` binds, starts the
-service, serves until a signal, and ends with exit code 0 within `--shutdown-timeout-s`, whatever
+`construction.py` builds the driver, `server.py` owns the connections. `serve` binds, starts the
+service, serves until a signal, and exits with code 0 within `--shutdown-timeout-s`, whatever
 clients are doing.
 """
 
@@ -77,20 +77,20 @@ __all__ = [
 _log = logging.getLogger("select_service")
 
 TRACED_SWITCH_S: Final = 0.0005
-"""How long the thread that exports spans may keep the loop waiting; Python's default is ten times
-that."""
+"""How long the span-exporting thread may keep the event loop waiting; a tenth of Python's default.
+"""
 
 
 def create_app(service: Driver, settings: Settings) -> Starlette:
     """Return the HTTP API over a service that the caller starts and closes.
 
-    Routes and middleware may be added to it; `serve` does without this layer.
+    Callers may add routes and middleware; `serve` does without this layer.
     """
-    from starlette.applications import Starlette  # 20 ms that `serve` needs not
+    from starlette.applications import Starlette  # 20 ms, which `serve` saves
 
     load()
     app = Starlette()
-    # Its own matching decodes paths and folds slashes; ours must do neither.
+    # Starlette's own matching decodes paths and folds slashes; ours must do neither.
     app.router.redirect_slashes = False
     app.router.default = create_door(service, settings)[0]
     return app
@@ -99,21 +99,21 @@ def create_app(service: Driver, settings: Settings) -> Starlette:
 def create_door(
     service: Driver, settings: Settings, layers: Layers | None = None
 ) -> tuple[Door, Traffic]:
-    """Return the bare ASGI application, and what it counts.
+    """Return the bare ASGI application and its traffic counters.
 
     Raises:
         SecurityFileUnusable: tokens or certificates cannot be used.
-        indexer.errors.KeyFileUnusable: keys cannot.
+        indexer.errors.KeyFileUnusable: keys cannot be used.
     """
     traffic = Traffic()
-    if service.security is None:  # made without these settings
+    if service.security is None:  # the driver was built without these settings
         service.security = create_security(settings)
     reloading = Reloading(layers or Layers.of(settings), service)
     service.answer_doors(show_hashes)
 
     @functools.cache
     def metrics() -> Metrics:
-        from select_service.edge.metrics.exposition import Metrics  # see `late`
+        from select_service.edge.metrics.exposition import Metrics  # loaded late, see `late.py`
 
         return Metrics(service, traffic, settings, reloading)
 
@@ -144,7 +144,7 @@ def create_door(
             booth=booth,
         )
     else:
-        from select_service.edge.tracing.traced_door import TracedDoor  # for who traces
+        from select_service.edge.tracing.traced_door import TracedDoor  # only if tracing is on
 
         door = TracedDoor(
             *(api, traffic, service.tracing),
@@ -159,7 +159,7 @@ def create_door(
 
 
 def _twins_for(service: Driver) -> Callable[[Form, Writer], Mapping[Handler, Handler]] | None:
-    """Return what makes the compiled twins of handlers; None: there are none for this service."""
+    """Return the factory of compiled handlers, or None if this service cannot use them."""
     clerk, shortcut = service.core.reserving.clerk, service.core.reserving.shortcut
     if PlainCalls is None or clerk is None or service.keeper is not None:
         return None
@@ -173,11 +173,11 @@ def _twins_for(service: Driver) -> Callable[[Form, Writer], Mapping[Handler, Han
 
 
 def serve(settings: Settings, layers: Layers | None = None) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit code.
+    """Serve until SIGINT or SIGTERM; return the exit code.
 
     Args:
         settings: what to do.
-        layers: who said so, for what may change while we run.
+        layers: the source of each setting, for changes at run time.
     """
     _configure_logs(settings)
     for warning in settings.router.warnings:
@@ -204,7 +204,7 @@ def serve(settings: Settings, layers: Layers | None = None) -> int:
 def _configure_logs(settings: Settings) -> None:
     ids = None
     if settings.tracing != "none":
-        from select_service.edge.tracing.spans import HERE  # for who traces
+        from select_service.edge.tracing.spans import HERE  # only if tracing is on
 
         sys.setswitchinterval(TRACED_SWITCH_S)
         ids = HERE.get
@@ -228,11 +228,11 @@ async def _serve(settings: Settings, layers: Layers | None, entrances: Entrances
     )
 
     def leave() -> None:
-        """Go with notice, if there is anybody to give notice to."""
+        """Leave with notice, or at once if the server is not up yet and nobody needs notice."""
         (leaving.begin if server.started else server.go)()
 
     def announce() -> None:
-        """Say so, and wait for the order; who has not started yet is not awaited by anybody."""
+        """Announce leaving and wait for SIGTERM; before start-up there is nobody to tell."""
         if server.started:
             leaving.announce()
 
@@ -263,7 +263,7 @@ async def _serve(settings: Settings, layers: Layers | None, entrances: Entrances
 
 
 async def _hold(service: Driver, server: Server, hold_s: float) -> None:
-    """Keep the port closed until the index is recovered, but not for long."""
+    """Keep the port closed until the index is recovered, for at most `hold_s`."""
     loop = asyncio.get_running_loop()
     until = loop.time() + hold_s
     while not server.should_exit and (left := until - loop.time()) > 0:
@@ -272,10 +272,10 @@ async def _hold(service: Driver, server: Server, hold_s: float) -> None:
 
 
 def _listen_to_replicas(service: Driver, endpoints: Sequence[str]) -> None:
-    """Register the peers of the command line; one may be named twice.
+    """Register the peers given on the command line; duplicates are allowed.
 
     Raises:
-        InvalidReplicaPeer: an endpoint that cannot be one.
+        InvalidReplicaPeer: an endpoint is invalid or refused.
     """
     for endpoint in endpoints:
         try:
@@ -285,7 +285,7 @@ def _listen_to_replicas(service: Driver, endpoints: Sequence[str]) -> None:
 
 
 def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    """Uvloop where it exists: it takes a third off the cost of a request."""
+    """Return uvloop's loop if installed: it takes a third off the cost of a request."""
     try:
         import uvloop
     except ImportError:

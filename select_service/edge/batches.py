@@ -1,7 +1,7 @@
-"""Long batches of lifecycle calls, a slice at a time, so that they do not hold the loop.
+"""Long batches of lifecycle calls, run in slices so that they do not hold the event loop.
 
-`driver.py` hands in how one operation is carried out. A batch that has begun is finished, also
-when its client has gone: what it asked for is mostly the end of load.
+`driver.py` passes in the function that carries out one operation. A batch that has begun is
+finished even if its client disconnects: most of its operations free load.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH_SLICE_S: Final = 0.0003
 
 
 class Batches:
-    """The batches under way; as many as clients wait for, and those that were left."""
+    """The batches under way, including those whose clients have disconnected."""
 
     def __init__(
         self, operate: Callable[[Operation], OperationResult], clock: Callable[[], float]
@@ -33,7 +33,7 @@ class Batches:
         self._under_way: set[asyncio.Task[BatchAnswer]] = set()
 
     def begin(self, operations: Sequence[Operation]) -> BatchAnswer | asyncio.Task[BatchAnswer]:
-        """Carry out what fits one slice; the answer when that is all, or who will have it."""
+        """Run the first slice; return the answer if that was all, else a task that will have it."""
         results: list[OperationResult] = []
         rest = iter(operations)
         if self._slice(rest, results):
@@ -44,11 +44,11 @@ class Batches:
         return task
 
     async def close(self) -> None:
-        """Finish what has begun."""
+        """Finish the batches under way."""
         await asyncio.gather(*self._under_way, return_exceptions=True)
 
     def _slice(self, rest: Iterator[Operation], results: list[OperationResult]) -> bool:
-        """Carry out a slice; True when nothing is left."""
+        """Run one slice; return True when nothing is left."""
         until = self._clock() + BATCH_SLICE_S
         for operation in rest:
             results.append(self._operate(operation))

@@ -1,7 +1,7 @@
-"""A clock for the core, which asks that time never goes back.
+"""A clock for the core, which requires that time never goes back.
 
-The system's monotonic clock does not; who gives the service a clock of his own may give it one that
-is set by others, and for as long as that is behind, time stands still.
+The system's monotonic clock meets that. A clock supplied by an embedding caller may be set back;
+time then stands still until it has caught up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["forwards_only"]
 
 
 def forwards_only(clock: Callable[[], float]) -> Callable[[], float]:
-    """Return a clock that never goes back: the system's as it is, another one held to that."""
+    """Return a clock that never goes back: `time.monotonic` as it is, any other one wrapped."""
     if clock is time.monotonic:
         return clock
     latest = -math.inf

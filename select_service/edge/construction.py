@@ -1,7 +1,7 @@
-"""From settings to a driver: who keeps state, traces, records and guards is built if asked for.
+"""Builds a driver from settings, with the optional parts (state, tracing, recording, security).
 
-Each of them is loaded by those who ask for it alone: a start should not pay for the others.
-`app.py` puts doors before the driver; `embedded.py` does without settings.
+Each optional part is imported only if configured, so that other starts do not pay for it. `app.py`
+puts the HTTP doors before the driver; `embedded.py` builds its driver without settings.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _log = logging.getLogger("select_service")
 
 
 def create_driver(settings: Settings) -> Driver:
-    """Build the service from settings; nothing is opened before its `start`.
+    """Build the service from settings; only a recording file is opened before its `start`.
 
     Raises:
         SecurityFileUnusable: tokens or certificates cannot be used.
-        indexer.errors.KeyFileUnusable: keys cannot.
-        RecordingUnusable: the file to record to cannot be had.
+        indexer.errors.KeyFileUnusable: keys cannot be used.
+        RecordingUnusable: the recording file cannot be opened.
     """
     security = create_security(settings)
     router = settings.router
@@ -71,14 +71,14 @@ def create_driver(settings: Settings) -> Driver:
 
 
 def create_security(settings: Settings) -> Guards | None:
-    """Read tokens, certificates and keys; None when there are none.
+    """Read tokens, certificates and keys; None if none are configured.
 
     Raises:
         SecurityFileUnusable, indexer.errors.KeyFileUnusable: one of them cannot be used.
     """
     if not settings.is_guarded:
         return None
-    from select_service.edge.security.guards import Guards  # OpenSSL, for who is
+    from select_service.edge.security.guards import Guards  # loads OpenSSL
 
     return Guards(settings)
 
@@ -86,14 +86,14 @@ def create_security(settings: Settings) -> Guards | None:
 def _tracing(settings: Settings) -> Tracing | None:
     if settings.tracing == "none":
         return None
-    from select_service.edge.tracing.spans import (  # for who traces
+    from select_service.edge.tracing.spans import (  # only if tracing is on
         TracingUnavailableError,
         create_tracing,
     )
 
     try:
         return create_tracing(settings)
-    except TracingUnavailableError as error:  # a service without traces is better than none
+    except TracingUnavailableError as error:  # better to serve without traces than not at all
         _log.error("nothing is traced: %s", error)
         return None
 
@@ -101,7 +101,7 @@ def _tracing(settings: Settings) -> Tracing | None:
 def _keeper(settings: Settings) -> Keeper | None:
     if settings.state_dir is None:
         return None
-    from select_service.edge.state.keeper import Keeper  # SQLite, for who keeps state
+    from select_service.edge.state.keeper import Keeper  # loads SQLite
 
     strict = settings.durability is Durability.STRICT
     directory = Path(settings.state_dir)
@@ -112,7 +112,7 @@ def _keeper(settings: Settings) -> Keeper | None:
 def _recording(settings: Settings) -> Recording | None:
     if settings.record is None:
         return None
-    from select_service.edge.state.recording import (  # for who records
+    from select_service.edge.state.recording import (  # only if recording
         SWITCH_S,
         Recording,
         RecordSettings,

@@ -1,8 +1,8 @@
-"""`select-service leave`: has the service on this machine say that it will go, before it must.
+"""`select-service leave`: makes the service on this machine announce that it will leave.
 
-What a preStop hook runs: Kubernetes sends SIGTERM when it has returned. By then the news has
-travelled, and the service ends as soon as nobody needs it. No token is asked for: who may signal
-the process may end it.
+Meant for a preStop hook: Kubernetes sends SIGTERM once the hook has returned. By then the news has
+spread, and the service ends as soon as nobody needs it. No token is required: whoever may signal
+the process may end it anyway.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["main"]
 WORD: Final = signal.SIGUSR1
 LOOK_S: Final = 0.1
 _NAMES: Final = (b"select-service", b"select_service")
-_WORDS_MAX: Final = 8  # of an interpreter and its own flags, our name, and what comes first then
+_WORDS_MAX: Final = 8  # an interpreter, its flags, our name, and the first argument
 
 
 def main(
@@ -32,7 +32,7 @@ def main(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Tell a process, and wait until the news has had its time; 1 when there is none to tell."""
+    """Signal a process and wait for the news to spread; return 1 if it cannot be signalled."""
     parser = argparse.ArgumentParser(
         prog="select-service leave",
         description="Tells a service on this machine that it will have to go (SIGUSR1): /ready is "
@@ -44,7 +44,7 @@ def main(
         "--wait-s", type=float, default=5.0, help="return after so long, or when it has gone"
     )
     args = parser.parse_args(argv)
-    if not is_service(args.pid):  # to anybody else that signal is the end
+    if not is_service(args.pid):  # SIGUSR1 kills a process that does not handle it
         return _fail(f"process {args.pid} is no select-service")
     try:
         os.kill(args.pid, WORD)
@@ -62,7 +62,7 @@ def _fail(reason: str) -> int:
 
 
 def is_service(pid: int) -> bool:
-    """Whether a process is one that serves."""
+    """Whether a process is a running service."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -71,7 +71,7 @@ def is_service(pid: int) -> bool:
 
 
 def serves(words: Sequence[bytes]) -> bool:
-    """Whether a process that was started with these words serves: no other command of ours does."""
+    """Whether this command line starts the server, not another subcommand."""
     names = [word.rpartition(b"/")[2] for word in words[:_WORDS_MAX]]
     at = next((at for at, name in enumerate(names) if name in _NAMES), None)
     if at is None or (at and not names[0].startswith(b"python")):

@@ -1,8 +1,8 @@
-"""How many files the process may have open: as many as the system lets it have.
+"""Raises the limit on open files to what the system allows.
 
-A worker takes five or six descriptors and a client one; the usual soft limit of 1,024 is a fleet of
-170 workers. `app.py` raises it before anything is opened; /metrics prints what is in force
-(`process_max_fds`) and in use (`process_open_fds`).
+A worker takes five or six descriptors and a client one, so the usual soft limit of 1,024 allows 170
+workers. `app.py` calls this before anything is opened; /metrics shows the limit (`process_max_fds`)
+and the use (`process_open_fds`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["raise_limit"]
 _log = logging.getLogger("select_service")
 
 ENOUGH: Final = 1 << 20
-"""Asked for where the hard limit is none: libzmq's own bound on sockets is a sixteenth of it."""
+"""Requested when there is no hard limit; libzmq's own bound on sockets is a sixteenth of it."""
 
 
 def raise_limit() -> int | None:
-    """Raise the soft limit to the hard one; return what is in force, None where nobody knows."""
+    """Raise the soft limit to the hard one; return the limit in force, None if unknown."""
     if sys.platform == "win32":
         return None
-    import resource  # not on every system
+    import resource  # POSIX only
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else hard

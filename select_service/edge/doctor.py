@@ -1,7 +1,7 @@
-"""Examines the fleet every few seconds, in slices between requests, and tells what has changed.
+"""Examines the fleet every few seconds, in slices between requests, and logs what changed.
 
-What it knows comes from `core/doctor`; here are the clock, the pauses and the log. `driver.py`
-makes one when it is first needed: a start pays nothing for it.
+The checks are in `core/doctor`; this file has the clock, the pauses and the log. `driver.py`
+creates the doctor on first use, so a start pays nothing for it.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ SLICE_S: Final = 0.0002
 """How long an examination may hold the loop before it lets requests through."""
 
 FRESH_S: Final = 2.0
-"""Who asks is told what was found so long ago; what is older is looked at again."""
+"""A report may show findings of this age; older ones are examined again."""
 
 LOGGED_MAX: Final = 20
-"""Findings that come or go in one examination and are logged one by one."""
+"""Findings logged one by one per examination; the rest are only counted."""
 
 _LEVELS: Final = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO}
 
 
 class Doctor:
-    """One examiner, run by whoever asks, and by the clock.
+    """One examiner, run on a timer and on request.
 
     Attributes:
-        faults: Examinations that raised, which is a bug.
+        faults: examinations that raised, which is a bug.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class Doctor:
         clock: Callable[[], float],
         wall_clock: Callable[[], float] = time.time,  # noqa: TID251 - engines stamp events with it
     ) -> None:
-        """Remember where to look.
+        """Remember where to look; the first examination runs later.
 
         Args:
             core: the state of the process.
-            limits: how often, how closely.
-            link_of: how it stands with a stream's connection; None: nobody listens yet.
-            peers: the replicas that are listened to.
+            limits: how often and how closely to examine.
+            link_of: the state of a stream's connection; None: nobody listens yet.
+            peers: the replicas this process listens to.
             clock: monotonic seconds.
             wall_clock: seconds since 1970.
         """
@@ -75,7 +75,7 @@ class Doctor:
         self._peers = peers
         self._clock = clock
         self._wall_clock = wall_clock
-        self._machine_clock = time.monotonic  # whosever `clock` is: it shows that the wall's is set
+        self._machine_clock = time.monotonic  # never `clock`: reveals steps of the wall clock
         self._turn = asyncio.Lock()
         self._examined_at = float("-inf")
         self.faults = 0
@@ -94,7 +94,7 @@ class Doctor:
         )
 
     async def watch(self) -> None:
-        """Examine for ever."""
+        """Examine forever."""
         while True:
             try:
                 await self.examine()
@@ -104,14 +104,14 @@ class Doctor:
             await asyncio.sleep(self._limits.interval_s)
 
     async def report(self) -> Report:
-        """Tell what is wrong now, or was a moment ago; who comes meanwhile shares a look."""
+        """Return findings at most `FRESH_S` old; concurrent callers share one examination."""
         async with self._turn:
             if self._clock() - self._examined_at >= FRESH_S:
                 await self._examine()
         return self.examiner.report(self._clock())
 
     async def examine(self) -> None:
-        """Look at everything once."""
+        """Examine everything once."""
         async with self._turn:
             await self._examine()
 
@@ -138,7 +138,7 @@ class Doctor:
 
 
 def _tell(changes: list[Change]) -> None:
-    """Log what has come and gone, once."""
+    """Log each finding once when it appears and once when it is over."""
     for change in changes[:LOGGED_MAX]:
         facts: dict[str, object] = {"code": change.code}
         facts |= {k: v for k, v in asdict(change.subject).items() if v is not UNSET}

@@ -1,8 +1,8 @@
 """Reads the clock, calls the core, carries out its effects: the only caller of `core/service.py`.
 
-The shop window: HTTP and embedding both speak to the core through this file. What a verb does is
-in `edge/verbs/`, grouped as the core's are, and hangs here; what stands around the core (who waits,
-event sources, housekeeping) is in `edge/driving/`. It decides nothing.
+HTTP and embedding both reach the core through this file. The verbs are implemented in
+`edge/verbs/`, grouped as in the core, and attached here; `edge/driving/` has what runs around the
+core (waiting requests, event sources, housekeeping). This file decides nothing.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ _log = logging.getLogger("select_service")
 
 
 class Driver:
-    """One core, its clock and its sockets; only a waiting selection is ever awaited.
+    """One core, its clock and its sockets; callers wait only for a selection.
 
     Attributes:
         core: the state, and the verbs that change it.
-        turn: what a call of a verb is made of.
-        discovery: where workers and replicas are found; set before `start`.
-        sources: the workers' events.
+        turn: the core, clock and effects that every verb shares.
+        discovery: finds workers and replicas; set before `start`.
+        sources: the workers' event streams.
     """
 
     def __init__(
@@ -92,26 +92,26 @@ class Driver:
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Build the core; sockets are opened by `start`.
+        """Build the core; `start` opens the sockets.
 
         Args:
             config: weights and switches.
             limits: bounds of the core.
-            edge_limits: bounds of what stands around it.
-            companions: who goes with it; `close` closes them.
-            policies: parsed policy file, or why it cannot be used.
-            admission: who is let in at all.
-            trust: when what an index says counts for less.
-            shadow: weights that look on; None: there are none.
+            edge_limits: bounds of the parts around the core.
+            companions: optional parts (keeper, security, tracing, recording); `close` closes them.
+            policies: the parsed policy file, or why it cannot be used.
+            admission: who is admitted at all.
+            trust: when an index counts for less.
+            shadow: weights evaluated alongside without effect; None: none.
             on_event_loss: what becomes of a rank's blocks when lost events cannot be recovered.
             replica_sync_port: where bookings are published; None: nowhere.
-            indexer_peers: base URLs of those who may have an index to start with.
+            indexer_peers: base URLs of peers that may have an index to start with.
             reach: where connections may lead.
             seed: for ties and temperatures; None: from the system.
             clock: seconds; when it goes back, time stands still.
 
         Raises:
-            ValueError: the settings of admission, trust, or of where to connect, make no sense.
+            ValueError: the settings of admission, trust or reach are inconsistent.
         """
         self._clock = clock = forwards_only(clock)
         self.addresses = Addresses(reach, clock=clock)
@@ -132,7 +132,7 @@ class Driver:
             life=_life(keeper, None if replica_sync_port is None else rng),
             watch=_watch(self.tracing, witness),
         )
-        self.core.trusting.wall_ahead = time.time() - clock()  # noqa: TID251 - no more than a day off
+        self.core.trusting.wall_ahead = time.time() - clock()  # noqa: TID251 - accurate to a day at best
         self.core.follow_shadow(shadow, clock())
         self._limits = bounds
         self.dumps = Dumps(self.core, bounds.dumps, clock)
@@ -150,10 +150,10 @@ class Driver:
         self._housekeeping = Housekeeping(turn, self._carrier.hurry)
         self._hang_health(turn, bounds.doctor)
 
-    def _hang_verbs(  # noqa: PLR0915 - one line a verb
+    def _hang_verbs(  # noqa: PLR0915 - one line per verb
         self, turn: Turn, witness: Witness | None, replica_port: int | None
     ) -> None:
-        """Hang every verb where the doors look for it."""
+        """Attach every verb as an attribute, where the HTTP handlers look for it."""
         registering = Registering(turn)
         self.upsert_worker = registering.upsert_worker
         self.patch_worker = registering.patch_worker
@@ -220,7 +220,7 @@ class Driver:
         self.replica_status = replicating.status
 
     def _listen_to_workers(self, turn: Turn, admission: AdmissionSettings) -> None:
-        """Stand ready for what workers publish: what they hold, and how loaded they are."""
+        """Prepare to receive what workers publish: KV events and load reports."""
         self.load_topic = LoadTopic(
             self._operating.hear_load,
             bytes_max=admission.load_report_bytes_max,
@@ -246,12 +246,12 @@ class Driver:
         """Open sockets and timers on the running loop.
 
         Args:
-            http_port: where replicas find our snapshot, on the host they listen to.
-            advertise_url: or there.
+            http_port: where replicas fetch our snapshot, on the host they listen to.
+            advertise_url: where they fetch it instead, if given.
 
         Raises:
             indexer.errors.EndpointRefused: the replica port cannot be bound.
-            StateDirUnusable: what is kept there means nothing to this build.
+            StateDirUnusable: this build cannot read the state directory.
         """
         listeners = self.sources.open()
         if self.recording is not None:
@@ -270,7 +270,7 @@ class Driver:
             self.discovery.start()
 
     async def _restore(self, keeper: Keeper) -> None:
-        """Bring back what is on disk, and write down what changes from now on."""
+        """Restore the state on disk, and record changes from now on."""
         dropped = await keeper.restore(self.core.state, self._carry_out, self._clock)
         changes = self.core.keep_changes()
         for key in dropped:
@@ -278,12 +278,12 @@ class Driver:
         keeper.start(changes, self._reserving.take_back)
 
     def announce_leaving(self) -> None:
-        """Not ready any more; replicas hear it at once, so that ours is theirs when we are gone."""
+        """Become not ready; tell replicas now, so that they inherit our bookings in time."""
         self.readiness.is_leaving = True
         self._replicating.leave()
 
     async def close(self) -> None:
-        """Send waiting requests away, stop timers, close sockets. Idempotent."""
+        """Dismiss waiting requests, stop timers, close sockets. Idempotent."""
         if self.discovery is not None:
             await self.discovery.close()
         self._waiting.close()
@@ -305,20 +305,20 @@ class Driver:
             await self.recording.close()
 
     async def settle(self) -> None:
-        """Wait until everything done so far may be acknowledged (embedding; HTTP has its own way).
+        """Wait until all changes may be acknowledged (for embedding; HTTP has its own way).
 
         Raises:
-            ServiceError: the disk refuses.
+            ServiceError: the disk refuses the write.
         """
         if self.keeper is not None and (written := self.keeper.settled()) is not None:
             await written
 
     async def recovered(self, timeout_s: float) -> bool:
-        """Wait until the index is recovered, or will not be, for so long; False if it runs on."""
+        """Wait for the end of index recovery, successful or not; False on timeout."""
         return await self._recovering.finished(timeout_s)
 
     def reconfigure(self, old: Settings, new: Settings) -> None:
-        """Put other settings in force at once; they were judged, see `reloading.py`."""
+        """Apply new settings at once; `reloading.py` has validated them."""
         for limits, before, after in (
             (self.core.registry.limits, old.stream_limits, new.stream_limits),
             (self._limits.replicas, old.replica_limits, new.replica_limits),
@@ -338,12 +338,12 @@ class Driver:
     # -- what other parts read -----------------------------------------------------------------
 
     def now(self) -> float:
-        """Return the monotonic seconds that everything here is told."""
+        """Return the monotonic seconds that everything here uses."""
         return self._clock()
 
     @property
     def teller(self) -> Teller:
-        """Who tells decisions."""
+        """The reader of recorded decisions."""
         return self._selecting.teller
 
     @property
@@ -353,7 +353,7 @@ class Driver:
 
     @property
     def awaited(self) -> int:
-        """What was booked here and is in flight, and requests that wait for a worker."""
+        """Reservations booked here and still in flight, plus requests that wait for a worker."""
         return self.core.desk.bookings.expected
 
     @property
@@ -363,7 +363,7 @@ class Driver:
 
     @property
     def recovery(self) -> Recovery | None:
-        """The start-up recovery from a peer; None: nobody is asked."""
+        """The start-up recovery from a peer; None: no peers configured."""
         return self._recovering.recovery
 
     @property
@@ -373,17 +373,17 @@ class Driver:
 
     @property
     def diagnosed(self) -> Doctor | None:
-        """Who examines the fleet, once there was reason to."""
+        """The doctor, once something has needed it."""
         return self._health.diagnosed
 
     @property
     def event_handshakes_failed(self) -> Mapping[str, int]:
-        """Handshakes with workers that failed, by how."""
+        """Failed handshakes with workers, by kind of failure."""
         return self.sources.handshakes_failed
 
     @property
     def housekeeping_faults(self) -> int:
-        """Turns of housekeeping that raised, which is a bug."""
+        """Housekeeping turns that raised, which is a bug."""
         return self._housekeeping.faults
 
     def _is_fleet_known(self) -> bool:
@@ -391,17 +391,17 @@ class Driver:
 
 
 def _chance(seed: int | None, recording: Recording | None) -> tuple[random.Random, Witness | None]:
-    """Return what ties are drawn from, and who notes it where everything is recorded."""
+    """Return the random source, and its witness if everything is recorded."""
     if recording is None:
         return random.Random(seed), None
-    from select_service.core.watching.witness import Witness  # for who records
+    from select_service.core.watching.witness import Witness  # only if recording
 
     return recording.random(seed), Witness(recording)
 
 
 def _life(keeper: Keeper | None, rng: random.Random | None) -> Life:
-    """Return whose life this is: the keeper's who has one; for replicas else a new one."""
-    first_decision = int(time.time() * 1e6)  # noqa: TID251 - as no earlier life's
+    """Return the identity of this run: the keeper's, or a new one if replicas need it."""
+    first_decision = int(time.time() * 1e6)  # noqa: TID251 - above any earlier run's
     if keeper is not None:
         return Life(0 if rng is None else keeper.router_id, keeper.epoch, first_decision)
     return Life(0 if rng is None else rng.getrandbits(64) | 1, 1, first_decision)

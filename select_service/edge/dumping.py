@@ -1,8 +1,8 @@
-"""GET /dump: the whole index as JSON in pieces, for so many readers at a time and for so long.
+"""GET /dump: the whole index as JSON in pieces, bounded in concurrent readers and in time.
 
-A dump keeps the index from tidying up behind it, and whoever reads it slowly keeps it going: hence
-both bounds. `driver.py` has one `Dumps`, `http/handlers/` and `tenancy/views.py` ask it, the
-carrier sends what it yields.
+A dump keeps the index from tidying up, and a slow reader prolongs that: hence both bounds.
+`driver.py` has one `Dumps`, `http/handlers/` and `tenancy/views.py` call it, and the HTTP transport
+sends what it yields.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ SLICE_S: Final = 0.0003
 """How long /dump may hold the loop before it lets requests through."""
 
 PAUSE_S: Final = 0.001
-"""How long it then rests while others ask for workers: a process that always has something to do
-waits for a processor like everybody else, and they with it."""
+"""How long it then rests while selections arrive: a process that never sleeps has to wait for a CPU
+like any other, and its requests wait with it."""
 
 COMPANY_S: Final = 0.1
-"""So long after a selection others are taken to be asking."""
+"""Selections are taken to be arriving for this long after the last one."""
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class Dumps:
-    """Those under way.
+    """The dumps under way.
 
     Attributes:
-        outcomes: how those ended that did, or that they were refused.
+        outcomes: how many dumps ended in each way, including refusals.
     """
 
     def __init__(self, core: SelectionCore, limits: DumpLimits, clock: Callable[[], float]) -> None:
-        """Stand before the indexes of a service.
+        """Serve dumps of a core's indexes.
 
         Args:
-            core: has them.
-            limits: how many, and how long; whoever changes them changes what holds.
+            core: owns the indexes.
+            limits: how many at once and how long; changes to it take effect at once.
             clock: monotonic seconds.
         """
         self._core, self._limits, self._clock = core, limits, clock
@@ -59,17 +59,17 @@ class Dumps:
 
     @property
     def running(self) -> int:
-        """How many are under way."""
+        """How many dumps are under way."""
         return self._places.taken
 
     def begin(self, tenants: frozenset[str] | None = None) -> AsyncIterator[bytes]:
-        """GET /dump: begin one; its pieces let the loop go every few hundred microseconds.
+        """GET /dump: begin one; it yields to the event loop every few hundred microseconds.
 
         Args:
             tenants: whose indexes; None: all.
 
         Raises:
-            TooManyDumps: as many as `--dumps-max` are under way.
+            TooManyDumps: `--dumps-max` are already under way.
         """
         if self._places.taken >= self._limits.at_once_max:
             self.outcomes["refused"] += 1
@@ -95,7 +95,7 @@ class Dumps:
                     if counters.selections != selections:
                         selections, alone_at = counters.selections, now + COMPANY_S
                     await asyncio.sleep(PAUSE_S if now < alone_at else 0)
-                    now = self._clock()  # whoever reads slowly has kept us meanwhile
+                    now = self._clock()  # a slow reader may have kept us waiting
                     if now >= ends_at:
                         outcome = "timeout"
                         raise StreamCut
@@ -107,9 +107,9 @@ class Dumps:
             self.outcomes[outcome] += 1
 
     def _parts(self, tenants: frozenset[str] | None) -> Generator[bytes]:
-        """Yield it in small parts; an empty one is a moment in which nothing was found."""
+        """Yield the dump in small parts; an empty part is a step that found nothing."""
         registry, opening = self._core.registry, b"{"
-        for scope in [one for one, _ in registry.indexes()]:  # some come or go meanwhile
+        for scope in [one for one, _ in registry.indexes()]:  # a copy: indexes come and go
             index = registry.index(scope)
             if index is None or (tenants is not None and scope.tenant_id not in tenants):
                 continue

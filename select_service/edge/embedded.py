@@ -1,7 +1,7 @@
 """The same service for a caller in the same process: async verbs, listeners included, no HTTP.
 
-A Ray actor holds one `SelectionService` and awaits its methods. They mirror the HTTP routes one
-to one and raise the errors of `select_service.errors` in place of statuses.
+A Ray actor holds one `SelectionService` and awaits its methods. They mirror the HTTP routes one to
+one and raise the errors of `select_service.errors` instead of returning statuses.
 """
 
 from __future__ import annotations
@@ -86,15 +86,15 @@ class SelectionService:
             on_event_loss: what becomes of a rank's blocks when lost events cannot be recovered.
             replica_sync_port: where bookings are published to replicas; None: nowhere.
             state_dir: where workers, reservations, leases and the index are kept; None: nowhere.
-                Taken at once, given back when the context is left.
-            strict: a verb that changes something returns once that is on disk.
-            admission: who is let in at all; None: everybody.
-            trust: when what an index says counts for less; None: as without flags.
-            shadow: weights that look on and act on nothing; None: there are none.
+                Locked at once, released when the context is left.
+            strict: a verb that changes something returns only once the change is on disk.
+            admission: who is admitted at all; None: everybody.
+            trust: when an index counts for less; None: the defaults of the flags.
+            shadow: weights evaluated alongside without effect; None: none.
             seed: for ties and temperatures; None: from the system.
 
         Raises:
-            StateDirUnusable: the directory cannot be used, or another process has it.
+            StateDirUnusable: the directory cannot be used, or another process holds it.
         """
         keeper = None if state_dir is None else Keeper(Path(state_dir), strict=strict)
         self.driver = Driver(
@@ -114,7 +114,7 @@ class SelectionService:
         try:
             await self.driver.start()
         except BaseException:
-            await self.driver.close()  # nobody leaves a context that was not entered
+            await self.driver.close()  # __aexit__ will not run for a context that was not entered
             raise
         return self
 
@@ -145,18 +145,18 @@ class SelectionService:
         return await self._settled(self.driver.delete_worker(worker_id))
 
     async def drain_worker(self, worker_id: int, reason: str | None = None) -> DrainStatus:
-        """Give a worker no more work; POST /workers/{id}/drain. Raises WorkerNotFound."""
+        """Send a worker no new requests; POST /workers/{id}/drain. Raises WorkerNotFound."""
         self._check_writable()
         request = DrainRequest(reason=reason)
         return await self._settled(self.driver.drain_worker(worker_id, request))
 
     async def undrain_worker(self, worker_id: int) -> DrainStatus:
-        """Let it be chosen again; DELETE /workers/{id}/drain. Raises WorkerNotFound."""
+        """Let a worker be selected again; DELETE /workers/{id}/drain. Raises WorkerNotFound."""
         self._check_writable()
         return await self._settled(self.driver.undrain_worker(worker_id))
 
     async def drain_status(self, worker_id: int) -> DrainStatus:
-        """Tell what is in flight on it; GET /workers/{id}/drain. Raises WorkerNotFound."""
+        """Return what is in flight on a worker; GET /workers/{id}/drain. Raises WorkerNotFound."""
         return self.driver.drain_status(worker_id)
 
     async def workers(
@@ -193,18 +193,18 @@ class SelectionService:
         return await self._settled(await explained(answer, self.driver.teller, as_told))
 
     async def reserve(self, request: ReservationRequest) -> ReservationAnswer:
-        """Book a rank of the caller's choice; POST /reservations."""
+        """Book a rank the caller has chosen; POST /reservations."""
         self._check_writable()
         return await self._settled(self.driver.reserve(request))
 
     async def prefill_complete(self, reservation_id: str, cached_tokens: int | None = None) -> None:
-        """The prompt is computed, so much of it was cached; POST …/prefill_complete."""
+        """Report the prompt as computed, with so many tokens cached; POST …/prefill_complete."""
         self._check_writable()
         self.driver.prefill_complete(reservation_id, cached_tokens)
         await self.driver.settle()
 
     async def output_block(self, reservation_id: str, decay_fraction: float | None = None) -> None:
-        """One more block is filled; POST /reservations/{id}/output_block."""
+        """Report one more filled block; POST /reservations/{id}/output_block."""
         self._check_writable()
         self.driver.output_block(reservation_id, decay_fraction)
         await self.driver.settle()
@@ -216,7 +216,7 @@ class SelectionService:
         await self.driver.settle()
 
     async def batch(self, request: BatchRequest) -> BatchAnswer:
-        """Carry out many lifecycle calls in order, each for itself; POST /reservations/batch."""
+        """Carry out many lifecycle calls in order, independently; POST /reservations/batch."""
         self._check_writable()
         answer = self.driver.batch_now(request)
         if not isinstance(answer, BatchAnswer):
@@ -224,16 +224,16 @@ class SelectionService:
         return await self._settled(answer)
 
     async def open_lease(self, request: LeaseRequest) -> LeaseRecord:
-        """Open a lease, or renew one's own; POST /leases."""
+        """Open a lease, or renew the caller's own; POST /leases."""
         self._check_writable()
         return await self._settled(self.driver.open_lease(request))
 
     async def renew_lease(self, lease_id: str, ttl_s: float | None = None) -> LeaseRecord:
-        """Renew all that lives under a lease; POST /leases/{id}/renew. Raises LeaseNotFound."""
+        """Renew everything under a lease; POST /leases/{id}/renew. Raises LeaseNotFound."""
         return self.driver.renew_lease(lease_id, LeaseRenewal(ttl_s=ttl_s))
 
     async def close_lease(self, lease_id: str) -> None:
-        """End a lease and free all under it; DELETE /leases/{id}. Repeatable."""
+        """End a lease and free everything under it; DELETE /leases/{id}. Repeatable."""
         self._check_writable()
         lease = self.driver.close_lease_now(lease_id)
         if lease is not None:
@@ -255,11 +255,11 @@ class SelectionService:
         return self.driver.potential_loads(request)
 
     async def overlap_scores(self, request: OverlapScoresRequest) -> OverlapScores:
-        """Return what every rank holds of this prompt; POST /overlap_scores."""
+        """Return what every rank has cached of this prompt; POST /overlap_scores."""
         return self.driver.overlap_scores(request)
 
     async def decision(self, name: str) -> Decision:
-        """Return what decided a selection; GET /decisions/{id}. Raises DecisionNotFound."""
+        """Return the record behind a selection; GET /decisions/{id}. Raises DecisionNotFound."""
         return await self.driver.teller.tell(self.driver.teller.find(name))
 
     async def decisions(self, wanted: Wanted) -> list[Decision]:
@@ -271,13 +271,13 @@ class SelectionService:
     async def trust(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> TrustTable:
-        """Return how far every rank's index is believed; GET /trust."""
+        """Return how far each rank's index is trusted; GET /trust."""
         return self.driver.trust(model_name, tenant_id)
 
     async def shadow(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> ShadowStatus:
-        """Return what the weights that look on would have done; GET /shadow."""
+        """Return what the shadow weights would have chosen; GET /shadow."""
         return await self.driver.shadow(model_name, tenant_id)
 
     def dump(self) -> AsyncIterator[bytes]:

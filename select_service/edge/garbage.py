@@ -1,14 +1,13 @@
-"""When Python looks for cyclic garbage: not while somebody waits, and not in all there is.
+"""Decides when Python collects cyclic garbage: in quiet moments, and rarely over the whole heap.
 
-By itself it looks through every object alive each time their number has grown by a quarter, which
-holds the loop for 3 ms per thousand reservations, and finds nothing: what ends here ends by its
-reference count. What is left are the cycles of connections and of tasks that failed; young ones
-are found as ever, and all of them at a moment without requests, or at last whatever there is.
-`app.py` starts this for a process of its own; who embeds the service keeps his own ways.
+By default a full collection runs each time the number of live objects has grown by a quarter. It
+holds the loop for 3 ms per thousand reservations and finds nothing: reservations are freed by
+reference count. Only connections and failed tasks leave cycles. Young ones are collected as usual,
+older ones in a moment without requests, or unconditionally after `FULL_S`. `app.py` starts this for
+the server process; embedded services keep the defaults of their host.
 
-In quiet moments the C library gives back, too, what it keeps of memory that was freed: it does so
-by itself only from the end of its heap, and after a hundred thousand reservations something always
-lies there.
+Quiet moments also return freed memory to the system: glibc does so by itself only from the end of
+its heap, and after a hundred thousand reservations something always lies there.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ if TYPE_CHECKING:
 __all__ = ["GarbageCollection"]
 
 LOOK_S: Final = 1.0
-"""How often it is looked whether anybody is there; without requests for so long it is quiet."""
+"""How often to check for traffic; an interval without requests counts as quiet."""
 
 QUIET_FULL_S: Final = 600.0
-"""After so long everything is looked through in the next quiet moment."""
+"""Run a full collection in the next quiet moment after this long."""
 
 LOAD: Final = 10_000
-"""Or after so many requests: what Python keeps of ended objects of each kind to make the next out
-of them lies all over what a load has left, and only this gives it back. 10 of 30 megabytes that
-stay after a hundred thousand reservations."""
+"""Or after this many requests: Python's free lists are scattered all over the memory a load has
+used, and only a full collection releases them. They hold 10 of the 30 megabytes that remain after a
+hundred thousand reservations."""
 
 LOAD_S: Final = 60.0
-"""But not sooner than this after the last time."""
+"""But not sooner than this after the last one."""
 
 FULL_S: Final = 7200.0
-"""And after so long at once: a process without a quiet second still gets rid of all garbage."""
+"""And after this long at once, so that a process without a quiet second still frees all garbage."""
 
 TRIM_S: Final = 10.0
-"""And so often, when it is quiet, the C library gives back what it does not need: a quarter of a
-millisecond per ten megabytes that it has, some microseconds when there is nothing."""
+"""How often malloc_trim runs while quiet: a quarter of a millisecond per ten megabytes it holds, a
+few microseconds if there is nothing."""
 
 _NEVER: Final = 1 << 30
 
@@ -52,16 +51,16 @@ class GarbageCollection:
     """Full collections by the clock instead of by the number of objects."""
 
     def __init__(self, traffic: Traffic, clock: Callable[[], float]) -> None:
-        """Change nothing yet.
+        """Change nothing until `start`.
 
         Args:
-            traffic: tells whether requests come.
+            traffic: counts requests.
             clock: monotonic seconds.
         """
         self._traffic = traffic
         self._clock = clock
         self._collected_at = clock()
-        self._collected_with = 0  # requests answered by then
+        self._collected_with = 0  # requests answered at that time
         self._answered = -1
         self._before: tuple[int, int, int] | None = None
         self._trimmed_at = clock()
@@ -69,18 +68,18 @@ class GarbageCollection:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Take over; what is alive now is taken for permanent: modules, and restored state."""
-        # not collected first: to look through all modules is a tenth of a start, and what garbage
-        # importing has left (some 2,000 small objects) stays the same for ever
+        """Take over; freeze what is alive now (modules, restored state) as permanent."""
+        # No collection first: it would take a tenth of the start, and the garbage left by imports
+        # (some 2,000 small objects) never grows.
         gc.freeze()
         self._before = gc.get_threshold()
         gc.set_threshold(*self._before[:2], _NEVER)
-        gc.enable()  # nobody needs it while a process starts
+        gc.enable()  # the start itself runs without it
         self._collected_at = self._clock()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def close(self) -> None:
-        """Give it back to Python. Idempotent."""
+        """Hand control back to Python. Idempotent."""
         if self._task is not None and self._before is not None:
             self._task.cancel()
             self._task = None
@@ -93,7 +92,7 @@ class GarbageCollection:
             self.look()
 
     def look(self) -> bool:
-        """Collect if it is time; tells whether it did."""
+        """Collect if it is time; return whether it did."""
         answered = self._traffic.answered
         is_quiet = not self._traffic.in_flight and answered == self._answered
         self._answered = answered
@@ -111,7 +110,7 @@ class GarbageCollection:
         return True
 
     def _give_back(self) -> None:
-        """Have the C library give back what it keeps, where it is glibc."""
+        """Return freed memory to the system, if the C library is glibc."""
         if self._trim is None:
             self._trim = _trimmer()
         self._trim(0)
@@ -119,7 +118,7 @@ class GarbageCollection:
 
 
 def _trimmer() -> Callable[[int], int]:
-    import ctypes  # no start need wait for it
+    import ctypes  # not needed at start
 
     try:
         trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim

@@ -1,9 +1,9 @@
-"""What can wait a moment: loaded once the port is open, or with who asks for it before.
+"""Modules that are loaded after the port opens, or on first use if that comes sooner.
 
-A start lasts as long as its imports. Nobody scrapes in the first half second, so what renders
-/metrics and /openapi.json is not loaded before the port opens, nor what reads MessagePack (`app.py`
-and `http/bodies.py` import it when it is called for), but then one module at a time: no request
-waits for more than one of them.
+Imports dominate the start-up time. Nobody scrapes in the first half second, so the renderers of
+/metrics and /openapi.json and the MessagePack codec stay out of it (`app.py` and `http/bodies.py`
+import them when called for). They are then loaded one module at a time, so that no request waits
+for more than one of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["LATE", "PAUSE_S", "load", "load_in_turns"]
 _log = logging.getLogger("select_service")
 
 LATE: Final = (
-    "email.message",  # down to http.server: what prometheus_client needs of the standard library
+    "email.message",  # to http.server: the standard library modules that prometheus_client needs
     "http.client",
     "urllib.request",
     "wsgiref.simple_server",
@@ -40,32 +40,32 @@ LATE: Final = (
 """In this order each takes one to three milliseconds, prometheus_client six."""
 
 PAUSE_S: Final = 0.05
-"""Before each of them: the first requests after the port has opened come first."""
+"""Before each module: the first requests after the port has opened come first."""
 
 STEP_PAUSE_S: Final = 0.005
-"""Before each step of what is made of it."""
+"""Before each of the caller's steps."""
 
 
 def load() -> None:
-    """Load it all at once: 20 ms."""
+    """Load everything at once: 20 ms."""
     for name in LATE:
         import_module(name)
 
 
 async def load_in_turns(steps: Iterable[None] = ()) -> None:
-    """Load it with pauses for requests; what cannot be loaded now is left to who asks for it.
+    """Load everything with pauses for requests; what fails now is loaded on first use.
 
     Args:
-        steps: taken one by one when all is loaded, of milliseconds at most.
+        steps: run one by one once all is loaded; a few milliseconds each at most.
     """
     for name in LATE:
         await asyncio.sleep(PAUSE_S)
         try:
             import_module(name)
-        except Exception as error:  # noqa: BLE001 - no descriptors left, for one, or no memory
+        except Exception as error:  # noqa: BLE001 - for example no descriptors or memory left
             _log.warning("loaded when it is asked for: %s: %r", name, error)
     try:
         for _ in steps:
             await asyncio.sleep(STEP_PAUSE_S)
-    except Exception as error:  # noqa: BLE001 - who asks for it is told, and counted
+    except Exception as error:  # noqa: BLE001 - first use will raise it again, and count it
         _log.warning("made when it is asked for: %r", error)

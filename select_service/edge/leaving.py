@@ -1,10 +1,9 @@
-"""How a process goes: it says so first, serves on for a while, and ends when nobody needs it.
+"""Graceful exit: announce it, keep serving for a while, end when nobody needs the process.
 
-The word is SIGTERM, or SIGUSR1 (`departure.py`) of somebody who says SIGTERM later.
-
-From the word on /ready is 503, replicas know, and every answer closes its connection, so that
-clients come back by way of whatever leads them to those who stay. All requests are answered until
-the end: somebody whom the news has not reached yet shall not fail. `app.py` stands before it.
+It begins with SIGTERM, or with SIGUSR1 (`departure.py`) if SIGTERM will follow later. From then on
+/ready is 503, replicas know, and every answer closes its connection, so that clients reconnect
+through their load balancer to the replicas that stay. All requests are answered until the end:
+clients that have not heard yet must not fail. `app.py` wires this up.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ if TYPE_CHECKING:
 _log = logging.getLogger("select_service")
 
 LOOK_S: Final = 0.1
-"""How late it may be noticed that nobody needs us any more."""
+"""How late the process may notice that nobody needs it any more."""
 
 CLOSE: Final = (b"connection", b"close")
 
 
 class Host(Protocol):
-    """The service that goes."""
+    """The service that leaves."""
 
     def announce_leaving(self) -> None:
-        """Not ready from now on; replicas are told."""
+        """Become not ready and tell replicas."""
 
     @property
     def awaited(self) -> int:
-        """What was booked here and is in flight, and requests that wait for a worker."""
+        """Reservations booked here and still in flight, plus requests that wait for a worker."""
 
 
 class Leaving:
-    """From the word to the end. Begun once; saying it again changes nothing."""
+    """The steps from announcement to exit. Each happens once; repeated calls change nothing."""
 
     def __init__(
         self,
@@ -46,13 +45,13 @@ class Leaving:
         close_answers: Callable[[], None],
         end: Callable[[], None],
     ) -> None:
-        """Do nothing yet.
+        """Do nothing until `announce` or `begin`.
 
         Args:
-            service: what goes.
-            notice_s: for so long at least everything is served: news travels.
-            grace_s: for so long at most, while what was booked here is in flight.
-            close_answers: has every answer close its connection.
+            service: the service that leaves.
+            notice_s: minimum time everything is still served, for the news to spread.
+            grace_s: maximum time to wait for reservations booked here to finish.
+            close_answers: makes every answer close its connection.
             end: ends the process.
         """
         self._service = service
@@ -62,7 +61,7 @@ class Leaving:
         self._going: asyncio.Task[None] | None = None
 
     def announce(self) -> float:
-        """Give notice, from the loop, and serve on until `begin`; return when that was."""
+        """Give notice and serve on until `begin`; return the loop time of the notice."""
         if self._announced_at is None:
             self._announced_at = asyncio.get_running_loop().time()
             self._service.announce_leaving()
@@ -72,7 +71,7 @@ class Leaving:
         return self._announced_at
 
     def begin(self) -> None:
-        """Go, from the loop. Notice and grace count from when it was announced."""
+        """Leave; notice and grace count from the announcement. Called on the loop."""
         if self._going is not None:
             return
         if max(self._notice_s, self._grace_s) <= 0:

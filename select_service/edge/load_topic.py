@@ -1,11 +1,11 @@
-"""What workers tell of their own load on their event endpoint: the topic `kv_metrics`.
+"""Load reports that workers publish on their event endpoint, topic `kv_metrics`.
 
-The same as POST /workers/{id}/metrics says, for a worker that publishes anyway. A message has the
-topic `kv_metrics` as its first frame and, as its last, MessagePack or JSON: one rank's
+They carry the same content as POST /workers/{id}/metrics, for workers that publish anyway. The
+first frame of a message is the topic `kv_metrics`, the last is MessagePack or JSON: one rank's
 `{"kv_used_blocks", "kv_total_blocks", "num_requests_waiting", "num_requests_running"}` with a
-`dp_rank` where it is not the publisher's own, or `{"ranks": [those]}`. It has no sequence number
-that means anything. Only the latest of each rank is kept, and taken in a few times a second:
-however fast a worker talks, its KV events do not wait for it.
+`dp_rank` if it is not the publisher's own, or `{"ranks": [such objects]}`. A sequence number, if
+any, is ignored. Only the latest report of each rank is kept, and applied a few times a second:
+however fast a worker reports, its KV events do not wait.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 __all__ = ["APPLY_AFTER_S", "LoadTopic"]
 
 APPLY_AFTER_S: Final = 0.1
-"""Between hearing something and taking it in with whatever else was heard."""
-UNREADABLE: Final = (ValueError, RecursionError, OverflowError)  # also what msgspec raises
+"""Between the first report heard and applying all that have arrived by then."""
+UNREADABLE: Final = (ValueError, RecursionError, OverflowError)  # what msgspec and `read` raise
 RANKS_MAX: Final = 65_536
-"""Ranks heard of and not taken in yet."""
+"""Ranks with a report not yet applied."""
 _TOO_MANY: Final = "more ranks than a worker may have"
-_MEMBERS_MAX: Final = 64  # there are six; what is new among them is skipped
-_FRAMES_MIN: Final = 2  # topic and payload; engines' own sockets put a number between
+_MEMBERS_MAX: Final = 64  # six are defined; unknown ones are skipped
+_FRAMES_MIN: Final = 2  # topic and payload; engines' own sockets put a sequence number between
 
 
 class _Told(msgspec.Struct):
-    """A message, leniently: whatever else it says is skipped."""
+    """A message, read leniently: unknown members are skipped."""
 
     dp_rank: int | None = None
     kv_used_blocks: float | None = None
@@ -56,7 +56,7 @@ _members_of: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class LoadTopic:
-    """Gathers reports and hands them on."""
+    """Collects reports and hands them on in batches."""
 
     def __init__(
         self,
@@ -65,25 +65,26 @@ class LoadTopic:
         bytes_max: int = AdmissionSettings().load_report_bytes_max,
         ranks_max: int = CoreLimits().data_parallel_size_max,
     ) -> None:
-        """Start with nothing heard.
+        """Start with no reports.
 
         Args:
-            take: takes in what one worker said; it may raise nothing.
-            bytes_max: of a message: empty ranks take a byte each, and all are read in one go.
-            ranks_max: in one message.
+            take: applies what one worker reported; must not raise.
+            bytes_max: size of a message; bounded because empty ranks take a byte each, and all are
+                decoded in one go.
+            ranks_max: ranks in one message.
         """
         self._bytes_max, self._ranks_max = bytes_max, ranks_max
         self.heard = 0
         self.bad = 0
-        """Messages nobody understands, or that are too long."""
+        """Messages that were unreadable or too long."""
         self.left_out = 0
-        """Ranks of which something was heard while too many waited to be taken in."""
+        """Reports dropped because too many ranks were waiting to be applied."""
         self._take = take
         self._latest: dict[tuple[int, int], RankMetrics] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def hear(self, stream: EventStream, frames: Sequence[bytes]) -> None:
-        """Note one message of the topic; never raises."""
+        """Record one message of the topic; never raises."""
         self.heard += 1
         rank = stream.rank
         try:
@@ -111,7 +112,7 @@ class LoadTopic:
             self._take(worker_id, WorkerMetrics(ranks=ranks))
 
     def close(self) -> None:
-        """Hand nothing on any more. Idempotent."""
+        """Stop handing on reports. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -119,10 +120,10 @@ class LoadTopic:
 
 
 def read(frames: Sequence[bytes], bytes_max: int, ranks_max: int) -> _Message:
-    """Read one message of the topic, if it is of no more than so many bytes and ranks.
+    """Read one message of the topic, within bounds on bytes and ranks.
 
     Raises:
-        ValueError: it is none; or another of `UNREADABLE`.
+        ValueError: it is invalid or too large; or another of `UNREADABLE`.
     """
     if len(frames) < _FRAMES_MIN:
         raise ValueError("no payload")
@@ -130,7 +131,7 @@ def read(frames: Sequence[bytes], bytes_max: int, ranks_max: int) -> _Message:
     if len(payload) > bytes_max:
         raise ValueError("more bytes than --load-report-bytes-max")
     if payload[:1] == b"{":
-        if payload.count(b"{") > 2 * ranks_max:  # some may stand in what nobody knows
+        if payload.count(b"{") > 2 * ranks_max:  # twice, since unknown members may contain objects
             raise ValueError(_TOO_MANY)
         told = _from_json(payload)
     else:
@@ -142,7 +143,7 @@ def read(frames: Sequence[bytes], bytes_max: int, ranks_max: int) -> _Message:
 
 
 def _refuse_many(payload: bytes, ranks_max: int) -> None:
-    """Refuse MessagePack that announces too much, before objects are made of it.
+    """Refuse MessagePack that announces too many elements, before any objects are created.
 
     Raises:
         ValueError: it does; or another of `UNREADABLE`.
@@ -155,17 +156,17 @@ def _refuse_many(payload: bytes, ranks_max: int) -> None:
 
 
 def _announced(text: bytes, short: bytes, long: bytes) -> int:
-    """Return how many elements a map or an array of more than 15 has, by its head."""
+    """Return the element count in the header of a map or array; 0 if it has at most 15."""
     head = text[:1]
     size = 2 if head == short else 4 if head == long else 0
     return int.from_bytes(text[1 : 1 + size])
 
 
 def rank_metrics(told: _Told, dp_rank: int) -> RankMetrics:
-    """Return what was told of one rank in the form POST /workers/{id}/metrics takes.
+    """Convert the report of one rank to the form that POST /workers/{id}/metrics takes.
 
     Raises:
-        ValueError: a number out of its range, or none that is finite.
+        ValueError: a number is out of range or not finite.
     """
     if told.kv_used_blocks is not None and not isfinite(told.kv_used_blocks):
         raise ValueError("kv_used_blocks must be finite")

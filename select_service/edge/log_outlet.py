@@ -1,8 +1,8 @@
-"""Where log lines leave the process: written at once, or counted as lost; never waited for.
+"""Writes log lines without ever blocking: a line is written at once or counted as lost.
 
-Whoever reads them may stand still (a container's log driver with a full disk), and so would the
-event loop with its next line, and with it the service. So a line is written if there is room for
-it now, and the first that finds room again says how many did not.
+The reader of stderr may stall (a container's log driver with a full disk), which would block the
+event loop on its next line, and the service with it. So a line is written only if there is room for
+it now, and the first line that fits again reports how many were lost.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ if TYPE_CHECKING:
 __all__ = ["LOST", "LogOutlet"]
 
 PIECE_BYTES: Final = getattr(select, "PIPE_BUF", 512)
-"""As much as a pipe takes without waiting, all of it or nothing, when it says that it has room."""
+"""A pipe that reports room takes this much without blocking, all of it or nothing."""
 
 RETRY_S: Final = 0.1
-"""How long an outlet that failed is left alone: an error costs more than a line."""
+"""How long to leave an outlet alone after an error, which costs more than a line."""
 
 PATIENCE_MS: Final = 2
-"""How long the first line waits that finds no room: a reader that is at work makes some."""
+"""How long the first line that finds no room waits: a reader that is alive soon makes some."""
 
 HASTE_S: Final = 1.0
-"""How long no line waits after one did in vain: a reader slower than the lines stays so."""
+"""How long lines do not wait after one waited in vain: a reader slower than the lines stays so."""
 
 LOST: Final[dict[str, int]] = {"blocked": 0, "failed": 0}
-"""Lines of this process that nobody will read: there was no room, or the disk refused."""
+"""Lost lines of this process: there was no room, or the write failed."""
 
 
 class LogOutlet(logging.Handler):
-    """Writes the lines of a formatter to a stream; to its descriptor, if it has one."""
+    """Writes formatted lines to a stream, through its descriptor if it has one."""
 
     def __init__(self, stream: TextIO) -> None:
-        """Take a stream, which stays its owner's to close."""
+        """Take a stream; its owner closes it."""
         super().__init__()
         self._stream = stream
         self._own: int | None = None
         self._number: int | None = None
-        if hasattr(select, "poll"):  # elsewhere nobody says whether there is room
+        if hasattr(select, "poll"):  # without it nothing tells whether there is room
             try:
                 self._number = stream.fileno()
-            except (AttributeError, OSError, ValueError):  # in memory, closed, or no file at all
+            except (AttributeError, OSError, ValueError):  # in memory, closed, or not a file
                 pass
             else:
                 self._own = _reopened(self._number)
                 self._watch()
         self._lost = 0  # since the last line that found room
-        self._is_torn = False  # the last line has a beginning only
+        self._is_torn = False  # only a part of the last line was written
         self._retry_at = 0.0
-        self._patient_at = 0.0  # when a line may wait for room again
-        self._until: float | None = None  # the line that is written, once it had to
+        self._patient_at = 0.0  # from when on a line may wait for room again
+        self._until: float | None = None  # until when the current line may wait, once it had to
 
     def _watch(self) -> None:
         number = self._number if self._own is None else self._own
@@ -69,7 +69,7 @@ class LogOutlet(logging.Handler):
 
     @override
     def close(self) -> None:
-        """Let go of what is its own; what is said later is written to the stream's descriptor."""
+        """Close our own descriptor; later lines are written to the stream's."""
         if self._own is not None:
             os.close(self._own)
             self._own = None
@@ -80,7 +80,7 @@ class LogOutlet(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
-        except Exception:  # noqa: BLE001 - as in `logging`: who logs must not fail by it
+        except Exception:  # noqa: BLE001 - as in `logging`: logging must not fail the caller
             self.handleError(record)
             return
         why = (self._print if self._number is None else self._write)(f"{line}\n")
@@ -92,12 +92,12 @@ class LogOutlet(logging.Handler):
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # closed, for one
+        except (OSError, ValueError):  # for example closed
             return "failed"
         return None
 
     def _write(self, text: str) -> str | None:
-        """Write a line, behind what has to be said first; return why it is lost, if it is."""
+        """Write a line, after a pending note about lost ones; return why it is lost, or None."""
         if self._lost:
             if time.monotonic() < self._retry_at:
                 return "failed"
@@ -131,7 +131,11 @@ class LogOutlet(logging.Handler):
         return why
 
     def _find_room(self) -> None:
-        """Return if there is room for a piece, or soon is; all pieces of a line share its wait."""
+        """Return once there is room for a piece; all pieces of a line share one wait.
+
+        Raises:
+            BlockingIOError: there is none in time.
+        """
         if self._room.poll(0):
             return
         now = time.monotonic()
@@ -145,14 +149,15 @@ class LogOutlet(logging.Handler):
 
 
 def _reopened(number: int) -> int | None:
-    """Open a pipe or a terminal once more, so that no write to it waits; None if that cannot be.
+    """Reopen a pipe or terminal in non-blocking mode; None if that is impossible.
 
-    Its flags are shared by all who have it from the same opening, so they are left as they are.
+    The flags of the original descriptor stay as they are: every process that inherited it shares
+    them.
     """
     try:
         if os.isatty(number) or stat.S_ISFIFO(os.fstat(number).st_mode):
             flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             return os.open(f"/proc/self/fd/{number}", flags)
-    except OSError:  # no such path, another user's terminal, a pipe that nobody reads
+    except OSError:  # no such path, another user's terminal, a pipe without a reader
         pass
     return None

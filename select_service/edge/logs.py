@@ -1,7 +1,7 @@
-"""One shape for every log record, whoever wrote it: text for people or one JSON object per line.
+"""One format for all log records, whoever wrote them: text for people or one JSON object per line.
 
 The code logs through the standard library; this is its formatter. Prompts, tokens and hashes are
-never handed to a logger; what clients can choose (ids, paths, names) is escaped and cut here.
+never passed to a logger; client-chosen values (ids, paths, names) are escaped and cut here.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ VALUE_CHARS_MAX: Final = 256
 """Longer strings are cut: an id may be as long as a body."""
 
 TRACE_LINES_MAX: Final = 200
-"""Of a traceback, half of them its first and half its last: what an exception says may have as many
-lines as whoever caused it likes."""
+"""Lines kept of a traceback, half from its start and half from its end: the message of an exception
+may have as many lines as its cause chose."""
 
 _LEVEL_WIDTH: Final = 9
 _EVENT_WIDTH: Final = 30
 _INDENT: Final = "    "
-_QUOTED: Final = frozenset(" \t=\"'")  # around these a reader must see where a value ends
+_QUOTED: Final = frozenset(" \t=\"'")  # a value with one of these needs quotes to show its end
 _LIBRARIES: Final = ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "httpx", "httpcore")
 _OF_EVERY_RECORD: Final = frozenset((*vars(logging.makeLogRecord({})), "message", "asctime"))
 
@@ -48,17 +48,17 @@ def configure(
     stream: TextIO | None = None,
     ids: Callable[[], Mapping[str, str] | None] | None = None,
 ) -> None:
-    """Send every record of the process to stderr (or `stream`) in one format. Repeatable.
+    """Send all records of the process to stderr (or `stream`) in one format. Repeatable.
 
     Args:
         log_format: of the lines.
-        level: the least important to log.
-        access_log: whether requests are.
-        stream: where to; a process without any logs to nobody.
-        ids: tells which request a record is about, in a service that traces some.
+        level: the least important level to log.
+        access_log: whether to log requests.
+        stream: where to write; without it and without stderr, nothing is written.
+        ids: returns the trace ids of the current request, if tracing is on.
     """
     taker = sys.stderr if stream is None else stream
-    handler = logging.NullHandler() if taker is None else LogOutlet(taker)  # `2>&-`: there is none
+    handler = logging.NullHandler() if taker is None else LogOutlet(taker)  # `2>&-` leaves none
     handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
     if ids is not None:
         handler.addFilter(_Identified(ids))
@@ -75,7 +75,7 @@ def configure(
 
 
 class _Identified(logging.Filter):
-    """Lets every record through, with the ids of the request it is about."""
+    """Adds the trace ids of the current request to every record; drops none."""
 
     def __init__(self, ids: Callable[[], Mapping[str, str] | None]) -> None:
         super().__init__()
@@ -89,9 +89,9 @@ class _Identified(logging.Filter):
 
 
 class TextLines(logging.Formatter):
-    """`time [level] event [logger] key=value …`, and a traceback on lines of its own.
+    """`time [level] event [logger] key=value …`, followed by an indented traceback.
 
-    Those are indented, so that none of them can be taken for a record.
+    The indentation keeps its lines from being mistaken for records.
     """
 
     @override
@@ -106,7 +106,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One object per line; what JSON cannot say is spelt out."""
+    """One object per line; values JSON cannot express are written as their repr."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -125,7 +125,7 @@ class JsonLines(logging.Formatter):
 
 
 def tame(text: str) -> str:
-    """Escape control characters and cut what is long, so that nobody writes our log for us."""
+    """Escape control characters and cut long text, so that clients cannot forge log lines."""
     if len(text) > VALUE_CHARS_MAX:
         text = text[:VALUE_CHARS_MAX] + "…"
     return text if text.isprintable() else text.encode("unicode_escape").decode()
@@ -148,7 +148,7 @@ def _tamed(value: object) -> object:
 
 
 def _traces(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, str]:
-    """Return what came with a record that takes more than a line."""
+    """Return the parts of a record that span several lines."""
     traces: dict[str, str] = {}
     if record.exc_info:
         traces["exception"] = formatter.formatException(record.exc_info)

@@ -1,7 +1,7 @@
-"""Streams that have an end before their end: how many of a kind are under way, and what cuts one.
+"""Counts concurrent streams of a kind, so that they can be limited; also the error that cuts one.
 
-A place is taken when a stream is asked for, not when its first piece is: many may be asked for in
-one turn of the loop. `dumping.py` and `replicas/plane.py` count theirs here.
+A place is taken when a stream is requested, not when its first piece is read: many may be requested
+in one turn of the loop. `dumping.py` and `replicas/plane.py` use this.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ __all__ = ["Place", "Places", "StreamCut"]
 
 
 class StreamCut(Exception):
-    """A stream is not gone on with, for a reason that was counted; the client sees no end of it."""
+    """A stream is cut short, for a reason already counted; the client sees it end incomplete."""
 
 
 class Places:
-    """Attributes: `taken`, how many are."""
+    """The places of one kind of stream.
+
+    Attributes:
+        taken: how many are in use.
+    """
 
     __slots__ = ("taken",)
 
@@ -22,12 +26,12 @@ class Places:
         self.taken = 0
 
     def take(self) -> Place:
-        """Take one; who asks has looked whether there is one left."""
+        """Take one; the caller has checked that one is left."""
         return Place(self)
 
 
 class Place:
-    """Left at the end of its stream, or with a stream that nobody has begun to read."""
+    """One place; released when its stream ends, or is discarded unread."""
 
     __slots__ = ("_places",)
 
@@ -36,9 +40,9 @@ class Place:
         places.taken += 1
 
     def leave(self) -> None:
-        """Let somebody else in. Idempotent."""
+        """Release the place. Idempotent."""
         if self._places is not None:
             self._places.taken -= 1
             self._places = None
 
-    __del__ = leave  # HEAD asks for no pieces
+    __del__ = leave  # for HEAD, which reads no pieces

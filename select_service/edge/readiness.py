@@ -1,7 +1,7 @@
-"""What /ready waits for besides a worker: recoveries that run beside the requests.
+"""What /ready waits for besides a worker: recoveries that run alongside requests.
 
-Whoever has something to recover names it here with a question that is asked on every probe. The
-wait as a whole is bounded: a replica that can never recover is better than none.
+Each recovery registers a name and a predicate, which every probe evaluates. The total wait is
+bounded: a replica that can never recover is better than none.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ LEAVING: Final = "leaving"
 
 
 class Readiness:
-    """Names of what is waited for, until each is there or the time is up.
+    """What is still missing, until it is there or the time is up.
 
     Attributes:
         given_up: what was still missing when the time was up.
-        is_leaving: the process goes, and will not be ready again.
+        is_leaving: the process is leaving and will not be ready again.
     """
 
     def __init__(self, timeout_s: float, clock: Callable[[], float]) -> None:
-        """Wait for nothing yet; the time runs from the first look or `start`."""
+        """Wait for nothing yet; `start` sets the deadline."""
         self.given_up: list[str] = []
         self.is_leaving = False
         self._timeout_s = timeout_s
@@ -41,15 +41,15 @@ class Readiness:
         self._gates: dict[str, Callable[[], bool]] = {}
 
     def start(self) -> None:
-        """Let the time run."""
+        """Start the timeout."""
         self._deadline = self._clock() + self._timeout_s
 
     def wait_for(self, name: str, is_there: Callable[[], bool]) -> None:
-        """Name something that must be there first; once it was, it is not asked again."""
+        """Register a condition of readiness; once met, it is not checked again."""
         self._gates[name] = is_there
 
     def missing(self) -> list[str]:
-        """Return what is waited for now, in the order it was named."""
+        """Return what is still missing, in the order of registration."""
         for name in [name for name, is_there in self._gates.items() if is_there()]:
             del self._gates[name]
         if self._gates and self._deadline is not None and self._clock() >= self._deadline:

@@ -1,9 +1,9 @@
-"""What changes while the process runs: files read again on SIGHUP, and PUT /config.
+"""Settings that change at run time: files reread on SIGHUP, and PUT /config.
 
-A change is judged as a whole before anything of it holds: one bad value in the file of settings, in
-tokens, certificates or keys, and all of them stay as they are. What holds is then written into the
-objects that everybody reads it from, in one step of the event loop. What was put is kept with a
-state directory and outlives the process.
+A change is validated as a whole before any of it applies: one bad value in the settings file,
+tokens, certificates or keys leaves all of them as they are. Valid values are then written into the
+objects that everybody reads them from, in one step of the event loop. With a state directory,
+settings put through the API outlive the process.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _IN_ORDER: Final = (
     ("replay_backoff_s", "replay_backoff_max_s"),
     ("replica_pull_backoff_s", "replica_pull_backoff_max_s"),
 )
-"""Of these the first must not be more than the second."""
+"""In each pair the first must not exceed the second."""
 
 _IDS: Final = ("id_length_max", "lease_name_length_max")
 BOUND_ID_LENGTH_MIN: Final = 72
-"""Of these, where there are tokens: ids that come with one bound to a tenant are kept behind up to
-35 characters of that (see `tenancy/views.py`), and a UUID has 36."""
+"""Minimum of these if there are tokens: ids bound to a tenant are stored with a prefix of up to 35
+characters (see `tenancy/views.py`), and a UUID has 36."""
 
 Outcome = Literal["applied", "unchanged", "refused"]
 
@@ -66,7 +66,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     source: Source
     default: Any
     reloads: bool
-    after_restart: Any | UnsetType = UNSET  # what the file says, and only a restart can do
+    after_restart: Any | UnsetType = UNSET  # the file's value, which only a restart can apply
 
 
 class ConfigStatus(Struct, frozen=True):
@@ -77,20 +77,20 @@ class ConfigStatus(Struct, frozen=True):
 
 
 class Reloading:
-    """What is in force in one process, and its changes.
+    """The settings in force in one process, and changes to them.
 
     Attributes:
         settings: in force.
-        followers: told of settings that have come into force; must not fail.
-        counts: of changes, by who asked and what came of it.
+        followers: called with settings that have come into force; must not fail.
+        counts: changes by source and outcome.
     """
 
     def __init__(self, layers: Layers, service: Driver) -> None:
         """Follow nothing yet.
 
         Args:
-            layers: what was said at the start.
-            service: whose limits change.
+            layers: the settings at start-up, by source.
+            service: the service to reconfigure.
         """
         self._layers = layers
         self._service = service
@@ -106,11 +106,11 @@ class Reloading:
 
     @property
     def waiting(self) -> int:
-        """Settings of the file that only a restart can put in force."""
+        """How many settings of the file only a restart can apply."""
         return len(self._after_restart)
 
     def describe(self) -> ConfigStatus:
-        """Say what is in force, who said so, and what a restart would change."""
+        """Return the settings in force, their sources, and what a restart would change."""
         return ConfigStatus(self.settings.config, {one.field: self._of(one) for one in FLAGS})
 
     def _of(self, flag: Flag) -> Setting:
@@ -127,10 +127,10 @@ class Reloading:
     # -- requests ------------------------------------------------------------------------------
 
     def put(self, change: ConfigChange) -> ConfigStatus:
-        """Put settings in force at once, all or none.
+        """Apply settings at once, all or none.
 
         Raises:
-            InvalidField: one makes no sense, alone or with others.
+            InvalidField: one is invalid, alone or together with others.
             NeedsRestart: one cannot change while the process runs.
         """
         try:
@@ -165,7 +165,7 @@ class Reloading:
         return put
 
     def restore(self) -> None:
-        """Put in force what was put in an earlier life; what makes no sense any more is left."""
+        """Reapply settings put before the last restart; those no longer valid are ignored."""
         said = self._service.core.overrides.values
         put: dict[str, object] = {}
         for name, value in said.items():
@@ -183,13 +183,13 @@ class Reloading:
     # -- files ---------------------------------------------------------------------------------
 
     def hang_up(self) -> None:
-        """Read all files again soon."""
+        """Reread all files soon."""
         self._is_due = True
         if self._reading is None or self._reading.done():
             self._reading = asyncio.get_running_loop().create_task(self.read_again())
 
     async def read_again(self) -> None:
-        """Read until nobody asked meanwhile; beside the loop, for YAML takes its time."""
+        """Reread until no request is pending; in a thread, as YAML is slow."""
         self._is_due = True
         while self._is_due:
             self._is_due = False
@@ -206,7 +206,7 @@ class Reloading:
         file = None if path is None else await asyncio.to_thread(read_file, path)
         guard = None if security is None else await asyncio.to_thread(security.prepare)
         settings = None if file is None else self._judged(file)
-        # from here on nothing waits, and nothing can fail
+        # Nothing below awaits, and nothing can fail.
         if guard is not None:
             guard()
         if file is not None and settings is not None:
@@ -231,12 +231,12 @@ class Reloading:
         self._apply("sighup", reloadable)
 
     def _reloadable(self, settings: Settings) -> Settings:
-        """Return what is in force, with the settings that may change as they are in others."""
+        """Return the settings in force, with the reloadable ones taken from `settings`."""
         changed = {one.field: getattr(settings, one.field) for one in FLAGS if one.reloads}
         return replace(self.settings, **changed)
 
     def _apply(self, source: str, settings: Settings) -> None:
-        """Put checked settings in force; nothing here can fail."""
+        """Apply validated settings; nothing here can fail."""
         old, self.settings = self.settings, settings
         changed = [
             flag.field
@@ -254,13 +254,13 @@ class Reloading:
 
 
 def check_settings(settings: Settings) -> list[str]:
-    """Judge settings together; each alone was judged when it was read.
+    """Validate settings together; each alone was validated when it was read.
 
     Returns:
-        What will have no effect.
+        Warnings about settings without effect.
 
     Raises:
-        ConfigError: they make no sense.
+        ConfigError: they are inconsistent.
     """
     for low, high in _IN_ORDER:
         if getattr(settings, low) > getattr(settings, high):

@@ -1,7 +1,7 @@
-"""From method and raw path to a route: exact, case-sensitive, no slash folding.
+"""Maps method and raw path to a route: exact, case-sensitive, no slash folding.
 
-Knows nothing of ASGI, so that whatever carries requests can use it. The table itself is in
-`http/routes.py`; the rules for ids, numbers and queries in a URL are here.
+It knows nothing of ASGI, so any transport can use it. The table itself is in `http/routes.py`; the
+rules for ids, numbers and queries in a URL are here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OPEN: Final = "open"
 """The scope of routes that need no token."""
 
 _SHARE: Final = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?")
-_NUMBER: Final = re.compile(r"\+?0*([0-9]{1,20})")  # what u64 parsers of the reference accept
+_NUMBER: Final = re.compile(r"\+?0*([0-9]{1,20})")  # what the u64 parsers of the reference accept
 
 
 class Route(Struct, Generic[H], frozen=True):
@@ -49,15 +49,15 @@ class Route(Struct, Generic[H], frozen=True):
     takes: type | None = None  # JSON body; None: any body is ignored
     answers: object = None  # a type msgspec can describe; None: not JSON
     status: int = 200
-    refusals: tuple[int, ...] = ()  # statuses >= 400 besides those of its parts
+    refusals: tuple[int, ...] = ()  # statuses >= 400 besides those implied by the other fields
     query: tuple[str, ...] = ()
     summary: str = ""
-    changes: bool = False  # something that outlives the answer
-    body_optional: bool = False  # without one, no Content-Type either
-    status_again: int | None = None  # where nothing is new
-    scope: str = "admin"  # a token needs to use it; see `security/authority.py`
-    of_process: bool = False  # it concerns no tenant but the whole process
-    body_lenient: bool = False  # whatever its Content-Type; the handler ignores what says nothing
+    changes: bool = False  # it changes state that outlives the answer
+    body_optional: bool = False  # without a body no Content-Type either
+    status_again: int | None = None  # if nothing is new
+    scope: str = "admin"  # that a token needs; see `security/authority.py`
+    of_process: bool = False  # concerns the whole process, not a tenant
+    body_lenient: bool = False  # any Content-Type; the handler ignores meaningless bodies
 
 
 class Match(NamedTuple, Generic[H]):
@@ -68,14 +68,14 @@ class Match(NamedTuple, Generic[H]):
 
 
 class Router(Generic[H]):
-    """Finds routes by a dict lookup; those with braces in their pattern by first segment."""
+    """Finds static routes by one dict lookup; those with braces by first segment and length."""
 
     def __init__(self, routes: Sequence[Route[H]], missing: str = "route not found") -> None:
         """Take the table.
 
         Args:
-            routes: every line of it.
-            missing: what is said to who asks for another.
+            routes: all of them.
+            missing: the error message for any other path.
         """
         self._missing = missing
         self._static: dict[bytes, dict[str, Route[H]]] = {}
@@ -98,7 +98,7 @@ class Router(Generic[H]):
 
         Raises:
             RouteNotFound: no route has this path.
-            MethodNotAllowed: one has, not with this method.
+            MethodNotAllowed: one has it, but with another method.
             InvalidPath: a segment is not UTF-8.
         """
         methods, segments = self._find(method, raw_path)
@@ -110,7 +110,7 @@ class Router(Generic[H]):
         return Match(route, tuple(map(_decode_segment, segments)) if segments else ())
 
     def find(self, method: str, raw_path: bytes) -> Match[H] | None:
-        """Like `match`, for a caller that has another way: None where that raises, and for HEAD."""
+        """Like `match`, for callers with a fallback: None where that raises, and for HEAD."""
         methods, segments = self._find(method, raw_path)
         route = methods.get(method)
         if route is None or route.method != method:
@@ -129,7 +129,7 @@ class Router(Generic[H]):
         methods = self._static.get(raw_path)
         if methods is None:
             return self._find_shaped(raw_path)
-        if method not in methods:  # DELETE /reservations/batch: somebody's id, and no batch
+        if method not in methods:  # DELETE /reservations/batch frees the reservation named `batch`
             shaped, segments = self._find_shaped(raw_path)
             if method in shaped:
                 return shaped, segments
@@ -154,7 +154,7 @@ class _Shape(NamedTuple):
 
     length: int
     first: bytes
-    fixed: tuple[tuple[int, bytes], ...]  # behind the first: where, and what
+    fixed: tuple[tuple[int, bytes], ...]  # after the first: (position, text)
     open: tuple[int, ...]
 
 
@@ -179,10 +179,10 @@ def _decode_segment(segment: bytes) -> str:
 
 
 def read_u64(segment: str) -> int:
-    """Read a path number; `+1` and `01` are 1.
+    """Read a number in a path; `+1` and `01` are 1.
 
     Raises:
-        InvalidPath: no number, or beyond 64 bits.
+        InvalidPath: not a number, or beyond 64 bits.
     """
     found = _NUMBER.fullmatch(segment)
     value = int(found[1]) if found else U64_MASK + 1
@@ -192,10 +192,10 @@ def read_u64(segment: str) -> int:
 
 
 def read_count(name: str, text: str | None, default: int, most: int | None = None) -> int:
-    """Read a number of things in a query; at least one.
+    """Read a count in a query; at least one.
 
     Raises:
-        InvalidQuery: it is none, or above `most`.
+        InvalidQuery: not a count, or above `most`.
     """
     if text is None:
         return default
@@ -211,7 +211,7 @@ def read_share(name: str, text: str | None, default: float) -> float:
     """Read a number from 0 to 1 in a query, such as 0.05.
 
     Raises:
-        InvalidQuery: it is none.
+        InvalidQuery: not such a number.
     """
     if text is None:
         return default
@@ -221,10 +221,10 @@ def read_share(name: str, text: str | None, default: float) -> float:
 
 
 def read_id(name: str, text: str | None) -> int | None:
-    """Read the u64 of somebody in a query.
+    """Read a u64 id in a query.
 
     Raises:
-        InvalidQuery: it is none.
+        InvalidQuery: not a u64.
     """
     try:
         return None if text is None else read_u64(text)
@@ -233,10 +233,10 @@ def read_id(name: str, text: str | None) -> int | None:
 
 
 def read_switch(name: str, text: str | None) -> bool:
-    """Read a switch in a query, off unless given.
+    """Read a boolean in a query; false unless given.
 
     Raises:
-        InvalidQuery: it is neither `true` nor `false`.
+        InvalidQuery: neither `true` nor `false`.
     """
     if text not in (None, "true", "false"):
         raise InvalidQuery(f"`{name}` must be true or false", field=name)
@@ -247,7 +247,7 @@ def read_query(raw: bytes, known: tuple[str, ...]) -> dict[str, str]:
     """Read the known keys of a query string; others are skipped, bad UTF-8 becomes U+FFFD.
 
     Raises:
-        InvalidQuery: a known key comes twice.
+        InvalidQuery: a known key occurs twice.
     """
     values: dict[str, str] = {}
     if not raw:
@@ -264,7 +264,7 @@ def read_query(raw: bytes, known: tuple[str, ...]) -> dict[str, str]:
 
 
 def unknown_in_query(raw: bytes, known: tuple[str, ...]) -> list[str]:
-    """Return the keys of a query string that a route does not know, each once, as they come."""
+    """Return the keys of a query string that a route does not know, each once, in order."""
     keys = (_decode_form(pair.partition(b"=")[0]) for pair in raw.split(b"&") if pair)
     return list(dict.fromkeys(key for key in keys if key not in known))
 

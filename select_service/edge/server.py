@@ -1,7 +1,7 @@
-"""Uvicorn's server with our entrances, our deadlines on connections and our way of leaving.
+"""Uvicorn's server with our listening sockets, connection deadlines and graceful exit.
 
-`app.py` makes one and lets it run; protocols (`http/fast_lane.py`) are made here, one for each
-connection, with the door they all lead to.
+`app.py` creates and runs one. It creates a protocol (`http/fast_lane.py`) for each connection, all
+in front of the same door.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ if TYPE_CHECKING:
 __all__ = ["TICK_MIN_S", "TICK_S", "Server"]
 
 TICK_S: Final = 0.5
-"""How often the time in answers and the deadlines of connections are looked at; an idle process is
-woken by little else."""
+"""How often the `Date` header and connection deadlines are checked; little else wakes an idle
+process."""
 
 TICK_MIN_S: Final = 0.1
 _SHARE_OF_DEADLINE: Final = 0.25
-"""So much later than said may a connection with a short deadline be closed."""
+"""How late a short connection deadline may be enforced, as a share of it."""
 
 LAST_WORDS_S: Final = 0.1
-"""How long the end waits, when the port is closed, for requests that are on their way: who was let
-in a moment ago, or was just answered, has most likely sent one."""
+"""How long shutdown waits, after the port is closed, for requests on their way: a client that was
+just accepted or answered has most likely sent one."""
 
 _LOOK_S: Final = 0.01
 
 GOODBYE_S: Final = 0.1
-"""How long a client may take at the end to close its side of TLS, when all it was told is out."""
+"""How long a client may take to close its side of TLS once everything has been sent."""
 
 
 class Server(uvicorn.Server):
-    """Uvicorn with our deadlines on connections and our way of leaving."""
+    """Uvicorn with our connection deadlines and graceful exit."""
 
     _exit: asyncio.Event
 
@@ -82,7 +82,7 @@ class Server(uvicorn.Server):
             tls_handshakes_max=settings.tls_handshakes_max,
             unread_bytes_max=settings.unread_bytes_max,
         )
-        overload = settings.overload_status_code  # may be one that uvicorn has no line for
+        overload = settings.overload_status_code  # may be a status uvicorn has no status line for
         STATUS_LINE.setdefault(overload, status_line(overload))
         super().__init__(
             uvicorn.Config(
@@ -107,13 +107,13 @@ class Server(uvicorn.Server):
         self._entrances = entrances
         self._counts = traffic.connections
         self._side: type[FastLane] | None = None
-        self._handshakes: Handshakes | None = None  # with TLS
+        self._handshakes: Handshakes | None = None  # only with TLS
         if entrances.side is not None:
             aside = door.narrowed(SIDE_PATHS, NOT_AT_THE_SIDE)
             self._side = fast_lane(aside, limits, traffic.connections, _lane(aside))
 
     def _follow(self, settings: Settings) -> None:
-        """Hold connections to other limits, those that are open too."""
+        """Apply new limits to connections, open ones included."""
         limits = self._limits
         for name in limits.__struct_fields__:
             setattr(limits, name, getattr(settings, name))
@@ -140,13 +140,13 @@ class Server(uvicorn.Server):
             self.servers.append(server)
 
     async def _start_with_tls(self, context: ssl.SSLContext) -> None:
-        """Speak TLS to whoever comes by TCP; a Unix socket's file says who may come."""
+        """Speak TLS on TCP; on a Unix socket the file mode controls access."""
         unix = self._entrances.unix
         await super().startup([] if unix is None else [unix.socket])
         makers = {self._entrances.tcp: self._connection, self._entrances.side: self._aside}
         by_tcp = {one: make for one, make in makers.items() if one is not None}
         if by_tcp:
-            from select_service.edge.http.handshakes import Handshakes  # for who has TLS
+            from select_service.edge.http.handshakes import Handshakes  # only with TLS
 
             server = Handshakes(by_tcp, self._limits, self._counts)
             server.start(context, self.config.backlog)
@@ -154,32 +154,32 @@ class Server(uvicorn.Server):
             self.servers.append(cast("asyncio.Server", server))
 
     def _connection(self) -> asyncio.Protocol:
-        """Make a protocol, as uvicorn does."""
+        """Create a protocol, as uvicorn does."""
         make = cast("type[HttpToolsProtocol]", self.config.http_protocol_class)
         return make(self.config, self.server_state, self.lifespan.state)
 
     def _aside(self) -> asyncio.Protocol:
-        """Make one for who has come by the side entrance."""
+        """Create a protocol for the side entrance."""
         assert self._side is not None
         lane = self._side(self.config, self.server_state, self.lifespan.state)
-        lane.app = lane.door  # uvicorn has set the main one
+        lane.app = lane.door  # uvicorn has set the main door
         return lane
 
     @property
     def should_exit(self) -> bool:
-        """Whether it is time to go; setting it is heard at once."""
+        """Whether to exit; setting it wakes the main loop."""
         return self._exit.is_set()
 
     @should_exit.setter
     def should_exit(self, is_time: bool) -> None:
         if is_time:
             self._exit.set()
-        else:  # uvicorn says so before anything else happens
+        else:  # uvicorn's constructor sets it to False first
             self._exit = asyncio.Event()
 
     @override
     async def main_loop(self) -> None:
-        """Tick until it is time to go; uvicorn's own looks ten times a second whether it is."""
+        """Tick until exit; uvicorn's own loop wakes ten times a second to check."""
         while not await self.on_tick(0):
             deadline_s = min(self._limits.header_timeout_s, self._limits.body_timeout_s)
             pause_s = max(TICK_MIN_S, min(TICK_S, deadline_s * _SHARE_OF_DEADLINE))
@@ -201,23 +201,23 @@ class Server(uvicorn.Server):
         return self.should_exit
 
     def _tell_date(self) -> None:
-        """Begin answers with another `Date`; uvicorn's own way makes objects that stay."""
-        second = int(time.time())  # noqa: TID251 - for people, who read wall clocks
+        """Update the `Date` header; uvicorn's own way leaves objects behind."""
+        second = int(time.time())  # noqa: TID251 - an HTTP date is wall-clock time
         if second != self._second:
             self._second = second
             own = self.config.encoded_headers
             self.server_state.default_headers = [(b"date", http_date(second)), *own]
 
     def close_answers(self) -> None:
-        """Have every answer end its connection."""
-        self.config.encoded_headers.append(CLOSE)  # what uvicorn begins all of its answers with
+        """Make every answer close its connection."""
+        self.config.encoded_headers.append(CLOSE)  # uvicorn copies these into all of its answers
         self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
         for lane in (self.config.http_protocol_class, self._side):
             if lane is not None:
                 cast("type[FastLane]", lane).part_with_answers()
 
     def go(self) -> None:
-        """End; heard at once."""
+        """Exit; takes effect at once."""
         self.should_exit = True
 
     @override
@@ -232,25 +232,25 @@ class Server(uvicorn.Server):
             hanging_up.cancel()
 
     async def _hang_up(self) -> None:
-        """End connections that wait for nothing but their client's goodbye.
+        """End connections that only wait for their client to close.
 
-        With TLS closing takes both sides, and of a connection in a pool that nobody reads none says
-        a word: it would be waited for as for an answer.
+        Closing TLS takes both sides, and a connection idle in a client's pool never answers:
+        shutdown would wait for it as for a request.
         """
         while True:
             await asyncio.sleep(GOODBYE_S)
             for connection in cast("list[GuardedProtocol]", list(self.server_state.connections)):
                 transport = connection.transport
-                # asyncio's own lets go of what is behind it when it is closed twice
+                # After a second close, asyncio's own transport has dropped its inner one.
                 with contextlib.suppress(AttributeError):
                     if transport.is_closing() and not transport.get_write_buffer_size():
                         transport.abort()
 
     async def _hear_out(self) -> None:
-        """Answer what has arrived: who closes a socket with a request in it resets the client.
+        """Answer what has arrived: closing a socket with an unread request resets the client.
 
-        The port is closed first, so that nobody who is answered comes back to it, and who waits in
-        front of it is let in. Then each answer ends its connection.
+        The port is closed first, so that answered clients do not come back to it, and connections
+        still in the backlog are accepted. Then each answer ends its connection.
         """
         late = [*self._let_in_the_last()]
         handshakes: object = self._handshakes
@@ -274,39 +274,39 @@ class Server(uvicorn.Server):
             await asyncio.sleep(_LOOK_S)
 
     def _let_in_the_last(self) -> Iterator[tuple[socket.socket, Callable[[], asyncio.Protocol]]]:
-        """Yield who has connected and was not accepted, but for those who come by TLS."""
+        """Yield connections still in the backlog, except those by TLS."""
         has_tls = self._security is not None and self._security.certificates is not None
         at = self._entrances
         plain = {None if at.unix is None else at.unix.socket: self._connection}
         if not has_tls:
             plain |= {at.tcp: self._connection, at.side: self._aside}
         for listener, make in plain.items():
-            with contextlib.suppress(OSError):  # nobody is there, or no descriptor
+            with contextlib.suppress(OSError):  # the backlog is empty, or no descriptor is left
                 while listener is not None:
                     yield listener.accept()[0], make
 
     @override
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        # `app.py` listens for signals from before the service starts until after it has closed;
-        # uvicorn would raise them again at the end, and a clean end would not be exit code 0.
+        # `app.py` handles signals from before the service starts until after it has closed. Uvicorn
+        # would raise them again at the end, and a clean exit would not have code 0.
         yield
 
 
 def _lane(door: Door) -> type[FastLane]:
-    """Return the protocol that goes with a door."""
+    """Return the protocol class that goes with a door."""
     if type(door) is Door:
         return FastLane
-    from select_service.edge.tracing.traced_door import TracedLane  # for who traces
+    from select_service.edge.tracing.traced_door import TracedLane  # only if tracing is on
 
     return TracedLane
 
 
 def _cut_unread(connections: Iterable[GuardedProtocol], most: int) -> int:
-    """Cut off who has read nothing for longest until no more than `most` bytes lie unread.
+    """Cut off the longest-stalled clients until at most `most` bytes lie unread.
 
     Returns:
-        How many bytes that are. O(connections).
+        The unread bytes left. O(connections), and a sort if over the limit.
     """
     unread = [(one.unread_bytes, one) for one in connections]
     total = sum(size for size, _ in unread)

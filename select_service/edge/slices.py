@@ -1,4 +1,4 @@
-"""How long what takes long may hold the loop before it lets requests through."""
+"""Time slices: how long a long task may hold the event loop before it lets requests through."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["SLICE_S", "Slices"]
 Told = TypeVar("Told")
 
 SLICE_S: Final = 0.0002
-"""A fifth of what a request notices."""
+"""A fifth of the delay that a request notices."""
 
 
 class Slices:
-    """Lets others have their turn every so often."""
+    """Yields to the event loop every `SLICE_S`."""
 
     __slots__ = ("_until",)
 
@@ -26,13 +26,13 @@ class Slices:
         self._until = perf_counter() + SLICE_S
 
     async def breathe(self) -> None:
-        """Wait a turn of the loop if this one has lasted long enough."""
+        """Yield to the loop if this slice is used up."""
         if perf_counter() >= self._until:
             await asyncio.sleep(0)
             self._until = perf_counter() + SLICE_S
 
     async def through(self, steps: Generator[None, None, Told]) -> Told:
-        """Take all steps, and let others have their turn between them every so often."""
+        """Run all steps, yielding to the loop whenever a slice is used up; return their result."""
         while True:
             try:
                 next(steps)

@@ -1,7 +1,7 @@
-"""Tells the log of failures that others cause, so often and no oftener.
+"""Rate-limited logging of failures that others cause.
 
-Who may have us fail, with a wrong address in every heartbeat or registration, would otherwise
-write our log. What is not told is counted and said with the next line that is.
+Otherwise anyone able to make us fail, with a wrong address in every heartbeat or registration,
+could flood our log. Suppressed lines are counted, and the next line written says how many.
 """
 
 from __future__ import annotations
@@ -16,29 +16,28 @@ __all__ = ["Sparing"]
 
 PERIOD_S: Final = 10.0
 LINES_MAX: Final = 4
-"""In so long so many lines are written of what one party has caused: it may be another thing each
-time."""
+"""Lines written per period about one party; more than one, since causes may differ."""
 
 PARTIES_REMEMBERED: Final = 1024
-"""The last ones of whom something was said."""
+"""The most recently mentioned ones."""
 
 
 class Sparing:
     """Writes lines of one kind."""
 
     def __init__(self, log: Callable[[str], object], clock: Callable[[], float]) -> None:
-        """Have nothing said.
+        """Start with nothing logged.
 
         Args:
             log: writes a line.
             clock: monotonic seconds.
         """
         self._log, self._clock = log, clock
-        # who → (since when, told since then, not told)
+        # party → (start of its period, lines written since, lines suppressed)
         self._told: OrderedDict[str, tuple[float, int, int]] = OrderedDict()
 
     def tell(self, who: str, what: str) -> None:
-        """Write a line about what somebody has caused, or count it for the next one."""
+        """Log a failure that `who` caused, or count it for the next line."""
         now = self._clock()
         since, told, untold = self._told.pop(who, (now, 0, 0))
         if now - since >= PERIOD_S:

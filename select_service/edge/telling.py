@@ -1,6 +1,6 @@
-"""Decisions told to who asks, a slice at a time: large fleets must not hold the loop.
+"""Renders recorded decisions on request, in slices: large fleets must not hold the loop.
 
-`core/decisions/explaining.py` makes the numbers; handlers and `embedded.py` stand before it.
+`core/decisions/explaining.py` computes the numbers; handlers and `embedded.py` call this.
 """
 
 from __future__ import annotations
@@ -28,40 +28,41 @@ if TYPE_CHECKING:
 __all__ = ["LISTED", "LISTED_MAX", "Teller", "Wanted", "as_told"]
 
 SLICE: Final = 64
-"""Ranks told in one go, and written if they are to be: some 150 µs."""
+"""Ranks rendered in one go, and encoded if wanted: some 150 µs."""
 
 LISTED: Final = 50
 LISTED_MAX: Final = 1000
-"""Decisions in one answer, unless `limit` says otherwise, and at the most; sent as a stream."""
+"""Decisions in one answer: the default of `limit`, and its maximum; sent as a stream."""
 
 _LOOKED_AT: Final = 512
-"""Records looked at in one go for those that are wanted: a tenth of a ms."""
+"""Records filtered in one go: a tenth of a ms."""
 
 _WALL_MOVED_S: Final = 0.005
-"""So far apart the two clocks are read on a busy machine; more, and the wall clock was set."""
+"""Reading the two clocks may differ by this much on a busy machine; beyond it the wall clock was
+set."""
 
 _SEATING: Final = 256
-"""So many records take no longer than to find out who sat where, of a thousand ranks."""
+"""Finding out who sat where, among a thousand ranks, takes as long as this many records."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Which decisions are asked for."""
+    """Which decisions to return."""
 
-    worker_id: int | None = None  # whom they chose
+    worker_id: int | None = None  # that they chose
     model_name: str | None = None
     tenant_id: str | None = None
-    tenants: frozenset[str] | None = None  # the asker may know of; None: all
+    tenants: frozenset[str] | None = None  # visible to the caller; None: all
     limit: int = LISTED
-    candidates: bool = False  # with all ranks
+    candidates: bool = False  # include every rank
 
 
 def as_told(candidate: Candidate) -> Candidate:
-    """Leave a rank as it is: who is in the same process reads it, nobody writes it."""
+    """Leave a rank unencoded, for a reader in the same process."""
     return candidate
 
 
 class Teller:
-    """Finds records, and tells them by the wall clock."""
+    """Finds records and renders them with wall-clock times."""
 
     def __init__(
         self, decisions: Decisions, clock: Callable[[], float], transfer_cost: float
@@ -69,13 +70,13 @@ class Teller:
         self._decisions = decisions
         self._clock = clock
         self._transfer_cost = transfer_cost
-        self._wall_ahead = 0.0  # of our clock; kept, so that a decision told twice says the same
+        self._wall_ahead = 0.0  # of our clock; kept, so that repeated answers show the same times
 
     def told(self, record: Record) -> Told:
-        """Return what a record has to tell."""
-        from select_service.core.decisions.explaining import Told  # who never asks pays nothing
+        """Return a renderer of a record."""
+        from select_service.core.decisions.explaining import Told  # loaded on first use
 
-        ahead = time.time() - self._clock()  # noqa: TID251 - people read it
+        ahead = time.time() - self._clock()  # noqa: TID251 - for people
         if abs(ahead - self._wall_ahead) > _WALL_MOVED_S:
             self._wall_ahead = ahead
         return Told(record, self._wall_ahead, self._transfer_cost)
@@ -90,12 +91,12 @@ class Teller:
 
         Args:
             name: the id.
-            tenants: whose it has to be; None: anybody's.
-            aliases: names that mean the same.
+            tenants: whose it must be; None: anybody's.
+            aliases: names with the same meaning.
 
         Raises:
-            DecisionsOff: nothing is kept.
-            DecisionNotFound: nothing of that name is.
+            DecisionsOff: no decisions are kept.
+            DecisionNotFound: none has this id.
         """
         if not self._decisions.is_on:
             raise DecisionsOff
@@ -107,14 +108,14 @@ class Teller:
     async def tell(
         self, record: object, write: Callable[[Candidate], object] = as_told
     ) -> Decision:
-        """Tell a whole decision, letting others have their turn every so many ranks.
+        """Render a whole decision, yielding to the loop every `SLICE` ranks.
 
         Args:
             record: of the decision.
-            write: what stands in its candidates in the place of each. Who sends it has them written
-                here: to write a thousand of them at once would take as long as to tell them.
+            write: converts each candidate. HTTP encodes them here: encoding a thousand at once
+                would take as long as rendering them.
         """
-        if not isinstance(record, Record):  # told already: callers may wait for one answer
+        if not isinstance(record, Record):  # already rendered: callers may wait for one answer
             return cast("Decision", record)
         told = self.told(record)
         decision = told.decision()
@@ -132,9 +133,10 @@ class Teller:
         request: SelectRequest,
         write: Callable[[Candidate], object] = as_told,
     ) -> Answer:
-        """Return an answer as it goes out: with its decision told if that was asked for.
+        """Return an answer as it goes out: with its decision rendered if `explain` was set.
 
-        A request that came twice while it waited has one answer, and each caller asked on its own.
+        Duplicate requests that waited together share one answer, but each sets `explain` for
+        itself.
         """
         record: object = answer.decision
         if not request.explain:
@@ -148,15 +150,15 @@ class Teller:
     async def finish_refusal(
         self, error: ServiceError, write: Callable[[Candidate], object] = as_told
     ) -> None:
-        """Tell what led to a refusal, if that was asked for."""
+        """Render the decision behind a refusal, if `explain` was set."""
         if error.decision is not None:
             error.decision = await self.tell(error.decision, write)
 
     async def matching(self, wanted: Wanted) -> list[Record]:
-        """Return the records wanted, newest first.
+        """Return the matching records, newest first.
 
         Raises:
-            DecisionsOff: nothing is kept.
+            DecisionsOff: no decisions are kept.
         """
         if not self._decisions.is_on:
             raise DecisionsOff
@@ -183,7 +185,7 @@ class Teller:
         candidates: bool,
         write: Callable[[Candidate], object] = as_told,
     ) -> AsyncIterator[Decision]:
-        """Tell one after another; in between, others have their turn."""
+        """Render one after another, yielding to the loop in between."""
         for record in records:
             yield await self.tell(record, write) if candidates else self.told(record).decision()
             await asyncio.sleep(0)

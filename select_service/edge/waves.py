@@ -1,7 +1,7 @@
-"""Waves under way, a slice at a time, so that they do not hold the loop.
+"""Runs waves in slices, so that they do not hold the loop.
 
-`core/waves/steps.py` says what each step is; here they are taken, until a slice of time is used
-up. Of one whose client went away nothing stays booked.
+`core/waves/steps.py` defines the steps; this takes them, until a slice of time is used up. If the
+client disconnects, nothing of its wave stays booked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["WAVE_SLICE_S", "WaveBody", "WaveRunner", "explained"]
 T = TypeVar("T")
 
 ITEMS_MAX: Final = 1 << 16
-"""Of one body, before any of them is looked at; eight megabytes hold millions of empty ones."""
+"""Items in one body, checked before any is parsed; eight megabytes hold millions of empty ones."""
 
 WAVE_SLICE_S: Final = 0.0003
 """How long a wave may hold the loop before it lets other requests through."""
@@ -40,7 +40,7 @@ class _Tells(Protocol):
     async def finish(
         self, answer: Answer, request: SelectRequest, write: Callable[[Candidate], object]
     ) -> Answer:
-        """Return an answer with its decision told."""
+        """Return an answer with its decision rendered."""
 
 
 class WaveBody(SelectBatchRequest, kw_only=True):
@@ -56,12 +56,12 @@ _WITH_DECISION: Final = SelectRequest(explain=True)
 async def explained(
     answer: WaveAnswer, teller: _Tells, write: Callable[[Candidate], object]
 ) -> WaveAnswer:
-    """Return an answer as it goes out: with the decisions told that were asked for.
+    """Return an answer as it goes out, with the requested decisions rendered.
 
     Args:
-        answer: as the wave has it.
-        teller: tells decisions.
-        write: as `Teller.tell` takes it.
+        answer: as the wave returned it.
+        teller: renders decisions.
+        write: as in `Teller.tell`.
     """
     results = []
     for one in answer.results:
@@ -79,7 +79,7 @@ class WaveRunner:
     """Takes the steps of waves.
 
     Args:
-        carry_out: does what steps ask for.
+        carry_out: carries out their effects.
         clock: monotonic seconds.
     """
 
@@ -89,7 +89,7 @@ class WaveRunner:
         self._undoing: set[asyncio.Task[None]] = set()
 
     async def run(self, wave: Wave) -> WaveAnswer:
-        """Take all steps of a wave; if it breaks off (its caller left), end what was booked.
+        """Run a wave to its end; if it breaks off (its caller disconnected), free what was booked.
 
         Raises:
             ServiceError: as the wave.
@@ -97,7 +97,7 @@ class WaveRunner:
         try:
             return await self._drive(wave.steps(self._clock()))
         except ServiceError:
-            raise  # it has ended all by itself
+            raise  # it has already cleaned up
         except BaseException:
             task = asyncio.get_running_loop().create_task(self._drive(wave.undo(self._clock())))
             self._undoing.add(task)
@@ -105,7 +105,7 @@ class WaveRunner:
             raise
 
     async def close(self) -> None:
-        """Finish what has to be undone."""
+        """Finish undoing broken-off waves."""
         await asyncio.gather(*self._undoing, return_exceptions=True)
 
     async def _drive(self, steps: Generator[Effects, float, T]) -> T:

@@ -1,4 +1,4 @@
-"""One flag of the command line: its name, how it is read, and the field of Settings it sets."""
+"""One flag of the command line: its name, its parser, and the field of Settings it sets."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Flag(Struct, frozen=True):
     parse: Callable[[str], object] | None  # None: a switch
     metavar: str
     help: str
-    watch: str = ""  # the metric that tells how near it is, or how often it was reached
-    env: str = ""  # the variable that sets it where the flag does not
-    reloads: bool = False  # whether it may change while the process runs: see `edge/reloading.py`
+    watch: str = ""  # the metric that shows how near it is, or how often it was reached
+    env: str = ""  # the variable that sets it if the flag does not
+    reloads: bool = False  # whether it may change at run time: see `edge/reloading.py`
 
     @property
     def is_limit(self) -> bool:
-        """Whether it bounds something: a number, and /metrics shows it as select_service_limit."""
+        """Whether it bounds something: a number, shown in /metrics as select_service_limit."""
         return self.field not in _NO_LIMITS and type(self.default) in {int, float}
 
     @property
@@ -49,12 +49,12 @@ class Flag(Struct, frozen=True):
 
     @property
     def default(self) -> object:
-        """What holds without the flag."""
+        """The value without the flag."""
         return getattr(_DEFAULTS, self.field)
 
     @property
     def default_text(self) -> str:
-        """The same as one would type it."""
+        """The default as one would type it."""
         value = self.default
         if isinstance(value, Enum):
             return str(value.value)

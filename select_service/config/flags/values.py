@@ -1,4 +1,4 @@
-"""What flags take: text to values, and an error in words where it is none."""
+"""Parsers of flag values: text to value, or ValueError with the reason."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 PORT_MAX: Final = 65535
 """Of TCP."""
 COUNT_MAX: Final = (1 << 31) - 1
-"""Of things: what C calls an int."""
+"""Of counts: the largest C int."""
 BYTES_MAX: Final = (1 << 62) - 1
-"""Of bytes: some of them may be added, and still are 64 bits."""
+"""Of bytes: sums of a few still fit 64 bits."""
 LENGTH_MAX: Final = 4096
-"""Of ids and names: replicas take no much longer ones from each other."""
+"""Of ids and names: replicas accept hardly longer ones from each other."""
 
 _FILE_BYTES_MAX: Final = 4 << 20
 _FILE_MODE: Final = re.compile("0?[0-7]{3}")
@@ -35,7 +35,7 @@ _BODILESS: Final = frozenset({204, 205, 304})
 
 
 def status(text: str) -> int:
-    """Read a status that an answer with a body can have; HTTP clients expect none after some."""
+    """Read a status whose answers may have a body; HTTP clients expect none after some."""
     status = whole(200, 999)(text)
     if status in _BODILESS:
         raise ValueError(f"{status} has no body")
@@ -58,7 +58,7 @@ def whole(minimum: int, maximum: int) -> Callable[[str], int]:
 
 
 def optional(parse: Callable[[str], object]) -> Callable[[str], object]:
-    """Read `None` as the field's tools do: off."""
+    """Read `None` as other tools in the field do: off."""
     return lambda text: None if text == "None" else parse(text)
 
 
@@ -112,7 +112,7 @@ def _content(path: str) -> bytes:
 
 
 def seconds(*, zero: bool) -> Callable[[str], float]:
-    """Read a finite time in seconds; zero only where it means something."""
+    """Read a finite time in seconds; zero only if it has a meaning."""
 
     def parse(text: str) -> float:
         value = parse_float(text)
@@ -124,7 +124,7 @@ def seconds(*, zero: bool) -> Callable[[str], float]:
 
 
 def weight(text: str) -> float:
-    """Read a number that is not below zero."""
+    """Read a number that is not negative."""
     value = parse_float(text)
     if value is None or value < 0:
         raise ValueError(f"{text!r} is not a number from 0")
@@ -143,12 +143,12 @@ def choice(*names: str) -> Callable[[str], str]:
 
 
 def yes_or_no(text: str) -> bool:
-    """Read a switch that is on or off by word."""
+    """Read `yes` or `no`."""
     return choice("yes", "no")(text) == "yes"
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """Split at commas; nothing is trimmed, an empty list is none."""
+    """Split at commas; nothing is trimmed, empty text gives an empty list."""
     return tuple(text.split(",")) if text else ()
 
 
@@ -163,14 +163,14 @@ def schemes(text: str) -> tuple[str, ...]:
 
 
 def reach_list(text: str) -> tuple[str, ...]:
-    """Read hosts, networks and ports, as `indexer.core.reach` does."""
+    """Check hosts, networks and ports with the parser of `indexer.core.reach`."""
     entries = listed(text)
-    Reach(ReachSettings(deny=entries))  # reads them
+    Reach(ReachSettings(deny=entries))  # parses them
     return entries
 
 
 def path(text: str) -> str:
-    """Read a path, which is not empty."""
+    """Read a path; it must not be empty."""
     if not text:
         raise ValueError("an empty path")
     return text
@@ -191,7 +191,7 @@ def curve_key(text: str) -> str:
 
 
 def http_url(text: str) -> str:
-    """Read a URL of HTTP that paths are put behind; a slash at its end is dropped."""
+    """Read a base URL of HTTP; a trailing slash is dropped."""
     if not text.startswith(("http://", "https://")):
         raise ValueError(f"{text!r} is not an http:// or https:// URL")
     if (why := why_no_base(text)) is not None:
@@ -209,8 +209,8 @@ def http_url(text: str) -> str:
 def peer_urls(text: str) -> tuple[str, ...]:
     """Read base URLs of peers, split at commas.
 
-    One that nobody can be asked by is none, as in the reference: the service starts without. One
-    by which something else would be asked, or that has credentials, which logs show, is refused.
+    As in the reference, an unusable URL is no error: the service starts without that peer. Refused
+    are URLs that would lead to something else, or contain credentials, which logs would show.
     """
     urls = listed(text)
     for url in urls:
@@ -232,6 +232,6 @@ def host_port(text: str) -> str:
 
 
 def member(kind: type[Enum]) -> Callable[[str], Enum]:
-    """Read the value of a member of an enumeration."""
+    """Read the value of an enumeration's member."""
     choose = choice(*(one.value for one in kind))
     return lambda text: kind(choose(text))

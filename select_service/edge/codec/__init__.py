@@ -1,1 +1,1 @@
-"""Bytes to requests and answers to bytes, in JSON and in MessagePack."""
+"""Decodes requests and encodes answers, in JSON and in MessagePack."""

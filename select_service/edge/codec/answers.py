@@ -1,6 +1,6 @@
-"""Answers as they leave: bytes in the form the client asked for, or a stream.
+"""Answers ready to send: bytes in the client's format, or a stream.
 
-Handlers (`http/handlers/`) make them through a `Writer`, one for each form; carriers
+Handlers (`http/handlers/`) make them through a `Writer`, one per format; transports
 (`http/asgi.py`, `http/fast_lane.py`) send them.
 """
 
@@ -35,7 +35,7 @@ __all__ = [
 _JSON: Final = (b"content-type", b"application/json")
 _VARY: Final = (b"vary", b"accept")
 ALWAYS_JSON: Final = (_JSON,)
-"""Of what is JSON whatever its client would rather have."""
+"""Headers of answers that are JSON whatever the client prefers."""
 ONLY_JSON: Final = (_JSON, _VARY)
 
 
@@ -46,7 +46,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, eq=False):
-    """An answer: bytes at once, or a stream of them."""
+    """An answer: a body, or a stream of bytes."""
 
     status: int
     body: bytes
@@ -55,11 +55,11 @@ class Response(msgspec.Struct, eq=False):
 
 
 class Feed(Response, eq=False):
-    """A stream that ends with who reads it: neither a request under way nor a slow one."""
+    """A stream that ends only with its reader; it counts neither as in flight nor as slow."""
 
 
 class Settling:
-    """An answer that may be given once what it says is on disk: a matter of milliseconds."""
+    """An answer that may be given once its changes are on disk: a matter of milliseconds."""
 
     __slots__ = ("response", "written")
 
@@ -73,7 +73,7 @@ class Settling:
 
 
 class Writer:
-    """Writes answers in one form."""
+    """Encodes answers in one format."""
 
     __slots__ = ("_done", "_form", "_headers", "encode")
 
@@ -89,29 +89,29 @@ class Writer:
         self._done = encode(Status())
 
     def reply(self, answer: object, status: int = 200, warning: str | None = None) -> Response:
-        """Write an answer."""
+        """Encode an answer."""
         try:
             body = self.encode(answer)
-        except OverflowError:  # of sums, in MessagePack
+        except OverflowError:  # in MessagePack, of sums beyond 64 bits
             body = encode_capped(answer)
         if warning is None:
             return Response(status, body, self._headers)
         return Response(status, body, (*self._headers, (b"warning", warning.encode())))
 
     def written(self, part: object) -> msgspec.Raw:
-        """Return part of an answer written, to stand in its place where all would take long."""
+        """Encode part of a long answer; the encoder of the whole copies it verbatim."""
         try:
             return msgspec.Raw(self.encode(part))
         except OverflowError:
             return msgspec.Raw(encode_capped(part))
 
     def reply_listing(self, name: str, items: AsyncIterator[object], count: int) -> Response:
-        """Write an object with one long list in it, item by item.
+        """Encode an object whose only member is a long list, item by item.
 
         Args:
-            name: of its only member.
-            items: what is in the list.
-            count: how many they are.
+            name: of the member.
+            items: of the list.
+            count: how many there are.
         """
         return Response(200, b"", self._headers, stream=self._list(name, items, count))
 
@@ -131,11 +131,11 @@ class Writer:
             yield b"]}"
 
     def done(self) -> Response:
-        """Write what says nothing but that it is done."""
+        """Return the answer that only confirms."""
         return Response(200, self._done, self._headers)
 
     def refusal(self, error: ServiceError | IndexerError, warning: str | None = None) -> Response:
-        """Write a refusal."""
+        """Encode an error."""
         if not isinstance(error, ServiceError):
             return self.reply({"error": str(error), "code": error.code}, error.status, warning)
         status, body = problem(error)
@@ -147,7 +147,7 @@ class Writer:
 
 
 def retry_after_line(seconds: float) -> tuple[bytes, bytes]:
-    """Return the header that says when to come again."""
+    """Return the header that says when to retry."""
     return b"retry-after", b"%d" % retry_after_header(seconds)
 
 
@@ -155,5 +155,5 @@ JSON_WRITER: Final = Writer(encode, ONLY_JSON)
 
 
 def msgpack_writer(name: bytes) -> Writer:
-    """Return one that calls its form by this name, which the client knows it by."""
+    """Return a writer that uses this media type, by which the client knows msgpack."""
     return Writer(encode_msgpack, ((b"content-type", name), _VARY), Form.MSGPACK)

@@ -1,8 +1,9 @@
-"""How much a body may hold, asked before anybody makes objects of it.
+"""Limits on what a body may contain, checked before objects are made of it.
 
-No count of bytes tells what reading costs: eight megabytes of empty strings held the loop for more
-than a second before they were refused. Long bodies are counted first, which takes a millisecond a
-megabyte; those that cannot hold too much are not looked at. `codec` and `msgpack_codec` ask.
+The length in bytes does not tell the cost of decoding: eight megabytes of empty strings held the
+loop for more than a second before they were refused. So the contents of long bodies are counted
+first, a millisecond per megabyte; bodies too short to cross a limit are not counted. `json_codec`
+and `msgpack_codec` call this.
 """
 
 from __future__ import annotations
@@ -21,33 +22,33 @@ if TYPE_CHECKING:
 
 __all__ = ["BodyGuard"]
 
-_SHORT_BYTES: Final = 1 << 15  # of a text that is counted quickly by Python itself
+_SHORT_BYTES: Final = 1 << 15  # up to this, bytes.count is fast enough
 _PIECE_BYTES: Final = 1 << 16
 
 
 class BodyGuard:
-    """Refuses bodies that hold too much. All decoders of a service share one.
+    """Refuses bodies that contain too much. All decoders of a service share one.
 
     Attributes:
         limits: those in force.
-        small_bytes: a body that is no longer than that can cross none of them but the depth.
+        small_bytes: bodies up to this length cannot cross any limit but the depth.
     """
 
     __slots__ = ("limits", "small_bytes")
 
     def __init__(self, limits: BodyLimits | None = None) -> None:
-        """Hold bodies to these limits, or the default ones."""
+        """Apply these limits, or the default ones."""
         self.follow(limits or BodyLimits())
 
     def follow(self, limits: BodyLimits) -> None:
-        """Hold those to come to other limits."""
+        """Apply other limits from now on."""
         self.limits = limits
-        things = 2 * min(limits.parts_max, limits.numbers_max)  # two bytes each at the least
+        things = 2 * min(limits.parts_max, limits.numbers_max)  # each takes two bytes at least
         lengths = limits.short_bytes_max, limits.unknown_bytes_max, limits.media_bytes_max
         self.small_bytes = min(things, *lengths)
 
     def refuse_bulk(self, kind: type[msgspec.Struct], body: bytes) -> None:
-        """Refuse a body of JSON that is longer than anything of its type could sensibly be.
+        """Refuse a JSON body that is longer than any sensible one of its type.
 
         Raises:
             BodyTooLarge: the type has no place for long runs of numbers.
@@ -58,10 +59,10 @@ class BodyGuard:
             self.refuse_many_numbers(_count(body, ","))
 
     def refuse_long(self, kind: type[msgspec.Struct], body: bytes) -> None:
-        """Refuse a body of a type without a place for a prompt.
+        """Refuse a long body of a type without a place for a prompt.
 
         Raises:
-            BodyTooLarge: it is longer than any of those needs to be.
+            BodyTooLarge: it is longer than such types ever need.
         """
         most = self.limits.short_bytes_max
         if len(body) > most and not _is_long(kind):
@@ -71,7 +72,7 @@ class BodyGuard:
             )
 
     def refuse_parts(self, text: bytes) -> None:
-        """Refuse JSON of too many small things; what is counted is about their number, never fewer.
+        """Refuse JSON with too many small values; the count is approximate, never too low.
 
         Raises:
             TooMuchInBody: there are too many.
@@ -81,7 +82,7 @@ class BodyGuard:
             raise TooMuchInBody(f"more than {most} strings, objects and arrays", "body_parts_max")
 
     def refuse_many_parts(self, parts: int, what: str, field: str | None) -> None:
-        """Refuse more of something than are looked at in one go.
+        """Refuse more of something than is examined in one go.
 
         Raises:
             TooMuchInBody: there are too many.
@@ -111,10 +112,10 @@ class BodyGuard:
             raise TooMuchInBody(f"more than {most} bytes", "body_media_bytes_max", field)
 
     def refuse_unknown(self, size: int, field: str | None) -> None:
-        """Refuse what no type describes if making objects of it may take long.
+        """Refuse untyped content if making objects of it could take long.
 
         Raises:
-            TooMuchInBody: it may.
+            TooMuchInBody: it could.
         """
         most = self.limits.unknown_bytes_max
         if size > most:
@@ -122,11 +123,11 @@ class BodyGuard:
 
 
 def _count(text: bytes, character: str) -> int:
-    """`text.count(character)`, which is five times as slow where there are many."""
+    """Return `text.count(character)`, which itself is five times slower if there are many."""
     if len(text) <= _SHORT_BYTES:
         return text.count(character.encode())
     view, code = np.frombuffer(text, dtype=np.uint8), ord(character)
-    # piece by piece: what is compared then stays in the processor's cache
+    # In pieces, so that the result of the comparison stays in the processor's cache.
     return sum(
         int(np.count_nonzero(view[at : at + _PIECE_BYTES] == code))
         for at in range(0, len(view), _PIECE_BYTES)
@@ -135,7 +136,7 @@ def _count(text: bytes, character: str) -> int:
 
 @functools.cache
 def _is_long(kind: type[msgspec.Struct]) -> bool:
-    """Tell whether a type has arrays of numbers, or items that are read later."""
+    """Return whether a type has arrays of numbers, or items that are decoded later."""
 
     def holds(node: msgspec.inspect.Type) -> bool:
         if isinstance(node, msgspec.inspect.UnionType):

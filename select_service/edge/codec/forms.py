@@ -1,7 +1,7 @@
-"""JSON or MessagePack: what a body is written in, and what its answer shall be written in.
+"""JSON or MessagePack: the format of a body, and the format wanted for its answer.
 
-Both are decided by two header lines alone, so that `fast_lane.py` need not look at lines it has
-seen before. `json_codec.py` and `msgpack_codec.py` read and write the forms that are named here.
+Two header lines alone decide both, so that `fast_lane.py` can remember the result by these lines.
+`json_codec.py` and `msgpack_codec.py` implement the formats.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _JSON: Final = re.compile(
     rb"application/(?:json|[a-z0-9!#$&^_.+-]+\+json)[ \t]*(?:;.*)?", re.IGNORECASE | re.DOTALL
 )
 _QUALITY: Final = re.compile(rb"[ \t]*q=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)[ \t]*", re.IGNORECASE)
-_ALSO_JSON: Final = (b"application/json", b"application/*", b"*/*")  # the nearer one counts
+_ALSO_JSON: Final = (b"application/json", b"application/*", b"*/*")  # the most specific one counts
 
 
 class Form(Enum):
-    """How a value is written."""
+    """How a value is encoded."""
 
     JSON = "JSON"
     MSGPACK = "msgpack"
 
 
 def form_of(content_type: bytes | None) -> Form | None:
-    """Return what a Content-Type header announces; None: nothing that is read here.
+    """Return the format a Content-Type header announces; None: not one we read.
 
     JSON is application/json or application/<x>+json.
     """
@@ -46,20 +46,20 @@ def form_of(content_type: bytes | None) -> Form | None:
 
 
 def answer_type(accept: bytes) -> bytes | None:
-    """Return the name of msgpack under which an Accept header wants it; None: JSON will do.
+    """Return the media type under which an Accept header prefers msgpack; None: JSON will do.
 
-    JSON wins unless msgpack is named and preferred: `*/*` is no wish, nor is a tie.
+    JSON wins unless msgpack is named and preferred: neither `*/*` nor a tie is a preference.
     """
     if b"msgpack" not in accept.lower():
         return None
-    quality = dict(map(_media_range, reversed(accept.split(b","))))  # the first of two counts
+    quality = dict(map(_media_range, reversed(accept.split(b","))))  # the first duplicate counts
     json = next((quality[name] for name in _ALSO_JSON if name in quality), 0.0)
     best = max(MSGPACK_TYPES, key=lambda name: quality.get(name, 0.0))
     return best if quality.get(best, 0.0) > json else None
 
 
 def _media_range(text: bytes) -> tuple[bytes, float]:
-    """Read one range; a quality that cannot be read is the worst."""
+    """Read one range; an unreadable quality counts as 0."""
     name, *parameters = text.split(b";")
     quality = 1.0
     for parameter in parameters:

@@ -1,9 +1,9 @@
-"""Bytes to requests: the door, where everything malformed is refused.
+"""Decodes JSON requests: the gate at which everything malformed is refused.
 
-msgspec decodes and checks types and ranges; added here is what it leaves open: duplicate and
-unknown members, u64, the path of the field at fault. `edge/http/api.py` stands before it, the typed
-requests of `types` are all that passes, the long lists of a prompt packed. A compiled kernel may
-pack them before msgspec sees the rest; whatever it is not sure of goes the plain way.
+msgspec decodes and checks types and ranges; added here is what it omits: duplicate and unknown
+members, u64, the path of the offending field. `edge/http/api.py` stands before it; only the typed
+requests of `types` pass, with the long lists of a prompt packed. A compiled kernel may pack them
+before msgspec sees the rest; whenever it is not sure, the body is decoded the plain way.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ __all__ = [
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-_DEPTH_BYTES: Final = 1 << 16  # of a body that is refused: where it is looked at for its depth
+_DEPTH_BYTES: Final = 1 << 16  # how much of a refused body is checked for depth
 _WARNING_BYTES_MAX: Final = 512  # proxies commonly refuse heads above 8 KiB
 _RANK_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER_KEY: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -89,7 +89,7 @@ _TEXTS: Final = frozenset({b"model_name", b"tenant_id", b"selection_id"})
 _WHOLES: Final = frozenset({b"isl_tokens"})
 _CHOSEN: Final = frozenset({b"worker_id", b"effective_prefill_tokens"})
 _COUNTS: Final = frozenset({b"expected_output_tokens", b"dp_rank"})
-"""Members that nothing is asked of but that they are short texts, numbers of 64 bits, of 32."""
+"""Members only required to be, respectively, short texts, 64-bit numbers, 32-bit numbers."""
 _MADE: Final[dict[type, tuple[PromptFields, frozenset[bytes]]]] = {
     SelectRequest: (SelectRequest(), _TEXTS),
     SelectAndReserveRequest: (SelectAndReserveRequest(), _TEXTS | {b"reservation_id"}),
@@ -100,22 +100,22 @@ _MADE: Final[dict[type, tuple[PromptFields, frozenset[bytes]]]] = {
     PotentialLoadsRequest: (PotentialLoadsRequest(), _TEXTS),
     OverlapScoresRequest: (OverlapScoresRequest(), _TEXTS),
 }
-"""Requests that are made by the kernel where nothing else is in them: what they are like before,
-and which texts may be in them. Whoever must say a member says it."""
+"""Requests that the kernel creates itself if they have no other members: the initial values, and
+the texts allowed. Required members must be present."""
 _Raw: Final = msgspec.Raw
 _RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Decoded(msgspec.Struct, Generic[T], frozen=True):
-    """A request that may be trusted, and what was odd about it."""
+    """A validated request, and what was unusual about it."""
 
     request: T
     warning: str | None  # value of a Warning header
-    unknown: bytes  # canonical JSON of the members nobody knows, b"" when there are none
+    unknown: bytes  # canonical JSON of the unknown members, b"" if there are none
 
 
 class RequestDecoder(Generic[T]):
-    """Decodes one type of request. Thread-safe; make one per route and keep it."""
+    """Decodes one type of request. Thread-safe; create one per route and keep it."""
 
     nothing: Final = b"{}"
 
@@ -138,18 +138,19 @@ class RequestDecoder(Generic[T]):
         self._echoes = issubclass(kind, SelectAndReserveRequest)
         self._scan = _scan_for(kind, self._known_bytes, echoes=self._echoes)
         self._empty: Decoded[T] | None = None
-        """What `{}` is, where that says all and nobody can change it: the same for everybody."""
+        """The result for `{}`, if that is valid and the request is immutable, so that all can share
+        it."""
         if kind.__struct_config__.frozen and not _required_in(kind):
             self._empty = Decoded(self._decode(b"{}"), None, b"")
 
-    def decode(self, body: bytes) -> Decoded[T]:  # noqa: C901, PLR0912 - straight on: all pay for it
+    def decode(self, body: bytes) -> Decoded[T]:  # noqa: C901, PLR0912 - one straight path, as every request pays for it
         """Decode and check one body; linear in its length.
 
         Raises:
-            InvalidJson: it is no JSON text.
-            InvalidField: it is, of the wrong shape; `field` is the path of the culprit.
-            UnknownField: a member nobody knows, under `FieldValidation.STRICT`.
-            BodyTooLarge: it is longer than anything of this type needs to be.
+            InvalidJson: it is not a JSON text.
+            InvalidField: it has the wrong shape; `field` is the path of the culprit.
+            UnknownField: it has an unknown member, under `FieldValidation.STRICT`.
+            BodyTooLarge: it is longer than this type ever needs.
         """
         if self._empty is not None and body == b"{}":
             return self._empty
@@ -164,7 +165,7 @@ class RequestDecoder(Generic[T]):
                 try:
                     return self._fill_in(scanned)
                 except (ServiceError, ValueError, RecursionError):
-                    pass  # what exactly is wrong has to be said of the body as it came
+                    pass  # decode the original body for an exact error
         if is_long:
             self._weigh(body)
         try:
@@ -183,7 +184,7 @@ class RequestDecoder(Generic[T]):
         return decoded
 
     def _is_flat(self, body: bytes) -> bool:
-        """Tell whether it is certain that no object is in it, and that all names are known ones."""
+        """Return whether the body certainly has no inner object and only known, unique names."""
         names = flat_names(body)
         return (
             names is not None
@@ -192,7 +193,7 @@ class RequestDecoder(Generic[T]):
         )
 
     def _fill_in(self, scanned: _Scanned) -> Decoded[T]:
-        """Decode what the kernel has left of a body, and put in what it has taken out."""
+        """Decode what the kernel has left of a body, and put back the arrays it has taken out."""
         skeleton, unknown, arrays, text = scanned
         if len(skeleton) > self._guard.small_bytes:
             self._weigh(skeleton)
@@ -218,12 +219,12 @@ class RequestDecoder(Generic[T]):
         try:
             self._guard.refuse_parts(text)
         except InvalidField:
-            self._refuse_depth(text[:_DEPTH_BYTES])  # many brackets are mostly deep: no JSON then
+            self._refuse_depth(text[:_DEPTH_BYTES])  # many brackets: mostly deep nesting
             raise
 
     def _refuse_depth(self, text: bytes) -> None:
         most = self._guard.limits.depth_max
-        if is_deeper(text, most):  # only what no type describes can be
+        if is_deeper(text, most):  # possible only in untyped content
             raise InvalidJson(
                 f"not JSON that can be read: more than {most} deep", limit="json_depth_max"
             )
@@ -248,7 +249,7 @@ class RequestDecoder(Generic[T]):
 
 
 def _required_in(kind: type[msgspec.Struct]) -> frozenset[bytes]:
-    """Return the members of a struct that must be said."""
+    """Return the required members of a struct."""
     return frozenset(
         one.encode_name.encode() for one in msgspec.structs.fields(kind) if one.required
     )
@@ -257,7 +258,7 @@ def _required_in(kind: type[msgspec.Struct]) -> frozenset[bytes]:
 def judge_unknown(
     unknown: list[str], validation: FieldValidation, kind: str = "field"
 ) -> str | None:
-    """Return the Warning header that names nobody knows get.
+    """Return the Warning header for unknown names.
 
     Raises:
         UnknownField: under `FieldValidation.STRICT`.
@@ -269,15 +270,15 @@ def judge_unknown(
 
 
 def _scan_for(kind: type[msgspec.Struct], names: frozenset[bytes], *, echoes: bool) -> _Scan | None:
-    """Return who takes the long arrays out first, where there is somebody and may be some.
+    """Return the scanner that takes out long arrays, if there is one and the type has some.
 
-    A regular request is made there, too: by a kernel where all there is are its prompt, whom it is
-    for and what it is called.
+    It also creates regular requests as a whole; the kernel does so for those with only a prompt, a
+    scope and ids.
     """
     if not issubclass(kind, PromptFields):
         return None
     if Scanner is None:
-        from select_service.edge.codec import plain_scanner  # without kernels
+        from select_service.edge.codec import plain_scanner  # without the kernel
 
         if not plain_scanner.IS_USABLE:
             return None
@@ -295,29 +296,29 @@ def _scan_for(kind: type[msgspec.Struct], names: frozenset[bytes], *, echoes: bo
 
 
 def check_values(request: msgspec.Struct) -> None:
-    """Refuse what the types cannot say.
+    """Check what the types cannot express.
 
     Raises:
-        InvalidField: beyond 64 bits, or no dp_rank.
-        InvalidJson: a key that is no number at all where a dp_rank has to be.
+        InvalidField: beyond 64 bits, or not a dp_rank.
+        InvalidJson: a dp_rank key that is not a number at all.
     """
     _check_for(type(request))(request)
 
 
 @functools.cache
 def _check_for(kind: type[msgspec.Struct]) -> Callable[[msgspec.Struct], None]:
-    """Return what checks requests of a type: looked up once, not with every request."""
+    """Return the check for a type; cached, so that requests do not look it up."""
     if issubclass(kind, SelectRequest):
         return _check_allowed
     return _check_ranks if issubclass(kind, WorkerSpec | WorkerPatch) else _check_nothing
 
 
 def _check_nothing(_: msgspec.Struct) -> None:
-    """The types say all."""
+    """Do nothing: the types say everything."""
 
 
 def _check_allowed(request: msgspec.Struct) -> None:
-    allowed = request.allowed_worker_ids  # type: ignore[attr-defined] # `_check_for` has looked
+    allowed = request.allowed_worker_ids  # type: ignore[attr-defined] # see `_check_for`
     if allowed:
         _check_u64("allowed_worker_ids", allowed)
 
@@ -326,7 +327,7 @@ def pack(request: PromptFields) -> None:
     """Pack what msgspec has read as lists.
 
     Raises:
-        InvalidField: a hash does not fit 64 bits; `field` is the path of the first one.
+        InvalidField: a number is out of range; `field` is the path of the first one.
     """
     try:
         if type(request.block_hashes) is list:
@@ -342,7 +343,7 @@ def pack(request: PromptFields) -> None:
 
 
 def pack_media(request: Any) -> None:
-    """Pack the tokens that media are among, where they are a list."""
+    """Pack the tokens around media, if they are a list."""
     media = request.mm_routing_info
     if media is not None and type(media.routing_token_ids) is list:
         _put_media(request, pack_tokens(media.routing_token_ids))
@@ -350,12 +351,12 @@ def pack_media(request: Any) -> None:
 
 def _put_media(request: Any, tokens: bytes) -> None:
     media = request.mm_routing_info
-    if media is not None:  # it is there twice, which is refused
+    if media is not None:  # a duplicate member may be null; it is refused later
         request.mm_routing_info = msgspec.structs.replace(media, routing_token_ids=tokens)
 
 
 def _check_lists(request: PromptFields) -> None:
-    """Refuse the first number that is out of bounds, as msgspec would."""
+    """Refuse the first number out of bounds, with msgspec's text."""
     for name, least, most in _BOUNDS:
         values = getattr(request, name)
         if type(values) is not list:
@@ -380,7 +381,7 @@ def _check_u64(name: str, values: Sequence[int]) -> None:
 
 
 def _check_utf8(body: bytes) -> None:
-    """Refuse what the decoder skipped unread: bytes that are no text inside unknown members."""
+    """Refuse invalid UTF-8 in unknown members, which the decoder has skipped unread."""
     try:
         body.decode()
     except UnicodeDecodeError as error:
@@ -388,7 +389,7 @@ def _check_utf8(body: bytes) -> None:
 
 
 def _check_ranks(request: msgspec.Struct) -> None:
-    """Refuse keys of kv_events_endpoints that are no dp_rank."""
+    """Refuse keys of kv_events_endpoints that are not dp_ranks."""
     assert isinstance(request, WorkerSpec | WorkerPatch)
     endpoints = request.kv_events_endpoints
     if endpoints is None:
@@ -403,7 +404,7 @@ def _check_ranks(request: msgspec.Struct) -> None:
             raise InvalidField(f"{path}: not a 32-bit dp_rank", field=path)
 
 
-# -- what is wrong, and where ------------------------------------------------------------------
+# -- errors and their paths --------------------------------------------------------------------
 
 _AT: Final = re.compile(r"(?s)(.*) - at `(?:key`? in `?)?\$\.?(.*)`")
 MALFORMED: Final = {Form.JSON: InvalidJson, Form.MSGPACK: InvalidMsgpack}
@@ -412,7 +413,7 @@ _NAMED: Final = re.compile(r"(\w+) (?:must be |and \w+ name)")  # `__post_init__
 
 
 def refusal_of(error: ValueError | RecursionError, form: Form = Form.JSON) -> ServiceError:
-    """Return what to say of a body on which msgspec has given up, and of which field."""
+    """Convert msgspec's error about a body to ours, with the path of the field."""
     if isinstance(error, RecursionError):
         return MALFORMED[form](f"not {form.value} that can be read: nested too deeply")
     if not isinstance(error, msgspec.ValidationError):
@@ -428,7 +429,7 @@ def refusal_of(error: ValueError | RecursionError, form: Form = Form.JSON) -> Se
 
 
 def _printable(names: list[str]) -> str:
-    """Join names so that they fit a quoted string in a header, whatever a client called them."""
+    """Join client-chosen names so that they fit a quoted string in a header."""
     text = ", ".join(names)[:_WARNING_BYTES_MAX]
     safe = text.encode("unicode_escape").decode().replace("\\", "\\\\").replace('"', '\\"')
     if len(safe) > _WARNING_BYTES_MAX or len(text) == _WARNING_BYTES_MAX:
@@ -437,15 +438,15 @@ def _printable(names: list[str]) -> str:
 
 
 def _canonical(body: bytes, unknown: list[str], most: int) -> bytes:
-    """Return the unknown members so that equal JSON values give equal bytes.
+    """Encode the unknown members so that equal JSON values give equal bytes.
 
-    Longer ones than `most` bytes are taken as they are written: to make objects of them takes long.
+    Members longer than `most` bytes are taken verbatim: making objects of them takes long.
     """
     raw = _RAW_MEMBERS.decode(body)
     members: dict[str, object] = {}
     for name in unknown:
         if len(memoryview(raw[name])) > most:
-            members[name] = raw[name]  # as it is written: nobody sends the same in two spellings
+            members[name] = raw[name]  # clients repeat a request in the same spelling
             continue
         try:
             members[name] = msgspec.json.decode(raw[name])
@@ -462,11 +463,11 @@ def _canonical(body: bytes, unknown: list[str], most: int) -> bytes:
 
 @functools.cache
 def _names_of_objects(kind: type[msgspec.Struct]) -> frozenset[str]:
-    """Return the names of all members, at any depth, under which objects are read."""
+    """Return the names of all members, at any depth, whose values contain objects."""
     names: set[str] = set()
 
     def visit(node: msgspec.inspect.Type) -> bool:
-        """Walk one type; True when its JSON is, or holds in an array, an object."""
+        """Visit one type; return whether its JSON is an object, or an array with objects."""
         if isinstance(node, msgspec.inspect.UnionType):
             holds = [visit(one) for one in node.types]
             return any(holds)
@@ -483,7 +484,7 @@ def _names_of_objects(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 @functools.cache
 def _read_later(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Return the names of members whose items are read one by one later."""
+    """Return the names of members whose items are decoded one by one later."""
     node = msgspec.inspect.type_info(kind)
     assert isinstance(node, msgspec.inspect.StructType)
     return tuple(

@@ -1,8 +1,8 @@
-"""Which members a JSON object has: the question a typed decoder leaves open.
+"""Finds the member names of a JSON object, which a typed decoder does not report.
 
-msgspec keeps the last of two members with one name and skips names it does not know; the contract
-wants the first refused and the second reported. Everything here reads bytes that msgspec
-has already accepted as JSON of the right shape. `json_codec.py` stands before it.
+msgspec keeps the last of two members with one name and skips unknown names; the contract wants the
+first refused and the second reported. Everything here reads bytes that msgspec has already accepted
+as JSON of the right shape. `json_codec.py` calls it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STRUCTURE: Final = re.compile(rb"\[,*\]|,+|[{}\[\]]")  # an array of numbers is
 
 
 class DuplicateMemberError(ValueError):
-    """One name twice in one object; `path` is where, as in `pinned_worker.dp_rank`."""
+    """A name occurs twice in one object; `path` is where, as in `pinned_worker.dp_rank`."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"duplicate field `{path}`")
@@ -46,7 +46,7 @@ class DuplicateMemberError(ValueError):
 
 
 def flat_names(body: bytes) -> list[bytes] | None:
-    """Return the names in an object that holds no objects, or None where that is not certain.
+    """Return the names in an object without inner objects; None if that is not certain.
 
     The regular request is such an object: a few short names and long runs of numbers. Hopping from
     quote to quote with `find` (memchr) costs the same 2 µs for 8 and for 8192 hashes; counting
@@ -62,18 +62,18 @@ def flat_names(body: bytes) -> list[bytes] | None:
         after = body[closing + 1]
         if after == _COLON:
             names.append(body[opening + 1 : closing])
-            if len(names) > _FLAT_MAX:  # no regular request
+            if len(names) > _FLAT_MAX:  # not a regular request
                 return None
-        elif after <= _SPACE:  # a colon may follow behind the blank
+        elif after <= _SPACE:  # a colon may follow the blank
             return None
         opening = find(b'"', closing + 1)
     return names
 
 
 def is_deeper(body: bytes, most: int) -> bool:
-    """Tell whether arrays and objects lie more than so many deep within each other. Linear.
+    """Return whether arrays and objects are nested deeper than `most`. Linear.
 
-    Most bodies have not as many brackets as they might be deep, which is quickly seen.
+    Most bodies have too few brackets for that, which is checked first.
     """
     if body.count(b"[") + body.count(b"{") <= most:
         return False
@@ -82,11 +82,11 @@ def is_deeper(body: bytes, most: int) -> bool:
 
 
 def without_items(body: bytes, items: Sequence[msgspec.Raw]) -> bytes:
-    """Return a body without the items of an array in it: nobody asks for their names yet.
+    """Cut the items of an array out of a body, so that their names are not examined yet.
 
     Args:
         body: as it was decoded.
-        items: all of them as they were found there, parts of its bytes.
+        items: all items of that array, as slices of the body.
     """
     if not items:
         return body
@@ -100,18 +100,18 @@ def _address(text: bytes | msgspec.Raw) -> int:
 
 
 def top_level_names(body: bytes, readable: frozenset[str]) -> list[str]:
-    """Return the names of the outermost object in order, and refuse any name that comes twice.
+    """Return the names of the outermost object in order, and refuse duplicate names.
 
     Args:
         body: one JSON object.
-        readable: names whose objects (or arrays of objects) are read; what lies below other names
-            is skipped by the decoder and so are its duplicates.
+        readable: names whose objects (or arrays of objects) are read; the decoder skips what lies
+            below other names, including duplicates.
 
     Raises:
-        DuplicateMemberError: the same name twice in an object that is read.
+        DuplicateMemberError: a name occurs twice in an object that is read.
     """
     # Same length, no escaped quotes: the next quote is the closing one. Backslashes pair up from
-    # the left, so doing the pairs first leaves exactly the quotes that are escaped.
+    # the left, so replacing pairs first leaves exactly the escaped quotes.
     plain = body.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in body else body
     find = plain.find
     levels: list[_Level] = []
@@ -151,8 +151,8 @@ class _Level:
     def __init__(self, *, is_array: bool, is_read: bool) -> None:
         self.is_array = is_array
         self.is_read = is_read
-        self.index = 0  # of the element we are in
-        self.name = ""  # of the member we are in
+        self.index = 0  # of the current element
+        self.name = ""  # of the current member
         self.seen: set[str] = set()
 
 
@@ -171,7 +171,7 @@ def _structure(gap: bytes) -> list[bytes]:
 
 
 _short_structure = functools.lru_cache(maxsize=1024)(_structure)
-"""Nearly all gaps are `:`, `,`, `:{` and their like."""
+"""Nearly all gaps are `:`, `,`, `:{` and the like."""
 
 
 def _step(levels: list[_Level], token: bytes, readable: frozenset[str]) -> None:

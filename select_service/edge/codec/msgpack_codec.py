@@ -1,9 +1,9 @@
-"""The same requests as `json_codec.py` reads, written in MessagePack.
+"""Decodes the same requests as `json_codec.py`, from MessagePack.
 
-The types are derived from those of the JSON: only where that has a long list of numbers this may
-have a binary, the numbers packed little-endian, which is what the core wants of either. What the
-typed decoder leaves open (members twice, members nobody knows, what is no text or no JSON) is asked
-of the maps themselves: msgspec splits them without reading what is inside.
+The types are derived from those for JSON, except that a long list of numbers may be a binary, with
+the numbers packed little-endian as the core wants them. What the typed decoder omits (duplicate and
+unknown members, invalid text, values JSON does not have) is checked on the maps themselves: msgspec
+splits them without decoding their values.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ _PACKED_TYPES: Final = {TOKENS: bytes | list[Token] | None} | dict.fromkeys(
 _members_of: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 _items_of: Final = msgspec.msgpack.Decoder(list[Raw]).decode
 _decode_any: Final = msgspec.msgpack.Decoder().decode
-_FIXMAP: Final = 0x80  # and up to 15 members; other heads give more than any type has
+_FIXMAP: Final = 0x80  # up to 15 members; more than any type has need other headers
 _NIL: Final = 0xC0
 _MAP_16: Final = 0xDE
 _MAP_32: Final = 0xDF
 _ARRAY_32: Final = b"\xdd"
-_ARRAY_HEADS: Final = {b"\xdc": 3, _ARRAY_32: 5}  # bytes, with the number of items
+_ARRAY_HEADS: Final = {b"\xdc": 3, _ARRAY_32: 5}  # header bytes, item count included
 _ONE_PIECE: Final = frozenset((0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB))  # binaries and long texts
 
 
 class MsgpackDecoder(Generic[T]):
-    """Decodes one type of request. Thread-safe; make one per route and keep it."""
+    """Decodes one type of request. Thread-safe; create one per route and keep it."""
 
     nothing: Final = b"\x80"
 
@@ -75,15 +75,15 @@ class MsgpackDecoder(Generic[T]):
         self._kind = kind
         self._guard = guard or BodyGuard()
         self._validation = validation
-        self._tools: _Tools[T] | None = None  # made with the first request: half a millisecond
+        self._tools: _Tools[T] | None = None  # created with the first request: half a millisecond
 
     def decode(self, body: bytes) -> Decoded[T]:
-        """Decode and check one body; linear in its length, and hardly that where it is packed.
+        """Decode and check one body; at most linear in its length, nearly constant if it is packed.
 
         Raises:
-            InvalidJson: it is no MessagePack.
-            InvalidField: it is, of the wrong shape; `field` is the path of the culprit.
-            UnknownField: a member nobody knows, under `FieldValidation.STRICT`.
+            InvalidJson: it is not MessagePack.
+            InvalidField: it has the wrong shape; `field` is the path of the culprit.
+            UnknownField: it has an unknown member, under `FieldValidation.STRICT`.
         """
         tools = self._tools
         if tools is None:
@@ -104,19 +104,19 @@ class MsgpackDecoder(Generic[T]):
             )
         except DuplicateMemberError as error:
             raise InvalidField(str(error), field=error.path) from None
-        except TypeError as error:  # of keys that cannot be hashed, from msgspec 0.21.0
+        except TypeError as error:  # of unhashable keys, since msgspec 0.21.0
             raise InvalidMsgpack(f"not msgpack: {error}") from None
         except (ValueError, RecursionError) as error:
             raise refusal_of(error, Form.MSGPACK) from None
         warning = judge_unknown(unknown, self._validation) if unknown else None
         if tools.has_lists:
             _pack_unless_packed(cast("PromptFields", request), members)
-            request.__class__ = self._kind  # its members lie where they lie there: shortcuts look
+            request.__class__ = self._kind  # same layout; shortcuts test for the exact type
         return Decoded(request, warning, _canonical(members, unknown) if unknown else b"")
 
 
 def _refuse_bulk(kind: type[msgspec.Struct], body: bytes, shape: _MapOf, guard: BodyGuard) -> None:
-    """Refuse what is announced to be too much, before objects are made of it."""
+    """Refuse a body that announces too much, before objects are made of it."""
     guard.refuse_long(kind, body)
     _check_head(body, guard)
     for name, value in _members_of(body).items():
@@ -143,9 +143,9 @@ def _tools_for(kind: type[T]) -> _Tools[T]:
 
 
 def _packed_kind(kind: type[T]) -> type[T]:
-    """Return a type of the same name and order of fields whose long lists may be binaries.
+    """Return a type with the same name and field order whose long lists may be binaries.
 
-    Two requests are the same if they are encoded alike (`fingerprint_of`): hence name and order.
+    Requests are equal if they are encoded alike (`fingerprint_of`): hence name and order.
     """
     if not issubclass(kind, PromptFields):
         return kind
@@ -175,9 +175,9 @@ def _pack_unless_packed(request: PromptFields, members: Mapping[str, Raw]) -> No
 
 
 def _canonical(members: Mapping[str, Raw], unknown: list[str]) -> bytes:
-    """Return the unknown members so that equal values give equal bytes, the same as from JSON.
+    """Encode the unknown members so that equal values give equal bytes, the same as from JSON.
 
-    What JSON cannot say (extensions, keys that are no text) stands for itself.
+    What JSON cannot express (extensions, keys that are not text) is taken verbatim.
     """
     values = {name: _decode_any(members[name]) for name in unknown}
     try:
@@ -188,38 +188,38 @@ def _canonical(members: Mapping[str, Raw], unknown: list[str]) -> bytes:
 
 
 class _Tools(NamedTuple, Generic[T]):
-    """What decoding one type of request takes."""
+    """What decoding one type of request needs."""
 
     decode: Callable[[bytes], T]
     shape: _MapOf
-    flat: frozenset[str]  # names of members that need not be looked into
+    flat: frozenset[str]  # members that need not be examined
     has_lists: bool
 
 
-# -- which members there are -------------------------------------------------------------------
+# -- member names ------------------------------------------------------------------------------
 
 
 class _MapOf(NamedTuple):
-    """An object that is read: the shapes of its members."""
+    """An object that is read, and the shapes of its members."""
 
     members: Mapping[str, Shape]
-    others: Shape | _Unknown  # of every other member
+    others: Shape | _Unknown  # shape of all other members
 
 
 class _ListOf(NamedTuple):
-    """An array whose elements have to be looked at."""
+    """An array whose elements have to be examined."""
 
     items: Shape
 
 
 class _Loose(Enum):
-    """A float, or whatever a client likes: MessagePack can say more there than JSON."""
+    """A float or untyped value: MessagePack can express more there than JSON."""
 
     LOOSE = 0
 
 
 class _Unknown(Enum):
-    """What lies below a name nobody knows."""
+    """The value of an unknown member."""
 
     UNKNOWN = 0
 
@@ -229,10 +229,10 @@ _UNKNOWN: Final = _Unknown.UNKNOWN
 
 
 def _look_into(members: Mapping[str, Raw], shape: _MapOf, path: str, guard: BodyGuard) -> list[str]:
-    """Refuse what comes twice at any depth that is read; return the names nobody knows.
+    """Refuse duplicates at any depth that is read; return the unknown names.
 
-    Follows the types, so it is no deeper than they are. Values of names nobody knows must be
-    readable all the same.
+    Recursion follows the types, so it is no deeper than they are. Values of unknown names must be
+    decodable all the same.
     """
     unknown = []
     for name, value in members.items():
@@ -260,7 +260,7 @@ def _look_at(value: Raw, shape: Shape, path: str, guard: BodyGuard) -> None:
 
 
 def _loose(value: Raw, path: str, guard: BodyGuard) -> object:
-    """Return what no type describes, if there is not too much of it."""
+    """Decode an untyped value, if it is not too long."""
     _refuse_loose(memoryview(value), path, guard)
     return _decode_any(value)
 
@@ -286,7 +286,7 @@ def _unique_members(text: bytes | Raw, path: str, guard: BodyGuard) -> dict[str,
     view = memoryview(text)
     if len(members) == announced:
         return members
-    # as an array of twice the length it can be read with what comes twice
+    # Reread as an array of twice the length, which retains duplicates.
     flat = _items_of(_ARRAY_32 + (2 * announced).to_bytes(4) + view[head_bytes:])
     seen: set[str] = set()
     for raw in flat[::2]:
@@ -298,14 +298,14 @@ def _unique_members(text: bytes | Raw, path: str, guard: BodyGuard) -> dict[str,
 
 
 def _check_head(text: bytes | Raw, guard: BodyGuard) -> tuple[int, int]:
-    """Return the head of a map that has not too many members."""
+    """Return the header of a map, unless it has too many members."""
     head = _map_head(memoryview(text))
     guard.refuse_many_parts(head[0], "members in one object", None)
     return head
 
 
 def _map_head(view: memoryview) -> tuple[int, int]:
-    """Return how many members a map has, and how long what says so is."""
+    """Return the number of members of a map, and the length of its header."""
     first = view[0]
     if first == _MAP_16:
         return int.from_bytes(view[1:3]), 3
@@ -315,7 +315,7 @@ def _map_head(view: memoryview) -> tuple[int, int]:
 
 
 def _shape_of(node: inspect.Type) -> Shape:
-    """Return what has to be looked at below a type; None: nothing."""
+    """Return what has to be examined below a type; None: nothing."""
     if isinstance(node, inspect.StructType):
         members = {field.encode_name: _shape_of(field.type) for field in node.fields}
         if node.tag_field is not None:
@@ -334,7 +334,7 @@ def _shape_of(node: inspect.Type) -> Shape:
 
 
 def _shape_of_any(shapes: list[_MapOf | _ListOf | _Loose]) -> Shape:
-    """Join what a value may be: one of some objects, told apart by a member."""
+    """Join the shapes of a union: one of several objects, told apart by a tag."""
     if len(shapes) < 2:  # noqa: PLR2004 - nothing to join
         return shapes[0] if shapes else None
     members: dict[str, Shape] = {}

@@ -1,8 +1,8 @@
-"""A body's long arrays become packed numbers without an object for each: what simdjson is for.
+"""Packs the long arrays of a body without an object for each number, by means of simdjson.
 
-Of a body in which no object holds another it makes the whole request, in half the time of msgspec
-with the packing behind it. The plain twin of `Scanner` in `_speed.pyx`; where the wheel is not
-installed, or something is odd or wrong, the body is read as `json_codec.py` reads all others.
+For a body without inner objects it creates the whole request, in half the time that msgspec and
+packing take. This is the Python twin of `Scanner` in `_speed.pyx`; if simdjson is not installed, or
+a body is unusual or wrong, `json_codec.py` decodes it the plain way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from select_service.edge.codec.writing import ECHOED, echo
 
 try:
     from simdjson import Array, Parser
-except ImportError:  # there are interpreters it has no wheel for
+except ImportError:  # some interpreters have no wheel
     Array = Parser = None  # type: ignore[assignment, misc]
 
 if TYPE_CHECKING:
@@ -33,32 +33,33 @@ __all__ = ["PlainScanner"]
 D = TypeVar("D")
 
 IS_USABLE: Final = Parser is not None and sys.byteorder == "little"
-"""Buffers are in the order of the machine, packed numbers little-endian."""
+"""Buffers have the machine's byte order, packed numbers are little-endian."""
 
 SCANNED_BYTES_MAX: Final = 1 << 20
-"""Of a body: the parser keeps 14 times as much memory as the longest it has read."""
+"""Longest body scanned: the parser keeps 14 times as much memory as the longest it has read."""
 
 _PLANS_MAX: Final = 256
-"""Clients have a few; who sends members in every order must not fill the memory."""
+"""Clients need only a few; bounded against those that permute their members."""
 
 _BACKSLASH: Final = ord("\\")
 _U32_MAX: Final = (1 << 32) - 1
 _REFUSALS: Final = (ValueError, TypeError, AttributeError, RuntimeError, MemoryError)
-"""Of the parser: no such JSON; no such numbers; no array; another thread is at it; too much."""
+"""The parser's: invalid JSON; numbers out of range; not an array; in use by another thread; too
+large."""
 
 
 class _Plan(NamedTuple):
-    """How the members of a body are read, by their names in its order."""
+    """How to read the members of a body, cached by their names in order."""
 
-    longs: tuple[tuple[str, bool], ...]  # arrays of numbers, and whether of hashes
-    simple: tuple[tuple[str, type], ...]  # of which nothing is asked but their type
+    longs: tuple[tuple[str, bool], ...]  # arrays of numbers, and whether they are hashes
+    simple: tuple[tuple[str, type], ...]  # members with only a type to check
     others: tuple[str, ...]
-    parts: int  # strings, objects and arrays, without what may be inside of others
-    shown: bool  # whether an answer may have some of it
+    parts: int  # strings, objects and arrays, without the contents of `others`
+    shown: bool  # whether an answer may repeat part of it
 
 
 class PlainScanner(Generic[D]):
-    """Makes requests of one type."""
+    """Creates requests of one type."""
 
     __slots__ = (
         *("_decoded", "_echoes", "_kind", "_longs", "_parse", "_plans", "_signs", "_simple"),
@@ -77,10 +78,10 @@ class PlainScanner(Generic[D]):
 
         Args:
             kind: of requests.
-            decoded: makes what is handed on of a request, no warning and no unknown members.
-            longs: members that are packed, and whether they hold hashes or tokens.
-            wholes: members of which nothing is asked but that they are numbers of 64 bits.
-            echoes: whether answers have the sequence hashes again.
+            decoded: wraps a request with no warning and no unknown members.
+            longs: members to pack, and whether they hold hashes or tokens.
+            wholes: members only required to be 64-bit numbers.
+            echoes: whether answers repeat the sequence hashes.
         """
         assert IS_USABLE
         self._kind = kind
@@ -90,17 +91,17 @@ class PlainScanner(Generic[D]):
         self._simple: dict[str, type] = dict.fromkeys(_texts_of(kind), str)
         self._simple.update(dict.fromkeys(wholes, int))
         self._plans: dict[tuple[str, ...], _Plan] = {}
-        self._signs: tuple[_Sign, _Sign] = "i", "u"  # as hashes were last: signed, or not
+        self._signs: tuple[_Sign, _Sign] = "i", "u"  # the last hashes were signed, or not
         self._parse = Parser(SCANNED_BYTES_MAX).parse
 
-    def scan(  # noqa: C901, PLR0912 - straight on: all pay for it
+    def scan(  # noqa: C901, PLR0912 - one straight path, as every request pays for it
         self, body: bytes, small_bytes: int = 0
     ) -> D | None:
-        """Return the request of a body, None when that is unusual or wrong.
+        """Return the request of a body; None if that is unusual or wrong.
 
         Args:
-            body: as it came.
-            small_bytes: if it is longer, what it holds may have to be counted.
+            body: as received.
+            small_bytes: longer bodies may have to be counted.
         """
         find = body.find
         if body.rfind(b"{") or _BACKSLASH in body:
@@ -135,12 +136,12 @@ class PlainScanner(Generic[D]):
                 if type(value) is Array:
                     at, value = find(b"[", at) + 1, value.as_list()
                 members[name] = value
-            if find(b"[", at) >= 0:  # an array in one, of which buffers have the numbers, too
+            if find(b"[", at) >= 0:  # a nested array, which buffers flatten
                 return None
             request = self._convert(members) if others else self._kind(**members)
         except _REFUSALS:
             return None
-        # without others it is sure that no other array stands before one of numbers
+        # Without others, certainly no other array precedes one of numbers.
         if shown and self._echoes and signs is before and signs[0] == "i" and not others:
             echo.note_signed(body, echoed_at, members[ECHOED])
         return self._decoded(request, None, b"")
@@ -149,7 +150,7 @@ class PlainScanner(Generic[D]):
         """Return how to read a body with these members.
 
         Raises:
-            ValueError: nobody knows one of them, or one is there twice.
+            ValueError: one of them is unknown, or occurs twice.
         """
         if len(frozenset(names)) != len(names) or not frozenset(names) <= self._known:
             raise ValueError("an unusual body")
@@ -170,7 +171,7 @@ class PlainScanner(Generic[D]):
         return frozenset(self._kind.__struct_encode_fields__)
 
     def _convert(self, members: dict[str, object]) -> msgspec.Struct:
-        """Make the request of members that are more than texts and numbers."""
+        """Create a request with members other than texts and numbers."""
         rest = {name: value for name, value in members.items() if name not in self._longs}
         request = msgspec.convert(rest, self._kind)
         for name in members.keys() - rest.keys():
@@ -179,19 +180,19 @@ class PlainScanner(Generic[D]):
 
 
 def _as_tokens(buffer: Any) -> bytes:
-    """Return numbers of 64 bits as tokens.
+    """Pack 64-bit numbers as tokens.
 
     Raises:
-        ValueError: there is one that is none.
+        ValueError: one of them is out of range.
     """
-    numbers: NDArray[np.uint64] = np.frombuffer(buffer, dtype=np.uint64)  # negative is large
+    numbers: NDArray[np.uint64] = np.frombuffer(buffer, dtype=np.uint64)  # negatives wrap
     if len(numbers) and numbers.max() > _U32_MAX:
         raise ValueError("no token")
     return numbers.astype(np.uint32).tobytes()
 
 
 def _texts_of(kind: type[msgspec.Struct]) -> list[str]:
-    """Return the members of which nothing is asked but that they are texts."""
+    """Return the members that are only required to be texts."""
     node = msgspec.inspect.type_info(kind)
     assert isinstance(node, msgspec.inspect.StructType)
     return [
@@ -207,4 +208,4 @@ def _alternatives(node: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, ...
 
 
 _TEXT: Final = msgspec.inspect.StrType()
-_TEXT_OR_NOT: Final = (_TEXT, msgspec.inspect.NoneType())  # UNSET is no type of its own there
+_TEXT_OR_NOT: Final = (_TEXT, msgspec.inspect.NoneType())  # UNSET does not appear as a type there

@@ -1,7 +1,7 @@
-"""Answers to bytes, in JSON and in MessagePack.
+"""Encodes answers in JSON and in MessagePack.
 
-What is long in an answer are hashes. They travel packed, as a prompt has them, and become numbers
-only here; those of a booking as a rule stand ready in the body it came with (`json_codec.py`).
+The long parts of an answer are hashes. They stay packed, as in a prompt, and become numbers only
+here; those of a booking are usually copied from the body it came with (`json_codec.py`).
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ __all__ = [
 ]
 
 ECHOED: Final = "sequence_hashes"
-"""The member of a booking's body that its answer has, too."""
+"""The member of a booking's body that its answer repeats."""
 
 _OPENS: Final = f'"{ECHOED}":['.encode()
-_ECHOED_BYTES_MAX: Final = 1 << 16  # kept until the next is read
+_ECHOED_BYTES_MAX: Final = 1 << 16  # retained until the next is read
 _BLANK, _LINE_FEED, _RETURN, _TAB = b" \n\r\t"
 _ZERO: Final = bytes(HASH_BYTES)
-_POSITIVE: Final = bytes(range(128))  # as the highest byte of a number with a sign
+_POSITIVE: Final = bytes(range(128))  # possible highest bytes of a non-negative signed number
 
 
 class ShownHashes:
-    """Hashes in an answer whose form is not known yet."""
+    """Hashes in an answer whose format is not known yet."""
 
     __slots__ = ("packed",)
 
@@ -57,14 +57,14 @@ class ShownHashes:
 
 
 show_hashes = cast("Callable[[PackedHashes], list[int]]", ShownHashes)
-"""Returns hashes as an answer carries them: signed numbers in JSON, packed in MessagePack."""
+"""Wraps hashes for an answer: encoded as signed numbers in JSON, packed in MessagePack."""
 
 
 class Echo:
-    """The hashes that were read last, as they stood there if an answer would print them just so.
+    """The hashes read last, with their text in the body if an answer would print them the same way.
 
-    A booking is answered with the hashes it came with: as a rule before anything else is read, and
-    then nothing needs to be printed. Known by the very object: what is equal may be another's.
+    A booking's answer repeats its hashes, usually before anything else is read, so that nothing
+    needs to be printed. They are recognized by identity: equal ones may be from another request.
     """
 
     __slots__ = ("last",)
@@ -73,14 +73,14 @@ class Echo:
         self.last: tuple[PackedHashes, msgspec.Raw] = b"", msgspec.Raw(b"[]")
 
     def note(self, packed: PackedHashes, text: bytes) -> None:
-        """Note hashes with the text an answer would have of them."""
+        """Remember hashes and their text in an answer."""
         self.last = packed, msgspec.Raw(text)
 
     def note_in(self, body: bytes, packed: object) -> None:
-        """Note the hashes as they stand in a flat body, if an answer would print them so.
+        """Remember hashes with their text in a flat body, if an answer would print the same.
 
-        In such a body nothing else can look like that member: strings have no quotes in them.
-        Half of what printing them costs.
+        In such a body nothing else can look like that member, as strings contain no quotes. Half
+        the cost of printing.
         """
         opening = body.find(_OPENS) + len(_OPENS) - 1
         if not isinstance(packed, bytes) or opening < len(_OPENS):
@@ -88,20 +88,20 @@ class Echo:
         text = _compact_at(opening, body, packed)
         if not text:
             return
-        minuses = len(text) - len(text.replace(b"-", b""))  # half of what counting them takes
+        minuses = len(text) - len(text.replace(b"-", b""))  # takes half the time of `count`
         negative = len(packed[HASH_BYTES - 1 :: HASH_BYTES].translate(None, _POSITIVE))
         if minuses == negative:
             self.note(packed, text)
 
     def note_signed(self, body: bytes, opening: int, packed: PackedHashes) -> None:
-        """Do the same where all are known to stand there, from a bracket on, with their signs."""
+        """Do the same if all hashes are known to be there, from a bracket on, as signed numbers."""
         text = _compact_at(opening, body, packed)
         if text:
             self.last = packed, msgspec.Raw(text)
 
 
 def _compact_at(opening: int, body: bytes, packed: PackedHashes) -> bytes:
-    """Return the array of these hashes in a flat body, b"" if there are blanks in it or zeros."""
+    """Return the array of these hashes in a flat body; b"" if it has blanks or zeros."""
     text = body[opening : body.find(b"]", opening) + 1]
     if (
         len(text) > _ECHOED_BYTES_MAX
@@ -109,7 +109,7 @@ def _compact_at(opening: int, body: bytes, packed: PackedHashes) -> bytes:
         or _LINE_FEED in text
         or _RETURN in text
         or _TAB in text
-        or packed.find(_ZERO) >= 0  # it may stand there as -0
+        or packed.find(_ZERO) >= 0  # may be written as -0
     ):
         return b""
     return text
@@ -126,7 +126,7 @@ def _in_json(shown: object) -> object:
 
 
 def _packed_in(shown: object) -> PackedHashes:
-    """Return what the encoders cannot know; anything else is a bug, or odd news for the log."""
+    """Encode types unknown to the encoders; anything else is a bug, and reported."""
     if isinstance(shown, ShownHashes):
         return shown.packed
     raise TypeError(f"no form for {type(shown).__name__}")
@@ -137,16 +137,16 @@ encode_msgpack: Final = msgspec.msgpack.Encoder(enc_hook=_packed_in).encode
 
 
 def encode_capped(answer: object) -> bytes:
-    """Write in MessagePack what has numbers it cannot say: as the nearest it can.
+    """Encode an answer with numbers beyond MessagePack's range, which are clamped.
 
-    Only sums are like that (two prompts of 2^64-1 tokens each), so this need not be quick.
+    Only sums can be that large (two prompts of 2^64-1 tokens each), so this need not be fast.
     """
     plain = msgspec.to_builtins(answer, enc_hook=_plain_in, builtin_types=(bytes,))
     return encode_msgpack(_capped(plain))
 
 
 def _plain_in(part: object) -> object:
-    """Return what `to_builtins` cannot know; what is written already is read again."""
+    """Convert what `to_builtins` does not know; encoded parts are decoded again."""
     return msgspec.msgpack.decode(part) if isinstance(part, msgspec.Raw) else _packed_in(part)
 
 

@@ -1,4 +1,4 @@
-"""What answers under /console. Loaded with the first request for it; it only looks.
+"""The handlers under /console. Loaded with the first request to them; read-only.
 
 Changes go through the routes of the API, like everybody's.
 """
@@ -34,20 +34,20 @@ __all__ = ["LISTED_MAX", "Console"]
 
 LISTED: Final = 50
 LISTED_MAX: Final = 200
-"""Rows in one list, whatever is asked for: some 300 microseconds of event loop."""
+"""Most rows in one list, whatever limit is requested: some 300 µs of event loop."""
 
 _JSON: Final = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"), *SAFE)
 _EVENTS: Final = (
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # nginx would keep messages until it has 4 KiB of them
+    (b"x-accel-buffering", b"no"),  # nginx would buffer messages up to 4 KiB
     *SAFE,
 )
 _DECISION_QUERY: Final = ("limit", "worker_id", "model_name", "tenant_id")
 
 
 class Console:
-    """The handlers, by the names `routes.py` has for them."""
+    """The handlers, under the names used in `routes.py`."""
 
     def __init__(
         self, service: Driver, traffic: Traffic, history: History, *, clients_max: int
@@ -56,7 +56,7 @@ class Console:
         self._assets = Assets()
         about = {
             "version": __version__,
-            "life": secrets.token_hex(8),  # another one: the service was restarted
+            "life": secrets.token_hex(8),  # changes when the service restarts
             "assets": self._assets.digest,
             "interval_s": INTERVAL_S,
             "history_step_s": HISTORY_STEP_S,
@@ -68,7 +68,7 @@ class Console:
         self._live = LiveView(service, history, traffic.console, about, clients_max=clients_max)
 
     def close(self) -> None:
-        """Send every page away. Idempotent."""
+        """End the streams of all pages. Idempotent."""
         self._live.close()
 
     # -- the page ------------------------------------------------------------------------------
@@ -78,18 +78,18 @@ class Console:
         return self._assets.get(PAGE)
 
     def folder(self, _: Request) -> Response:
-        """Lead who has typed a slash too many to the page; its links are relative to it."""
+        """Redirect from the URL with a trailing slash: relative links would break there."""
         return Response(308, b"", ((b"location", b"../console"), *SAFE))
 
     def static(self, request: Request) -> Response:
-        """Return what the page is made of."""
+        """Return a file of the page."""
         return self._assets.get(request.params[0])
 
     def events(self, _: Request) -> Response:
-        """Begin to tell what happens."""
+        """Open the stream of events."""
         return Feed(200, b"", _EVENTS, stream=self._live.open())
 
-    # -- what is asked for -----------------------------------------------------------------------
+    # -- requests of the page --------------------------------------------------------------------
 
     async def decisions(self, request: Request) -> Response:
         """List the newest decisions."""
@@ -112,20 +112,20 @@ class Console:
         return _reply(for_browser(self._service.leases(None, _limit(values.get("limit")))))
 
     def reservations(self, request: Request) -> Response:
-        """List the reservations made last."""
+        """List the newest reservations."""
         values = read_query(request.query, ("limit",))
         return _reply(reservations(self._service, _limit(values.get("limit"))))
 
     async def findings(self, _: Request) -> Response:
-        """Say what the doctor finds."""
+        """Return the doctor's findings."""
         return _written(await sources.findings(self._service))
 
     async def shadow(self, _: Request) -> Response:
-        """Say what other weights would have done."""
+        """Return what the shadow weights would have chosen."""
         return _reply(for_browser(await self._service.shadow()))
 
     def prefix(self, request: Request) -> Response:
-        """Say who holds what of a prompt."""
+        """Return which ranks hold a prompt."""
         return _reply(look_up(self._service, request.body))
 
 

@@ -1,7 +1,7 @@
-"""Page, scripts and styles of the console, out of the package, and the headers they go with.
+"""Page, scripts and styles of the console, read from the package, and their headers.
 
-Nothing is found by a path that a client has written: names are looked up in what was read from
-the folder once. The policy lets the page load from here and speak to here, and to nowhere else.
+Client-written paths never reach the file system: names are looked up among the files read once from
+the folder. The policy lets the page load from and connect to this server only.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Assets:
             if one.name.rpartition(".")[2] in _TYPES
         }
         self.digest = xxh3_64_hexdigest(b"".join(texts[name] for name in sorted(texts)))
-        """Of all files: a page that was loaded from others should be loaded again."""
+        """Of all files: a page loaded from other ones should reload."""
         for name, text in texts.items():
             kind = _TYPES[name.rpartition(".")[2]]
             headers = ((b"content-type", kind), (b"cache-control", b"no-cache"), *SAFE)
@@ -59,7 +59,7 @@ class Assets:
 
     @property
     def names(self) -> list[str]:
-        """What there is."""
+        """The names of all files."""
         return sorted(self._files)
 
     def get(self, name: str) -> Response:

@@ -1,4 +1,4 @@
-"""Values as a browser can hold them: ids and whatever is beyond 2^53 as strings."""
+"""Converts values for browsers: ids, and integers beyond 2^53, become strings."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 __all__ = ["for_browser"]
 
 SAFE_MAX: Final = (1 << 53) - 1
-"""Above it a number of a browser is not the number it was."""
+"""Larger integers lose precision in a browser."""
 
 _IDS: Final = frozenset({"worker_id", "router_id", "router_ids", "block_hashes", "origin"})
-"""Always strings, so that one does not look different because it is small."""
+"""Always strings, so that small ids look like all others."""
 
 
 def for_browser(value: object) -> Any:
-    """Return plain lists, dicts, strings and numbers, safe to be read as JSON by a browser."""
+    """Convert to plain lists, dicts, strings and numbers that a browser can read from JSON."""
     return _safe(msgspec.to_builtins(value), is_id=False)
 
 

@@ -1,8 +1,8 @@
-"""Workers and ranks as rows of JSON, made anew where something has changed, in slices.
+"""Workers and ranks as JSON rows, updated incrementally and in slices.
 
-A round looks at every worker and rank, compares with what it saw last and writes only what is
-different: a fleet at rest costs the looking. Rows are kept as text, so that a page that is opened
-later gets all of them at the price of joining them.
+A round compares every worker and rank with what it saw last and encodes only what has changed: a
+fleet at rest costs only the comparison. Rows are kept as text, so that a page opened later gets all
+of them for the cost of joining them.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ RANK_FIELDS: Final = (
     *("kv_state", "event_at_ms", "lag_s", "gaps", "lost_batches", "cached_blocks"),
     *("kv_used_blocks", "kv_total_blocks", "requests_waiting", "busy", "trust"),
 )
-"""What a rank's row is made of; `kv_used_blocks` to `requests_waiting` are the worker's word."""
+"""The fields of a rank's row; `kv_used_blocks` to `requests_waiting` are reported by the worker."""
 
 UNREACHABLE_AFTER_S: Final = EVENTS_UNREACHABLE.after_s
-"""Without a connection for so long a publisher is out of reach: what the doctor says by then."""
+"""A publisher without a connection for this long is unreachable; the doctor's threshold."""
 
 _Row = tuple[object, ...]
 
-_STAMP_MAX: Final = 1e12  # seconds; of NaN and infinity this is false, too
+_STAMP_MAX: Final = 1e12  # seconds; the comparison is false for NaN and infinity, too
 
 
 class News(NamedTuple):
-    """What a round has found, as JSON."""
+    """The changes found in a round, as JSON."""
 
     workers: list[bytes]
     ranks: list[bytes]
-    gone: list[str]  # workers
+    gone: list[str]  # worker ids
 
 
 class _Seat(NamedTuple):
-    """Where the numbers of a rank are, until its worker or its event source is another."""
+    """Where a rank's numbers are found, until its worker or event stream changes."""
 
     rank: WorkerRank
     slot: int
@@ -57,7 +57,7 @@ class _Seat(NamedTuple):
 
 
 class _Seen:
-    """One worker as it was last told."""
+    """One worker as last sent."""
 
     __slots__ = ("judged", "ranks", "rows", "seats", "text", "worker")
 
@@ -67,31 +67,31 @@ class _Seen:
         self.text = b""
         self.seats: list[_Seat] = []
         self.ranks: dict[int, _Row] = {}  # numbers by dp_rank
-        self.rows: dict[int, bytes] = {}  # the same, written
+        self.rows: dict[int, bytes] = {}  # the same, encoded
 
 
 class Fleet:
-    """The rows of every worker and rank."""
+    """The rows of all workers and ranks."""
 
     def __init__(self, service: Driver) -> None:
         self._service = service
         self._seen: dict[int, _Seen] = {}
 
     def all_rows(self) -> News:
-        """Return every row as it was last told. A join of them is all it costs."""
+        """Return all rows as last sent, for the cost of collecting them."""
         seen = self._seen.values()
         return News(
             [one.text for one in seen], [row for one in seen for row in one.rows.values()], []
         )
 
     async def look(self, slices: Slices) -> News:
-        """Return what has changed since the last look; the loop is let go in between."""
+        """Return what has changed since the last call, yielding to the loop in between."""
         core = self._service.core
         news = News([], [], [])
         ids = core.catalog.ids()
         for worker_id in ids:
             worker = core.catalog.find(worker_id)
-            if worker is not None:  # it may have gone while others had their turn
+            if worker is not None:  # it may be gone since `ids` was read
                 self._look_at(worker, news)
             await slices.breathe()
         if len(self._seen) > len(ids):
@@ -109,12 +109,12 @@ class Fleet:
         if seen.worker is not worker or seen.judged != judged:
             seen.worker, seen.judged = worker, judged
             seen.text = _describe(worker)
-            seen.ranks.clear()  # they may be others now
+            seen.ranks.clear()  # its ranks may have changed
             seen.rows.clear()
             news.workers.append(seen.text)
             seen.seats = self._seats_of(worker)
         elif any(seat.stream is not None and seat.stream.closed for seat in seen.seats):
-            seen.seats = self._seats_of(worker)  # its source is followed anew
+            seen.seats = self._seats_of(worker)  # the event source has been reopened
         if not seen.seats:
             return
         core = self._service.core
@@ -178,12 +178,12 @@ def _numbers(
 
 
 def _milliseconds(stamp: float | None) -> int | None:
-    """Read an engine's clock, which may say anything."""
+    """Convert an engine's timestamp, which may be any float."""
     return int(stamp * 1000) if stamp is not None and abs(stamp) < _STAMP_MAX else None
 
 
 def state_of(stream: EventStream) -> str:
-    """Return one word for how an event stream stands, as /metrics has it."""
+    """Return the state of an event stream in one word, as in /metrics."""
     if stream.is_replaying:
         return "replaying"
     if stream.kv_state == "uncertain":

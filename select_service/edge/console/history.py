@@ -1,7 +1,7 @@
-"""The last minutes in numbers, so that a page opened after the incident is not empty.
+"""Metrics of the last minutes, so that a page opened after an incident is not empty.
 
-Totals that only grow, noted every few seconds whether anybody looks or not: some twenty
-microseconds each time, some tens of kilobytes in all. The page makes rates of their differences.
+Mostly totals, sampled every few seconds whether or not a page is open: some twenty microseconds per
+sample, some tens of kilobytes in all. The page computes rates from their differences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["HISTORY_POINTS", "HISTORY_STEP_S", "POINT", "History"]
 
 HISTORY_STEP_S: Final = 5.0
-"""Between two points: a minute's peak is seen, and nobody notices that it is noted."""
+"""Between two points: often enough to show a minute's peak, at no noticeable cost."""
 
 HISTORY_POINTS: Final = 180
 """A quarter of an hour."""
@@ -36,25 +36,25 @@ POINT: Final = (
     *("shadow_scored", "shadow_agreed"),
     *("shadow_live_prefill_tokens", "shadow_own_prefill_tokens"),
 )
-"""What a point is made of; counts by bucket of latency follow."""
+"""The fields of a point; counts by latency bucket follow."""
 
 
 class History:
-    """Points of the last minutes."""
+    """The points of the last minutes."""
 
     def __init__(self, service: Driver, traffic: Traffic) -> None:
-        self.points: deque[bytes] = deque(maxlen=HISTORY_POINTS)  # JSON, as it is sent
+        self.points: deque[bytes] = deque(maxlen=HISTORY_POINTS)  # JSON, as sent
         self._service = service
         self._traffic = traffic
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Note a point now and every few seconds. Repeatable."""
+        """Sample now and every few seconds. Repeatable."""
         if self._timer is None:
             self._note(loop)
 
     def close(self) -> None:
-        """Note no more. Idempotent."""
+        """Stop sampling. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -64,7 +64,7 @@ class History:
         self.points.append(self.now())
 
     def now(self) -> bytes:
-        """Return the point of this moment, as a JSON array."""
+        """Return a point for this moment, as a JSON array."""
         core = self._service.core
         counters = core.counters
         seconds, buckets = 0.0, [0] * (len(LATENCY_BUCKETS_S) + 1)

@@ -1,7 +1,8 @@
-"""Who holds which part of a prompt: the question the prefix browser asks.
+"""Which ranks hold which part of a prompt: the backend of the prefix browser.
 
-Like POST /overlap_scores, but hashes come as strings, and only ranks that hold something are
-answered, the best first, up to a limit: a page cannot show more, nor should the loop make them.
+Like POST /overlap_scores, but hashes are strings, and the answer lists only ranks that hold
+something, the deepest first, up to a limit: a page cannot show more, nor should the loop compute
+it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _TIERS: Final = ("device", "host", "disk")
 
 
 class PrefixRequest(msgspec.Struct, kw_only=True):
-    """A prompt as tokens, or as the block hashes a decision was made for."""
+    """A prompt as tokens, or as the block hashes of a decision."""
 
     model_name: str = "default"
     tenant_id: str = "default"
@@ -124,5 +125,5 @@ def _holder(partition: Partition, overlap: Overlap, slot: int) -> dict[str, Any]
         "worker_id": str(worker.worker_id),
         "dp_rank": dp_rank,
         "endpoint": worker.spec.endpoint,
-        "ranges": ranges,  # tier, first block, block behind the last
+        "ranges": ranges,  # [tier, first block, end)
     }

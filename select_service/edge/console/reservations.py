@@ -1,4 +1,4 @@
-"""The reservations made last, as rows for the page."""
+"""The newest reservations, as rows for the page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["reservations"]
 
 
 def reservations(service: Driver, limit: int) -> dict[str, Any]:
-    """Return how many there are, and the newest of them. O(limit)."""
+    """Return how many reservations there are, and the newest of them. O(limit)."""
     bookings, now = service.core.desk.bookings, service.now()
     rows = [_row(one, now) for one in bookings.newest(limit)]
     return {"total": len(bookings), "reservations": rows}

@@ -1,7 +1,7 @@
-"""The routes of the console; what answers them is loaded with the first that is called.
+"""The routes of the console; their handlers are loaded with the first call.
 
-They are no part of the API that /openapi.json describes: page and service are of one version, and
-ids are strings there, because numbers of a browser end at 2^53.
+They are not part of the API in /openapi.json: page and service always have the same version, and
+ids are strings here, because a browser's integers end at 2^53.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _ROOMS: Final = (
 )
 _READ: Final = "read"
 _GETS: Final = (
-    # the page is the same for everybody and tells nothing; it asks its user for a token
+    # Static and without data; the page asks its user for a token.
     ("", "page", OPEN),
     ("/", "folder", OPEN),
     ("/static/{name}", "static", OPEN),
-    # what it shows is of the whole process
+    # Shows the whole process.
     ("/events", "events", _READ),
     ("/api/decisions", "decisions", _READ),
     ("/api/decisions/{id}", "decision", _READ),
@@ -46,7 +46,7 @@ _GETS: Final = (
 
 
 class Booth:
-    """The place of the console, and its history, whether anybody has ever opened it or not."""
+    """The routes and the history of the console, whether or not anybody has opened it."""
 
     path: Final = CONSOLE_PATH
 
@@ -59,26 +59,26 @@ class Booth:
         self._is_closed = False
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to remember. Repeatable."""
+        """Start the history. Repeatable."""
         if not self._is_closed:
             self.history.start(loop)
 
     def close(self) -> None:
-        """Send away who looks; the process is about to end. Idempotent."""
+        """End all streams, as the process is about to end. Idempotent."""
         self._is_closed = True
         self.history.close()
         if self._console is not None:
             self._console.close()
 
     async def _open(self) -> Console:
-        """Load what answers, one module a turn: together they would hold the loop for 10 ms."""
+        """Load the handlers, one module per turn: together they would hold the loop for 10 ms."""
         for name in _ROOMS:
             import_module(f"select_service.edge.console.{name}")
             await asyncio.sleep(0)
-        if self._console is None:  # nobody was quicker
-            from select_service.edge.console.answering import Console  # it is there
+        if self._console is None:  # no concurrent call was faster
+            from select_service.edge.console.answering import Console  # already loaded
 
-            self.start(asyncio.get_running_loop())  # for who serves without a server of ours
+            self.start(asyncio.get_running_loop())  # for embedding apps, which do not call `start`
             self._console = Console(
                 *(self._service, self._traffic, self.history), clients_max=self._clients_max
             )
@@ -88,7 +88,7 @@ class Booth:
 
     @property
     def routes(self) -> tuple[Route[Handler], ...]:
-        """All under /console."""
+        """All routes under /console."""
         gets = (
             Route(
                 *("GET", CONSOLE_PATH + path, self._handler(verb)),

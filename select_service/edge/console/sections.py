@@ -1,6 +1,6 @@
-"""What the page shows besides workers and ranks: admission, replicas, and the state of it all.
+"""What the page shows besides workers and ranks: admission, replicas, and overall state.
 
-Each section is a JSON text; `stream.py` sends those that differ from the last ones sent.
+Each section is a JSON text; `stream.py` sends those that have changed since they were last sent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["actions", "sections"]
 
 
 async def sections(service: Driver, slices: Slices) -> dict[str, bytes]:
-    """Return every section by name; the loop is let go in between."""
+    """Return all sections by name, yielding to the loop in between."""
     admission = await _admission(service, slices)
     await slices.breathe()
     replicas = _replicas(service)
@@ -56,7 +56,7 @@ def _state(service: Driver) -> dict[str, Any]:
 
 
 async def _admission(service: Driver, slices: Slices) -> bytes:
-    """Describe admission as GET /admission does, with the refusals by reason."""
+    """Describe admission like GET /admission, plus the refusals by reason."""
     core = service.core
     steps = status_in_steps(core.admitting, core.membership)
     status = await slices.through(steps)
@@ -71,7 +71,7 @@ async def _admission(service: Driver, slices: Slices) -> bytes:
     ]
     told["gates"] = len(status.scopes)
     lists: dict[str, Sequence[BusyThreshold | ScopeAdmission]]
-    lists = {"thresholds": status.thresholds, "scopes": status.scopes}  # one per model or pool
+    lists = {"thresholds": status.thresholds, "scopes": status.scopes}  # one row per model or pool
     members = [
         b'"%b":%b' % (name.encode(), await _rows(lists[name], slices) if name in lists else text)
         for name, text in ((name, encode(value)) for name, value in told.items())
@@ -103,9 +103,9 @@ def _replicas(service: Driver) -> dict[str, Any]:
 
 
 def actions() -> dict[str, bool]:
-    """Say which changes the page may offer: those for which there is a route.
+    """Return which changes the page may offer: those with a route.
 
-    Whether the caller may take them is decided by the routes themselves.
+    The routes themselves decide whether the caller is allowed to.
     """
     there = {(route.method, route.pattern) for route in ROUTES}
     return {

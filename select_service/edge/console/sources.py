@@ -1,6 +1,6 @@
-"""What other parts of the service keep and the console only shows: decisions and findings.
+"""Decisions and findings, which other parts of the service keep, for the console.
 
-Told in slices, in the form of a browser; what is switched off says so, and why.
+Rendered in slices, in the browser's format; a feature that is off says so, and why.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["decision", "decisions", "findings"]
 
 
 async def decisions(service: Driver, wanted: Wanted) -> bytes:
-    """Return the newest decisions, as much of each as a list shows."""
+    """Return the newest decisions, with the fields that a list shows."""
     try:
         records = await service.teller.matching(wanted)
     except DecisionsOff as off:
@@ -51,11 +51,11 @@ def _row(one: Decision) -> dict[str, Any]:
 
 
 async def decision(service: Driver, name: str) -> bytes:
-    """Return one decision by the name of its selection or reservation.
+    """Return one decision by the id of its selection or reservation.
 
     Raises:
-        DecisionsOff: none is kept.
-        DecisionNotFound: not this one.
+        DecisionsOff: no decisions are kept.
+        DecisionNotFound: none has this id.
     """
     told = await service.teller.tell(service.teller.find(name))
     candidates = [] if told.candidates is UNSET else told.candidates
@@ -66,7 +66,7 @@ async def decision(service: Driver, name: str) -> bytes:
 
 
 async def findings(service: Driver) -> bytes:
-    """Return what the doctor finds."""
+    """Return the doctor's findings."""
     report = await service.doctor().report()
     told = {"available": True, "why": None, "left_out": report.left_out}
     rows = await _rows(report.findings)
@@ -74,7 +74,7 @@ async def findings(service: Driver) -> bytes:
 
 
 async def _rows(values: Iterable[object]) -> bytes:
-    """Write an array that may be long."""
+    """Encode an array that may be long."""
     slices, rows = Slices(), []
     for value in values:
         rows.append(encode(for_browser(value)))

@@ -1,8 +1,8 @@
-"""Server-sent events: one snapshot for whoever comes, then each second what has changed.
+"""Server-sent events: a snapshot for each new page, then the changes every second.
 
-One round serves every page that is open, and there is none while no page is. A page that does not
-read is dropped, not waited for: it gets a snapshot when it comes back. A message every second,
-however empty, tells the page that the service lives.
+One round serves all open pages; without any there are no rounds. A page that does not read is
+dropped, not waited for: it gets a snapshot when it reconnects. A message every second, however
+empty, tells the page that the service is alive.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ INTERVAL_S: Final = 1.0
 """Between two messages: as often as people look."""
 
 BEHIND_MAX: Final = 5
-"""Messages a page may leave unread, beside what its socket takes, before it is dropped."""
+"""Messages a page may leave unread, besides those in its socket's buffer, before it is dropped."""
 
 _log = logging.getLogger("select_service.console")
 
 
 class _Client:
-    """One page: what it has yet to be sent."""
+    """One page, and the messages yet to be sent to it."""
 
     __slots__ = ("is_new", "is_over", "messages", "wake")
 
@@ -49,7 +49,7 @@ class _Client:
         self.is_over = False
 
     def send(self, message: bytes) -> bool:
-        """Queue a message; False if too many lie there, and the page is let go."""
+        """Queue a message; if too many are queued, drop the page and return False."""
         if len(self.messages) >= BEHIND_MAX:
             self.end()
             return False
@@ -64,7 +64,7 @@ class _Client:
 
 
 class LiveView:
-    """Tells every open page what is new, once a second while there is one."""
+    """Sends changes to all open pages, once a second while there are any."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class LiveView:
         *,
         clients_max: int,
     ) -> None:
-        """Tell nobody anything yet.
+        """Send nothing yet.
 
         Args:
             service: what is shown.
             history: the last minutes.
             counts: of clients and rounds, for /metrics.
-            about: told once with every snapshot.
-            clients_max: pages at a time.
+            about: sent with every snapshot.
+            clients_max: most pages at a time.
         """
         self._service = service
         self._history = history
@@ -91,14 +91,14 @@ class LiveView:
         self._clients_max = clients_max
         self._clients: set[_Client] = set()
         self._rounds: asyncio.Task[None] | None = None
-        self._view: _View | None = None  # once there was a round
+        self._view: _View | None = None  # set after the first round
         self._is_closed = False
 
     def open(self) -> AsyncGenerator[bytes]:
-        """Return the messages for one more page; it counts from the first one that is asked for.
+        """Return the messages for one more page; it takes its place when the first one is read.
 
         Raises:
-            TooManyConsoles: no more than `clients_max`.
+            TooManyConsoles: `clients_max` are open.
         """
         if len(self._clients) >= self._clients_max:
             self._counts.refused += 1
@@ -106,7 +106,7 @@ class LiveView:
         return self._messages()
 
     def close(self) -> None:
-        """Send every page away: the process is about to end. Idempotent."""
+        """End all streams, as the process is about to end. Idempotent."""
         self._is_closed = True
         for client in self._clients:
             client.end()
@@ -116,16 +116,16 @@ class LiveView:
 
     async def _messages(self) -> AsyncGenerator[bytes]:
         if self._is_closed or len(self._clients) >= self._clients_max:
-            return  # others were quicker
+            return  # others have taken the last places
         client = _Client()
         self._clients.add(client)
         self._counts.clients = len(self._clients)
         try:
-            if self._view is not None:  # of a second ago, or in the middle of a look: then what is
-                self._introduce(client, self._snapshot(self._view))  # new in it is said again
+            if self._view is not None:  # up to a second old, or from the middle of a round, whose
+                self._introduce(client, self._snapshot(self._view))  # changes are then sent again
             if self._rounds is None:
                 self._rounds = asyncio.get_running_loop().create_task(self._run())
-            yield b": hello\n\n"  # a head without a body may be kept back by who carries it
+            yield b": hello\n\n"  # proxies may hold back a head without a body
             while True:
                 while client.messages:
                     yield client.messages.popleft()
@@ -138,16 +138,16 @@ class LiveView:
             self._counts.clients = len(self._clients)
 
     async def _run(self) -> None:
-        """Go round while anybody is there. What was seen goes with the last who looks."""
+        """Run rounds while any page is open; the state is dropped with the last one."""
         view = _View(self._service)
         while self._clients:
             try:
                 await self._round(view)
                 self._counts.rounds += 1
-            except Exception:  # noqa: BLE001 - a bug in one look must not end all of them
+            except Exception:  # noqa: BLE001 - a bug in one round must not end all of them
                 self._counts.faults += 1
                 for client in self._clients:
-                    client.is_new = True  # what this look had found already is found no second time
+                    client.is_new = True  # this round's changes are lost
                 _log.exception("the console could not be told what is new")
             await asyncio.sleep(INTERVAL_S)
         self._rounds = self._view = None
@@ -183,13 +183,13 @@ class LiveView:
 
 
 class _View:
-    """What was seen last, and what is different now."""
+    """The state as last seen, and its changes."""
 
     def __init__(self, service: Driver) -> None:
         self._service = service
         self._fleet = Fleet(service)
         self._sections: dict[str, bytes] = {}
-        self._whole: bytes | None = None  # joined once, however many come until something is new
+        self._whole: bytes | None = None  # joined once for all newcomers until something changes
 
     async def look(self) -> bytes:
         """Return the members of a tick: what has changed."""
@@ -197,13 +197,13 @@ class _View:
         fresh = await sections(self._service, slices)
         self._whole = None
         news = await self._fleet.look(slices)
-        self._whole = None  # somebody may have come in between
+        self._whole = None  # a newcomer may have set it in between
         changed = {name: text for name, text in fresh.items() if self._sections.get(name) != text}
         self._sections = fresh
         return _members(news, changed)
 
     def whole(self) -> bytes:
-        """Return the members of a snapshot: all there is."""
+        """Return the members of a snapshot: everything."""
         if self._whole is None:
             self._whole = _members(self._fleet.all_rows(), self._sections)
         return self._whole

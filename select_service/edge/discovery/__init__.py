@@ -1,5 +1,5 @@
-"""Where workers and replicas are found without being told: a file, Kubernetes, DNS.
+"""Finds workers and replicas without registration: from a file, Kubernetes or DNS.
 
-Each source names everything it sees, again and again; `followers.py` makes the catalog and the
-replica plane agree with the latest. What changes that takes is decided in `core/discovery`.
+Each source repeatedly publishes everything it sees; `followers.py` makes the catalog and the
+replica plane match the latest. `core/discovery` decides which changes that takes.
 """

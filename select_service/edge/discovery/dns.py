@@ -1,4 +1,4 @@
-"""Replicas behind a DNS name: every address of a headless Service, resolved again and again."""
+"""Replicas behind a DNS name: resolves every address of a headless Service periodically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def resolve(host: str, port: int) -> list[str]:
     """Return the addresses of a name, by the system's resolver.
 
     Raises:
-        OSError: it has none, or nobody answers.
+        OSError: there are none, or no resolver answers.
     """
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -40,8 +40,8 @@ class DnsReplicas(Source[frozenset[str]]):
         Args:
             name: host:port.
             poll_s: how often.
-            own_addresses: not worth listening to; it would be harmless.
-            resolver: asked for addresses.
+            own_addresses: skipped; listening to ourselves would be harmless but useless.
+            resolver: returns the addresses of a name.
         """
         super().__init__("dns")
         host, _, port = name.rpartition(":")
@@ -55,11 +55,11 @@ class DnsReplicas(Source[frozenset[str]]):
         await poll(self, self.look, self._poll_s)
 
     async def look(self) -> None:
-        """Resolve once; publishes only what is new.
+        """Resolve once; publish if something has changed.
 
         Raises:
-            SourceFailed: there is no answer. A name without addresses is one, too: a Service that
-                has lost all its pods looks like a resolver in trouble, and the grace covers both.
+            SourceFailed: there is no answer, or no address: a Service that has lost all its pods
+                looks like a failing resolver, and the grace covers both.
         """
         try:
             async with asyncio.timeout(max(self._poll_s, 5.0)):
@@ -74,5 +74,5 @@ class DnsReplicas(Source[frozenset[str]]):
 
 
 def endpoint_of(address: str, port: int) -> str:
-    """Write an endpoint as ZMQ wants it."""
+    """Return an endpoint in ZMQ's notation."""
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"

@@ -1,7 +1,7 @@
-"""Makes the catalog and the replica plane agree with what sources name.
+"""Makes the catalog and the replica plane match what sources publish.
 
-One task per source looks, one follows: it takes the latest, has `core/discovery` say what is to
-change, and does it a slice per turn of the loop. A source that is in trouble changes nothing.
+Each source has one task that looks and one that follows: it takes the latest, lets `core/discovery`
+plan the changes, and applies them in slices. A failing source changes nothing.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ T = TypeVar("T")
 _log = logging.getLogger("select_service")
 
 SLICE_S: Final = 0.0003
-"""How long workers are put or removed before others get their turn; one takes some 50 µs, and as
+"""How long workers are put or removed before the loop is released; one takes some 50 µs, and as
 much again for every hundred in its scope."""
 
 AGAIN_S: Final = 0.5
-"""How often those in their grace, or registered by somebody else, are looked at again."""
+"""How often workers in their grace, or registered by somebody else, are checked again."""
 
 
 class WorkerFollower:
-    """The catalog follows one source of workers.
+    """Makes the catalog follow one source of workers.
 
     Attributes:
         source: what it follows.
         roster: which of the source's workers are in their grace.
         named: workers the source names at present.
-        conflicts: of these, how many somebody else has registered.
-        refused: of these, how many the catalog would not take.
-        left_out: of these, how many are beyond the limit.
-        is_settled: whether everything there was at the first look is registered.
+        conflicts: how many of these somebody else has registered.
+        refused: how many of these the catalog has refused.
+        left_out: workers named beyond the limit.
+        is_settled: whether everything seen at the first look is registered.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class WorkerFollower:
 
         Args:
             source: names workers.
-            turn: has the catalog, and the clock.
+            turn: has the catalog and the clock.
             put: registers a worker for a source; raises ServiceError.
-            remove: lets one go; likewise.
-            grace_s: how long one that is named no longer may stay.
-            workers_max: of one source; others are left out.
+            remove: deregisters one; likewise.
+            grace_s: how long a worker stays once it is no longer named.
+            workers_max: from this source; others are left out.
         """
         self.source = source
         self.roster = Roster(source.name, grace_s=grace_s)
@@ -88,7 +88,7 @@ class WorkerFollower:
         return self.roster.missed
 
     async def run(self) -> None:
-        """Follow for ever."""
+        """Follow forever."""
         await _follow(self.source, self._agree, lambda: self.missed + self.conflicts > 0)
 
     async def _agree(self) -> None:
@@ -135,7 +135,7 @@ class WorkerFollower:
 
 
 class ReplicaFollower:
-    """The replica plane follows one source of endpoints; those it did not bring are not touched.
+    """Makes the replica plane follow one source of endpoints; other endpoints are left alone.
 
     Attributes: as of WorkerFollower.
     """
@@ -152,9 +152,9 @@ class ReplicaFollower:
 
         Args:
             source: names endpoints.
-            plane: returns who listens to them; raises ServiceError where there is nobody.
+            plane: returns the replica plane; raises ServiceError if there is none.
             clock: monotonic seconds.
-            grace_s: how long one that is named no longer is listened to.
+            grace_s: how long an endpoint is listened to once it is no longer named.
         """
         self.source = source
         self.named = self.conflicts = self.refused = self.left_out = 0
@@ -171,7 +171,7 @@ class ReplicaFollower:
         return len(self._missing_since)
 
     async def run(self) -> None:
-        """Follow for ever."""
+        """Follow forever."""
         await _follow(self.source, self._agree, lambda: self.missed + self.conflicts > 0)
 
     async def _agree(self) -> None:
@@ -185,7 +185,7 @@ class ReplicaFollower:
                 if plane.register(endpoint):
                     self._mine.add(endpoint)
                 else:
-                    self.conflicts += 1  # the command line or a client has brought it
+                    self.conflicts += 1  # registered by the command line or a client
             except (ServiceError, IndexerError) as error:
                 self.refused += 1
                 _log.warning("replica %s from %s: %s", endpoint, self.source.name, error)
@@ -197,7 +197,7 @@ class ReplicaFollower:
                 self._mine.discard(endpoint)
                 try:
                     plane.deregister(endpoint)
-                except (ServiceError, IndexerError):  # a client was quicker
+                except (ServiceError, IndexerError):  # a client has deregistered it
                     _log.info("replica %s was gone already", endpoint)
         self.is_settled = True
 
@@ -229,7 +229,7 @@ class Discovery:
     """All followers and their sources, started and stopped together."""
 
     def __init__(self, readiness: Readiness, followers: Sequence[Follower]) -> None:
-        """Start nothing yet; /ready waits for the first agreement."""
+        """Start nothing yet; /ready waits for the first match."""
         self.followers = list(followers)
         self._tasks: list[asyncio.Task[None]] = []
         if followers:
@@ -237,7 +237,7 @@ class Discovery:
 
     @property
     def is_settled(self) -> bool:
-        """Whether everything there was at the first look of every source is registered."""
+        """Whether everything seen at the first look of every source is registered."""
         return all(follower.is_settled for follower in self.followers)
 
     def start(self) -> None:

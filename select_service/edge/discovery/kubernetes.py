@@ -1,8 +1,8 @@
-"""The Kubernetes API over httpx: a list, then a watch from where the list ended, for ever.
+"""The Kubernetes API over httpx: a list, then a watch from where the list ended, forever.
 
-Token and CA are read again for every connection, since both rotate. A watch that breaks goes on
-from the last version seen (bookmarks keep it fresh); 410 Gone means to list anew. What the objects
-mean is in `objects.py`.
+Token and CA are reread for every connection, since both rotate. A broken watch resumes from the
+last version seen (bookmarks keep it recent); after 410 Gone the objects are listed again.
+`objects.py` interprets the objects.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ _SETTINGS: Final = Settings()
 PAGE_OBJECTS: Final = 200
 PAGE_BYTES_MAX: Final = 64 << 20
 LINE_BYTES_MAX: Final = 4 << 20
-"""Longest page of a list and longest event of a watch; etcd takes 1.5 MiB for an object."""
+"""Longest page of a list and longest event of a watch; etcd accepts 1.5 MiB per object."""
 
 CONNECT_TIMEOUT_S: Final = 10.0
 WATCH_S: Final = 240
-"""How long the server may keep a watch open; it is made anew then, without a list."""
+"""How long the server may keep a watch open; it then resumes without a list."""
 
 SILENCE_S: Final = 300.0
-"""Longest silence of a watch: the server ends it before, so a longer one is a dead connection."""
+"""Longest silence of a watch: the server ends it sooner, so silence this long is a dead connection.
+"""
 
 _GONE: Final = 410
 _OK: Final = 200
 
 
 class Gone(Exception):
-    """The version to go on from is too old: list anew."""
+    """The version to resume from is too old: list again."""
 
 
 class _ListMeta(msgspec.Struct):
@@ -74,7 +75,7 @@ _decode_status: Final = msgspec.json.Decoder(_Status).decode
 
 
 class KubernetesApi:
-    """Where the API server is and who we are."""
+    """The API server and our credentials."""
 
     def __init__(
         self,
@@ -87,10 +88,10 @@ class KubernetesApi:
         """Read nothing yet.
 
         Args:
-            url: of the API server; None: as the environment says.
+            url: of the API server; None: from the environment.
             credentials: the folder with token, ca.crt and namespace, as mounted into pods.
-            namespace: None: the one of the service account.
-            objects_max: how many a selector may select.
+            namespace: None: that of the service account.
+            objects_max: most objects a selector may match.
         """
         self.objects_max = objects_max
         self._url = url
@@ -99,10 +100,10 @@ class KubernetesApi:
 
     @property
     def url(self) -> str:
-        """The API server.
+        """The URL of the API server.
 
         Raises:
-            SourceFailed: nobody says where it is.
+            SourceFailed: it is not configured.
         """
         if self._url is not None:
             return self._url
@@ -116,18 +117,18 @@ class KubernetesApi:
 
     @property
     def namespace(self) -> str:
-        """Where to look."""
+        """The namespace to look in."""
         return self._namespace or self._mounted("namespace") or "default"
 
     def headers(self) -> dict[str, str]:
-        """Return who we are; the token is a new one every hour or so."""
+        """Return the request headers; the token is replaced every hour or so."""
         token = self._mounted("token")
         headers = {"accept": "application/json"}
         return headers | ({"authorization": f"Bearer {token}"} if token else {})
 
     def client(self) -> httpx.AsyncClient:
-        """Open a client that trusts the cluster's CA as it is now."""
-        import httpx  # a tenth of a second that only Kubernetes should cost
+        """Open a client that trusts the cluster's current CA."""
+        import httpx  # 0.1 s, paid only with Kubernetes
 
         ca = self._folder / "ca.crt"
         try:
@@ -147,7 +148,7 @@ class KubernetesApi:
 
 
 class Watched(Source[T], Generic[O, T]):
-    """All objects of a kind with certain labels, and what they mean together."""
+    """All objects of a kind with certain labels, and their meaning as a whole."""
 
     def __init__(  # noqa: PLR0917 - what is watched, and how it is read
         self,
@@ -159,11 +160,11 @@ class Watched(Source[T], Generic[O, T]):
         meaning: Callable[[Watched[O, T], Iterable[O]], T],
         backoff_s: float = BACKOFF_S,
     ) -> None:
-        """Ask nothing yet.
+        """Request nothing yet.
 
         Args:
             name: of the source.
-            api: whom to ask.
+            api: the API server.
             kind: what the objects are decoded as.
             path: of the list, with `{namespace}`.
             selector: label selector.
@@ -177,7 +178,7 @@ class Watched(Source[T], Generic[O, T]):
         self._meaning = meaning
         self._backoff_s = backoff_s
         self._objects: dict[str, O] = {}
-        self._version = ""  # to go on from; empty: list
+        self._version = ""  # to resume from; empty: list first
         self._decode: Callable[[bytes], O] = msgspec.json.Decoder(kind).decode
         page = msgspec.defstruct("Page", [("metadata", _ListMeta), ("items", list[kind])])  # type: ignore[valid-type]
         self._decode_page: Callable[[bytes], Any] = msgspec.json.Decoder(page).decode
@@ -187,10 +188,10 @@ class Watched(Source[T], Generic[O, T]):
         await insist(self, self.look, self._backoff_s)
 
     async def look(self) -> None:
-        """List if need be, then watch until the server ends it; called again and again.
+        """List if necessary, then watch until something fails; call it again then.
 
         Raises:
-            SourceFailed: the server cannot be reached, refuses, or talks nonsense.
+            SourceFailed: the server is unreachable, refuses, or sends nonsense.
         """
         import httpx
 
@@ -213,7 +214,7 @@ class Watched(Source[T], Generic[O, T]):
             raise SourceFailed("malformed", str(error)) from None
 
     def _say(self) -> None:
-        """Publish what there is, in an order that does not depend on what came first."""
+        """Publish the objects, in an order independent of their arrival."""
         self.publish(self._meaning(self, (self._objects[key] for key in sorted(self._objects))))
 
     # -- list ----------------------------------------------------------------------------------
@@ -268,7 +269,7 @@ class Watched(Source[T], Generic[O, T]):
                 raise SourceFailed("too_large", f"an event of more than {LINE_BYTES_MAX} bytes")
 
     def _take(self, line: bytes) -> bool:
-        """Apply one event; False for one that changes nothing."""
+        """Apply one event; False if it changes nothing."""
         event = _decode_event(line)
         self.progress += 1
         if event.type == "ERROR":

@@ -1,7 +1,7 @@
-"""Pods and EndpointSlices, and what their ports and annotations say of a worker or a replica.
+"""Interprets Pods and EndpointSlices: ports and annotations that describe a worker or replica.
 
-The conventions are written down in deploy/docs/discovery.md. Only the
-fields that are read are here; whatever else an API server sends is skipped by the decoder.
+The conventions are documented in deploy/docs/discovery.md. The types have only the fields that are
+read; the decoder skips whatever else an API server sends.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class EndpointConditions(Struct):
 
 
 class TargetRef(Struct):
-    """Who an endpoint is."""
+    """The object behind an endpoint."""
 
     name: str = ""
 
@@ -113,14 +113,14 @@ class EndpointSlice(Struct):
 
 
 class BadAnnotation(ValueError):
-    """An annotation that says nothing usable."""
+    """An annotation has an unusable value."""
 
 
 def workers_of_pod(pod: Pod) -> Iterator[WorkerSpec]:
-    """Yield the pod's worker if it is there and ready.
+    """Yield the pod's worker if it is running and ready.
 
     Raises:
-        BadAnnotation: it does not say what it is.
+        BadAnnotation: its annotations are unusable.
     """
     status = pod.status
     ready = any(one.type == "Ready" and one.status == "True" for one in status.conditions or ())
@@ -134,10 +134,10 @@ def workers_of_pod(pod: Pod) -> Iterator[WorkerSpec]:
 
 
 def workers_of_slice(piece: EndpointSlice) -> Iterator[WorkerSpec]:
-    """Yield a worker for each ready endpoint; the slice's annotations speak for all of them.
+    """Yield a worker for each ready endpoint; the slice's annotations apply to all of them.
 
     Raises:
-        BadAnnotation: they do not say what these are.
+        BadAnnotation: its annotations are unusable.
     """
     ports: dict[str, int] = {}
     for port in piece.ports or ():
@@ -155,7 +155,7 @@ def workers_of_slice(piece: EndpointSlice) -> Iterator[WorkerSpec]:
 def replicas_of_slice(piece: EndpointSlice, own_addresses: Collection[str]) -> Iterator[str]:
     """Yield the endpoints of replicas, ready or not: one that is booting must reach the others.
 
-    One that is terminating, too: it takes calls until it has left, and tells of them.
+    A terminating one, too: it serves requests until it is gone, and publishes them.
     """
     ports = [port.port for port in piece.ports or () if port.name == REPLICA_SYNC and port.port]
     for endpoint in piece.endpoints or ():
@@ -173,13 +173,13 @@ def _worker(meta: Meta, name: str, address: str, ports: Mapping[str, int]) -> Wo
     start, size = _whole(said, "data-parallel-start-rank"), _whole(said, "data-parallel-size")
     port = _port(said, "port", ports, HTTP)
     if port is None:
-        port = next(iter(ports.values()), None)  # the first that is named
+        port = next(iter(ports.values()), None)  # the first named port
     events = _port(said, "kv-events-port", ports, KV_EVENTS)
     replay = _port(said, "kv-replay-port", ports, KV_REPLAY)
     worker_id = _whole(said, "worker-id")
     host = f"[{address}]" if ":" in address else address
     fields = {
-        # one name, one worker: a pod that comes back under its name is the same
+        # One worker per name: a pod recreated under its name is the same worker.
         "worker_id": xxh3_64_intdigest(f"{meta.namespace}/{name}".encode())
         if worker_id is None
         else worker_id,
@@ -204,13 +204,13 @@ def _worker(meta: Meta, name: str, address: str, ports: Mapping[str, int]) -> Wo
         "role": said.get("role"),
     }
     try:
-        return msgspec.convert(fields, WorkerSpec)  # the same ranges as at the HTTP door
+        return msgspec.convert(fields, WorkerSpec)  # the same validation as for HTTP
     except msgspec.ValidationError as error:
         raise BadAnnotation(f"{meta.namespace}/{name}: {error}") from None
 
 
 def _event_sources(port: int | None, start: int, size: int | None, address: str) -> dict[str, str]:
-    """Each rank publishes on a port of its own, one after the other."""
+    """Return one endpoint per rank, on consecutive ports."""
     if port is None:
         return {}
     ranks = min(1 if size is None else size, _PORT_MAX + 1 - port)
@@ -235,7 +235,7 @@ def _number(said: Mapping[str, str], key: str) -> float | None:
 
 
 def _port(said: Mapping[str, str], key: str, ports: Mapping[str, int], usual: str) -> int | None:
-    """Return a port by number or by name; without the annotation the one with the usual name."""
+    """Return a port by number or by name; without the annotation, the port with the usual name."""
     text = said.get(key)
     if text is None:
         return ports.get(usual)

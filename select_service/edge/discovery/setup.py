@@ -1,4 +1,4 @@
-"""Which sources the settings ask for, and what each of them is read as."""
+"""Builds the sources that the settings ask for, and how their objects are read."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ K = TypeVar("K", Pod, EndpointSlice)
 def create_discovery(
     settings: Settings, service: Driver, clock: Callable[[], float] | None = None
 ) -> Discovery:
-    """Build what the settings ask for; nothing is asked before `start`.
+    """Build the configured sources; none is contacted before `start`.
 
     Args:
         settings: name the sources.
         service: follows them.
-        clock: another than the service's.
+        clock: replaces the service's clock.
     """
     turn = service.turn if clock is None else service.turn._replace(clock=clock)
     followers: list[Follower] = []
@@ -67,7 +67,7 @@ def create_discovery(
         followers.append(WorkerFollower(source, turn, *verbs, grace_s=grace_s, workers_max=most))
 
     if settings.workers_file is not None:
-        # a file is written on purpose: what it does not name any more goes at once
+        # A file is edited on purpose: workers removed from it leave at once.
         file = WorkersFile(
             *(settings.workers_file, settings.workers_file_poll_s),
             bytes_max=settings.workers_file_bytes_max,
@@ -98,7 +98,7 @@ def _replica_sources(settings: Settings, api: KubernetesApi) -> Iterable[Source[
 def watched_workers(
     api: KubernetesApi, selector: str, *, slices: bool, backoff_s: float = BACKOFF_S
 ) -> Source[Workers]:
-    """Return pods, or EndpointSlices, read as workers."""
+    """Return pods or EndpointSlices as a source of workers."""
     if slices:
         return Watched(
             *("kubernetes", api, EndpointSlice, _SLICES, selector),
@@ -115,7 +115,7 @@ def watched_workers(
 def watched_replicas(
     api: KubernetesApi, selector: str, own: list[str], backoff_s: float = BACKOFF_S
 ) -> Source[frozenset[str]]:
-    """Return EndpointSlices read as endpoints of replicas."""
+    """Return EndpointSlices as a source of replica endpoints."""
     return Watched(
         *("kubernetes_replicas", api, EndpointSlice, _SLICES, selector),
         lambda _, found: frozenset(e for piece in found for e in replicas_of_slice(piece, own)),
@@ -126,13 +126,13 @@ def watched_replicas(
 def _workers(
     source: Source[Workers], found: Iterable[K], read: Callable[[K], Iterable[WorkerSpec]]
 ) -> Workers:
-    """Read objects as workers; what makes no sense is set aside, the others stand."""
+    """Read objects as workers; invalid ones are rejected, the others stand."""
     workers: Workers = {}
     rejected: dict[str, str] = {}
     for one in found:
         try:
             for spec in read(one):
-                # dual stack names everybody twice; the first slice by name stands
+                # Dual stack names every worker twice; the first slice by name wins.
                 workers.setdefault(spec.worker_id, spec)
         except BadAnnotation as error:
             rejected[f"{one.metadata.namespace}/{one.metadata.name}"] = str(error)

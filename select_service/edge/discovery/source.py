@@ -1,4 +1,4 @@
-"""What every source is: a run that publishes all it sees, and counts its troubles."""
+"""The base of all sources: publishes everything it sees, and counts failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BACKOFF_MAX_S: Final = 30.0
 
 
 class SourceFailed(Exception):
-    """A source cannot be read now; `kind` is a word for a metric."""
+    """A source cannot be read now; `kind` is a label for metrics."""
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
@@ -27,14 +27,14 @@ class SourceFailed(Exception):
 
 
 class Source(Generic[T]):
-    """The latest of one source; whoever follows it waits for `changed`.
+    """The latest state of one source; followers wait for `changed`.
 
     Attributes:
         name: shown in records and metrics.
-        latest: everything it names; None before the first good look.
-        updates: good looks that published something.
-        failures: looks that failed, by kind. The latest stays as it is meanwhile.
-        rejected: things seen that make no worker, and why, at present.
+        latest: everything it names; None before the first successful look.
+        updates: successful looks that published something.
+        failures: failed looks, by kind; they leave the latest unchanged.
+        rejected: invalid objects at present, and why they are rejected.
     """
 
     def __init__(self, name: str) -> None:
@@ -42,13 +42,13 @@ class Source(Generic[T]):
         self.latest: T | None = None
         self.changed = asyncio.Event()
         self.updates = 0
-        self.progress = 0  # moves whenever the other side said anything sensible
+        self.progress = 0  # changes whenever the other side sends something sensible
         self.failures: dict[str, int] = {}
         self.rejected: dict[str, str] = {}
         self._trouble = ""
 
     def publish(self, everything: T) -> None:
-        """This is all there is now."""
+        """Publish everything there is now."""
         self.updates += 1
         self.progress += 1
         self._trouble = ""
@@ -56,26 +56,26 @@ class Source(Generic[T]):
         self.changed.set()
 
     def fail(self, kind: str, why: str) -> None:
-        """This look brought nothing; said in the log once per trouble."""
+        """Count a failed look; each new problem is logged once."""
         self.failures[kind] = self.failures.get(kind, 0) + 1
         if why != self._trouble:
             _log.warning("discovery from %s: %s; the last good state stays", self.name, why)
             self._trouble = why
 
     def reject(self, rejected: dict[str, str]) -> None:
-        """Of what there is now, these make no sense; said in the log once for each."""
+        """Record the objects that are invalid at present; each is logged once."""
         for name, why in rejected.items():
             if self.rejected.get(name) != why:
                 _log.warning("%s from %s is no worker: %s", name, self.name, why)
         self.rejected = rejected
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Look forever."""
         raise NotImplementedError
 
 
 async def poll(source: Source[T], look: Callable[[], Awaitable[None]], every_s: float) -> None:
-    """Look every so often, whatever came of it last time."""
+    """Look periodically, whatever the outcome."""
     while True:
         try:
             await look()
@@ -87,7 +87,7 @@ async def poll(source: Source[T], look: Callable[[], Awaitable[None]], every_s: 
 async def insist(
     source: Source[T], look: Callable[[], Awaitable[None]], backoff_s: float = BACKOFF_S
 ) -> None:
-    """Look again and again; failures make the pauses longer, whatever they are."""
+    """Look repeatedly; failures of any kind lengthen the pauses."""
     pause_s = backoff_s
     while True:
         before = source.progress

@@ -1,8 +1,8 @@
-"""Workers out of a JSON file that somebody else writes, followed as it changes.
+"""Workers from a JSON file that somebody else writes, followed as it changes.
 
-The file is looked at every so often rather than watched: that works on every file system and for
-every way of replacing it, a ConfigMap's links included. A file that cannot be read, or says
-anything that is no worker, changes nothing.
+The file is polled, not watched: that works on every file system and for every way of replacing it,
+including a ConfigMap's symlinks. A file that is unreadable or has any invalid worker changes
+nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from select_service.edge.discovery.source import Source, SourceFailed, poll
 from select_service.types import WorkerSpec
 
 BYTES_MAX: Final = Settings().workers_file_bytes_max
-"""Of the file, unless told otherwise."""
+"""Default limit on the size of the file."""
 
 
 class _Document(msgspec.Struct):
@@ -47,10 +47,11 @@ class WorkersFile(Source[dict[int, WorkerSpec]]):
         await poll(self, self.look, self._poll_s)
 
     async def look(self) -> None:
-        """Read the file if it is another one than last time.
+        """Read the file if it has changed since last time.
 
         Raises:
-            SourceFailed: it cannot be read, or is wrong; a wrong file is not read twice.
+            SourceFailed: it is unreadable or invalid; an invalid file is not read again until it
+                changes.
         """
         signature, workers = await asyncio.to_thread(self._read)
         if workers is not None:
@@ -60,7 +61,7 @@ class WorkersFile(Source[dict[int, WorkerSpec]]):
     def _read(self) -> tuple[_Signature, dict[int, WorkerSpec] | None]:
         try:
             with open_plain(self._path) as file:
-                about = os.fstat(file.fileno())  # of this file: another may be there by now
+                about = os.fstat(file.fileno())  # not of the path, which may have changed
                 signature = (about.st_mtime_ns, about.st_size, about.st_ino)
                 if signature == self._seen:
                     return signature, None
@@ -73,10 +74,10 @@ class WorkersFile(Source[dict[int, WorkerSpec]]):
 
 
 def parse_workers(text: bytes, bytes_max: int = BYTES_MAX) -> dict[int, WorkerSpec]:
-    """Return what a file says.
+    """Parse the contents of a file.
 
     Raises:
-        SourceFailed: it is no list of workers, or names one twice.
+        SourceFailed: it is not a list of workers, or has a worker_id twice.
     """
     if len(text) > bytes_max:
         why = f"longer than {bytes_max} bytes (--workers-file-bytes-max)"

@@ -1,1 +1,1 @@
-"""What `driver.py` stands on: effects carried out, event sources, who waits, housekeeping."""
+"""Parts of `driver.py`: carrying out effects, event sources, waiting callers, housekeeping."""

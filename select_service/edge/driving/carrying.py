@@ -1,7 +1,7 @@
 """Carries out what the core asks for, in the order of the fields of `Effects`.
 
-Every verb, housekeeping, the replica plane and discovery end here. Listeners, futures and sockets
-are not known to this file but by those who hold them.
+Every verb, housekeeping, the replica plane and discovery end here. This file reaches listeners,
+futures and sockets only through the objects that own them.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ _log = logging.getLogger("select_service")
 
 
 class Carrier:
-    """The hands of one driver.
+    """Carries out the effects of one driver.
 
     Attributes:
-        hurry: set when housekeeping should have its turn at once.
+        hurry: set to run housekeeping at once.
         replicas: the replica plane, while there is one.
     """
 
-    sources: EventSources  # this and the next are put in once: to be made they need `carry_out`
+    sources: EventSources  # set later, like `waiting`: building either needs `carry_out`
     waiting: Waiting
 
     def __init__(self, keeper: Keeper | None, tracing: Tracing | None) -> None:
-        """Take effects from now on.
+        """Accept effects from now on.
 
         Args:
-            keeper: told that something may have changed.
-            tracing: names the request in the log.
+            keeper: notified of possible changes.
+            tracing: adds the ids of the request to log lines.
         """
         self._keeper, self._tracing = keeper, tracing
         self.hurry = asyncio.Event()
         self.replicas: Replicas | None = None
 
     def carry_out(self, effects: Effects) -> None:
-        """Do all of it; waits for nothing."""
+        """Carry out all effects, without waiting."""
         if self._keeper is not None:
             self._keeper.journal.note()
         if effects is NOTHING or not effects:
@@ -74,7 +74,7 @@ class Carrier:
 
 
 def _decision_facts(placement: Placement) -> dict[str, Any]:
-    """Return the fields of the reference's "Selected worker" line."""
+    """Return the fields of the reference's "Selected worker" log line."""
     weights = placement.weights
     return {
         "worker_id": placement.worker.worker_id,

@@ -1,7 +1,7 @@
-"""Whether the service is ready, and what is wired wrong: /ready, and the doctor it asks.
+"""Whether the service is ready, and what is misconfigured: /ready, and the doctor behind it.
 
-What must be there first is in `edge/readiness.py`, what is examined in `edge/doctor.py`, which is
-loaded with the first who wants to know.
+The conditions of readiness are in `edge/readiness.py`, the examination in `edge/doctor.py`, which
+is loaded on first use.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["Health"]
 
 EXAMINED_AFTER_S = 5.0
-"""From the start to the first examination: what it needs is loaded then, and some is there."""
+"""From the start to the first examination, which loads its modules unless a request already has."""
 
 
 class Health:
-    """What one driver says of its own state.
+    """What one driver reports about its own state.
 
     Attributes:
-        diagnosed: who examines the fleet, once there was reason to.
+        diagnosed: the doctor, once something has needed it.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Health:
         """Examine nothing yet.
 
         Args:
-            turn: whose core it is.
-            carrier: has the connections that are looked at.
-            readiness: what must be there first.
-            keeper: says what became of the state on disk.
-            limits: how often the fleet is examined.
+            turn: of the core to report on.
+            carrier: has the connections to examine.
+            readiness: the conditions of readiness.
+            keeper: has the state on disk.
+            limits: how often to examine the fleet.
         """
         self._core, self._clock, _ = turn
         self._carrier = carrier
@@ -62,12 +62,12 @@ class Health:
         self.diagnosed: Doctor | None = None
 
     def start(self) -> None:
-        """Examine the fleet now and then, if that is wanted."""
+        """Start periodic examinations, unless they are turned off."""
         if self._limits.interval_s:
             self._examining = asyncio.get_running_loop().create_task(self._examine())
 
     async def close(self) -> None:
-        """End. Idempotent."""
+        """Stop. Idempotent."""
         task, self._examining = self._examining, None
         if task is not None:
             task.cancel()
@@ -82,11 +82,11 @@ class Health:
         return Ready(not waiting_for, ready.schedulable_workers, ready.workers, waiting_for, state)
 
     def is_ready(self) -> bool:
-        """Whether GET /ready says so; costs next to nothing."""
+        """Whether GET /ready would say ready; costs next to nothing."""
         return self._core.reader.schedulable > 0 and not self._readiness.missing()
 
     async def ready_verbose(self, *, with_workers: bool = True) -> Ready:
-        """GET /ready?verbose=true: what is wired wrong as well."""
+        """GET /ready?verbose=true: includes the doctor's findings."""
         report = await self.doctor().report()
         return msgspec.structs.replace(
             self.ready(with_workers=with_workers),
@@ -95,9 +95,9 @@ class Health:
         )
 
     def doctor(self) -> Doctor:
-        """Return who examines the fleet."""
+        """Return the doctor, created on first use."""
         if self.diagnosed is None:
-            from select_service.edge.doctor import Doctor  # see `late`
+            from select_service.edge.doctor import Doctor  # see `late.py`
 
             carrier = self._carrier
             self.diagnosed = Doctor(

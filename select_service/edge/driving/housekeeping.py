@@ -1,6 +1,6 @@
-"""The turns of housekeeping: what expires, decays or is examined again, second by second.
+"""Schedules housekeeping: what expires, decays or is re-examined, once a second.
 
-The core does a bounded piece of it each time and says whether more is due; here is only when.
+The core does a bounded piece of work per turn and says whether more is due.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["HOUSEKEEPING_S", "Housekeeping"]
 _log = logging.getLogger("select_service")
 
 HOUSEKEEPING_S = 1.0
-"""Between turns when nothing is left over: how late an expiry may be."""
+"""Between turns when no work is left over; also how late an expiry may be."""
 
 
 class Housekeeping:
-    """Gives the core its turns, from `start` to `close`.
+    """Runs the core's housekeeping from `start` to `close`.
 
     Attributes:
         faults: turns that raised, which is a bug.
@@ -33,8 +33,8 @@ class Housekeeping:
         """Do nothing yet.
 
         Args:
-            turn: whose core it is.
-            hurry: set when the next turn should be at once.
+            turn: of the core to run.
+            hurry: set to start the next turn at once.
         """
         self._core, self._clock, self._carry_out = turn
         self._hurry = hurry
@@ -43,11 +43,11 @@ class Housekeeping:
         self.faults = 0
 
     def start(self) -> None:
-        """Begin, on the running loop."""
+        """Start, on the running loop."""
         self._task = asyncio.get_running_loop().create_task(self._keep_house())
 
     async def close(self) -> None:
-        """End. Idempotent."""
+        """Stop. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -57,7 +57,7 @@ class Housekeeping:
         while True:
             more = False
             try:
-                # again each time: it may be set, at the latest when a machine hears of NTP
+                # Recomputed every turn: the wall clock may be set, for instance once NTP answers.
                 self._core.trusting.wall_ahead = time.time() - self._clock()  # noqa: TID251
                 more, effects = self._core.tick(self._clock())
                 self._carry_out(effects)
@@ -68,7 +68,7 @@ class Housekeeping:
             await (asyncio.sleep(0) if more else self._rest())
 
     async def _rest(self) -> None:
-        """Let housekeeping rest until its next turn, or until there is more to do."""
+        """Sleep until the next turn is due, or more work arrives."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HOUSEKEEPING_S):
                 await self._hurry.wait()

@@ -1,6 +1,6 @@
-"""What a driver is given beside the settings of its core: its edge's limits, and who goes with it.
+"""What a driver takes besides its core's settings: limits of the edge, and optional companions.
 
-`construction.py` makes both out of settings; tests and embedders mostly do with what is here.
+`construction.py` builds both from settings; tests and embedders mostly use the defaults here.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["Companions", "EdgeLimits"]
 
 READY_TIMEOUT_S: Final = 120.0
-"""How long /ready waits for recoveries unless told otherwise."""
+"""Default time that /ready waits for recoveries."""
 
 
 class EdgeLimits(Struct, frozen=True, kw_only=True):
-    """Bounds of what stands around the core."""
+    """Bounds of the parts around the core."""
 
     streams: StreamLimits = field(default_factory=StreamLimits)
     """Of the event listeners."""
@@ -36,23 +36,23 @@ class EdgeLimits(Struct, frozen=True, kw_only=True):
     dumps: DumpLimits = field(default_factory=DumpLimits)
     """Of GET /dump."""
     doctor: DoctorLimits = field(default_factory=DoctorLimits)
-    """How often it is looked whether something is wired wrong."""
+    """How often and how closely to look for misconfiguration."""
     snapshot: SnapshotLimits | None = None
-    """Budgets of the index snapshot beside what the keeper keeps; None: there is none."""
+    """Budgets of the index snapshot, which needs a keeper; None: no snapshot."""
     recovery: RecoveryLimits | None = None
-    """Budgets of starting with a peer's index."""
+    """Budgets of recovering the index from a peer."""
     ready_timeout_s: float = READY_TIMEOUT_S
     """How long /ready waits for recoveries."""
 
 
 class Companions(Struct, frozen=True, kw_only=True):
-    """Who goes with a driver, opened by others; it closes them. None: there is none."""
+    """Optional parts that the caller opens and the driver closes. None: absent."""
 
     keeper: Keeper | None = None
-    """Keeps the state on disk; without one it ends with the process."""
+    """Keeps the state on disk; without it the state ends with the process."""
     security: Guards | None = None
-    """Guards its door, and has its keys towards workers and replicas."""
+    """Authorizes requests, and has our keys towards workers and replicas."""
     tracing: Tracing | None = None
-    """Of some requests."""
+    """Traces some requests."""
     recording: Recording | None = None
-    """Of all that happens."""
+    """Records everything."""

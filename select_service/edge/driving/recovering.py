@@ -1,8 +1,7 @@
-"""What the index knows before the first event: from a peer's dump, from an earlier life's snapshot.
+"""Fills the index before the first event: from a peer's dump, or from an earlier run's snapshot.
 
-`indexer/edge/recovery.py` and `edge/state/warm_start.py` do it, each loaded by those who ask for
-it alone: a start should not pay for the others. Here is when they begin and end, and that /ready
-waits for them.
+`indexer/edge/recovery.py` and `edge/state/warm_start.py` do the work, each imported only if used,
+which keeps other starts fast. This file starts and stops them and makes /ready wait for them.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ __all__ = ["Recovering"]
 
 
 class Recovering:
-    """How one driver's index comes back.
+    """Recovery of one driver's index.
 
     Attributes:
-        recovery: from a peer; None: nobody is asked.
-        warm_start: from disk, and to it; None: it ends with the process.
+        recovery: from a peer; None: no peers configured.
+        warm_start: from disk, and to it; None: the index ends with the process.
     """
 
     def __init__(
         self, core: SelectionCore, readiness: Readiness, clock: Callable[[], float]
     ) -> None:
-        """Have the index begin empty.
+        """Start with an empty index.
 
         Args:
-            core: whose index it is.
-            readiness: waits for what is asked for below.
+            core: owner of the index.
+            readiness: waits for the recoveries configured below.
             clock: monotonic seconds.
         """
         self._core, self._readiness, self._clock = core, readiness, clock
@@ -54,7 +53,7 @@ class Recovering:
 
     @property
     def is_running(self) -> bool:
-        """Whether a peer is still asked, so that no stream is followed yet."""
+        """Whether recovery from a peer is running; until it ends, no stream is followed."""
         return self.recovery is not None and self.recovery.outcome == "running"
 
     def ask_peers(
@@ -64,12 +63,12 @@ class Recovering:
         credentials: Credentials | None,
         addresses: Addresses,
     ) -> None:
-        """Have the index of whichever of these answers, if there are any.
+        """Configure recovery from the first of these peers that answers, if there are any.
 
         Args:
             peers: base URLs.
             limits: budgets.
-            credentials: what is shown to them.
+            credentials: presented to peers.
             addresses: where connections may lead.
         """
         if not peers:
@@ -91,12 +90,12 @@ class Recovering:
         limits: SnapshotLimits | None,
         is_fleet_known: Callable[[], bool],
     ) -> None:
-        """Have what an earlier life wrote down, and write it again, where both are given.
+        """Configure restoring and writing the index snapshot, if both arguments are given.
 
         Args:
             keeper: has the directory.
             limits: budgets.
-            is_fleet_known: whether the workers are there whose streams it is about.
+            is_fleet_known: whether the workers of the saved streams are registered by now.
         """
         if keeper is None or limits is None:
             return
@@ -110,15 +109,15 @@ class Recovering:
         )
 
     async def open(self, listeners: Listeners) -> None:
-        """Look at what is on disk, before the first stream is opened."""
+        """Read what is on disk, before the first stream is opened."""
         if self.warm_start is not None:
             await self.warm_start.open(listeners)
 
     def start(self, let_in: Callable[[], None]) -> None:
-        """Begin, on the running loop.
+        """Start, on the running loop.
 
         Args:
-            let_in: called when event sources may be heard, since what a peer knew is in place.
+            let_in: called when recovery from a peer is over and event sources may be heard.
         """
         if self.recovery is not None:
             work = self._recover(self.recovery, let_in)
@@ -127,14 +126,14 @@ class Recovering:
             self.warm_start.start(self._core.membership.sources)
 
     async def finished(self, timeout_s: float) -> bool:
-        """Wait until the index is recovered, or will not be, for so long; False if it runs on."""
+        """Wait for the end of index recovery, successful or not; False on timeout."""
         if self._task is None:
             return True
         done, _ = await asyncio.wait({self._task}, timeout=timeout_s)
         return bool(done)
 
     async def stop(self) -> None:
-        """Ask nobody any longer. Idempotent."""
+        """Cancel recovery from peers. Idempotent."""
         self._is_stopped = True
         task, self._task = self._task, None
         if task is not None:

@@ -1,7 +1,7 @@
-"""The event sources of the workers: opened, held and closed as the core wants it.
+"""The workers' event sources: opened, held and closed as the core asks.
 
-`carrying.py` says which; `indexer/edge/listener.py` has the sockets. What an earlier life or a peer
-knew of a stream comes first: until it is in place, the stream is not listened to, or is held.
+`carrying.py` passes on which; `indexer/edge/listener.py` has the sockets. What an earlier run or a
+peer knew of a stream comes first: until it is in place, the stream is not opened, or is held.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ __all__ = ["EventSources"]
 _log = logging.getLogger("select_service")
 
 RETRY_S: Final = 1.0
-"""How long workers wait that found no descriptor, before it is seen whether there are some."""
+"""How long workers that found no descriptor wait before the next check."""
 
 DESCRIPTORS_OF_SOURCE: Final = 4
-"""What libzmq opens for an event source: a connection, and what wakes who waits for it and for its
-news. Counted."""
+"""What libzmq opens per event source: a connection, and descriptors that signal data and connection
+events. Measured."""
 
 
 class EventSources:
     """The listeners of one driver, while it runs.
 
     Attributes:
-        listeners: who has the sockets; None before `open` and after `close`.
-        without_descriptor: times a source was refused for want of one.
+        listeners: has the sockets; None before `open` and after `close`.
+        without_descriptor: times a source was refused for lack of a descriptor.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class EventSources:
         """Listen to nobody yet.
 
         Args:
-            turn: to tell the core of a source that is refused.
-            recovering: comes first.
+            turn: to tell the core of a refused source.
+            recovering: must finish first.
             addresses: where connections may lead.
-            load_topic: hears what workers say of their load.
+            load_topic: receives workers' load reports.
             limits: bounds of the listeners.
             credentials: keys towards workers.
             recording: of every message.
@@ -80,13 +80,13 @@ class EventSources:
         self._recording = recording
         self._held: list[Listen] = []  # until recovery is over
         self._refusals = Sparing(_log.warning, turn.clock)
-        self._poor: dict[int, None] = {}  # workers that wait for a descriptor, the first first
+        self._poor: dict[int, None] = {}  # workers waiting for a descriptor, in order of arrival
         self._again: asyncio.Handle | None = None
         self.listeners: Listeners | None = None
         self.without_descriptor = 0
 
     def open(self) -> Listeners:
-        """Be ready to listen."""
+        """Create the listeners, with no sources yet."""
         credentials = self._credentials
         self.listeners = Listeners(
             self._core.registry,
@@ -114,7 +114,7 @@ class EventSources:
             self.listeners = None
 
     def follow(self, effects: Effects) -> None:
-        """Stop, start and look again as the core wants it."""
+        """Stop, start and reread sources as the core asks."""
         listeners = self.listeners
         if listeners is None:
             return
@@ -126,28 +126,28 @@ class EventSources:
             listeners.look_at(stream)
 
     def let_in(self) -> None:
-        """Recovery is over: listen to those who have waited for that."""
+        """Open the sources that were held until recovery ended."""
         held, self._held = self._held, []
         if self.listeners is not None:
             for listen in held:
                 self._listen(self.listeners, listen)
 
     def look_again(self) -> None:
-        """Other limits are in force: hold every stream to them."""
+        """Apply changed limits to every stream."""
         if self.listeners is not None:
             self.listeners.look_at_all()
 
     def link(self, stream: EventStream) -> LinkState | None:
-        """Return what is known of the connection to a source; None: there is none."""
+        """Return the state of the connection to a source; None: there is none."""
         return None if self.listeners is None else self.listeners.link(stream)
 
     @property
     def handshakes_failed(self) -> Mapping[str, int]:
-        """Handshakes with workers that failed, by how."""
+        """Failed handshakes with workers, by kind of failure."""
         return {} if self.listeners is None else self.listeners.handshakes_failed
 
     def _listen(self, listeners: Listeners, listen: Listen) -> None:
-        if listen.stream.closed:  # a sibling's source was refused a moment ago
+        if listen.stream.closed:  # the source of a sibling rank was just refused
             return
         if self._recovering.is_running:
             self._held.append(listen)
@@ -167,7 +167,7 @@ class EventSources:
             warm.give_back(listen)
 
     def _refuse(self, stream: EventStream, error: EndpointRefused) -> None:
-        """Take a worker out of service whose events come from where nobody can connect to."""
+        """Take a worker out of service because its event source cannot be connected to."""
         worker_id = stream.rank.worker_id
         if isinstance(error, NoDescriptorLeft):
             self.without_descriptor += 1
@@ -184,11 +184,11 @@ class EventSources:
             self._again = asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
 
     def _try_again(self) -> None:
-        """Try the first for whom there are descriptors now; if it has found them, the next at once.
+        """Retry the first worker for which there are descriptors; if it succeeds, the next at once.
 
-        Nobody is tried in vain if that can be seen before: whoever waits for a worker is sent to it
-        as soon as it is in service, before anybody listens to it. One that needs many keeps nobody
-        waiting who needs few.
+        Workers whose retry would visibly fail are skipped: once in service, a worker gets waiting
+        requests before anybody listens to its events. A worker that needs many descriptors does not
+        block those that need few.
         """
         self._again = None
         catalog, left = self._core.catalog, descriptors_left(self._limits.descriptors_kept // 2)
@@ -200,7 +200,7 @@ class EventSources:
             if self._poor:
                 self._try_later()
             return
-        del self._poor[worker_id]  # to the end of the line, if it is refused once more
+        del self._poor[worker_id]  # if refused again it joins the end of the queue
         try:
             self._carry_out(self._core.retry_source(worker_id, self._clock()))
         finally:
@@ -211,7 +211,7 @@ class EventSources:
         self,
         stream: EventStream,
         frames: Sequence[bytes],
-        is_replay: bool,  # noqa: FBT001 - as the listener tells it
+        is_replay: bool,  # noqa: FBT001 - as the listener calls it
     ) -> None:
         assert self._recording is not None
         index = self._core.registry.index(stream.scope)

@@ -1,4 +1,4 @@
-"""What a call of a verb is made of; `driver.py` makes one and hands it to all who call the core."""
+"""What every call of a verb needs; `driver.py` makes one and passes it to all callers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Turn"]
 
 
 class Turn(NamedTuple):
-    """Read the clock, call the core, have its effects carried out: every verb is these three."""
+    """Read the clock, call the core, carry out its effects: every verb does these three."""
 
     core: SelectionCore
     clock: Callable[[], float]  # monotonic seconds

@@ -1,7 +1,7 @@
-"""Callers whose request waits for capacity: a future for each, one timer for the next deadline.
+"""Callers whose request waits for capacity: a future per caller, one timer for the next deadline.
 
-The core keeps the queue and says who has an answer; here that answer reaches whoever waits for it,
-and whoever has gone is taken out of the queue, with nothing left booked in its name.
+The core keeps the queue and says who has an answer; this file delivers the answer. A caller that
+disconnects is removed from the queue, and nothing stays booked for it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["Waiting"]
 
 
 class Waiting:
-    """Who waits in one driver."""
+    """The waiting callers of one driver."""
 
     def __init__(self, turn: Turn, free: Callable[[str], None]) -> None:
-        """Have nobody wait.
+        """Start with nobody waiting.
 
         Args:
-            turn: to refuse those who have waited too long.
-            free: ends a reservation.
+            turn: to refuse requests that have waited too long.
+            free: frees a reservation.
         """
         self._core, self._clock, self._carry_out = turn
         self._free = free
@@ -44,7 +44,7 @@ class Waiting:
         return len(self._futures)
 
     async def wait(self, ticket: Ticket) -> Answer:
-        """Wait for a ticket's answer; if the caller is cancelled the ticket leaves the queue.
+        """Wait for a ticket's answer; cancelling the caller removes the ticket from the queue.
 
         Raises:
             ServiceError: the refusal that came instead.
@@ -52,7 +52,7 @@ class Waiting:
         if self._is_closed:
             self._core.withdraw(ticket)
             raise ShuttingDown
-        if isinstance(ticket.answer, ServiceError):  # before anybody came to wait
+        if isinstance(ticket.answer, ServiceError):  # answered before this caller began to wait
             raise ticket.answer
         if ticket.answer is not None:
             return ticket.answer
@@ -66,13 +66,13 @@ class Waiting:
             raise
 
     def answer(self, tickets: Iterable[Ticket]) -> None:
-        """Give everybody who waits for one of these what the core has put into it."""
+        """Deliver the answers that the core has put into these tickets."""
         for ticket in tickets:
             for future in self._futures.pop(ticket, ()):
                 _resolve(future, ticket.answer)
 
     def close(self) -> None:
-        """Send everybody away, now and from now on."""
+        """Dismiss all callers, now and from now on."""
         self._is_closed = True
         for futures in self._futures.values():
             for future in futures:
@@ -81,7 +81,7 @@ class Waiting:
         self._wake_at(math.inf)
 
     def _give_up(self, ticket: Ticket, future: asyncio.Future[Answer]) -> None:
-        """A caller is gone: nobody waits in its name, and nothing stays booked in its name."""
+        """Withdraw a disconnected caller, and free what was booked for it."""
         futures = self._futures.get(ticket)
         if futures is not None:
             futures.remove(future)
@@ -89,7 +89,7 @@ class Waiting:
                 del self._futures[ticket]
             self._core.withdraw(ticket)
             return
-        ticket.holders -= 1  # the answer came in the turn in which its caller went
+        ticket.holders -= 1  # the answer came in the same turn as the disconnection
         booked = ticket.reservation_id is not None and isinstance(
             ticket.answer, Selection | PairSelection
         )
@@ -97,9 +97,9 @@ class Waiting:
             self._free(ticket.reservation_id or "")
 
     def _wake_at(self, at: float) -> None:
-        """Wake up when the first of the waiting has waited too long; one timer for all.
+        """Set the one timer for all waiting requests to `at`, unless it is due earlier.
 
-        Deadlines that come by another policy are seen by housekeeping.
+        Housekeeping handles deadlines set by another policy.
         """
         if self._deadline is not None:
             if self._deadline[0] <= at and not self._is_closed:

@@ -1,1 +1,1 @@
-"""HTTP from the socket to the route table: the protocol, the fast lane, ASGI, the API."""
+"""HTTP from socket to route table: protocol, fast lane, ASGI, API."""

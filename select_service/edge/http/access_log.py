@@ -1,7 +1,7 @@
-"""One line for each request, where `--access-log` asks for it: who, what, how it ended, how long.
+"""One log line per request under `--access-log`: client, method, path, status, duration.
 
-It names the selection and the reservation the request was about, as far as it was about one; what
-else goes into a record, and that nobody writes our log for us, is `logs.py`'s.
+It includes the selection and reservation ids the request was about, if any. Format and escaping of
+log records are the business of `logs.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["TRACE_IDS", "log_access", "short"]
 _log = logging.getLogger("select_service.access")
 
 TRACE_IDS: Final = "select_service.trace_ids"
-"""Key of the scope: what a record says of the trace, where requests are traced."""
+"""Key in the ASGI scope of the trace ids to log, if the request is traced."""
 
 _PATH_CHARS_MAX: Final = 128
 _RESERVATIONS: Final = b"/reservations/"
@@ -34,7 +34,7 @@ class _Ids(msgspec.Struct):
 
 
 def log_access(scope: Scope, status: int, seconds: float, answer: Response | None) -> None:
-    """Log a request that has its answer, or whose client has gone."""
+    """Log a request that was answered, or whose client disconnected."""
     client = scope.get("client")
     path: bytes = scope.get("raw_path") or b""
     _log.info(
@@ -52,7 +52,7 @@ def log_access(scope: Scope, status: int, seconds: float, answer: Response | Non
 
 
 def short(raw_path: bytes) -> str:
-    """Return a path as it may be logged."""
+    """Return a path in loggable form, cut and escaped."""
     return raw_path[:_PATH_CHARS_MAX].decode("ascii", "backslashreplace")
 
 

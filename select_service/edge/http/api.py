@@ -1,9 +1,9 @@
-"""What a handler is given, and what is done around it: bodies read, answers written and settled.
+"""The environment of handlers: decoders for bodies, writers for answers, settling on disk.
 
-The table of routes is in `routes.py`, the handlers in `handlers/`. They take a neutral request and
-return a neutral response, so that any carrier can serve them: `asgi.py` does, behind them
-`driver.py` does the work. They know nothing of the form of bodies and answers: an `Api` holds the
-decoders and the writer of one pair of forms.
+The route table is in `routes.py`, the handlers in `handlers/`. They take a neutral request and
+return a neutral response, so that any transport can serve them: `asgi.py` is one, and `driver.py`
+behind them does the work. They are independent of the format of bodies and answers: an `Api` holds
+the decoders and the writer for one pair of formats.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ class Request(msgspec.Struct, frozen=True):
 
 
 Answer: TypeAlias = "Response | Awaitable[Response]"
-"""An awaitable when the request has to wait for capacity or for the disk."""
+"""An awaitable if the request has to wait for capacity or for the disk."""
 
 Handler: TypeAlias = "Callable[[Api, Request], Answer]"
 
 
 class Api:
-    """What handlers work with. One per pair of forms; holds no state of its own.
+    """What handlers work with. One per pair of formats; it has no state of its own.
 
     Attributes:
-        service: does the work, or as much of it as the callers may see.
-        bodies: read what it is asked.
-        writer: writes the answers.
-        brief: makes the refusal of /ready?verbose=true to those who may not see more than whether.
+        service: does the work, or the part of it that the callers may see.
+        bodies: decodes request bodies.
+        writer: encodes answers.
+        brief: makes the error for callers of /ready?verbose=true who may see only the status.
         reloading: changes settings.
         render_metrics: renders /metrics as (body, content type).
         describe: renders /openapi.json.
@@ -80,7 +80,7 @@ class Api:
         brief: Callable[[], ServiceError] | None = None,
         twins: Callable[[Form, Writer], Mapping[Handler, Handler]] | None = None,
     ) -> None:
-        """Be ready for handlers.
+        """Set up for handlers.
 
         Args:
             service: does the work.
@@ -88,12 +88,12 @@ class Api:
             metrics: renders /metrics as (body, content type).
             openapi: renders /openapi.json.
             reloading: changes settings.
-            guard: what bodies are held to.
-            refused: counts refusals that handlers answer with.
-            reads: what bodies are written in.
-            writer: writes the answers.
-            brief: /ready says no more than whether; why it does not, for who asks for more.
-            twins: make what answers plain requests in the place of handlers, by these.
+            guard: the limits of bodies.
+            refused: counts refusals that handlers return as answers.
+            reads: the format of bodies.
+            writer: encodes answers.
+            brief: set if /ready shows these callers only its status; makes the error for more.
+            twins: makes the compiled handlers that replace plain ones, keyed by those.
         """
         self._make_twins = twins
         self._twins = {} if twins is None else twins(reads, writer)
@@ -115,13 +115,13 @@ class Api:
         seen: Callable[[Driver], object] | None = None,
         brief: Callable[[], ServiceError] | None = None,
     ) -> Api:
-        """Return the same for bodies in another form, or answers in another.
+        """Return the same for other formats, or for callers with a restricted view.
 
         Args:
-            reads: the form of bodies.
-            writer: writes answers.
-            seen: what the callers may see of the service; None: all.
-            brief: as for a new one.
+            reads: the format of bodies.
+            writer: encodes answers.
+            seen: restricts the service to what the callers may see; None: all.
+            brief: as in the constructor.
         """
         service = self.service if seen is None else cast("Driver", seen(self.service))
         twins = self._make_twins if seen is None else None
@@ -139,13 +139,13 @@ class Api:
         )
 
     def do(self, route: Route[Handler], request: Request) -> Answer:
-        """Handle a request; what it changes is on disk before its answer is given, if asked for.
+        """Handle a request; with durable state, its changes are on disk before its answer is given.
 
         Raises:
             ServiceError: as the handler, or because the disk refuses.
         """
         keeper = self.service.keeper
-        if keeper is None or not route.changes:  # as `direct` says
+        if keeper is None or not route.changes:  # as in `direct`
             return self._twins.get(route.handler, route.handler)(self, request)
         keeper.check_writable()
         answer = route.handler(self, request)
@@ -154,16 +154,16 @@ class Api:
         return _settle_later(answer, keeper)
 
     def direct(self, route: Route[Handler]) -> Handler | None:
-        """Return the handler of a route if it is all there is to do, now and later; else None."""
+        """Return a route's handler if calling it is all that is ever needed; else None."""
         if self.service.keeper is not None and route.changes:
             return None
         return self._twins.get(route.handler, route.handler)
 
     def judge_query(self, route: Route[Handler], query: bytes) -> str | None:
-        """Return the Warning header for what a query string names and the route does not know.
+        """Return a Warning header for query parameters that the route does not know.
 
-        A misspelt scope would otherwise be answered with all of them. The console's own routes
-        are no part of the API: their page is of the same version.
+        Otherwise a misspelt scope would silently list all scopes. The console's own routes are not
+        part of the API: its page has the same version.
 
         Raises:
             UnknownField: under `FieldValidation.STRICT`.
@@ -176,7 +176,7 @@ class Api:
     def answer(
         self, decoded: Decoded[R], verb: Callable[[R, bytes], object], status: int = 200
     ) -> Response:
-        """Answer with what a verb says to a body, or with its refusal."""
+        """Call a verb with a decoded body; return its answer, or its refusal."""
         try:
             answer = verb(decoded.request, decoded.unknown)
         except (ServiceError, IndexerError) as error:
@@ -184,7 +184,7 @@ class Api:
         return self.writer.reply(answer, status, decoded.warning)
 
     def refusal(self, error: ServiceError | IndexerError, warning: str | None) -> Response:
-        """Answer with a refusal, and count it."""
+        """Return an error as an answer, and count it."""
         self._refused(error)
         return self.writer.refusal(error, warning)
 

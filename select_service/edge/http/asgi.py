@@ -1,9 +1,8 @@
-"""ASGI in front of the API: reads bodies within their limits, waits with an eye on the client.
+"""ASGI in front of the API: runs one exchange, and watches for clients that disconnect.
 
-Everything about one exchange that is not the route's own business: clients that leave, refusals,
-crashes and their counters; heads are understood by `speaking.py`, bodies read by `receiving.py`,
-answers sent by `sending.py`. Uvicorn (through `protocol.py`) stands before it, `api.py` and its
-handlers behind it.
+It handles what is independent of the route: disconnections, refusals, crashes and their counters.
+`speaking.py` interprets heads, `receiving.py` reads bodies, `sending.py` sends answers. Uvicorn
+(through `protocol.py`) stands before it, `api.py` and its handlers behind it.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ __all__ = ["HANDED_OVER", "Door"]
 _log = logging.getLogger("select_service.http")
 
 HANDED_OVER: Final = "select_service.answer"
-"""Key of the scope: a response the carrier got from `Door.answer_now` and cannot write itself."""
+"""Scope key of a response from `Door.answer_now` that the fast lane cannot write itself."""
 
 _BAD_REQUEST: Final = 400
 _MISSED: Final = frozenset(("GET", "POST", "PUT", "PATCH", "DELETE"))
@@ -79,20 +78,20 @@ class Door:
         authority: Authority | None = None,
         booth: Booth | None = None,
     ) -> None:
-        """Open the door.
+        """Set up the routes.
 
         Args:
             api: answers.
             traffic: counts.
-            max_body_bytes: longer ones are refused.
+            max_body_bytes: longer bodies are refused.
             access_log: whether every request is logged.
-            authority: who may do what; None: everybody everything.
+            authority: checks tokens; None: everybody may do everything.
             booth: of the console, if there is one.
         """
         self._booth = booth
         speaking = Speaking(api, authority)
         self.head_of, self._head_in = speaking.head_of, speaking.head_in
-        """What header lines mean, to a lane and to ASGI."""
+        """Interpret header lines, for the fast lane and for ASGI."""
         self.authority = authority
         routes = ROUTES if booth is None else (*ROUTES, *booth.routes)
         self._traffic = traffic
@@ -104,14 +103,14 @@ class Door:
         self._sending = Sending(traffic, self._leaving)
         self.reloading: Reloading
         self.document: Document
-        """Set by who makes the door."""
+        """Both set by the creator."""
 
     def narrowed(self, paths: Sequence[str], missing: str) -> Door:
-        """Return a door to a few of the same answers, with the same counts, tokens and leaving.
+        """Return a door with only some of the routes; counts, tokens and shutdown are shared.
 
         Args:
-            paths: of the routes it has; they take no bodies.
-            missing: what is said to who asks for another.
+            paths: of its routes, which take no bodies.
+            missing: the error message for any other path.
         """
         routes = [route for route in ROUTES if route.pattern in paths]
         narrow = copy.copy(self)
@@ -124,29 +123,29 @@ class Door:
         missing: str = "route not found",
         signpost: dict[str, object] | None = None,
     ) -> None:
-        """Have these routes and no others, of which `missing` is said; `signpost` stands at `/`."""
+        """Serve exactly these routes; others get the error `missing`, `/` also the `signpost`."""
         self._signpost = signpost
         self._router: Router[Handler] = Router(routes, missing)
         self._nowhere = _nowhere(self._router)
         self._stats[id(self._nowhere)] = self._traffic.unmatched
-        seen = () if self._access_log else routes  # what is logged goes through `__call__`
+        seen = () if self._access_log else routes  # requests to be logged go through `__call__`
         self._plain_lines, self._open_lines = plain_lines(seen), OpenLines(seen)
         self.call_in_line: Callable[[bytes], Call | None] = self._plain_lines.get
-        """The call of a request line without parameters, if nothing is unusual in it."""
+        """The call of a request line without parameters, if nothing about it is unusual."""
         self.call_with_id = self._open_lines.find
-        """The call of a line with an id in it: sooner than `call_for` finds it."""
+        """The call of a request line with an id in it; faster than `call_for`."""
 
     def follow(self, settings: Settings) -> None:
-        """Take bodies as long as the settings say from now on."""
+        """Apply a changed limit on body length."""
         self.max_body_bytes = settings.max_body_bytes
 
     def enter(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The process has begun to serve."""
+        """Note that the process has begun to serve."""
         if self._booth is not None:
             self._booth.start(loop)
 
     def leave(self) -> None:
-        """Send waiting requests away and cut streams: the process is about to end."""
+        """Dismiss waiting requests and cut streams: the process is about to end."""
         self._leaving.set()
         if self._booth is not None:
             self._booth.close()
@@ -156,16 +155,16 @@ class Door:
         """Whether the process is about to end."""
         return self._leaving.is_set()
 
-    # -- at once -------------------------------------------------------------------------------
+    # -- immediate answers ---------------------------------------------------------------------
 
     def call_for(self, method: bytes, url: bytes, head: Head, length: int) -> Call | None:
-        """Return the call a plain request makes; None when only `__call__` can do it justice.
+        """Return the call of a plain request; None if only `__call__` can handle it.
 
         Args:
             method: as on the request line.
             url: as on the request line.
-            head: of its header lines.
-            length: of its body, as announced, in bytes; 0 when it is not.
+            head: its interpreted header lines.
+            length: announced length of its body in bytes, 0 if none.
         """
         path, _, query = url.partition(b"?")
         if self._access_log or b"#" in url:
@@ -185,10 +184,10 @@ class Door:
         list[tuple[bytes, Route[Handler], RouteTraffic]],
         list[tuple[tuple[bytes, bytes], Route[Handler], RouteTraffic]],
     ]:
-        """Return what leads to which route and is counted where, as `lead_to` has it.
+        """Return the tables from request lines to routes and counters, as `lead_to` has built them.
 
         Returns:
-            (plain, open): whole request lines, and what stands before and behind an id in one.
+            (plain, open): keys are whole request lines, and the parts before and after an id.
         """
         stats = self._stats
         plain = [
@@ -199,7 +198,7 @@ class Door:
         ]
 
     def suits(self, route: Route[Handler], head: Head, length: int) -> bool:
-        """Tell whether a body under this head may be handled at once."""
+        """Return whether a request with this head may be handled at once."""
         if length > self.max_body_bytes:
             return False
         if head.grant is not None and not head.grant.allows(route):
@@ -211,7 +210,7 @@ class Door:
     def answer_now(self, call: Call, head: Head, body: bytes) -> Response | Awaitable[Response]:
         """Answer a whole request, and count it unless the answer has to wait or is a stream.
 
-        Such an answer goes through `__call__`, under `HANDED_OVER`. Never raises.
+        Pass such an answer on to `__call__`, under `HANDED_OVER`. Never raises.
         """
         started = perf_counter()
         route = call.route
@@ -228,12 +227,12 @@ class Door:
         return answer
 
     def answer_settled(self, call: Call, head: Head, answer: Settling, since: float) -> Response:
-        """Answer what had to wait for the disk, which has spoken, and count it. Never raises.
+        """Return and count an answer whose wait for the disk is over. Never raises.
 
         Args:
-            call: as given to `answer_now`.
+            call: as passed to `answer_now`.
             head: likewise.
-            answer: what that gave back.
+            answer: what `answer_now` returned.
             since: when it did, by `time.perf_counter`.
         """
         error = answer.written.exception()
@@ -244,7 +243,7 @@ class Door:
         return response
 
     def count_gone(self, call: Call) -> None:
-        """Count a client that left while its body was on the way."""
+        """Count a client that disconnected before its body was complete."""
         self._stats[id(call.route)].observe(CLIENT_GONE, 0.0)
 
     # -- through ASGI --------------------------------------------------------------------------
@@ -274,7 +273,7 @@ class Door:
             if self._leaving.is_set() or _body_is_unwelcome(scope, status):
                 response.headers += ((b"connection", b"close"),)
             if isinstance(response, Feed):
-                ended = perf_counter()  # it lasts as long as somebody looks: that is not our time
+                ended = perf_counter()  # its duration is up to the client and not our latency
                 self._traffic.in_flight -= 1
             await self._sending.respond(response, scope, receive, send)
         finally:
@@ -298,7 +297,7 @@ class Door:
                 body = await read_body(route, head, scope, receive, self.max_body_bytes)
             answer = self._do(call, head, body, scope)
         if isinstance(answer, Settling):
-            return await answer  # soon, whether the client waits or not
+            return await answer  # soon, whether or not the client waits
         response = answer if isinstance(answer, Response) else await self._wait(answer, receive)
         if isinstance(response, Feed) and head.grant is not None:
             feed = cast("AsyncGenerator[bytes]", response.stream)
@@ -312,7 +311,7 @@ class Door:
         body: bytes,
         scope: Scope,
     ) -> Response | Awaitable[Response]:
-        """Do what a request asks for, whose body is whole. Never raises."""
+        """Call the handler of a request whose body is complete. Never raises."""
         try:
             warning = head.api.judge_query(call.route, call.query) if call.query else None
             answer = head.api.do(call.route, Request(call.params, call.query, body))
@@ -321,7 +320,7 @@ class Door:
             return self.fault(error, head.api, call.route.method, call.path)
 
     async def _wait(self, answer: Awaitable[Response], receive: Receive) -> Response:
-        """Wait for an answer until it comes, the client goes, or the process has to end."""
+        """Wait for the answer, a disconnection of the client, or the end of the process."""
         async with asyncio.TaskGroup() as group:
             answering = group.create_task(_settle(answer))
             gone = group.create_task(until_gone(receive))
@@ -330,7 +329,7 @@ class Door:
             answered = answering.done()
             client_left = gone.done()
             for task in (answering, gone, leaving):
-                task.cancel()  # withdraws the request from the queue, where it still is in one
+                task.cancel()  # withdraws a request still in the queue
         if not answered:
             if client_left:
                 raise ClientGoneError
@@ -343,7 +342,7 @@ class Door:
     async def _while_allowed(
         self, feed: AsyncGenerator[bytes], route: Route[Handler], scope: Scope
     ) -> AsyncGenerator[bytes]:
-        """Pass a feed on until its token is taken back: it has no other end."""
+        """Pass a feed on until its token is revoked: it has no other end."""
         async with contextlib.aclosing(feed):
             async for piece in feed:
                 grant = self._head_in(scope).grant
@@ -352,7 +351,7 @@ class Door:
                 yield piece
 
     def fault(self, error: Exception, api: Api, method: str, raw_path: bytes) -> Response:
-        """Make an answer of what a handler raised."""
+        """Turn an exception of a handler into an answer."""
         if isinstance(error, ServiceError | IndexerError):
             if isinstance(error, RouteNotFound) and raw_path == b"/":
                 error.details = self._signpost
@@ -370,9 +369,9 @@ class Door:
 
 
 def _signpost(booth: Booth | None, authority: Authority | None) -> dict[str, object]:
-    """Return what is said to who knocks at `/`, where the contract has nothing.
+    """Return the details of the 404 at `/`, which the contract leaves undefined.
 
-    Where tokens are asked for, strangers are not told which version to look up weaknesses of.
+    If tokens are required, the version is omitted: strangers could look up its weaknesses.
     """
     found: dict[str, object] = {"service": "select-service"}
     if authority is None:
@@ -387,7 +386,7 @@ def _stats_of(traffic: Traffic, route: Route[Handler]) -> RouteTraffic:
 
 
 def _nowhere(router: Router[Handler]) -> Route[Handler]:
-    """Return where those are led who ask for what is not there: it says so, or what there is."""
+    """Return the route of unknown paths and methods: its handler raises the matching error."""
 
     def miss(_: Api, request: Request) -> Response:
         method, path = request.params
@@ -398,15 +397,15 @@ def _nowhere(router: Router[Handler]) -> Route[Handler]:
 
 
 def _body_is_unwelcome(scope: Scope, status: int) -> bool:
-    """Whether the client asked before sending its body and is told no.
+    """Whether a client that sent `Expect` gets a refusal.
 
-    It will not send it now, so what follows on the connection could not be told from the body.
+    It will not send its body now, so what follows on the connection could be mistaken for the body.
     """
     return status >= _BAD_REQUEST and any(name == b"expect" for name, _ in scope["headers"])
 
 
 def _warned(answer: Response | Awaitable[Response], warning: str) -> Response | Awaitable[Response]:
-    """Add a Warning header to an answer, whenever it comes."""
+    """Add a Warning header to an answer, even if it comes later."""
     if isinstance(answer, Settling):
         answer.response = _with_warning(answer.response, warning)
     elif isinstance(answer, Response):
@@ -426,8 +425,8 @@ def _with_warning(response: Response, warning: str) -> Response:
 
 
 async def _settle(answer: Awaitable[Response]) -> Response | Exception:
-    """Await, and hand an error back as a value: a TaskGroup would wrap it."""
+    """Await an answer; return an error as a value, since a TaskGroup would wrap it."""
     try:
         return await answer
-    except Exception as error:  # noqa: BLE001 - raised again by who reads it
+    except Exception as error:  # noqa: BLE001 - the caller raises it again
         return error

@@ -1,4 +1,4 @@
-"""What reads the bodies of requests: one decoder for each type, all for bodies in one form."""
+"""The decoders of request bodies: one per type, all for one format."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ class PeerRequest(msgspec.Struct):
 
 
 class Bodies:
-    """The decoders of the API, by what they read."""
+    """The decoders of the API, by the type they produce."""
 
     def __init__(self, form: Form, validation: FieldValidation, guard: BodyGuard) -> None:
-        """Read one form.
+        """Create decoders for one format.
 
         Args:
-            form: what bodies are written in.
+            form: the format of bodies.
             validation: what happens to unknown fields.
-            guard: what bodies are held to.
+            guard: the limits of bodies.
         """
 
         def read(kind: type[R]) -> RequestDecoder[R] | MsgpackDecoder[R]:
             if form is Form.JSON:
                 return RequestDecoder(kind, validation, guard)
-            from select_service.edge.codec.msgpack_codec import MsgpackDecoder  # see `late`
+            from select_service.edge.codec.msgpack_codec import MsgpackDecoder  # see `late.py`
 
             return MsgpackDecoder(kind, validation, guard)
 

@@ -1,7 +1,7 @@
-"""Which call a plain request line makes, and what matters of the lines of its head.
+"""Tables from plain request lines to calls, and the interpreted head of a request.
 
-The door hands the tables to the lanes, which know most request lines by heart: a dict lookup, or
-one comparison around an id. Every other line is found by `edge/routing.py`.
+The door passes the tables to the fast lanes, where most request lines cost a dict lookup, or one
+comparison around an id. `edge/routing.py` finds all others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Head", "OpenLines", "plain_lines"]
 
 _PLAIN: Final = rb"[A-Za-z0-9_.~:@-]+"
-"""An id in a path in which nothing has to be decoded."""
+"""An id in a path that needs no decoding."""
 _NOTHING: Final = b"(?!)"
 _SECOND: Final = 2
 _VERSION: Final = len(" HTTP/1.1")
@@ -38,12 +38,12 @@ class Call(Struct, frozen=True):
 
 
 class Head(Struct, frozen=True):
-    """What matters of the header lines of a request, but the length of its body."""
+    """The meaning of a request's header lines, except the length of its body."""
 
-    api: Api  # that reads bodies and writes answers in the forms the client speaks
-    is_readable: bool  # a body is announced, in a form that can be read
+    api: Api  # reads and writes the client's formats
+    is_readable: bool  # a body is announced, in a format we can read
     has_type: bool
-    grant: Grant | None = None  # what its token allows; None: nobody asks for tokens
+    grant: Grant | None = None  # what its token allows; None: no tokens required
     is_last: bool = False  # the connection ends with its answer
 
 
@@ -59,10 +59,10 @@ def plain_lines(routes: Sequence[Route[Handler]]) -> dict[bytes, Call]:
 
 
 class OpenLines:
-    """The routes whose second segment alone is open: the calls of a reservation's life.
+    """Routes in which only the second segment is open: the calls of a reservation's life.
 
     Attributes:
-        routes: by what stands before and behind that segment on the request line.
+        routes: keyed by the parts of the request line before and after that segment.
     """
 
     def __init__(self, routes: Sequence[Route[Handler]]) -> None:
@@ -75,10 +75,10 @@ class OpenLines:
                 self.routes[line] = route
         lines = (rb"%b(%b)%b" % (escape(one), _PLAIN, escape(two)) for one, two in self.routes)
         self._match = compile_pattern(b"|".join(lines) or _NOTHING).fullmatch
-        self._by_group = dict(enumerate(self.routes.values(), 1))  # each has its own
+        self._by_group = dict(enumerate(self.routes.values(), 1))  # one group per route
 
     def find(self, line: bytes) -> Call | None:
-        """Return the call of a line that has one parameter, an id as they are."""
+        """Return the call of a line with one parameter, if it is an id that needs no decoding."""
         match = self._match(line)
         if match is None:
             return None

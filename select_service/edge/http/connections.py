@@ -1,6 +1,6 @@
 """The limits of connections: how many, how slow, and how much may wait on one.
 
-`protocol.py` holds each to its limits, `server.py` all of them together.
+`protocol.py` enforces them on each connection, `server.py` on all together.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ __all__ = ["ConnectionLimits"]
 
 
 class ConnectionLimits(Struct):
-    """Deadlines in seconds, how many connections may be open, how long a request head may be.
+    """Limits of connections; times in seconds.
 
-    One object that all connections read: `reloading.py` writes it.
+    All connections read one shared object, which `reloading.py` updates.
     """
 
     header_timeout_s: float

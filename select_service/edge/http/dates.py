@@ -1,9 +1,9 @@
-"""The time of an answer's `Date` line.
+"""The timestamp of an answer's `Date` header.
 
-The standard library's `email.utils.formatdate` asks its time zone for daylight saving by a name
-made for that call, and Python's cache of attributes keeps such a name: one small object a second,
-each in the middle of whatever comes and goes at that moment. After a load 40 of 80 megabytes that
-could not be given back had nothing in them but these.
+The standard library's `email.utils.formatdate` looks up daylight saving by an attribute name
+created for that call, and Python's attribute cache retains each one: one small object a second,
+scattered among the allocations of that moment. After a load they alone pinned 40 of the 80
+megabytes that could not be returned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MONTHS: Final = (
 
 
 def http_date(at: int) -> bytes:
-    """Return a moment, in seconds since 1970, as RFC 9110 5.6.7 writes it, whatever the locale."""
+    """Format seconds since 1970 per RFC 9110 5.6.7, whatever the locale."""
     of = time.gmtime(at)
     day, month = _DAYS[of.tm_wday], _MONTHS[of.tm_mon - 1]
     clock = f"{of.tm_hour:02}:{of.tm_min:02}:{of.tm_sec:02}"

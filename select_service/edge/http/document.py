@@ -1,7 +1,7 @@
-"""GET /openapi.json as text: made in steps once the port is open, and faster for who asks before.
+"""GET /openapi.json as text: built in steps once the port is open, or sooner if requested.
 
-`openapi.py` makes it, which takes 30 ms that no request should wait for; it is not even loaded
-before (see `late.py`, which takes the steps).
+`openapi.py` builds it, which takes 30 ms that no request should wait for; the module is not even
+loaded before (see `late.py`, which takes the steps).
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ __all__ = ["Document"]
 
 
 class Document:
-    """The document of a service that refuses for load with this status."""
+    """The document of a service whose refusals for load have this status."""
 
-    _made: ClassVar[dict[int, bytes]] = {}  # those of one process differ in nothing else
+    _made: ClassVar[dict[int, bytes]] = {}  # shared: documents differ only in the status
 
     def __init__(self, overload_status: int) -> None:
         self._overload_status = overload_status
         self._steps: Iterator[None] | None = None
 
     def steps(self) -> Iterator[None]:
-        """Make it; others may have their turn between two steps of milliseconds. Idempotent.
+        """Build it in steps of milliseconds, with room for others in between. Idempotent.
 
         Raises:
-            OSError: its modules cannot be read now, for want of descriptors.
+            OSError: its modules cannot be read now, for lack of descriptors.
         """
         while self._overload_status not in self._made:
             if self._steps is None:
                 self._steps = self._make()
             try:
                 next(self._steps, None)
-            except BaseException:  # what is broken off goes on no more: the next begins anew
+            except BaseException:  # a broken generator cannot resume: start over next time
                 self._steps = None
                 raise
             yield
 
     async def text(self) -> bytes:
-        """Return it, made by now; who asks before takes the steps that are left, in slices.
+        """Return the document; if it is not complete yet, take the remaining steps in slices.
 
         Raises:
             OSError: as `steps`.
@@ -54,6 +54,6 @@ class Document:
         return self._made[self._overload_status]
 
     def _make(self) -> Iterator[None]:
-        from select_service.edge.http.openapi import describing  # see `late`
+        from select_service.edge.http.openapi import describing  # see `late.py`
 
         self._made[self._overload_status] = yield from describing(self._overload_status)

@@ -1,14 +1,13 @@
 """Answers plain requests as soon as they are complete, without a task or an ASGI exchange.
 
 Most requests arrive whole, are answered from memory and fit one write; for those a task, an event
-and a scope per request cost more than the answer. Whatever is unusual (`Expect`, HEAD, a client
-that pipelines or does not read, an answer that has to wait or comes as a stream) takes the ASGI way
-through the same `Door`, the same routes and the same counters.
+and a scope per request cost more than the answer. Anything unusual (`Expect`, HEAD, a client that
+pipelines or does not read, an answer that has to wait or is a stream) takes the ASGI path through
+the same `Door`, routes and counters.
 
-Of those that arrive in one piece not even the head is parsed as a rule: what matters of it is the
-same with every request of a client (`steady.py`), so what the parser has found in those lines once
-is looked up by their bytes (`head_memory.py`). The kernel (`_lane.pyx`) takes several that arrive
-together.
+If a request arrives in one piece, usually not even its head is parsed: the header lines that matter
+are the same in every request of a client (`steady.py`), so their parsed meaning is looked up by
+their bytes (`head_memory.py`). The kernel (`_lane.pyx`) handles several that arrive together.
 """
 
 from __future__ import annotations
@@ -55,15 +54,15 @@ if TYPE_CHECKING:
 __all__ = ["READ_BYTES_MAX", "FastLane", "fast_lane"]
 
 _OLD: Final = b" HTTP/1.0"
-"""How request lines end of those who do not keep their connections; before the lines of a head that
-are remembered, it says that they stood under one."""
+"""End of the request lines of clients that do not keep connections alive; as a prefix of remembered
+header lines, it marks that they followed such a line."""
 
 _OK: Final = 200
 _REST: Final = Phase.REST
 _REQUEST_LINE: Final = re.compile(rb"(GET|POST|PUT|PATCH|DELETE) (/[!-~]*) HTTP/1\.1")
 
 READ_BYTES_MAX: Final = 8192
-"""The longest head that is searched for the lines that are remembered."""
+"""The longest head that is looked up in the remembered ones."""
 
 
 if usable("select_service.edge._lane", 6):
@@ -75,7 +74,7 @@ else:
 
 
 class _Debt:
-    """Stands where uvicorn keeps the request it has yet to answer, so that others queue up."""
+    """Stands in for uvicorn's unanswered request, so that later requests queue up."""
 
     __slots__ = ("disconnected", "keep_alive", "message_event", "response_complete")
 
@@ -88,14 +87,14 @@ class _Debt:
 
 class _NoEvent:
     def set(self) -> None:
-        """Nobody waits."""
+        """Do nothing: nobody waits."""
 
 
 _NO_EVENT: Final = _NoEvent()
 
 
 class FastLane(GuardedProtocol):
-    """One connection. Made through `fast_lane`, which sets `door`, `limits` and `counts`."""
+    """One connection. Created through `fast_lane`, which sets `door`, `limits` and `counts`."""
 
     door: Door
     heads: Heads
@@ -104,20 +103,20 @@ class FastLane(GuardedProtocol):
     turnstile: _Turnstile | None = None
     steady: Steady
 
-    _certificate: tuple[str, ...] = ()  # names in the client's, where they may count
-    _is_between = True  # requests: nothing has come of the next one, nothing is owed
-    _lines_read = b""  # those of the head the parser is reading that are kept, to learn them
-    _handed: Response | Awaitable[Response] | None = None  # an answer made before it was parsed
+    _certificate: tuple[str, ...] = ()  # the client's names, if they grant access
+    _is_between = True  # between requests: nothing of the next one has arrived, no answer is owed
+    _lines_read = b""  # the kept lines of the head being parsed, to be remembered
+    _handed: Response | Awaitable[Response] | None = None  # answered before it was parsed
     preamble = Preamble()
     _call: Call | None = None  # the request whose body is arriving
-    _head: Head  # of that
+    _head: Head  # of that request
     _body: bytes | bytearray = b""
-    _turn_used = False  # one request per read: a client that pipelines must not own the loop
-    _is_last = False  # it ends with its next answer; of the whole class: the server is leaving,
-    # so no connection may say False of itself
+    _turn_used = False  # one fast request per read: a pipelining client must not own the loop
+    _is_last = False  # it closes after its next answer; set on the class when the server leaves,
+    # so no instance may set it to False
     _debt: _Debt | None = None  # an answer that waits for the disk
-    _idle_since: float | None = None  # 0.0: our last answer was since the last sweep; loop time of
-    # the first sweep that found it so; None on the ASGI way
+    _idle_since: float | None = None  # 0.0: answered since the last sweep; else loop time of
+    # the first sweep after that; None on the ASGI path
 
     @override
     def __init__(
@@ -129,7 +128,8 @@ class FastLane(GuardedProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         if self.turnstile is not None:
-            # whoever reads looks this up with the object: no frame of ours between it and a kernel
+            # Set on the instance: calls from the transport reach the kernel without a Python frame
+            # between.
             self.__dict__["data_received"] = self.turnstile.passage(self).data_received
 
     @override
@@ -137,16 +137,16 @@ class FastLane(GuardedProtocol):
         authority = self.door.authority
         tls = None if authority is None else transport.get_extra_info("ssl_object")
         if authority is not None and tls is not None:
-            from select_service.edge.security.authority import certificate_names  # with TLS
+            from select_service.edge.security.authority import certificate_names  # only with TLS
 
             names = certificate_names(tls.getpeercert())
             if names and authority.book.by_certificate(names) is not None:
-                # what its header lines mean is not what they mean from others
+                # certificates change what header lines mean
                 self._certificate, self.heads = names, self.peers.heads_of(names)
         super().connection_made(transport)
         if self._is_reserved:
             self._is_between = False
-        if self.door.is_leaving:  # accepted as the port was closed: nobody would end it
+        if self.door.is_leaving:  # accepted while the port was closing: nobody else would close it
             transport.close()
 
     @override
@@ -155,7 +155,7 @@ class FastLane(GuardedProtocol):
             self.door.count_gone(self._call)
             self._call = None
         super().connection_lost(exc)
-        self.__dict__.pop("data_received", None)  # it holds us
+        self.__dict__.pop("data_received", None)  # breaks a reference cycle
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -164,17 +164,17 @@ class FastLane(GuardedProtocol):
 
     @override
     def take(self, data: bytes) -> None:
-        self._is_between = False  # an upgrade is read as new data, behind what came with it
+        self._is_between = False  # an upgrade, parsed anew, must not overtake its predecessors
         self._turn_used = False
         self._idle_since = None
         super().take(data)
         self._lines_read = b""
         self._is_between = self._rests()
         if self._is_between and self._idle_since is None:
-            self._idle_since = 0.0  # a blank line: it has stopped uvicorn's clock
+            self._idle_since = 0.0  # only a blank line: it has stopped uvicorn's keep-alive timer
 
     def _answer_whole(self, data: bytes) -> bool:
-        """Answer if this is one request, whole, under header lines that are known."""
+        """Answer data that is exactly one request with known header lines; False if it is not."""
         end = data.find(b"\r\n\r\n", 0, READ_BYTES_MAX)
         if end < 0 or self.flow.write_paused or self.transport.is_closing():
             return False
@@ -207,7 +207,7 @@ class FastLane(GuardedProtocol):
         return self.hand_on(call, head, answer)
 
     def hand_on(self, call: Call, head: Head, answer: Response | Awaitable[Response]) -> bool:
-        """Have an answer sent that takes its time; False: by the ASGI way, to which it is due."""
+        """Arrange for an answer that takes time; False if the ASGI path must send it."""
         if isinstance(answer, Settling):
             self._is_between = False
             self._owe(call, head, answer)
@@ -218,13 +218,13 @@ class FastLane(GuardedProtocol):
     def _known_call(
         self, call: Call | None, line: bytes, lines: bytes, size: int
     ) -> tuple[Call, Head] | None:
-        """Return the call of a request that is whole, and what its head means.
+        """Return the call of a complete request, and its interpreted head.
 
         Args:
-            call: of its first line, if that is plain.
-            line: that.
-            lines: all others, each behind its line break.
-            size: bytes behind them.
+            call: of its request line, if that is plain.
+            line: the request line.
+            lines: all header lines, each after its line break.
+            size: bytes after them.
         """
         kept, length = self.steady.read(lines)
         is_old = line.endswith(_OLD)
@@ -234,9 +234,9 @@ class FastLane(GuardedProtocol):
             return None
         breaks = lines.count(b"\r\n")
         if length != size or breaks > self.limits.header_lines_max:
-            return None  # of too many the parser says so
+            return None  # the parser refuses too many lines
         door = self.door
-        if is_old:  # it says the same, and when the connection ends stands with the lines
+        if is_old:  # the remembered head says that the connection ends
             line = line[:-1] + b"1"
             call = door.call_in_line(line) or door.call_with_id(line)
         else:
@@ -248,7 +248,7 @@ class FastLane(GuardedProtocol):
         return None if call is None else (call, head)
 
     def _rests(self) -> bool:
-        """Tell whether all that has come is answered, and the next byte begins a request."""
+        """Return whether everything received is answered, and the next byte begins a request."""
         return (
             self._phase is _REST
             and self._call is None
@@ -287,10 +287,10 @@ class FastLane(GuardedProtocol):
         if self._call is None:
             super().on_body(body)
         elif self._call.route.takes is None:
-            return  # nobody reads it: strangers must not have us keep it, where they may ask this
-        elif len(self._body) + len(body) > self.door.max_body_bytes:  # in chunks: nobody has said
+            return  # nobody reads it: buffering it would let strangers use our memory
+        elif len(self._body) + len(body) > self.door.max_body_bytes:  # chunked, so not announced
             self._call, body, self._body = None, bytes(self._body) + body, b""
-            self._owes_answer = False  # the cycle does
+            self._owes_answer = False  # the ASGI cycle does
             self._take_asgi_way()
             super().on_body(body)
         elif not self._body:
@@ -308,7 +308,7 @@ class FastLane(GuardedProtocol):
             return
         body, self._body = self._body, b""
         self._call = None
-        if not self.parser.should_keep_alive():  # a trailer, too, may say so
+        if not self.parser.should_keep_alive():  # a trailer may say so, too
             self._is_last = True
         self._owes_answer = False
         answer, self._handed = self._handed, None
@@ -329,9 +329,9 @@ class FastLane(GuardedProtocol):
     # -- answers that wait for the disk --------------------------------------------------------
 
     def _owe(self, call: Call, head: Head, answer: Settling) -> None:
-        """Answer when the disk has; what the client sends meanwhile queues up behind."""
+        """Answer once the disk has responded; what the client sends meanwhile queues up."""
         self._debt = debt = _Debt()
-        self.cycle = debt  # type: ignore[assignment] # what uvicorn asks of a cycle, it has
+        self.cycle = debt  # type: ignore[assignment] # it has the attributes that uvicorn uses
         since = perf_counter()
         answer.written.add_done_callback(lambda _: self._pay(debt, call, head, answer, since))
 
@@ -343,7 +343,7 @@ class FastLane(GuardedProtocol):
             return
         self.write_answer(self.door.answer_settled(call, head, answer, since))
         if self.pipeline:
-            self.on_response_complete()  # lets the next one in
+            self.on_response_complete()  # starts the next request
         self._is_between = self._rests()
 
     @override
@@ -355,16 +355,16 @@ class FastLane(GuardedProtocol):
         if self._debt is None:
             super()._sweep_head(now)
         else:
-            self._since = now  # what comes behind is not late
+            self._since = now  # requests queued behind it are not late
 
     @override
     def _turn_away(self, error: ServiceError, *, linger: bool = True) -> None:
-        self.outbox.flush()  # may have the answer to what came before
+        self.outbox.flush()  # may hold earlier answers
         super()._turn_away(error, linger=linger)
 
     @override
     def eof_received(self) -> None:
-        self.outbox.flush()  # who has said all it wants to say is waiting for it
+        self.outbox.flush()  # a client that has finished sending waits for its answers
         super().eof_received()
 
     @override
@@ -379,7 +379,7 @@ class FastLane(GuardedProtocol):
 
     @classmethod
     def part_with_answers(cls) -> None:
-        """Close each connection, those to come, too, behind its next answer."""
+        """Make every connection, present or future, close after its next answer."""
         cls._is_last = True
 
     @override
@@ -392,7 +392,7 @@ class FastLane(GuardedProtocol):
             self.transport.close()
 
     def _plain_call(self) -> Call | None:
-        """Return what to call if this request can be answered as soon as its body is there."""
+        """Return the call if this request can be answered once its body is complete."""
         if (
             self._turn_used
             or self._debt is not None
@@ -405,7 +405,7 @@ class FastLane(GuardedProtocol):
         version = self.parser.get_http_version()
         is_old = version == "1.0"
         if version != "1.1" and not is_old:
-            return None  # where it is refused
+            return None  # the ASGI path refuses it
         is_last = is_old or not self.parser.should_keep_alive()
         said = plain_fields(self.headers, self.steady.names, is_old=is_old)
         if said is None:
@@ -417,10 +417,10 @@ class FastLane(GuardedProtocol):
         call = self.door.call_for(self.parser.get_method(), self.url, head, said.length)
         if is_last and call is not None:
             self._is_last = True
-        if said.is_chunked:  # which is the parser's to see
+        if said.is_chunked:  # chunks need the parser
             return call
         if head.grant is not None and head.grant.name is None:
-            return call  # strangers could have their headers push those of others out
+            return call  # strangers must not evict the heads of others
         if call is not None and self._lines_read.count(b"\n") == said.kept:
             lines = _OLD + self._lines_read if is_old else self._lines_read
             self.heads.learn(lines, replace(head, is_last=True) if is_last else head)
@@ -436,7 +436,7 @@ class FastLane(GuardedProtocol):
             self.scope[CERTIFICATE] = self._certificate  # type: ignore[typeddict-unknown-key]
 
     def write_answer(self, answer: Response) -> None:
-        """Put an answer that is whole into the outbox, and count it."""
+        """Put a complete answer into the outbox."""
         preamble, body = self.preamble, answer.body
         lines = self.server_state.default_headers
         if lines is not preamble.headers:
@@ -462,12 +462,12 @@ class FastLane(GuardedProtocol):
 def fast_lane(
     door: Door, limits: ConnectionLimits, counts: Connections, kind: type[FastLane] = FastLane
 ) -> type[FastLane]:
-    """Return the protocol class for one server: uvicorn makes the instances itself."""
+    """Create the protocol class of one server, as uvicorn creates the instances itself."""
     lane: type[FastLane] = type("Lane", (kind,), {})
     lane.door, lane.limits, lane.counts = door, limits, counts
     lane.heads, lane.peers, lane.outbox = Heads(), Peers(), Outbox(ANSWERS_MAX)
     lane.steady = Steady(KEPT if door.authority is None else GUARDED)
-    if Turnstile is not None and kind is FastLane:  # who traces looks at every request
+    if Turnstile is not None and kind is FastLane:  # tracing must see every request
         lane.turnstile = Turnstile(door, lane.preamble, lane.outbox, limits, lane.steady.names)
     if door.authority is not None:
         door.authority.on_change(lane.heads.forget)

@@ -1,7 +1,8 @@
-"""What the parser leaves open of one message: whose it is, and where it ends.
+"""Checks of framing that the HTTP parser omits: version, Host, transfer coding.
 
-`protocol.py` has every head judged here, `fast_lane.py` asks whether a Host line is one; an answer
-to HTTP/1.0, which has no chunks, ends with its connection.
+`protocol.py` has every head judged here, `fast_lane.py` checks Host lines. Also here: the endless
+length of an answer to HTTP/1.0, which has no chunks, so that such an answer ends with its
+connection.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _HOST: Final = re.compile(
     rb"(?:\[[0-9A-Za-z:.%_~-]+\]|(?:[0-9A-Za-z._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?"
     rb"[ \t]*"
 )
-"""What a Host line may say (RFC 3986, 3.2.2 and 3.2.3): an address in brackets, or a name, which
-may be empty; and a port."""
+"""A Host header (RFC 3986, 3.2.2 and 3.2.3): an address in brackets or a possibly empty name, and
+an optional port."""
 
 
 class _UntilClosed(int):
-    """A length that is never used up and never missed: what uvicorn counts an answer down with."""
+    """A length that is never used up and never missed; uvicorn counts down from it."""
 
     @override
     def __lt__(self, _: object) -> bool:
@@ -47,19 +48,19 @@ UNTIL_CLOSED: Final = _UntilClosed()
 
 
 def is_host(value: bytes) -> bool:
-    """Tell whether this may stand in a Host line."""
+    """Return whether this is a valid value of a Host header."""
     return _HOST.fullmatch(value) is not None
 
 
 def judge_framing(version: str, headers: list[tuple[bytes, bytes]]) -> None:
-    """Refuse what another server, or a proxy before us, may read as something else.
+    """Refuse framing that another server, or a proxy before us, may read differently.
 
     Args:
         version: of HTTP.
-        headers: lines of the head, names in lower case.
+        headers: names in lower case, and values.
 
     Raises:
-        httptools.HttpParserError: which says what is wrong.
+        httptools.HttpParserError: with the reason.
     """
     if version not in _VERSIONS:
         raise httptools.HttpParserError(f"HTTP/{version} is not understood")
@@ -84,17 +85,17 @@ def judge_framing(version: str, headers: list[tuple[bytes, bytes]]) -> None:
 def as_plain(
     method: bytes, url: bytes, version: str, headers: list[tuple[bytes, bytes]], rest: bytes
 ) -> bytes:
-    """Return a request that offers another protocol as plain HTTP/1.1, which is what it gets.
+    """Rewrite a request that offers a protocol upgrade as plain HTTP/1.1, which is what it gets.
 
-    The parser would take the body for that other protocol. Java's client offers h2c with
-    every first request.
+    The parser would take the body for the other protocol. Java's client offers h2c with every first
+    request.
 
     Args:
         method: of the request.
         url: likewise.
         version: likewise.
-        headers: lines of its head.
-        rest: what came behind the head.
+        headers: likewise.
+        rest: what followed the head.
 
     Raises:
         httptools.HttpParserError: it wants a tunnel.

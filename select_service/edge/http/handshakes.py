@@ -1,10 +1,10 @@
-"""Lets clients in over TLS, so many at a time.
+"""Accepts TLS clients, with a limit on concurrent handshakes.
 
-Whoever has connected and not yet shaken hands is no connection to the server: it would be counted
-by no limit, and hold a descriptor and some 60 KB until it has taken too long. So connections are
-accepted here, where it is known from where they come. When all places are taken, who has been
-longest about it makes room: a handshake takes milliseconds, and those who only sit there must not
-keep out who would be let in, the one least of all who can change the limit.
+Asyncio would not show us a connection before its handshake is complete: no limit would count it,
+while it holds a descriptor and some 60 KB until it times out. So connections are accepted here,
+where their address is known. At the limit, the longest-running handshake is dropped: a handshake
+takes milliseconds, and idle connections must not lock out legitimate clients, least of all the one
+who can change the limit.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _log = logging.getLogger("select_service")
 
 ACCEPTED_PER_TURN: Final = 16
 WAIT_S: Final = 1.0
-"""Until the next try, when there is no descriptor left."""
+"""Pause before the next try when no descriptor is left."""
 
 
 class Handshakes:
-    """Listening sockets; `uvicorn.Server` treats them like one server of asyncio."""
+    """Listening sockets; `uvicorn.Server` treats this like an asyncio server."""
 
     def __init__(
         self,
@@ -41,26 +41,26 @@ class Handshakes:
         limits: ConnectionLimits,
         counts: Connections,
     ) -> None:
-        """Let nobody in yet.
+        """Accept nobody yet.
 
         Args:
-            listeners: bound, and what makes the protocol of who has shaken hands there; they stay
-                their owner's to close.
-            limits: how many may be about it, in all and from one address, and for how long.
-            counts: told of those that were refused.
+            listeners: bound sockets, with the factory of protocols for clients after their
+                handshake; the caller closes them.
+            limits: on handshakes, in total and per address, and on their duration.
+            counts: of refused connections.
         """
         self._listeners = listeners
         self._limits = limits
         self._counts = counts
-        self._by_address: dict[str, dict[asyncio.Task[None], None]] = {}  # the longest first
-        self._shaking: dict[asyncio.Task[None], str] = {}  # from where; the longest first
-        self._tasks: set[asyncio.Task[None]] = set()  # also those that were given up
+        self._by_address: dict[str, dict[asyncio.Task[None], None]] = {}  # oldest first
+        self._shaking: dict[asyncio.Task[None], str] = {}  # task → address, oldest first
+        self._tasks: set[asyncio.Task[None]] = set()  # including cancelled handshakes
         self._again: asyncio.TimerHandle | None = None
         self._is_open = False
         self._context: ssl.SSLContext
 
     def start(self, context: ssl.SSLContext, backlog: int) -> None:
-        """Let clients in, who have as long for a handshake as for the head of a request."""
+        """Start to accept; a handshake has the same time limit as the head of a request."""
         self._context = context
         for listener in self._listeners:
             listener.listen(backlog)
@@ -69,11 +69,11 @@ class Handshakes:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nobody shakes hands."""
+        """Whether no handshake is under way."""
         return not self._shaking
 
     def stop(self) -> None:
-        """Let in who has connected, and nobody behind them; they may go on shaking hands."""
+        """Accept everything in the backlog, then close the listeners; handshakes continue."""
         if not self._is_open:
             return
         self._pause()
@@ -84,7 +84,7 @@ class Handshakes:
         self._is_open = False
 
     def close(self) -> None:
-        """Let nobody in any more. Idempotent."""
+        """Stop accepting and cancel handshakes. Idempotent."""
         if self._is_open:
             self._is_open = False
             self._pause()
@@ -95,7 +95,7 @@ class Handshakes:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until nobody shakes hands any more."""
+        """Wait until no handshake is under way."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _listen(self) -> None:
@@ -111,7 +111,7 @@ class Handshakes:
             asyncio.get_running_loop().remove_reader(listener.fileno())
 
     def _accept(self, listener: socket.socket, make: Callable[[], asyncio.Protocol]) -> bool:
-        """Let in some of those who have connected; True if there may be more."""
+        """Accept some pending connections; return whether there may be more."""
         for _ in range(ACCEPTED_PER_TURN):
             try:
                 client, (address, *_) = listener.accept()
@@ -177,7 +177,7 @@ class Handshakes:
 
 
 def _fault(error: OSError) -> str:
-    """Name what was wrong, as one of `HANDSHAKE_FAULTS`."""
+    """Classify a failure as one of `HANDSHAKE_FAULTS`."""
     if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
         said = error.reason or ""
         if said in {"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"}:

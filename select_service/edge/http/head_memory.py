@@ -1,8 +1,8 @@
-"""What the lines of heads have been found to mean, by their bytes, so that they are parsed once.
+"""Remembers the meaning of header lines by their bytes, so that they are parsed only once.
 
-Learnt by the fast lane, which reads a head here before the parser does (`fast_lane.py`), and by its
-kernel. What those lines are is said in `steady.py`; what tokens allow is the authority's, who has
-all of it forgotten when that changes.
+The fast lane (`fast_lane.py`) and its kernel look a head up here before the parser sees it, and
+store what the parser found. `steady.py` defines which lines count; the authority clears the memory
+when the permissions of tokens change.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
 __all__ = ["HEADS_MAX", "HEAD_BYTES_MAX", "LINES_MAX", "PEERS_MAX", "Heads", "Peers"]
 
 HEADS_MAX: Final = 1024
-"""Heads remembered, of all connections together; then they are learnt anew."""
+"""Heads remembered across all connections; when full, all are dropped."""
 
 PEERS_MAX: Final = 64
-"""Clients known by their certificates that have a memory of their own; of more none is kept."""
+"""Clients with a certificate that have a memory of their own; more are not remembered."""
 
 LINES_MAX: Final = 256
-"""Heads remembered as they were read, whole."""
+"""Whole heads remembered as received."""
 
 HEAD_BYTES_MAX: Final = 1024
-"""The longest that is remembered, of the lines that are."""
+"""The longest head remembered, counting only the lines that are kept."""
 
 
 class Heads:
-    """Lines of heads the parser has read before, by their bytes: some two megabytes at most.
+    """Heads parsed before, by the bytes of their lines: some two megabytes at most.
 
-    Learnt only where every line is one header to the parser: there is no other way to read them.
+    Stored only if the parser read every line as one header, so that there is no other reading.
     """
 
     __slots__ = ("__weakref__", "known", "read")
 
     def __init__(self) -> None:
-        self.known: dict[bytes, Head] = {}  # by the lines that are kept
+        self.known: dict[bytes, Head] = {}  # by the kept lines
         self.read: dict[bytes, tuple[Head, int, int]] = {}
-        """What heads mean that came just so, the length of their body, and how many lines it took
-        to say: where nothing differs but the path, they need not be read again."""
+        """By all lines of a head: its meaning, the length of its body, and its number of lines. A
+        request that differs only in the path need not be read again."""
 
     def forget(self) -> None:
-        """Know nothing any more: what tokens allow has changed."""
+        """Forget everything: the permissions of tokens have changed."""
         self.known.clear()
         self.read.clear()
 
     def learn(self, lines: bytes, head: Head) -> None:
-        """Remember what the parser has found in these lines, of a request that is plain."""
+        """Store what the parser found in the kept lines of a plain request."""
         if len(lines) > HEAD_BYTES_MAX:
             return
         if len(self.known) >= HEADS_MAX:
@@ -58,7 +58,7 @@ class Heads:
         self.known[lines] = head
 
     def note(self, lines: bytes, head: Head, length: int, breaks: int) -> None:
-        """Remember what all lines of a head, of HTTP/1.1, are found to mean."""
+        """Store the meaning of all lines of an HTTP/1.1 head."""
         if len(lines) > HEAD_BYTES_MAX:
             return
         if len(self.read) >= LINES_MAX:
@@ -73,22 +73,22 @@ class _Oblivion(Heads):
 
     @override
     def learn(self, lines: bytes, head: Head) -> None:
-        """Let it pass."""
+        """Do nothing."""
 
     @override
     def note(self, lines: bytes, head: Head, length: int, breaks: int) -> None:
-        """Let it pass."""
+        """Do nothing."""
 
 
 class Peers:
-    """What is remembered of header lines, apart for all who are known by a certificate."""
+    """The memories of clients with certificates, separate for each."""
 
     def __init__(self) -> None:
-        # as long as a connection has them: what a connection remembers can always be forgotten
+        # Weak: lives as long as a connection uses it, so that `forget` reaches all in use.
         self._heads: WeakValueDictionary[tuple[str, ...], Heads] = WeakValueDictionary()
 
     def heads_of(self, names: tuple[str, ...]) -> Heads:
-        """Return what is remembered of one client's."""
+        """Return the memory of one client."""
         heads = self._heads.get(names)
         if heads is None:
             if len(self._heads) >= PEERS_MAX:
@@ -97,6 +97,6 @@ class Peers:
         return heads
 
     def forget(self) -> None:
-        """Know nothing any more."""
+        """Forget everything."""
         for heads in list(self._heads.values()):
             heads.forget()

@@ -1,10 +1,10 @@
-"""Where clients come in: a TCP port, a Unix domain socket, or both; and a side entrance.
+"""The listening sockets: a TCP port, a Unix domain socket, or both; and a side entrance.
 
-The side entrance is a TCP port for those who have to come over the network where the API does not
-stand there: replicas, probes and Prometheus find `SIDE_PATHS` at it, and nothing else.
+The side entrance is a TCP port for clients on the network when the API itself is not reachable
+there: it serves replicas, probes and Prometheus, with `SIDE_PATHS` only.
 
-Everything is bound before the service starts, so that what cannot be had is known at once, and
-nobody is let in before it has. `app.py` says when; what arrives is `fast_lane.py`'s business.
+Everything is bound before the service starts, so that failures show at once, but no client is
+accepted before it has started. `app.py` controls this; `fast_lane.py` handles what arrives.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ __all__ = [
 ]
 
 SIDE_PATHS: Final = ("/health", "/ready", "/metrics", "/replica_sync/snapshot")
-"""What the side entrance leads to."""
+"""The paths served by the side entrance."""
 
 NOT_AT_THE_SIDE: Final = f"the side entrance (--side-port) has {', '.join(SIDE_PATHS)} alone"
 
 _SILENT_S: Final = 60
 _PROBES: Final = 4
-"""A peer that vanished without a word is noticed after 60 + 4 * 15 s; until then it may hold a
+"""A peer that vanished silently is noticed after 60 + 4 * 15 s; until then its request may hold a
 place in the queue."""
 _PROBE_EVERY_S: Final = 15
 
 _PROBE_S: Final = 1.0
-"""How long a process that holds a socket file may take to show that it is alive."""
+"""How long the owner of an existing socket file may take to show that it is alive."""
 
 
 class CannotListenError(Exception):
-    """An address cannot be had; the text says which, and why."""
+    """An address cannot be bound; the text says which, and why."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind, and not yet listen: nobody is let in before the service has started."""
+    """Bind without listening: nobody is accepted before the service has started."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -65,9 +65,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _probe_when_silent(listener: socket.socket) -> None:
-    """Let the kernel find out whether a silent peer still exists.
+    """Enable TCP keepalive, so that the kernel checks whether silent peers still exist.
 
-    Connections have it from who accepts them: four calls less for who comes anew for each request.
+    Accepted connections inherit it, which saves four calls for each.
     """
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -75,23 +75,23 @@ def _probe_when_silent(listener: socket.socket) -> None:
         ("TCP_KEEPINTVL", _PROBE_EVERY_S),
         ("TCP_KEEPCNT", _PROBES),
     ):
-        if hasattr(socket, option):  # not on every system
+        if hasattr(socket, option):  # platform-dependent
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 class UnixSocket:
-    """A socket file that is there while somebody listens, and only then.
+    """A socket file that exists only while somebody listens.
 
-    It is bound under a name of its own and gets the one it is known by with `appear`: no client
-    meets a file that refuses, or one whose mode is not set, and the file of a process that died is
-    replaced in one step. That of one that lives is not.
+    It is bound under a temporary name and renamed by `appear`: clients never meet a file that
+    refuses them or has the wrong mode, and a dead process's file is replaced atomically. A live
+    one's is not replaced.
     """
 
     def __init__(self, path: str, mode: int) -> None:
-        """Bind under another name beside the path.
+        """Bind under a temporary name beside the path.
 
         Raises:
-            CannotListenError: the path is taken, or no socket can be made beside it.
+            CannotListenError: the path is taken, or no socket can be created beside it.
         """
         self.path = path
         _check_free(path)
@@ -107,10 +107,10 @@ class UnixSocket:
         self.socket.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
 
     def appear(self) -> None:
-        """Take the path, now that somebody listens.
+        """Take the path, now that the socket listens.
 
         Raises:
-            CannotListenError: another process has come first.
+            CannotListenError: another process took it first.
         """
         assert self._bound_path is not None, "appears once"
         _check_free(self.path)
@@ -122,7 +122,7 @@ class UnixSocket:
         self._inode, self._bound_path = (found.st_dev, found.st_ino), None
 
     def vanish(self) -> None:
-        """Remove the file, unless it is somebody else's by now. Idempotent."""
+        """Remove the file, unless it is another process's by now. Idempotent."""
         with contextlib.suppress(OSError):
             if self._bound_path is not None:
                 os.unlink(self._bound_path)
@@ -139,7 +139,7 @@ class UnixSocket:
 
 
 class Entrances:
-    """All a process listens on. Use as a context manager; leaving it closes them."""
+    """All sockets a process listens on. A context manager; leaving it closes them."""
 
     def __init__(
         self,
@@ -159,10 +159,10 @@ class Entrances:
         mode: int,
         side: tuple[str, int] | None = None,
     ) -> Entrances:
-        """Bind what is asked for: TCP at an address, a Unix socket at a path, a side entrance.
+        """Bind the requested sockets: TCP at an address, a Unix socket at a path, a side entrance.
 
         Raises:
-            CannotListenError: one of them cannot be had; then none is kept.
+            CannotListenError: one of them cannot be bound; then none is kept.
         """
         with contextlib.ExitStack() as undo:
             found = cls(None, None)
@@ -175,18 +175,18 @@ class Entrances:
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """To listen on for the API."""
+        """The listening sockets of the API."""
         unix = None if self.unix is None else self.unix.socket
         return [one for one in (self.tcp, unix) if one is not None]
 
     @property
     def port(self) -> int:
-        """Of TCP; 0: there is none."""
+        """The TCP port; 0: none."""
         return 0 if self.tcp is None else int(self.tcp.getsockname()[1])
 
     @property
     def replica_port(self) -> int:
-        """Where replicas come in; 0: nowhere."""
+        """The port for replicas; 0: none."""
         return self.port if self.side is None else int(self.side.getsockname()[1])
 
     def describe(self) -> dict[str, object]:
@@ -201,16 +201,16 @@ class Entrances:
         return told
 
     def appear(self) -> None:
-        """Let clients find what they find by name, now that somebody listens.
+        """Publish the socket file, now that the socket listens.
 
         Raises:
-            CannotListenError: another process has come first.
+            CannotListenError: another process took the path first.
         """
         if self.unix is not None:
             self.unix.appear()
 
     def vanish(self) -> None:
-        """Let no more clients find it. Idempotent."""
+        """Remove the socket file. Idempotent."""
         if self.unix is not None:
             self.unix.vanish()
 
@@ -233,7 +233,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _check_free(path: str) -> None:
-    """Refuse a path behind which there is a process, or something that is no socket."""
+    """Refuse a path that leads to a live process, or to something other than a socket."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Long lists in an answer: written in slices, a µs or a few for each item.
+"""Encodes long lists of an answer in slices, a few µs per item.
 
-Who asks gets what was found; it is only written here, which takes as long as finding it. Handlers
-(`handlers/`) put what they get in the place of the list.
+The items are complete when they get here; encoding them takes as long as finding them. Handlers
+(`handlers/`) put the result in the place of the list.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 async def written(writer: Writer, items: Sequence[T]) -> list[T]:
-    """Return the items as they stand in an answer; the encoder copies them."""
+    """Return the items encoded; the encoder of the answer copies them verbatim."""
     slices, rows = Slices(), list[object]()
     for item in items:
         rows.append(writer.written(item))

@@ -1,7 +1,7 @@
 """GET /openapi.json: the route table and the types that validate, as OpenAPI 3.1.
 
 Generated, so it cannot disagree with the service about fields, types and ranges. What JSON Schema
-has no word for (u64, duplicate keys) is in the descriptions.
+cannot express (u64, duplicate keys) is in the descriptions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PARAM: Final = re.compile(r"\{(\w+)\}")
 _REF: Final = "#/components/schemas/{name}"
 _U64_MAX: Final = (1 << 64) - 1
 _U64: Final[dict[str, object]] = {"type": "integer", "minimum": 0, "maximum": _U64_MAX}
-_QUERY: Final[dict[str, dict[str, object]]] = {  # those that are no text
+_QUERY: Final[dict[str, dict[str, object]]] = {  # those that are not text
     "worker_id": _U64,
     "limit": {"type": "integer", "minimum": 1},
     "candidates": {"type": "boolean"},
@@ -46,7 +46,7 @@ _QUERY: Final[dict[str, dict[str, object]]] = {  # those that are no text
 _RANKS: Final[dict[str, object]] = {"propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"}}
 _FRACTION: Final[dict[str, object]] = {"minimum": 0, "maximum": 1}
 _NARROWER: Final[dict[tuple[str, str], dict[str, object]]] = {
-    # what is checked behind the types, because it has a text or a status of its own
+    # Checked outside the types, because these have error texts or statuses of their own.
     ("WorkerSpec", "kv_events_endpoints"): _RANKS,
     ("WorkerPatch", "kv_events_endpoints"): _RANKS,
     ("OutputBlockRequest", "decay_fraction"): _FRACTION,
@@ -82,18 +82,18 @@ _TEXTS: Final = {
 }
 _OF_LOAD: Final = "A refusal for load: `--overload-status-code`."
 
-_ONLY_JSON: Final = frozenset({"/dump", "/openapi.json"})  # long or fixed, and no refusals
+_ONLY_JSON: Final = frozenset({"/dump", "/openapi.json"})  # long or static, without refusals
 _PACKED: Final = (
     "`token_ids`, `block_hashes` and `sequence_hashes` may be binaries instead of arrays:"
     " little-endian numbers, 4 bytes a token, 8 bytes a hash."
 )
-_GATED: Final = frozenset(  # routes that admission judges
+_GATED: Final = frozenset(  # routes subject to admission
     (
         *(SelectRequest, SelectAndReserveRequest, SelectPairRequest, SelectBatchRequest),
         ReservationRequest,
     )
 )
-_WITH_HASHES: Final = frozenset({SelectAndReserveRequest})  # routes whose answers have some
+_WITH_HASHES: Final = frozenset({SelectAndReserveRequest})  # routes whose answers have hashes
 _PACKED_ANSWER: Final = "`sequence_hashes`, where there are any, are a binary: 8 bytes a hash."
 
 
@@ -104,22 +104,22 @@ class Problem(msgspec.Struct):
     code: str | int  # a number, the status, only when all workers are busy
     field: str | msgspec.UnsetType = msgspec.UNSET
     details: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
-    # of refusals by the gate
+    # Of refusals by the gate.
     reason: str | msgspec.UnsetType = msgspec.UNSET  # stable
     gate: str | msgspec.UnsetType = msgspec.UNSET
     policy: str | msgspec.UnsetType = msgspec.UNSET
     retry_after_s: float | msgspec.UnsetType = msgspec.UNSET
-    promised: bool | msgspec.UnsetType = msgspec.UNSET  # whether a place is held for the return
+    promised: bool | msgspec.UnsetType = msgspec.UNSET  # a place is held for the return
     knob: str | msgspec.UnsetType | None = msgspec.UNSET
     value: float | msgspec.UnsetType | None = msgspec.UNSET
     limit: float | msgspec.UnsetType | None = msgspec.UNSET
     message: str | msgspec.UnsetType = msgspec.UNSET  # when all workers are busy
-    type: str | msgspec.UnsetType = msgspec.UNSET  # the same
-    decision: Decision | msgspec.UnsetType = msgspec.UNSET  # when it was to be explained
+    type: str | msgspec.UnsetType = msgspec.UNSET  # likewise
+    decision: Decision | msgspec.UnsetType = msgspec.UNSET  # if `explain` was set
 
 
 def describe(overload_status: int = 503) -> bytes:
-    """Render the document of a service that refuses for load with this status."""
+    """Render the document of a service whose refusals for load have this status."""
     making = describing(overload_status)
     while True:
         try:
@@ -130,7 +130,7 @@ def describe(overload_status: int = 503) -> bytes:
 
 
 def describing(overload_status: int = 503) -> Generator[None, None, bytes]:
-    """The same in steps, a type or a route each: 30 ms altogether, a few at most."""
+    """Like `describe`, in steps of a type or a route; 30 ms in total, a few per step at most."""
     described = [
         kind
         for route in ROUTES
@@ -188,12 +188,12 @@ def describing(overload_status: int = 503) -> Generator[None, None, bytes]:
 
 
 def _kinds(answers: object) -> list[Any]:
-    """Return the types of an answer that may be one of several."""
+    """Return the types of an answer that may be a union."""
     return list(get_args(answers)) if isinstance(answers, UnionType) else [answers]
 
 
 def _bound(schema: object) -> None:
-    """Write down the upper bound of 64-bit integers, which msgspec cannot carry as a range."""
+    """Add the upper bound of 64-bit integers, which msgspec cannot express as a range."""
     if isinstance(schema, dict):
         if schema.get("type") == "integer" and "minimum" in schema:
             schema.setdefault("maximum", _U64_MAX)
@@ -207,7 +207,7 @@ def _operation(
     route: Route[Handler], schema_of: dict[str, Any], overload_status: int
 ) -> dict[str, object]:
     words = _PARAM.sub("", f"{route.method}{route.pattern}").strip("/").lower().split("/")
-    if route.method == "GET" and route.pattern.endswith("}"):  # beside the list of them
+    if route.method == "GET" and route.pattern.endswith("}"):  # distinguishes it from the list
         words.append("one")
     operation: dict[str, object] = {
         "summary": route.summary,
@@ -238,7 +238,7 @@ def _operation(
 
 
 def _taken(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, Any]:
-    """Describe a body; one that is looked at only for its fields may be anything without them."""
+    """Describe a body; a lenient one may be anything without the named fields."""
     schema: dict[str, Any] = schema_of[repr(route.takes)]
     if not route.body_lenient:
         return schema
@@ -266,7 +266,7 @@ def _content(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, obje
 
 
 def _in_both_forms(schema: dict[str, Any], note: str) -> dict[str, object]:
-    """Describe a value in JSON and in msgpack, and what is different there."""
+    """Describe a value in JSON and in msgpack, with a note on differences."""
     packed = schema | {"description": note} if note else schema
     return {"application/json": {"schema": schema}, "application/msgpack": {"schema": packed}}
 
@@ -291,7 +291,7 @@ def _responses(
         texts.setdefault(overload_status, _OF_LOAD)
     if route.scope != OPEN:
         texts |= _WITH_TOKENS
-        if not route.of_process:  # to a token that is bound to others
+        if not route.of_process:  # for tokens bound to other tenants
             texts.setdefault(404, _TEXTS[404])
     responses: dict[str, object] = {
         str(status): {"description": text, "content": problem}
@@ -304,13 +304,13 @@ def _responses(
             "headers": {"Retry-After": again},
             "content": problem,
         }
-    if route.pattern == "/ready":  # its 503 has the ordinary body
+    if route.pattern == "/ready":  # its 503 has the usual body
         responses["503"] = {"description": "No worker is schedulable.", "content": content}
     return _done(route, content) | responses
 
 
 def _done(route: Route[Handler], content: dict[str, object]) -> dict[str, object]:
-    """Describe the answers to who got what was asked for."""
+    """Describe the answers of successful requests."""
     done: dict[str, object] = {"description": "Done.", "content": content}
     if route.answers is not None:
         text = '`299 - "unknown parameter: ..."` when the query names what the route does not know.'

@@ -1,7 +1,7 @@
-"""Answers to what one turn of the loop has read, sent together when all of them are made.
+"""Collects the answers to everything one turn of the loop has read, and sends them together.
 
-The plain twin of `Outbox` in `_lane.pyx`, and the choice between them. What goes in is whole: heads
-are written in `preamble.py`, and streams take the ASGI way.
+This is the Python twin of `Outbox` in `_lane.pyx`, and the choice between them. It takes complete
+answers only: `preamble.py` writes heads, and streams take the ASGI path.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 __all__ = ["ANSWERS_MAX", "Outbox", "PlainOutbox"]
 
 ANSWERS_MAX: Final = 16
-"""So many are sent at the latest, that the first of them does not wait long: 16 take half a
+"""Send at the latest after this many, so that the first does not wait long: 16 take half a
 millisecond to make."""
 
 
 class PlainOutbox:
-    """Answers to what one turn of the loop has read, of all connections; sent when all are made.
+    """Answers of one turn of the loop, across all connections; sent once all are made.
 
-    A client that is woken by the first of them runs while the others are made, on the same
-    processor if it has to: a lifecycle costs a tenth less than with each answer sent at once.
+    A client woken by the first answer would compete for the processor while the others are made:
+    this saves a tenth of a lifecycle compared with sending each at once.
     """
 
     __slots__ = ("_answers", "_most")
 
     def __init__(self, most: int) -> None:
-        """Be empty.
+        """Start empty.
 
         Args:
-            most: so many are sent at the latest.
+            most: answers held before they are sent.
         """
         self._answers: list[tuple[asyncio.Transport, bytes]] = []
         self._most = most
@@ -41,7 +41,7 @@ class PlainOutbox:
     def put(
         self, transport: asyncio.Transport, data: bytes, loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Take an answer; before anything else is written to that transport comes a `flush`."""
+        """Take an answer; call `flush` before writing anything else to that transport."""
         answers = self._answers
         if not answers:
             loop.call_soon(self.flush)
@@ -50,7 +50,7 @@ class PlainOutbox:
             self.flush()
 
     def flush(self) -> None:
-        """Send all there are."""
+        """Send everything."""
         answers, self._answers = self._answers, []
         for transport, data in answers:
             if not transport.is_closing():

@@ -1,8 +1,8 @@
-"""What one read brought, given to the parser piece by piece where it is of many lines.
+"""Splits data with many lines into pieces, so that parsing one read does not hold the loop.
 
-A read may be a quarter of a megabyte, and that five thousand requests, forty thousand chunks or as
-many header lines: parsed at once they would hold the loop for a quarter of a second. A body of
-numbers has no lines to speak of and passes whole. `protocol.py` asks, and gives the pieces out.
+A read may be a quarter of a megabyte, and contain five thousand requests, forty thousand chunks or
+as many header lines: parsed at once they would hold the loop for a quarter of a second. A body of
+numbers has hardly any lines and passes whole. `protocol.py` parses the pieces.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["LINES_PER_TURN", "Flow", "pieces_of"]
 LINES_PER_TURN: Final = 64
 """Lines parsed in one turn of the loop: some 15 requests, a millisecond."""
 
-_SHORT_BYTES: Final = 2048  # of what is parsed at once, whatever it is
+_SHORT_BYTES: Final = 2048  # parsed at once, whatever it contains
 
 
 def pieces_of(data: bytes) -> Iterator[bytes] | None:
-    """Return the pieces of data of many lines, None where it may be parsed as it is.
+    """Return the pieces of data with many lines; None if it may be parsed as it is.
 
-    Lines are looked for one by one: a body of 256 KiB without any is gone through in 3 µs.
+    Lines are searched one by one: 256 KiB without any take 3 µs.
     """
     if len(data) <= _SHORT_BYTES:
         return None
@@ -37,7 +37,7 @@ def pieces_of(data: bytes) -> Iterator[bytes] | None:
 
 
 def _pieces(data: bytes, end: int) -> Iterator[bytes]:
-    """Yield the pieces of data of which the first ends here; each is cut when its turn comes."""
+    """Yield the pieces, the first of which ends at `end`; each is cut when its turn comes."""
     start = 0
     while start < len(data):
         yield data[start:end]
@@ -45,7 +45,7 @@ def _pieces(data: bytes, end: int) -> Iterator[bytes]:
 
 
 def _behind_lines(data: bytes, start: int) -> int:
-    """Return where the piece ends that begins here: behind so many lines, or where all does."""
+    """Return the end of the piece that begins at `start`, or of the data."""
     for _ in range(LINES_PER_TURN):
         start = data.find(b"\n", start) + 1
         if not start:
@@ -54,7 +54,7 @@ def _behind_lines(data: bytes, start: int) -> int:
 
 
 class Flow(FlowControl):
-    """Reading rests for two reasons: uvicorn's own, and pieces that are still to be parsed."""
+    """Pauses reading for two reasons: uvicorn's own, and pieces still to be parsed."""
 
     is_held = False
     read_paused = False
@@ -66,21 +66,21 @@ class Flow(FlowControl):
 
     @cached_property
     def _is_writable_event(self) -> asyncio.Event:  # type: ignore[override]
-        """For who waits until there is room to write: most connections have nobody who does."""
+        """Created on demand: on most connections nothing waits for room to write."""
         event = asyncio.Event()
         if not self.write_paused:
             event.set()
         return event
 
     def hold(self) -> None:
-        """Read no more until `release`, whatever uvicorn says. Idempotent."""
+        """Pause reading until `release`, whatever uvicorn says. Idempotent."""
         if not self.is_held:
             self.is_held = True
             if not self.read_paused:
                 self._transport.pause_reading()
 
     def release(self) -> None:
-        """Read on, unless uvicorn has a reason not to. Idempotent."""
+        """Resume reading, unless uvicorn has paused it. Idempotent."""
         if self.is_held:
             self.is_held = False
             if not self.read_paused:

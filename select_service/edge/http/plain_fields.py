@@ -1,7 +1,7 @@
-"""What the header lines of a plain request say, in one pass over what the parser has found.
+"""Extracts what matters from the header lines of a plain request, in one pass.
 
-For the fast lane (`fast_lane.py`), the first time a client says them; `head_memory.py` keeps what
-they were found to mean. What is not plain goes the ASGI way, and is refused there if need be.
+Used by the fast lane (`fast_lane.py`) when a client's lines are new; `head_memory.py` remembers the
+result. Requests that are not plain take the ASGI path, and are refused there if necessary.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _UNUSUAL: Final = frozenset((b"content-encoding", b"expect", b"upgrade"))
 
 
 class PlainFields(NamedTuple):
-    """What matters of a head; several lines of one list are one."""
+    """What matters of a head; repeated list headers are joined."""
 
     content_type: bytes | None
     accept: bytes | None
     credentials: bytes | None
-    length: int  # of the body, in bytes; at least one, for all that is said, if it is in chunks
+    length: int  # of the body, in bytes; 1 if it is chunked, as it is unknown
     is_chunked: bool
-    kept: int  # lines that have a name of those that are remembered
+    kept: int  # lines whose names are among those remembered
 
 
-def plain_fields(  # noqa: C901, PLR0912 - one pass, a branch a name
+def plain_fields(  # noqa: C901, PLR0912 - one pass, one branch per name
     headers: Iterable[tuple[bytes, bytes]], names: Container[bytes], *, is_old: bool
 ) -> PlainFields | None:
-    """Return what lines say; None: they are not of a plain request.
+    """Return the fields of a head; None if the request is not plain.
 
     Args:
         headers: names in lower case, and values.
         names: of the lines that are remembered.
-        is_old: the request is of HTTP/1.0.
+        is_old: the request is HTTP/1.0.
     """
     content_type: bytes | None = None
     accept: bytes | None = None

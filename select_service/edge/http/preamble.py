@@ -1,7 +1,7 @@
-"""How answers begin that are written without uvicorn: status line, its lines, the headers' own.
+"""The beginning of answers written without uvicorn: status line, default headers, own headers.
 
-Every answer has a head and nearly all have the same one, so it is put together once and kept; the
-fast lane and its kernel write the length and the body behind it.
+Nearly all answers begin alike, so the text is built once and cached; the fast lane and its kernel
+append the length and the body.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ __all__ = ["CLOSE_LINE", "Preamble", "header_lines", "length_line", "status_line
 CLOSE_LINE: Final = b"connection: close\r\n"
 _OK: Final = 200
 _FORMS_MAX: Final = 8
-_LENGTHS_MAX: Final = 1024  # of answers that are written once
+_LENGTHS_MAX: Final = 1024  # most answers have one of few lengths
 
 
 class Preamble:
-    """The beginning of every answer; uvicorn makes a new list of its own lines every second."""
+    """Cached beginnings of answers; uvicorn replaces its list of default headers every second."""
 
     __slots__ = ("_others", "headers", "lines", "ok")
 
     def __init__(self) -> None:
-        self.headers: list[tuple[bytes, bytes]] = []  # uvicorn's, as they were followed last
+        self.headers: list[tuple[bytes, bytes]] = []  # uvicorn's, as last followed
         self._others: dict[tuple[tuple[bytes, bytes], ...], bytes] = {}
-        self.lines = b""  # those of uvicorn
-        self.ok = b""  # all but the length, of an answer 200 in JSON
+        self.lines = b""  # uvicorn's default headers as text
+        self.ok = b""  # a JSON answer with status 200, up to its length
 
     def follow(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Begin with these lines of uvicorn's from now on."""
+        """Use these default headers of uvicorn from now on."""
         if headers is not self.headers:
             self.headers, self.lines = headers, header_lines(headers)
             self._others.clear()
             self.ok = self.of(ONLY_JSON)
 
     def start(self, status: int, is_last: bool) -> bytes:  # noqa: FBT001 - for the kernel
-        """Return all but the length of the head of an answer in JSON, as `write_answer` writes."""
+        """Return the head of a JSON answer up to its length, as `write_answer` writes it."""
         lines = self.lines + header_lines(ONLY_JSON)
         if is_last and CLOSE_LINE not in self.lines:
             lines += CLOSE_LINE
         return status_line(status) + lines + b"content-length: "
 
     def of(self, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
-        """Return all but the length of an answer 200 with these headers."""
+        """Return the head of an answer with status 200 and these headers, up to its length."""
         found = self._others.get(headers)
         if found is None:
             found = status_line(_OK) + self.lines + header_lines(headers) + b"content-length: "
@@ -61,15 +61,15 @@ class Preamble:
 
 @lru_cache(_LENGTHS_MAX)
 def length_line(length: int) -> bytes:
-    """Return how a head ends whose last line is the length of a body."""
+    """Return the end of a head whose last line is the length of the body."""
     return b"%d\r\n\r\n" % length
 
 
 def status_line(status: int) -> bytes:
-    """Return the first line of an answer; uvicorn has none for statuses beyond 599."""
+    """Return the status line of an answer; uvicorn has none above 599."""
     return STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
 def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return headers as they are written, a line each."""
+    """Format headers, one per line."""
     return b"".join([b"%b: %b\r\n" % header for header in headers])

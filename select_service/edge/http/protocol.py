@@ -1,9 +1,9 @@
 """HTTP/1.1 on a socket, with a deadline for everything a client may leave unfinished.
 
-Uvicorn's httptools protocol serves requests but waits for ever for their bytes. Added here: limits
-on the number of connections, on the length of a head, and on how long a head, a body or the reading
-of an answer may take. There are no timers per request: a connection notes since when it has been in
-its phase, and the server's tick (`server.py`) sweeps over all connections a few times per second.
+Uvicorn's httptools protocol serves requests but waits forever for their bytes. This adds limits on
+the number of connections, on the length of a head, and on the time that a head, a body or the
+reading of an answer may take. There are no timers per request: a connection notes when its phase
+began, and the server's tick (`server.py`) sweeps all connections a few times per second.
 """
 
 from __future__ import annotations
@@ -51,18 +51,19 @@ __all__ = ["GuardedProtocol", "Phase", "TurnedAway"]
 
 LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 LINGER_S: Final = 5.0
-"""What is read and thrown away, and for how long, of a client that was answered while it was still
-sending: a socket closed with unread bytes takes the answer back before the client has read it."""
+"""How much is read and discarded, and for how long, from a client that was answered while still
+sending: closing a socket with unread bytes resets it, and the client loses the answer."""
 
 RESERVED_MAX: Final = 16
-"""Connections beyond `--connections-max` and the like, one request each, for
-what must work when these are reached, or were set too low: `RESERVED_PATHS` and nothing else. Who
-comes when all are taken has the place of the first whose request has not arrived yet."""
+"""Extra connections beyond `--connections-max` and similar limits, one request each, for what must
+work when these are reached or set too low: only `RESERVED_PATHS`. When all are taken, a newcomer
+replaces the first whose request has not arrived yet."""
 
 RESERVED_PATHS: Final = (b"/config", b"/health", b"/metrics")
 
 PIPELINED_MAX: Final = 16
-"""Requests read behind the one being answered; with more, or 64 KiB of a body, the client waits."""
+"""Requests read ahead of the one being answered; beyond this, or 64 KiB of a body, the client
+waits."""
 
 _REFUSAL_HEAD: Final = (
     b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
@@ -71,11 +72,11 @@ _REFUSAL_HEAD: Final = (
 _CLOSE: Final = (b"connection", b"close")
 
 _LATE: Final = ("parser", "pipeline", "server", "client", "scheme")
-"""What uvicorn makes for every connection, and most plain ones never need."""
+"""Attributes that uvicorn creates for every connection, and most plain ones never need."""
 
 
 class TurnedAway(Exception):
-    """Nothing more is heard on this connection: the parser need not go on."""
+    """The connection has been refused: the parser must stop."""
 
 
 class Phase(Enum):
@@ -83,37 +84,37 @@ class Phase(Enum):
 
     HEAD = 0  # also before the first byte
     BODY = 1
-    REST = 2  # a whole request has arrived: we owe an answer, or the client is idle
+    REST = 2  # a whole request has arrived: an answer is owed, or the client is idle
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection. A subclass sets `limits` and `counts`: uvicorn makes the instances."""
+    """One connection. A subclass sets `limits` and `counts`, as uvicorn creates the instances."""
 
     limits: ConnectionLimits
     counts: Connections
-    flow: Flow  # type: ignore[mutable-override] # ours is made in place of uvicorn's
+    flow: Flow  # type: ignore[mutable-override] # replaces uvicorn's
 
-    _owes_answer = False  # to a request that has no ASGI cycle
+    _owes_answer = False  # to a request without an ASGI cycle
 
     _phase = Phase.HEAD
-    _stamped: Phase | None = None  # the phase `_since` belongs to
+    _stamped: Phase | None = None  # the phase that `_since` refers to
     _since = 0.0  # loop time
-    _head_bytes = 0  # of the head that is incomplete
-    _line_bytes = 0  # of a line between chunks or behind them that is incomplete
-    _stalled_since: float | None = None  # the client does not read
-    _closing_since: float | None = None  # loop time at which a sweep found it so
+    _head_bytes = 0  # of the incomplete head
+    _line_bytes = 0  # of an incomplete line between chunks or after them
+    _stalled_since: float | None = None  # since when the client does not read
+    _closing_since: float | None = None  # loop time at which a sweep first saw it closing
     _refused = False
-    _address = ""  # where it comes from; "" of a Unix socket
-    _discarded: int | None = None  # bytes; None: not about to close
+    _address = ""  # of the client; "" on a Unix socket
+    _discarded: int | None = None  # bytes; None: not lingering
     _upgrading = False
-    _is_reserved = False  # let in beyond the limit, for one request of RESERVED_PATHS
-    _beyond = "refused"  # what counts that it was turned away, if it is
-    _at_work: RequestResponseCycle | None = None  # the request whose answer is next
+    _is_reserved = False  # accepted beyond the limit, for one request of RESERVED_PATHS
+    _beyond = "refused"  # the counter for its refusal
+    _at_work: RequestResponseCycle | None = None  # the request to be answered next
     _pieces: Iterator[bytes] | None = None  # of the last read, not parsed yet
 
-    shared_by: ServerState | None = None  # whose connections find in their class what is alike
+    shared_by: ServerState | None = None  # whose connections share attributes in their class
 
-    # -- what a connection is made of ----------------------------------------------------------
+    # -- construction --------------------------------------------------------------------------
 
     @override
     def __init__(
@@ -123,10 +124,10 @@ class GuardedProtocol(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """Begin as uvicorn does, which gives all connections of a server two dozen same things.
+        """Begin as uvicorn does, but share what is the same for all connections of a server.
 
-        The first one leaves them in the class: who connects anew for each request does not have to
-        wait for them again.
+        Uvicorn sets two dozen such attributes per connection; the first connection moves them to
+        the class, which makes reconnecting for each request cheaper.
         """
         kind = type(self)
         if kind.shared_by is server_state and self.config is config:
@@ -142,19 +143,19 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @cached_property
     def parser(self) -> Any:  # type: ignore[override]
-        """Parses what is not read by heart."""
+        """The parser, created when a head is not in memory."""
         parser = httptools.HttpRequestParser(self)
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
         return parser
 
     @cached_property
     def pipeline(self) -> deque[tuple[RequestResponseCycle, ASGI3Application]]:  # type: ignore[override]
-        """Requests that have come behind the one being answered."""
+        """Requests queued behind the one being answered."""
         return deque()
 
     @cached_property
     def server(self) -> tuple[str, int | None] | None:  # type: ignore[override]
-        """Our own address; loops note both with the connection, so nobody has to ask again."""
+        """Our own address, from the transport's cache."""
         address = self.transport.get_extra_info("sockname")
         if isinstance(address, str):
             return address, None
@@ -162,7 +163,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @cached_property
     def client(self) -> tuple[str, int] | None:  # type: ignore[override]
-        """The client's address; None of a Unix socket."""
+        """The client's address; None on a Unix socket."""
         address = self.transport.get_extra_info("peername")
         return (str(address[0]), int(address[1])) if isinstance(address, tuple) else None
 
@@ -187,7 +188,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         peer = transport.get_extra_info("peername")
-        if not isinstance(peer, tuple):  # it comes by a Unix socket
+        if not isinstance(peer, tuple):  # a Unix socket
             return
         self._address = address = str(peer[0])
         by_address = self.counts.by_address
@@ -197,11 +198,11 @@ class GuardedProtocol(HttpToolsProtocol):
             self._reserve_or("refused_by_address", why)
 
     def _reserve_or(self, count: str, refusal: TooManyConnections) -> None:
-        """Take one of the reserve; where none is left, that of who has not asked anything yet.
+        """Take a reserved place; if none is left, that of a connection still without a request.
 
         Args:
-            count: of those turned away for what this one is beyond.
-            refusal: if there is no such place either.
+            count: the counter of the limit this connection exceeds.
+            refusal: sent if there is no such place either.
         """
         self._beyond = count
         reserve = self.counts.reserve
@@ -220,11 +221,11 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def is_asking(self) -> bool:
-        """Whether its request has not arrived yet, and nobody has refused it."""
+        """Whether its request has not arrived yet, and it has not been refused."""
         return self._phase is not Phase.REST and not self._refused
 
     def give_up_reserve(self) -> None:
-        """Leave to somebody else; strangers who sit and say nothing must not keep others out."""
+        """Close in favour of a newcomer; silent connections must not lock others out."""
         del self.counts.reserve[self]
         self._count_refusal()
         self._turn_away(TooManyConnections("too many open connections"), linger=False)
@@ -253,21 +254,21 @@ class GuardedProtocol(HttpToolsProtocol):
             else:
                 del self.counts.by_address[self._address]
             self._address = ""
-        at_work = self._at_work  # uvicorn tells only the last request that was read
+        at_work = self._at_work  # uvicorn notifies only the last request read
         if at_work is not None and not at_work.response_complete:
             at_work.disconnected = True
             at_work.message_event.set()
-            at_work.transport = self.transport  # no ring: what a request holds goes with it
+            at_work.transport = self.transport  # breaks a reference cycle
         self._at_work = None
         self._pieces = None
         if isinstance(cycle, RequestResponseCycle):
-            cycle.transport = self.transport  # no ring: what a request holds goes with it
+            cycle.transport = self.transport  # breaks a reference cycle
         if "pipeline" in self.__dict__:
             self.pipeline.clear()
 
     @override
     def data_received(self, data: bytes) -> None:
-        """Parse what has come, in several turns of the loop if it is of many lines."""
+        """Parse what has arrived, in several turns of the loop if it has many lines."""
         pieces = pieces_of(data)
         if pieces is None:
             self.take(data)
@@ -277,7 +278,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._take_piece()
 
     def _take_piece(self) -> None:
-        """Parse a piece, and the next one soon, or when there is room for more requests."""
+        """Parse a piece; the next follows soon, or when there is room for more requests."""
         assert self._pieces is not None
         piece = next(self._pieces, None)
         if piece is None or self.transport.is_closing():
@@ -298,11 +299,11 @@ class GuardedProtocol(HttpToolsProtocol):
             self._discard(data)
             return
         self._unset_keepalive_if_required()
-        self._line_bytes += len(data)  # until something comes of it
+        self._line_bytes += len(data)  # reset by callbacks that make progress
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            ours = error.__context__  # what a callback has raised
+            ours = error.__context__  # raised by a callback
             if isinstance(ours, TurnedAway):
                 return
             self.counts.malformed += 1
@@ -321,7 +322,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._turn_away(HeadTooLarge("a line between chunks, or behind them, is too long"))
 
     def _feed(self, data: bytes) -> None:
-        """Parse; what offers another protocol is read as if it did not."""
+        """Parse; requests that offer a protocol upgrade are read as if they did not."""
         for _ in range(PIPELINED_MAX):
             try:
                 self.parser.feed_data(data)
@@ -354,7 +355,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._phase is Phase.BODY:
             self._line_bytes = 0
-            return  # a trailer: nobody has judged it when the request was let in
+            return  # a trailer: it was not there when the request was judged
         most = self.limits.header_lines_max
         if len(self.headers) >= most:
             self.counts.malformed += 1
@@ -374,17 +375,17 @@ class GuardedProtocol(HttpToolsProtocol):
             self._turn_away(TooManyConnections("too many open connections"))
             raise TurnedAway
         if self._is_reserved:
-            self.headers.append(_CLOSE)  # old versions of uvicorn answer what they find here
-        super().on_headers_complete()  # may raise: then the head is still what is wrong
+            self.headers.append(_CLOSE)  # old versions of uvicorn take this from the request
+        super().on_headers_complete()  # may raise, and then the phase is still HEAD
         if self._is_reserved:
             self.cycle.keep_alive = False
-        if self.parser.get_http_version() == "1.0":  # has no chunks: the end is the connection's
+        if self.parser.get_http_version() == "1.0":  # no chunks: the connection ends it
             self.cycle.chunked_encoding = False
             self.cycle.expected_content_length = UNTIL_CLOSED
         if not self.pipeline:
             self._at_work = self.cycle
         elif len(self.pipeline) < PIPELINED_MAX:
-            self.flow.resume_reading()  # or nobody would see the client go while one waits
+            self.flow.resume_reading()  # else a disconnection would go unnoticed while one waits
         self.cycle.transport = _Answering(self)
         self._enter_body()
 
@@ -398,7 +399,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._upgrading:
             return
         self._enter_rest()
-        if not self.parser.should_keep_alive():  # a trailer may say so: it parses no more
+        if not self.parser.should_keep_alive():  # a trailer may say so; the parser then stops
             self.cycle.keep_alive = False
             if self.cycle.response_complete:
                 self.transport.close()
@@ -426,12 +427,12 @@ class GuardedProtocol(HttpToolsProtocol):
     # -- deadlines -----------------------------------------------------------------------------
 
     def sweep(self, now: float) -> None:
-        """Close the connection if it has been too long in its phase. Called a few times a second.
+        """Close the connection if its phase has lasted too long. Called a few times a second.
 
         Args:
             now: loop time.
         """
-        if self.transport.is_closing():  # once its last answer is read, or not at all
+        if self.transport.is_closing():  # waits until its last answer is read, with a deadline
             if self._closing_since is None:
                 self._closing_since = now
             elif now - self._closing_since > self.limits.body_timeout_s:
@@ -445,7 +446,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.counts.write_timeouts += 1
                 self.transport.abort()
         elif self.flow.read_paused or self.flow.is_held:
-            self._since = now  # it is us who do not read
+            self._since = now  # it is we who do not read
         elif self._phase is Phase.HEAD:
             self._sweep_head(now)
         elif self._phase is Phase.BODY and now - self._since > self.limits.body_timeout_s:
@@ -454,23 +455,23 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes of answers that lie here because the client does not read."""
+        """Bytes of answers that the client has not read."""
         return self.transport.get_write_buffer_size()
 
     @property
     def stalled_since(self) -> float:
-        """Loop time since which the client should read and does not; infinity: it does."""
+        """Loop time since which the client should read and does not; infinity if it does."""
         since = self._closing_since if self._stalled_since is None else self._stalled_since
         return math.inf if since is None else since
 
     def cut_off(self) -> None:
-        """End the connection, whatever it still has to say: there is too much of that."""
+        """Abort the connection: too many bytes lie unread."""
         self.counts.unread += 1
         self.transport.abort()
 
     def _sweep_head(self, now: float) -> None:
         if self._unanswered() is not None:
-            self._since = now  # the head of a request behind one that we have yet to answer
+            self._since = now  # the head of a later request, while an answer is owed
         elif now - self._since > self.limits.header_timeout_s:
             self.counts.header_timeouts += 1
             if self._head_bytes:
@@ -483,18 +484,18 @@ class GuardedProtocol(HttpToolsProtocol):
         self._since = self.loop.time()
 
     def _unanswered(self) -> RequestResponseCycle | None:
-        """The request we have yet to answer; uvicorn's type hides that there may be none."""
+        """Return the request still unanswered; uvicorn's type hides that there may be none."""
         cycle: object = self.cycle
         if isinstance(cycle, RequestResponseCycle) and not cycle.response_complete:
             return cycle
         return None
 
     def _turn_away(self, error: ServiceError, *, linger: bool = True) -> None:
-        """Answer in place of the app where an answer is due, and close."""
+        """Answer with a refusal if an answer is due, and close."""
         self._refused = True
         due = self._is_refusal_due()
         for cycle in (self._at_work, self._unanswered()):
-            if cycle is not None:  # nobody will hear what it says
+            if cycle is not None:  # nobody will receive its answer
                 cycle.disconnected = True
                 cycle.message_event.set()
         if due:
@@ -510,35 +511,35 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _is_refusal_due(self) -> bool:
-        """Tell whether a refusal would be taken for the answer to what it refuses."""
+        """Return whether a refusal would be taken for the answer to the request it refuses."""
         cycle = self._unanswered()
         if cycle is None:
-            # in the phase BODY without a debt: answered before its body had arrived
+            # In phase BODY without a debt: answered before its body had arrived.
             return self._phase is not Phase.BODY or self._owes_answer
         is_next = cycle is self._at_work
         return is_next and self._phase is Phase.BODY and not cycle.response_started
 
-    # -- leaving -------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------
 
     @property
     def hears(self) -> bool:
-        """Whether the client has not been told yet that no more will come."""
+        """Whether the sending side of the connection is still open."""
         return self._discarded is None
 
     def close_after_answer(self) -> None:
-        """Close once an answer is out; later if the client is still sending its request."""
+        """Close once an answer is out; linger if the client is still sending its request."""
         if self._phase is Phase.BODY:
             self._linger()
         else:
             self.transport.close()
 
     def _linger(self) -> None:
-        """Say that no more will come, and read on for a while without listening."""
+        """Close the sending side, and discard what arrives for a while."""
         if self._discarded is not None or self.transport.is_closing():
             return
         self._refused = True
         self._discarded = 0
-        if self.transport.get_extra_info("ssl_object") is None:  # TLS cannot end on one side
+        if self.transport.get_extra_info("ssl_object") is None:  # TLS has no half-close
             self.transport.write_eof()
         self.flow.resume_reading()
         self.loop.call_later(LINGER_S, self.transport.close)
@@ -564,7 +565,7 @@ def _number(transport: asyncio.BaseTransport) -> int:
 
 
 class _Answering(asyncio.Transport):
-    """What uvicorn answers one request through."""
+    """The transport through which uvicorn answers one request."""
 
     def __init__(self, protocol: GuardedProtocol) -> None:
         super().__init__()

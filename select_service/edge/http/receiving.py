@@ -1,4 +1,4 @@
-"""The body of a request as ASGI hands it over: whole, plain, and no longer than it may be."""
+"""Reads request bodies from ASGI: complete, uncompressed, and within the length limit."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["ClientGoneError", "has_no_body", "read_body", "refuse_encoding", "un
 
 
 class ClientGoneError(Exception):
-    """The client left; there is nobody to answer."""
+    """The client disconnected; there is nobody to answer."""
 
 
 def has_no_body(head: Head, scope: Scope) -> bool:
-    """Whether nothing says that a body will follow."""
+    """Whether nothing announces a body."""
     chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
     return not head.has_type and not _length(scope) and not chunked
 
 
 def _length(scope: Scope) -> int:
-    """Return the length of the body as announced; 0 when it is not."""
+    """Return the announced length of the body, 0 if none."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             return int(value)
@@ -35,10 +35,10 @@ def _length(scope: Scope) -> int:
 
 
 def refuse_encoding(scope: Scope) -> None:
-    """Refuse a body that is compressed: it would be read as what it is not.
+    """Refuse a compressed body, which would be misread.
 
     Raises:
-        UnsupportedMediaType: it says that it is.
+        UnsupportedMediaType: it has a Content-Encoding.
     """
     for name, value in scope["headers"]:
         if name == b"content-encoding" and value.strip().lower() not in {b"identity", b""}:
@@ -52,15 +52,15 @@ async def read_body(
 
     Args:
         route: says what it takes.
-        head: says in which form it is.
-        scope: of ASGI; says how long it is.
+        head: says which format the body has.
+        scope: of ASGI; may say how long it is.
         receive: of ASGI.
-        limit: bytes; longer ones are refused before they are read.
+        limit: bytes; bodies announced as longer are refused unread.
 
     Raises:
-        UnsupportedMediaType: it is in a form nobody reads here.
-        BodyTooLarge: it is longer.
-        ClientGoneError: it will not come.
+        UnsupportedMediaType: we cannot read its format.
+        BodyTooLarge: it is longer than the limit.
+        ClientGoneError: it will not be completed.
     """
     if not (head.is_readable or route.body_lenient):
         raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
@@ -84,19 +84,19 @@ async def read_body(
 
 
 async def until_gone(receive: Receive) -> None:
-    """Wait until the client has gone."""
+    """Wait until the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def _refuse_length(route: Route[Handler], limit: int) -> bytes:
-    """Say what becomes of a body that is too long: where a body may be anything, it is nothing.
+    """Refuse a body that is too long; lenient routes treat it as empty.
 
     Raises:
-        BodyTooLarge: the route takes one.
+        BodyTooLarge: the route requires a body.
     """
     if route.body_lenient:
-        return b""  # a prompt that is computed must not stay booked for what else was said
+        return b""  # a computed prompt must not stay booked because of an irrelevant body
     raise _too_large(limit)
 
 

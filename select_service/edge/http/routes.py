@@ -1,7 +1,7 @@
-"""The table of routes, which is the API: what is asked, who answers, what it takes and may refuse.
+"""The route table, which is the API: paths, handlers, bodies, answers and refusals.
 
-`asgi.py` finds a line for a request, `api.py` has its handler do the work; /openapi.json, the
-reference of the API and the access matrix are made from this table.
+`asgi.py` finds the route of a request, `api.py` calls its handler; /openapi.json, the API reference
+and the access matrix are generated from this table.
 """
 
 from __future__ import annotations
@@ -84,16 +84,16 @@ def _route(
     pattern: str,
     handler: Handler,
     answers: object,
-    *refusals: int,  # besides those every route may answer
-    scope: str,  # a token needs to use it
-    of_process: bool = False,  # not for tokens that are bound to tenants
+    *refusals: int,  # besides those of every route
+    scope: str,  # that a token needs
+    of_process: bool = False,  # not for tokens bound to tenants
     takes: type[msgspec.Struct] | None = None,
     status: int = 200,
     status_again: int | None = None,
     query: tuple[str, ...] = (),
     body_optional: bool = False,
     body_lenient: bool = False,
-    changes: bool | None = None,  # None: whatever is no GET
+    changes: bool | None = None,  # None: unless it is a GET
 ) -> Route[Handler]:
     summary = (handler.__doc__ or "").partition("\n")[0]
     return Route(
@@ -207,7 +207,7 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
     _post(
         *(_LEASE + "/renew", reservations.renew_lease, LeaseRecord, 404),
         scope=_LIFECYCLE,
-        changes=False,  # a sign of life must be heard also while the disk is full
+        changes=False,  # renewals must work even while the disk is full
         takes=LeaseRenewal,
         body_optional=True,
     ),

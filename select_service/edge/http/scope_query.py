@@ -13,15 +13,15 @@ SCOPE_QUERY: Final = ("model_name", "tenant_id", "routing_group")
 
 
 def read_scope(query: bytes) -> tuple[str | None, str | None]:
-    """Return the model and the tenant a query asks for; None: any."""
+    """Return the model and the tenant in a query; None: any."""
     return scope_in(read_query(query, SCOPE_QUERY))
 
 
 def scope_in(values: dict[str, str]) -> tuple[str | None, str | None]:
-    """Return the same of a query that is read already.
+    """Return the model and the tenant in a parsed query; None: any.
 
     Raises:
-        InvalidField: two names of one thing that differ.
+        InvalidField: `tenant_id` and its synonym `routing_group` differ.
     """
     tenant, group = values.get("tenant_id"), values.get("routing_group")
     if tenant is not None and group is not None and tenant != group:

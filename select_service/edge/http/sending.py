@@ -1,4 +1,4 @@
-"""Answers as ASGI sends them: whole, or a stream that ends with its client or with the process."""
+"""Sends answers through ASGI: whole ones, and streams that end with their client or the process."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Sending:
     """Sends the answers of one door."""
 
     def __init__(self, traffic: Traffic, leaving: asyncio.Event) -> None:
-        """Send whatever there is.
+        """Set up.
 
         Args:
-            traffic: counts streams that failed.
-            leaving: set when the process is about to end, and streams with it.
+            traffic: counts failed streams.
+            leaving: set when the process is about to end, which cuts streams.
         """
         self._traffic, self._leaving = traffic, leaving
 
@@ -51,7 +51,7 @@ class Sending:
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _stream(self, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a stream piece by piece; to HTTP/1.0 it ends with the connection."""
+        """Send a stream piece by piece; for HTTP/1.0 the connection's end marks its end."""
         assert response.stream is not None
         if scope.get("http_version") == "1.0" and isinstance(response, Feed):
             why = HttpVersionTooOld("this needs HTTP/1.1: it has no end")
@@ -59,15 +59,15 @@ class Sending:
             return
         headers = list(response.headers)
         if scope.get("http_version") == "1.0":
-            headers.append((b"connection", b"close"))  # old versions of uvicorn do not say so
+            headers.append((b"connection", b"close"))  # old versions of uvicorn do not add it
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         async with asyncio.TaskGroup() as group:
             gone = group.create_task(until_gone(receive))
             complete = await self._pass_on(response.stream, gone, send)
             gone.cancel()
         if isinstance(response.stream, AsyncGenerator):
-            await response.stream.aclose()  # who reads no more is counted no more, at once
-        if complete:  # otherwise the missing last piece tells the client that it has not all
+            await response.stream.aclose()  # releases its place at once
+        if complete:  # otherwise the missing last piece tells the client that it is incomplete
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pass_on(

@@ -1,7 +1,7 @@
-"""Who asks, and in which forms: the handlers that understand the header lines of a request.
+"""Interprets header lines: the caller's rights and formats, and the `Api` that serves it.
 
-For each pair of forms, and for each who may not see all, there is an `Api` of its own, made when
-somebody speaks so. `asgi.py` and `fast_lane.py` ask with what they have read of a head.
+Each pair of formats, and each caller with a restricted view, has an `Api` of its own, created on
+first use. `asgi.py` and `fast_lane.py` call this with the headers they have read.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 __all__ = ["CERTIFICATE", "Speaking"]
 
 CERTIFICATE: Final = "select_service.certificate"
-"""Key of the scope: names in the certificate the client has shown, which only the carrier knows."""
+"""Scope key of the names in the client's certificate, which only the transport knows."""
 
 
 class Speaking:
-    """Understands the heads of one door."""
+    """Interprets the heads of one door."""
 
     def __init__(self, api: Api, authority: Authority | None) -> None:
-        """Speak JSON with everybody, to begin with.
+        """Begin with JSON for unrestricted callers.
 
         Args:
-            api: does that, for callers who may see all.
-            authority: who may do what; None: everybody everything.
+            api: serves those.
+            authority: checks tokens; None: everybody may do everything.
         """
         self._api, self._authority = api, authority
         self._apis: dict[tuple[Form, bytes | None, Grant | None], Api] = {
@@ -52,13 +52,13 @@ class Speaking:
         credentials: bytes | None = None,
         certificate: tuple[str, ...] = (),
     ) -> Head:
-        """Return what header lines mean.
+        """Interpret header lines.
 
         Args:
             content_type: the Content-Type header.
             accept: the Accept headers, joined by commas.
             credentials: the Authorization headers, joined by commas.
-            certificate: names in the certificate the client has shown.
+            certificate: names in the client's certificate.
         """
         form = form_of(content_type)
         grant = None
@@ -72,7 +72,7 @@ class Speaking:
         return Head(api, form is not None, content_type is not None, grant)
 
     def head_in(self, scope: Scope) -> Head:
-        """Return what the header lines of an ASGI scope mean."""
+        """Interpret the header lines of an ASGI scope."""
         content_type, accept, credentials = None, None, None
         for name, value in scope["headers"]:
             if name == b"content-type":
@@ -84,11 +84,11 @@ class Speaking:
         return self.head_of(content_type, accept, credentials, scope.get(CERTIFICATE, ()))
 
     def _api_for(self, reads: Form, name: bytes | None, grant: Grant | None) -> Api:
-        """Return the handlers for one pair of forms, and for one who may not see all."""
+        """Create the `Api` for one pair of formats and, if restricted, one caller."""
         writer = JSON_WRITER if name is None else msgpack_writer(name)
         if grant is None or self._authority is None:
             return self._api.speaking(reads, writer)
-        from select_service.edge.tenancy.views import Outside, TenantView  # see `late`
+        from select_service.edge.tenancy.views import Outside, TenantView  # see `late.py`
 
         note, tenants = self._authority.note_foreign, grant.tenants
         seen: Callable[[Driver], object] | None = None

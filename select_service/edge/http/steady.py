@@ -1,9 +1,9 @@
-"""What of a head means the same with every request of a client, and the length beside it.
+"""Selects the header lines that are the same in every request of a client, and reads the length.
 
-A dozen header lines change what is answered here, and a client says the same in them again and
-again: `fast_lane.py` remembers what its parser has found in them. All others, for tracing, of
-proxies, cookies, keys of idempotence, may be others with every request, and are left out of what is
-remembered; so is the length of the body, which is read anew each time.
+Only a dozen header lines affect how a request is answered, and a client repeats them unchanged:
+`fast_lane.py` remembers what its parser found in them. All others (tracing, proxies, cookies,
+idempotency keys) may differ in every request and are left out; so is the length of the body, which
+is read anew each time.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ KEPT: Final = frozenset(
 """Names of the lines that decide how a request is read, by us or by the parser, and answered."""
 
 GUARDED: Final = KEPT | {b"authorization"}
-"""Those where tokens are asked for."""
+"""The same if tokens are required."""
 
 LENGTH_DIGITS_MAX: Final = 12
-"""Of a Content-Length: a terabyte. One that is longer is the parser's to judge."""
+"""Of a Content-Length: a terabyte. The parser judges longer ones."""
 
 _LENGTH_NAME: Final = b"content-length"
 _LENGTH: Final = re.compile(
@@ -39,7 +39,7 @@ _LENGTH: Final = re.compile(
 
 
 class Steady:
-    """Reads the lines of heads. The kernel's twin of it is in `_lane.pyx`.
+    """Reads the lines of heads. Its compiled twin is in `_lane.pyx`.
 
     Attributes:
         names: of the lines that are kept, in lower case.
@@ -52,12 +52,11 @@ class Steady:
         self._left_out = _left_out(names)
 
     def read(self, lines: bytes) -> tuple[bytes, int]:
-        """Take the lines of a head, each behind its line break.
+        """Filter the lines of a head, each after its line break.
 
         Returns:
-            Those that are kept, and the length that was among them, or 0. Linear. What is odd in
-            any way is kept: who looks for it in what was learnt does not find it there, and the
-            parser says what is wrong.
+            The lines that are kept, and the length that was among them, or 0. Linear. Anything odd
+            is kept, so that the head is not found in memory and the parser reports what is wrong.
         """
         kept = self._left_out(b"", lines)
         said = _LENGTH.search(kept)
@@ -68,10 +67,9 @@ class Steady:
 
 @lru_cache
 def _left_out(names: frozenset[bytes]) -> Callable[[bytes, bytes], bytes]:
-    """Return what replaces the lines that are not kept.
+    """Return a function that replaces the lines that are not kept.
 
-    Nothing that has been read is tried again (`*+`): a line of blanks would hold the loop for most
-    of a second.
+    The pattern never backtracks (`*+`): a line of blanks would hold the loop for most of a second.
     """
     kept = rb"|".join(sorted({*names, _LENGTH_NAME}))
     line = rb"\r\n(?!(?:%b):)[A-Za-z0-9_-]++:[\t -~]*+(?=\r\n|\Z)" % kept

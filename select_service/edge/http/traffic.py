@@ -1,6 +1,6 @@
 """Plain counters of the HTTP side: requests by route and status, latencies, connections.
 
-Counted where it happens (`asgi.py`, `protocol.py`) for a fraction of a microsecond, read by
+Incremented where things happen (`asgi.py`, `protocol.py`) in a fraction of a microsecond, read by
 `metrics/exposition.py` at scrape time. Nothing here knows Prometheus.
 """
 
@@ -26,7 +26,7 @@ LATENCY_BUCKETS_S: Final = (
 """Upper bounds; from a cheap /health to a selection that waits a minute in the queue."""
 
 CLIENT_GONE: Final = 499
-"""Counted in place of a status when the client left before it got one."""
+"""Counted as the status when the client disconnected before it got one."""
 
 
 COUNTED_LIMITS: Final = (
@@ -35,11 +35,12 @@ COUNTED_LIMITS: Final = (
     *("id_length_max", "name_length_max", "lease_name_length_max"),
     *("batch_operations_max", "wave_samples_max"),
 )
-"""Limits whose refusals are counted as they are answered: of bodies, names and numbers in them."""
+"""Limits whose refusals are counted as they are answered: of bodies, and of names and numbers in
+them."""
 
 
 class RouteTraffic:
-    """What one route has answered."""
+    """The answers of one route."""
 
     __slots__ = ("buckets", "seconds", "statuses")
 
@@ -56,12 +57,12 @@ class RouteTraffic:
 
 
 HANDSHAKE_FAULTS: Final = ("plain", "certificate", "protocol", "gone", "timeout")
-"""No TLS but HTTP; none or a wrong certificate; another version, or no TLS at all; the client left;
-it took too long."""
+"""Plain HTTP; a missing or wrong certificate; another TLS version, or not TLS; the client
+disconnected; a timeout."""
 
 
 class Connections:
-    """What became of connections; `open` is read from the server's own set."""
+    """Counters of connections; `open` is read from the server's own set."""
 
     __slots__ = (
         "accepted",
@@ -88,38 +89,38 @@ class Connections:
         self.accepted = 0
         self.refused = 0  # over --connections-max
         self.refused_by_address = 0  # over --connections-per-address-max
-        self.refused_for_descriptors = 0  # they would have left less than --descriptors-kept
+        self.refused_for_descriptors = 0  # would leave less than --descriptors-kept
         self.reserve: dict[object, None] = {}
-        """Of those open, the ones beyond the limits, oldest first; see `protocol.RESERVED_MAX`."""
+        """Open connections beyond the limits, oldest first; see `protocol.RESERVED_MAX`."""
         self.handshakes = 0  # TLS, under way
         self.handshakes_failed = dict.fromkeys(HANDSHAKE_FAULTS, 0)
         self.refused_handshakes = 0  # over --tls-handshakes-max
-        self.by_address: dict[str, int] = {}  # open, of those that come by TCP
+        self.by_address: dict[str, int] = {}  # open TCP connections
         self.header_timeouts = 0
         self.body_timeouts = 0
         self.write_timeouts = 0  # the client did not read its answer
-        self.unread = 0  # cut off for --unread-bytes-max
-        self.unread_bytes = 0  # of answers that clients had yet to read, when last looked
+        self.unread = 0  # cut off because of --unread-bytes-max
+        self.unread_bytes = 0  # of answers that clients had not read at the last sweep
         self.head_lines = 0  # of the malformed, heads of more than --header-lines-max
-        self.malformed = 0  # not HTTP, or a head beyond the limit
+        self.malformed = 0  # not HTTP, or a head beyond the limits
 
     @property
     def reserved(self) -> int:
-        """How many are open beyond the limits."""
+        """How many connections are open beyond the limits."""
         return len(self.reserve)
 
 
 class ConsoleTraffic:
-    """Who looks at the console."""
+    """Clients of the console."""
 
     __slots__ = ("clients", "dropped", "faults", "refused", "rounds")
 
     def __init__(self) -> None:
         self.clients = 0  # pages kept up to date
         self.refused = 0  # over --console-clients-max
-        self.dropped = 0  # they did not read what they were sent
-        self.rounds = 0  # times somebody was told what is new
-        self.faults = 0  # rounds that failed by our error
+        self.dropped = 0  # too slow to read their updates
+        self.rounds = 0  # updates sent to somebody
+        self.faults = 0  # updates that failed through a bug
 
 
 class Traffic:
@@ -132,16 +133,16 @@ class Traffic:
 
     def __init__(self) -> None:
         self.routes: dict[tuple[str, str], RouteTraffic] = {}  # by (method, pattern)
-        self.unmatched = RouteTraffic()  # 404, 405: no pattern to name
+        self.unmatched = RouteTraffic()  # 404, 405: no pattern to report
         self.connections = Connections()
         self.console = ConsoleTraffic()
         self.in_flight = 0
-        self.scrapes = 0  # of them, those that read these numbers
+        self.scrapes = 0  # of these, reads of /metrics
         self.limit_hits = dict.fromkeys(COUNTED_LIMITS, 0)
-        self.crashes = 0  # answers 500, and streams cut by an error of ours
+        self.crashes = 0  # answers 500, and streams cut by a bug
 
     def refused(self, error: Exception) -> None:
-        """Count what a refusal was for, where nobody else does."""
+        """Count a refusal by its limit, unless it is counted elsewhere."""
         limit = getattr(error, "limit", None)
         if limit is not None:
             self.limit_hits[limit] += 1

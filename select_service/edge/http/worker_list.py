@@ -1,7 +1,7 @@
-"""Records of many workers in an answer: read and written in slices, for some 10 µs each.
+"""Records of many workers in an answer: read and encoded in slices, some 10 µs each.
 
-`handlers/workers.py` and `handlers/process.py` ask it where there are more than a few. Who comes,
-goes or changes meanwhile is told as it is when its turn comes.
+`handlers/workers.py` and `handlers/process.py` use it if there are more than a few. Each record
+shows its worker at the moment it is read.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 __all__ = ["AT_ONCE_MAX", "records"]
 
 AT_ONCE_MAX: Final = 16
-"""So many are told without a pause, and without a task of their own."""
+"""Up to this many are encoded without a pause, and without a task of their own."""
 
 
 async def records(
     api: Api, ids: Sequence[int], model_name: str | None = None, tenant_id: str | None = None
 ) -> list[msgspec.Raw]:
-    """Return the records as they stand in an answer, written; to be put as a list, or into one.
+    """Return the encoded records, to be used as a list in an answer, or as all of it.
 
     Args:
-        api: reads and writes them.
+        api: reads and encodes them.
         ids: of workers, in the order of the answer.
-        model_name: of all of them, if it is given.
+        model_name: only workers of this model, if given.
         tenant_id: likewise.
     """
     slices, told = Slices(), list[msgspec.Raw]()

@@ -1,1 +1,1 @@
-"""GET /metrics: plain counters of the core and the edges, read at scrape time."""
+"""GET /metrics: plain counters of the core and the edge, read at scrape time."""

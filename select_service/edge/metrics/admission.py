@@ -1,8 +1,8 @@
-"""What /metrics says of admission: decisions, classes, waiting, busy ranks; read at scrape time.
+"""Metrics of admission: decisions, classes, waiting requests, busy ranks; read at scrape time.
 
-Labels are policies, gates, codes and classes, which are few and fixed, tenants as far as they have
-a label (`admission/tallies.py`), and scopes as everywhere. Series of a rank go with its worker.
-The field's names for some of them are kept as aliases, without our prefix.
+Labels are policies, gates, codes and classes, which are few and fixed, tenants if they have a label
+(`admission/tallies.py`), and scopes as everywhere. Series of a rank end with its worker. Some also
+appear under names common in the field, as aliases without our prefix.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class AdmissionMetrics(Collector):
             value=topic.left_out,
         )
 
-    # -- what became of requests ---------------------------------------------------------------
+    # -- outcomes of requests ------------------------------------------------------------------
 
     def _classes(self) -> Steps:
         requests = counter(
@@ -154,14 +154,14 @@ class AdmissionMetrics(Collector):
             if keeper is None:
                 yield None
             else:
-                _ = keeper.gate.tallies  # who was let in is counted when somebody asks
+                _ = keeper.gate.tallies  # reading it flushes pending counts of admissions
         told = admitting.totals.by_tenant
         for outcome, tally in (("admitted", told.admitted), ("refused", told.refused)):
             for name, count in sorted(tally.counts.items()):
                 family.add_metric([name, outcome], count)
         yield family
 
-    # -- how it stands -------------------------------------------------------------------------
+    # -- current state -------------------------------------------------------------------------
 
     def _gauges(self) -> Steps:
         saturation = gauge("admission_saturation", "1 when the pool is full.", SCOPE)
@@ -194,7 +194,7 @@ class AdmissionMetrics(Collector):
             "admission_band_closed", "Times slo-shed closed a band to arrivals.", ("band",)
         )
         admitting = self._service.core.admitting
-        books: dict[int, int] = {}  # some share one
+        books: dict[int, int] = {}  # by identity: some share one
         bands = Counter(admitting.totals.bands_closed(()))
         for keeper in paced(admitting.keepers()):
             if keeper is None:
@@ -257,7 +257,7 @@ class AdmissionMetrics(Collector):
                 yield None
             slot = partition.seating.slot_of(rank)
             if slot is None:
-                continue  # it went in a turn of others
+                continue  # deregistered since the last yield
             of_rank = (str(rank.worker_id), str(rank.dp_rank))
             busy.add_metric([*of_rank, *partition.scope], float(slot in keeper.busy.slots))
             role = partition.seating.rank_at(slot)[0].spec.role or _WORKER_TYPE
@@ -303,7 +303,7 @@ class AdmissionMetrics(Collector):
                 yield None
                 continue
             model = model_of.get(partition, partition.scope.model_name)
-            if model in shown:  # another tenant of it may have workers still
+            if model in shown:  # another tenant of the model may still have workers
                 for endpoint, count in _rejections(partition).items():
                     by_model[model, endpoint] += count
         for told in paced(shown):
@@ -315,7 +315,7 @@ class AdmissionMetrics(Collector):
         return by_model
 
 
-# -- what is read of one scope, in one step --------------------------------------------------------
+# -- readings of one scope, in one step ------------------------------------------------------------
 
 
 def _decisions(one: Partition) -> Mapping[tuple[str, str, str, str, str], int]:
@@ -331,7 +331,7 @@ def _standing(one: Partition) -> tuple[float, ...]:
     keeper = one.admission
     if keeper is None:
         return (0, 0.0, 0.0, 0, 0, 0)
-    keeper.refresh(keeper.now)  # it does so when somebody asks
+    keeper.refresh(keeper.now)  # it refreshes lazily
     pool = keeper.pool
     busy, full = keeper.busy.count, keeper.caps.full_slots
     return (1, pool.saturation, pool.prefill_rate, busy, full, one.ledger.loads.silent(keeper.now))

@@ -1,4 +1,4 @@
-"""What /metrics says of bounds: connections that were not made, room in the index, settings."""
+"""Metrics of bounds: refused connections, room in the index, settings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class BoundsMetrics(Collector):
             waiting = self._reloading.waiting
             for by in _ASKED_BY:
                 for outcome in _OUTCOMES:
-                    count = self._reloading.counts[by, outcome]  # type: ignore[index] # of those
+                    count = self._reloading.counts[by, outcome]  # type: ignore[index] # literals
                     reloads.add_metric((by, outcome), count)
         yield reloads
         yield gauge(

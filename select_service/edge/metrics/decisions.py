@@ -1,4 +1,4 @@
-"""What /metrics says of the records of decisions, read at scrape time."""
+"""Metrics of recorded decisions, read at scrape time."""
 
 from __future__ import annotations
 

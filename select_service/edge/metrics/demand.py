@@ -1,4 +1,4 @@
-"""What scopes are asked for, to plan capacity by; see `core/books/demand_tally.py`."""
+"""Demand per scope, for capacity planning; see `core/books/demand_tally.py`."""
 
 from __future__ import annotations
 

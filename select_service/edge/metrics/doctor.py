@@ -1,4 +1,4 @@
-"""What the doctor finds, for /metrics; see `exposition.py`."""
+"""Metrics of the doctor's findings; see `exposition.py`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""GET /metrics: plain counters of the core and of the HTTP side, turned into Prometheus text.
+"""GET /metrics: plain counters of the core and of the HTTP side, rendered as Prometheus text.
 
-Everything is read when somebody scrapes, by the collectors of this room; no request pays for it,
-and none waits for more than a slice of it. Labels are patterns, codes and registered names, never
-what a request says. `app.py` makes one per app.
+Everything is read at scrape time by the collectors of this package, in slices: no request pays for
+it, and none waits longer than one slice. Labels are patterns, codes and registered names, never
+contents of a request. `app.py` creates one per app.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ class Metrics:
         ProcessCollector(registry=self._process)
         PlatformCollector(registry=self._process)
         GCCollector(registry=self._process)
-        # its own: names that are looked up and disks that hang can take all threads of the loop
+        # Our own: name lookups and hanging disks may occupy all of the loop's default threads.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
         self._rendering = asyncio.Lock()
-        self._next: _Scrape | None = None  # has not begun to read
+        self._next: _Scrape | None = None  # has not begun to render
 
     def families(self) -> Iterable[Metric]:
         """Return every family of series there is, also those that have no series yet."""
@@ -117,7 +117,7 @@ class Metrics:
         """Render the text of all who have asked until it is begun."""
         async with self._rendering:
             self._next = None
-            # it asks the system of every file that is open: 4 ms with those of 1,000 workers
+            # Reads /proc for every open file: 4 ms with those of 1,000 workers.
             read = asyncio.get_running_loop().run_in_executor
             process = await read(self._thread, lambda: list(self._process.collect()))
             slices, pieces = Slices(), list[bytes]()

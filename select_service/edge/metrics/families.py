@@ -1,4 +1,4 @@
-"""What every series of ours is called, and how those are told apart that there are many of."""
+"""The naming of our series, and iteration over many of them in steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /metrics says of requests, connections and the pages of the console, read at scrape time."""
+"""Metrics of requests, connections and the console, read at scrape time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /metrics says of the index and of the event streams that feed it, read at scrape time."""
+"""Metrics of the index and of the event streams that feed it, read at scrape time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every limit by its name: what it is set to, and how often it was reached where that is counted.
+"""All limits by name: their values, and how often each was reached, if that is counted.
 
 Flags that bound something are limits under the name of their setting; so are the budgets of one
-turn of the event loop, which have no flag. /metrics tells both, deploy/reference lists them.
+turn of the event loop, which have no flag. /metrics exposes both, deploy/reference lists them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LimitMetrics(Collector):
         self._traffic = traffic
         self._settings = settings
         self._reloading = reloading
-        self._told: tuple[Settings, Metric] | None = None  # as settings last were
+        self._told: tuple[Settings, Metric] | None = None  # for the settings it was made from
 
     @override
     def collect(self) -> Iterator[Metric]:

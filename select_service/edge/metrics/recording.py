@@ -1,4 +1,4 @@
-"""What /metrics says of the recording, read from counters at scrape time."""
+"""Metrics of the recording, read from counters at scrape time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /metrics says of recovery, readiness and discovery, read from counters at scrape time."""
+"""Metrics of recovery, readiness and discovery, read from counters at scrape time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What /metrics says of the replica plane, read from its counters at scrape time.
+"""Metrics of the replica plane, read from its counters at scrape time.
 
-Series by peer are bounded by `--replica-peers-max`, series by publisher are sums: router ids come
-and go with processes, and a label must not.
+Series by peer are bounded by `--replica-peers-max`. Series by publisher are sums: router ids come
+and go with processes, and labels must not.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ReplicaMetrics(Collector):
             states = Counter(state for _, state in plane.subscriptions.states())
             for state in Link:
                 peers.add_metric([state.value], states[state])
-            # the reference's replicas speak only when something happens
+            # The reference's replicas publish only when something happens.
             terse = {one.peer for one in status if one.state == "foreign"}
             for link in sorted(plane.subscriptions.links(), key=lambda link: link.endpoint):
                 if link.endpoint not in terse:

@@ -1,10 +1,9 @@
-"""Which scopes have series of their own in /metrics: those with workers, and not too many.
+"""Which scopes have series of their own in /metrics: those with workers, up to a limit.
 
-A scope without a worker has nothing to tell, and names are cheap to make up: a worker may come
-under one after the other. Scopes beyond the limit share one name. Who has had a name of its own
-keeps it, and who was summed up with others stays there, until the scope is given up: else counters
-would jump, as what it has counted went from one series to another. `exposition.py` stands behind
-it, the partitions of the core before it.
+A scope without a worker has nothing to report, and names are cheap to invent: a worker may register
+under one after another. Scopes beyond the limit share one name. A scope keeps its own or the shared
+name until it is closed: otherwise counters would jump as its counts moved between series.
+`exposition.py` uses this; the partitions of the core are before it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What /metrics says of tokens, certificates and keys. Never who they are, or what they are."""
+"""Metrics of tokens, certificates and keys; never their names or contents."""
 
 from __future__ import annotations
 

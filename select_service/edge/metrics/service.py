@@ -1,7 +1,7 @@
-"""What /metrics says of the catalog, of selections, reservations, leases and load of the ranks.
+"""Metrics of the catalog, selections, reservations, leases, and the load of ranks.
 
-Series of a rank or scope exist as long as its workers do, and no more of them than the settings
-allow: see `scope_series.py`.
+Series of a rank or scope exist as long as its workers do, within the limits of the settings: see
+`scope_series.py`.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ServiceMetrics(Collector):
         left = gauge("draining_reservations", "Live reservations of workers that drain.")
         reservations = 0
         for worker in [one for one in core.catalog if one.drain is not None]:
-            if core.catalog.find(worker.worker_id) is worker:  # still there, after a turn of others
+            if core.catalog.find(worker.worker_id) is worker:  # still there after the yield
                 reservations += core.drain_status(worker.worker_id).reservations
             yield None
         left.add_metric((), reservations)
@@ -253,7 +253,7 @@ class ServiceMetrics(Collector):
             seats = partition.seating.seats()
             listed, ranks = seats[: max(0, self._rank_series_max - ranks)], ranks + len(seats)
             loads = partition.ledger.loads
-            # of one moment: who sits where may change between two steps
+            # Copied at once: slots may change occupants between two steps.
             columns = loads.prefill.tolist(), loads.decode.tolist(), list(loads.requests)
             for number, (rank, slot) in enumerate(listed, 1):
                 labels = (str(rank.worker_id), str(rank.dp_rank), *scope)

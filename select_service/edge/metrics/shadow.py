@@ -1,4 +1,4 @@
-"""What /metrics says of weights that look on, read from counters at scrape time."""
+"""Metrics of shadow weights, read from counters at scrape time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /metrics says of the state directory, read from counters at scrape time."""
+"""Metrics of the state directory, read from counters at scrape time."""
 
 from __future__ import annotations
 

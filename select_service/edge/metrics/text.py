@@ -1,6 +1,7 @@
-"""Families of series as Prometheus reads them, some lines at a time.
+"""Renders families of series as Prometheus text, some lines at a time.
 
-prometheus_client writes them; here it is only kept from writing a thousand lines in one go.
+prometheus_client does the formatting; this only keeps it from formatting a thousand lines in one
+go.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What /metrics says of tracing, read from counters at scrape time."""
+"""Metrics of tracing, read from counters at scrape time."""
 
 from __future__ import annotations
 

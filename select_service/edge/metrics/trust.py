@@ -1,4 +1,4 @@
-"""What /metrics says of how far indexes are believed, read from counters at scrape time."""
+"""Metrics of the trust in indexes, read from counters at scrape time."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The replica plane on the wire, and snapshots fetched from others."""
+"""The network side of the replica plane, and fetching other replicas' snapshots."""

@@ -1,7 +1,7 @@
-"""The replica plane of one process: who is listened to, what is told, whose snapshot is fetched.
+"""The replica plane of one process: peers to listen to, messages to publish, snapshots to fetch.
 
 The core decides all of it; here its decisions meet sockets and clocks. `replicas/sync.py` and
-`replicas/pull.py` below it do the talking, `driver.py` above carries out the core's effects.
+`replicas/pull.py` below do the I/O, `driver.py` above carries out the core's effects.
 """
 
 from __future__ import annotations
@@ -46,62 +46,62 @@ if TYPE_CHECKING:
 _log = logging.getLogger("select_service")
 
 TICK_S: Final = 0.1
-"""How late the core may look whether something is due."""
+"""How late the core may notice that something is due."""
 
 LAST_TURNS_MAX: Final = 1000
-"""How much is still said before the end; who misses it notices the silence."""
+"""Turns left for publishing before the end; a replica that misses some notices the silence."""
 
 LAST_WORD_S: Final = 0.1
-"""And the time it has to leave this machine."""
+"""And the time for the last messages to leave this machine."""
 
 ENDPOINT_CHARS_MAX: Final = 4096
-"""Of a replica's: no name has more than 253, no path that much."""
+"""Of a replica's endpoint: no host name exceeds 253 characters, no path this many."""
 
-_SHOWN_CHARS: Final = 64  # of one that is longer
+_SHOWN_CHARS: Final = 64  # of an endpoint that is longer
 
 PIECE_BYTES: Final = 64 * 1024
-"""Bytes of a snapshot handed on at once."""
+"""Bytes of a snapshot sent at once."""
 
 GARBLED_LOG_S: Final = 60.0
-"""The log tells so often at most what came garbled; every one is counted."""
+"""Minimum interval between log lines about garbled messages; every one is counted."""
 
-FRAMES: Final = 2  # topic and payload; anything else is no message of this plane
+FRAMES: Final = 2  # topic and payload; anything else is not a message of this plane
 
 
 class ReplicaCore(PullReader, Protocol):
-    """What the plane asks of the core."""
+    """What the plane needs of the core."""
 
     limits: CoreLimits
 
     def replica_heard(
         self, peer: str, message: ReplicaMessage, now: float, *, checked: bool = False
     ) -> Effects:
-        """A peer has said something; `checked`: under a checksum that is right."""
+        """Handle a peer's message; `checked`: its checksum was present and right."""
 
     def replica_tick(self, now: float) -> tuple[bool, Effects]:
-        """Time has passed; True: another turn is due at once."""
+        """Handle the passing of time; True: another turn is due at once."""
 
     def replica_snapshot(self, now: float) -> Iterator[SnapshotPart]:
-        """What others have to know of this process."""
+        """Return what other replicas need to know of this process."""
 
     def replica_leave(self) -> None:
-        """This process will end."""
+        """Note that this process is about to end."""
 
     def replica_last_word(self) -> Heartbeat:
-        """What is said last."""
+        """Return the last message to send."""
 
 
 class Replicas:
-    """The plane from its start to its end; lives on the loop it is used from.
+    """The plane from open to close; bound to the event loop it is used on.
 
     Attributes:
-        peers_refused: Peers beyond `--replica-peers-max`.
-        heard: Messages of peers taken in.
-        malformed: Messages of peers that mean nothing, dropped.
-        garbled: Messages of peers under a checksum that is not theirs, dropped.
-        foreign_refused: The reference's own, dropped where keys are asked for: it has none.
-        faults: Turns of housekeeping that raised, which is a bug.
-        snapshots: Snapshots given out, by outcome.
+        peers_refused: peers beyond `--replica-peers-max`.
+        heard: messages of peers handled.
+        malformed: unreadable messages of peers, dropped.
+        garbled: messages of peers with a wrong checksum, dropped.
+        foreign_refused: the reference's own, dropped if keys are required: it has none.
+        faults: turns of housekeeping that raised, which is a bug.
+        snapshots: snapshots sent, by outcome.
     """
 
     def __init__(
@@ -121,12 +121,12 @@ class Replicas:
         Args:
             port: of the PUB socket, on every interface.
             core: decides.
-            carry_out: does what the core wants done, by way of our own `carry_out`.
+            carry_out: carries out effects; it calls our own `carry_out`.
             limits: bounds of everything peers may cost.
             clock: monotonic seconds.
             addresses: where connections may lead.
-            keys: encrypt what is published, and expect it encrypted; None: it is not.
-            passport: what is shown to those whose snapshot is fetched, and asked of them.
+            keys: encrypt what is published and require it of peers; None: no encryption.
+            passport: authenticates us to the sources of snapshots, and them to us.
 
         Raises:
             EndpointRefused: the port cannot be bound.
@@ -147,7 +147,7 @@ class Replicas:
         )
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
         self._is_leaving = False
-        self._giving = Places()  # snapshots
+        self._giving = Places()  # snapshots being sent
         self.peers_refused = 0
         self.heard = 0
         self.malformed = 0
@@ -169,13 +169,13 @@ class Replicas:
         self.publisher.close()
 
     def leave(self) -> None:
-        """Tell replicas that we shall go, at once; `close` will say that we have."""
+        """Tell replicas at once that we are leaving; `close` will tell them that we have left."""
         self._is_leaving = True
         self._core.replica_leave()
         self._turn()
 
     async def _say_the_last(self) -> None:
-        """Say what has not been said, and that it was the last of it."""
+        """Publish what is still pending, then the final message."""
         for _ in range(LAST_TURNS_MAX):
             if not self._turn():
                 break
@@ -186,15 +186,15 @@ class Replicas:
     # -- peers -------------------------------------------------------------------------------------
 
     def peers(self) -> list[str]:
-        """Endpoints listened to, sorted."""
+        """Peer endpoints, sorted."""
         return list(self.subscriptions)
 
     def register(self, endpoint: str) -> bool:
-        """Listen to a replica; False if it is listened to already.
+        """Listen to a replica; False if it is already listened to.
 
         Raises:
-            indexer.errors.InvalidEndpoint: not written like one.
-            PeerRefused: ZMQ will not connect there, or it is longer than an endpoint can be.
+            indexer.errors.InvalidEndpoint: not a well-formed endpoint.
+            PeerRefused: ZMQ will not connect there, or the endpoint is too long.
             TooManyPeers: more than `--replica-peers-max`.
         """
         check_endpoint(endpoint)
@@ -213,11 +213,11 @@ class Replicas:
         return True
 
     def deregister(self, endpoint: str) -> None:
-        """Listen to a replica no longer; what it owns ages like that of one that is gone.
+        """Stop listening to a replica; what it owns expires as if it were gone.
 
         Raises:
-            indexer.errors.InvalidEndpoint: not written like one.
-            PeerNotFound: nobody listened to it.
+            indexer.errors.InvalidEndpoint: not a well-formed endpoint.
+            PeerNotFound: it was not listened to.
         """
         check_endpoint(endpoint)
         if not self.subscriptions.remove(endpoint):
@@ -226,7 +226,7 @@ class Replicas:
     # -- messages ----------------------------------------------------------------------------------
 
     def carry_out(self, effects: Effects) -> None:
-        """Publish and pull what the core wants; waits for nobody."""
+        """Publish messages and start pulls, without waiting."""
         for message in effects.published:
             self._publish(message)
         for pull in effects.pulls:
@@ -257,7 +257,7 @@ class Replicas:
         self._carry_out(self._core.replica_heard(peer, message, now, checked=checked))
 
     def _note_garbled(self, peer: str) -> None:
-        """Count it; what it said is missed by its number, and fetched as any that was lost."""
+        """Count a garbled message; its missing number has it fetched again like any lost one."""
         self.garbled += 1
         now, told_at = self._clock(), self._garbled_told_at
         if told_at is None or now - told_at >= GARBLED_LOG_S:
@@ -276,7 +276,7 @@ class Replicas:
             await asyncio.sleep(0 if more else TICK_S)
 
     def _turn(self) -> bool:
-        """Let the core look whether something is due; True if more is."""
+        """Let the core do what is due; True if more is."""
         more = False
         try:
             more, effects = self._core.replica_tick(self._clock())
@@ -289,10 +289,10 @@ class Replicas:
     # -- snapshots ---------------------------------------------------------------------------------
 
     def snapshot(self) -> AsyncIterator[bytes]:
-        """Begin to give out what others have to know of this process.
+        """Begin to send a snapshot of what others need to know of this process.
 
         Raises:
-            TooManySnapshots: more at one time than `--replica-snapshots-max`.
+            TooManySnapshots: `--replica-snapshots-max` are already under way.
         """
         if self._giving.taken >= self._limits.snapshots_max:
             self.snapshots["refused"] += 1
@@ -300,9 +300,9 @@ class Replicas:
         return self._pieces(self._giving.take())
 
     async def _pieces(self, place: Place) -> AsyncIterator[bytes]:
-        """Yield frames in pieces; the loop is let go every few hundred microseconds.
+        """Yield frames in pieces, yielding to the loop every few hundred microseconds.
 
-        For as long as one of ours would go on fetching, and no longer.
+        Ends after the time limit of our own pulls: no replica like us would still be reading.
         """
         outcome, ends_at = "cut_off", self._clock() + self._limits.pull_timeout_s
         try:
@@ -328,5 +328,5 @@ class Replicas:
 
 
 def _is_foreign(message: ReplicaMessage) -> bool:
-    """Whether it is a statement without a number, which any of ours would have."""
+    """Whether it is a statement without a sequence number, which all of ours have."""
     return isinstance(message, ReplicaEnvelope) and message.select_service is UNSET

@@ -1,8 +1,8 @@
-"""Fetches a replica's snapshot: one at a time per publisher, bounded in time, bytes and retries.
+"""Fetches replicas' snapshots: one at a time per publisher, bounded in time, bytes and retries.
 
-`plane.py` hands over what the core wants pulled; the parts go to the core as they arrive, in
-slices. A pull that failed is not repeated here: the core asks again as long as it misses something,
-and is kept waiting longer each time.
+`plane.py` passes on which snapshots the core wants; the parts go to the core as they arrive, in
+slices. A failed pull is not retried here: the core asks again while it misses something, and waits
+longer each time.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ if TYPE_CHECKING:
 
 SNAPSHOT_PATH: Final = "/replica_sync/snapshot"
 LENGTH_BYTES: Final = 4
-"""Each frame of a snapshot is its length, big-endian, and so many bytes of MessagePack."""
+"""A frame of a snapshot is its length, big-endian, followed by that many bytes of MessagePack."""
 
 SLICE_S: Final = 0.0003
 """How long arriving parts may hold the loop before it lets requests through."""
 
 CONNECT_TIMEOUT_S: Final = 2.0
 READ_TIMEOUT_S: Final = 5.0
-"""Longest wait for a connection, and for the next bytes."""
+"""Longest waits for a connection and for the next bytes."""
 
 PULLS_WAITING_MAX: Final = 256
-"""Pulls under way or waiting their turn; the core asks again for what is left out."""
+"""Pulls under way or queued; the core asks again for those rejected."""
 
 ADDRESSES_REMEMBERED: Final = 1024
-"""Addresses that failed, with how long to leave them alone."""
+"""Failed addresses remembered, each with its backoff."""
 
 
 _NOBODY: Final = "http://127.0.0.1:0/"  # refused at once, and nothing leaves the machine
 
 
 class PullReader(Protocol):
-    """What becomes of the parts: the core."""
+    """Receives the parts of snapshots: the core."""
 
     def replica_snapshot_begin(self, pull: Pull, head: SnapshotHead, now: float) -> bool:
-        """Its first part has come; False: it is not who was asked."""
+        """Handle the first part; False: it comes from another publisher than the one asked."""
 
     def replica_snapshot_part(self, router_id: int, part: SnapshotPart, now: float) -> Effects:
-        """The next part has come."""
+        """Handle the next part."""
 
     def replica_snapshot_end(self, router_id: int, now: float, *, complete: bool) -> Effects:
-        """It is over, or was cut off, or never came."""
+        """Handle the end of a pull, complete or not."""
 
 
 class PullFailed(Exception):
-    """No snapshot, or not the whole of it; `outcome` is the label in /metrics."""
+    """A snapshot is missing or incomplete; `outcome` is the label in /metrics."""
 
     def __init__(self, outcome: str, why: str) -> None:
         super().__init__(why)
@@ -73,7 +73,7 @@ class PullFailed(Exception):
 
 
 class Frames:
-    """Cuts a stream of bytes into frames."""
+    """Splits a stream of bytes into frames."""
 
     def __init__(self, frame_bytes_max: int) -> None:
         self._rest = bytearray()
@@ -81,14 +81,14 @@ class Frames:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is left of an unfinished frame."""
+        """Whether no part of an unfinished frame is left."""
         return not self._rest
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Yield the frames that are complete now.
+        """Yield the frames completed by this piece.
 
         Raises:
-            PullFailed: a frame is announced that is too long.
+            PullFailed: a frame's announced length exceeds the limit.
         """
         rest = self._rest
         rest += piece
@@ -109,7 +109,7 @@ class Frames:
 
 
 class Pulls:
-    """Every fetch of a snapshot that is under way or waits its turn."""
+    """All snapshot pulls, under way or queued."""
 
     def __init__(
         self,
@@ -122,19 +122,19 @@ class Pulls:
         *,
         passport: Passport | None = None,
     ) -> None:
-        """Nothing is fetched yet.
+        """Fetch nothing yet.
 
         Args:
             reader: takes the parts.
-            carry_out: does what the reader wants done.
+            carry_out: carries out the reader's effects.
             limits: bounds.
             clock: monotonic seconds.
-            log: told why a pull failed.
-            addresses: where connections may lead; a replica says itself where it is.
-            passport: what is shown to publishers, and asked of them.
+            log: called with the reason of a failed pull.
+            addresses: where connections may lead; replicas choose their own URLs.
+            passport: authenticates us to publishers, and them to us.
         """
-        # here and not above: it takes a fifth of a second, which only replicas should spend, and
-        # not when they are serving
+        # Imported here: it takes a fifth of a second, which only services with replicas should
+        # spend, and not while they are serving.
         import httpx
 
         self._httpx = httpx
@@ -159,13 +159,13 @@ class Pulls:
         )
 
     async def warm_up(self) -> None:
-        """Load what the first request loads, a quarter of a second of it, before anybody waits."""
+        """Load what the first request needs (a quarter of a second) before anybody waits."""
         with contextlib.suppress(self._httpx.HTTPError):
             client = await self._client(_NOBODY)
             await client.get(_NOBODY)
 
     def ask(self, pull: Pull) -> None:
-        """Fetch a snapshot, unless this publisher's is being fetched already."""
+        """Fetch a snapshot, unless one of this publisher is already being fetched."""
         if pull.router_id in self._tasks:
             return
         if len(self._tasks) >= PULLS_WAITING_MAX:
@@ -175,12 +175,12 @@ class Pulls:
         self._tasks[pull.router_id] = asyncio.get_running_loop().create_task(self._pull(pull))
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel all pulls."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._tasks.clear()  # of those that never began
+        self._tasks.clear()  # tasks cancelled before they began have not removed themselves
         for client in self._clients.values():
             await client.aclose()
         self._clients.clear()
@@ -188,7 +188,7 @@ class Pulls:
     async def _pull(self, pull: Pull) -> None:
         try:
             await self._pull_in_turn(pull)
-        finally:  # not when the task is seen to be done: who asks in between would not be heard
+        finally:  # a done callback runs later: a new request in between would be ignored
             self._tasks.pop(pull.router_id, None)
 
     async def _pull_in_turn(self, pull: Pull) -> None:
@@ -204,7 +204,7 @@ class Pulls:
                 self._note_failure(url)
                 self.outcomes[error.outcome] += 1
                 self._failures.tell(pull.peer, f"snapshot of replica at {where}: {error}")
-            except Exception as error:  # noqa: BLE001 - a bug must not end the healing
+            except Exception as error:  # noqa: BLE001 - a bug must not end all recovery
                 self._note_failure(url)
                 self.outcomes["error"] += 1
                 self._failures.tell(pull.peer, f"snapshot of replica at {where}: {error!r}")
@@ -263,13 +263,13 @@ class Pulls:
             raise PullFailed("other_publisher", f"router {part.router_id} answered")
 
     async def _frames(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
-        """Yield the frames of a response, within every bound."""
+        """Yield the frames of a response, within all limits."""
         httpx = self._httpx
         frames, received = Frames(self._limits.message_bytes_max), 0
         try:
             client = await self._client(url)
             there, host, extensions = await self._addresses.route(url)
-            # redirects are not followed: they would lead past every rule of where we may go
+            # Redirects are not followed: they would bypass the rules on where we may connect.
             async with client.stream(
                 *("GET", there),
                 headers={**headers, **host},
@@ -300,7 +300,7 @@ class Pulls:
             raise PullFailed("unreachable", f"{url[:64]!r} is no address of HTTP")
         client = self._clients.get(scheme)
         if client is None:
-            # certificates are read only where needed, and beside the loop: it takes tens of ms
+            # Certificates are read only if needed, and in a thread: it takes tens of ms.
             try:
                 tls = await asyncio.to_thread(self.passport.tls) if scheme == "https" else None
             except OSError as error:
@@ -319,9 +319,9 @@ class Pulls:
 
 
 def _read_part(frame: bytes, *, must_have: bool) -> tuple[SnapshotPart, bool]:
-    """Read one frame, and whether it has a checksum: all have if the first one has.
+    """Read one frame, and whether it has a checksum: if the first has one, all must.
 
-    Older versions put none on any.
+    Older versions send none.
     """
     try:
         has_checksum, part = is_checked(frame), decode_part(frame)
@@ -335,14 +335,14 @@ def _read_part(frame: bytes, *, must_have: bool) -> tuple[SnapshotPart, bool]:
 
 
 def peer_host(endpoint: str) -> str:
-    """Return the host a ZMQ endpoint names."""
+    """Return the host in a ZMQ endpoint."""
     scheme, _, address = endpoint.partition("://")
-    # a source address may stand before the host in ZMQ's spelling: tcp://eth0;host:port
+    # ZMQ allows a source address before the host: tcp://eth0;host:port
     return address.rpartition(":")[0].rpartition(";")[2] if scheme == "tcp" else "127.0.0.1"
 
 
 def snapshot_url(pull: Pull, scheme: str = "http") -> str:
-    """Where a publisher's snapshot is: at its URL, or on the host we hear it from."""
+    """Return the address of a publisher's snapshot: its URL, or the host we hear it from."""
     if pull.url is not None:
         return pull.url.rstrip("/") + SNAPSHOT_PATH
     return f"{scheme}://{peer_host(pull.peer)}:{pull.http_port}{SNAPSHOT_PATH}"

@@ -1,7 +1,7 @@
-"""The replica plane on the wire: a PUB socket for what happens here, a SUB socket per peer (6.1).
+"""The sockets of the replica plane: a PUB socket for our messages, a SUB socket per peer (6.1).
 
-Sends without waiting and reads a bounded slice per turn of the event loop, whatever peers do;
-decides nothing. `plane.py` stands behind it, with the core.
+Sends never wait, and each turn of the event loop reads a bounded slice, whatever peers do. This
+file decides nothing; `plane.py` connects it to the core.
 """
 
 from __future__ import annotations
@@ -30,34 +30,35 @@ if TYPE_CHECKING:
 _log = logging.getLogger("select_service")
 
 TURN_S: Final = 0.0003
-"""Time for all peers together before the event loop may serve requests again."""
+"""Time for all peers together before the event loop serves requests again."""
 
 MESSAGES_PER_TURN: Final = 32
-"""Messages taken from one peer before the next peer's turn."""
+"""Messages read from one peer before the next peer's turn."""
 
 KEYS_PER_TURN: Final = 8
-"""Handshakes judged at once, some 20 µs each; whoever comes next waits for the next turn."""
+"""Handshakes judged at once, some 20 µs each; the rest wait for the next turn."""
 
 RECONNECT_AFTER_S: Final = 1.0
 RECONNECT_AFTER_MAX_S: Final = 5.0
-"""Waits before a connection that libzmq has given up is made anew, doubled up to the second. While
-one waits, the other's bookings are not seen; a handshake with a replica costs less than that."""
+"""First and longest wait before reconnecting where libzmq has given up; doubled in between.
+Meanwhile the peer's bookings are not seen; a handshake with a replica costs less than that."""
 
 
 ASLEEP_S: Final = 1.0
-"""Between two looks at who is silent; after longer it is we who have not listened."""
+"""A longer gap between two checks for silent peers means that we ourselves were not listening."""
 
 
 class ReplicaPublisher:
-    """Bound on every interface; a slow or absent subscriber loses messages, never our time."""
+    """Bound on every interface; a slow or absent subscriber loses messages and never blocks us."""
 
     def __init__(self, port: int, messages_max: int, keys: ReplicaKeys | None = None) -> None:
         """Bind.
 
         Args:
-            port: of every interface.
-            messages_max: held per slow subscriber before it loses some.
-            keys: encrypt, and let only those listen that are listed; lives on the running loop.
+            port: on every interface.
+            messages_max: queued per slow subscriber before it loses some.
+            keys: encrypt, and admit only the listed subscribers; handshakes run on the running
+                loop.
 
         Raises:
             indexer.errors.EndpointRefused: the port cannot be bound.
@@ -70,22 +71,23 @@ class ReplicaPublisher:
         if keys is not None:
             keys.when_narrower.append(self._begin_again_soon)
         self.sent = 0
-        self.dropped = 0  # the socket's queue was full, or there is none at the moment
+        self.dropped = 0  # the queue was full, or there is no socket at the moment
 
     def _open(self) -> None:
         self._socket = open_publisher(f"tcp://*:{self._port}", self._messages_max, self._keys)
         check, before = self._socket.key_check, self.key_check
         self.key_check = check
         if check is not None:
-            if before is not None:  # what was counted goes on
+            if before is not None:  # carry the counts over
                 check.accepted, check.refused = before.accepted, before.refused
             asyncio.get_running_loop().add_reader(check.fd, self._check_keys)
-            self._check_keys()  # the descriptor tells of changes only
+            self._check_keys()  # the descriptor signals only changes
 
     def _begin_again_soon(self) -> None:
-        """Have everybody connect anew: libzmq asks for a key at that moment only.
+        """Make all subscribers reconnect: libzmq checks keys only during the handshake.
 
-        Who may still listen misses what is said in between, sees it by the numbers, and fetches it.
+        Admitted subscribers miss what is sent meanwhile, notice the gap in the numbers, and fetch
+        it.
         """
         if self._again is None:
             self._again = asyncio.get_running_loop().call_soon(self._begin_again)
@@ -95,20 +97,20 @@ class ReplicaPublisher:
         self._close_socket()
         try:
             self._open()
-        except EndpointRefused as error:  # somebody was quicker
+        except EndpointRefused as error:  # another process took the port
             _log.error("replicas hear nothing for now: %s", error)
             loop = asyncio.get_running_loop()
             self._again = loop.call_later(RECONNECT_AFTER_S, self._begin_again)
 
     def publish(self, topic: bytes, payload: bytes) -> None:
-        """Send one message to whoever listens."""
+        """Send one message to all subscribers."""
         if self._socket is not None and self._socket.send((topic, payload)):
             self.sent += 1
         else:
             self.dropped += 1
 
     def _check_keys(self) -> None:
-        """Say who may listen, for some of those who wait to hear."""
+        """Answer some of the pending handshakes."""
         is_open = self._socket is not None
         if is_open and self.key_check is not None and self.key_check.answer(KEYS_PER_TURN):
             asyncio.get_running_loop().call_soon(self._check_keys)
@@ -147,12 +149,12 @@ class _Peer:
 
     def __init__(self, endpoint: str, subscriber: Subscriber, key: str | None, now: float) -> None:
         self.endpoint = endpoint
-        self.key = key  # that it must have
+        self.key = key  # the key we require of it
         self.heard_at = now
-        self.quiet_since = now  # or since we have done something about it
-        self.beats = False  # it has spoken where nobody is silent for long
+        self.quiet_since = now  # or since we last reconnected
+        self.beats = False  # it has sent heartbeats, so long silence is suspicious
         self.subscriber = subscriber
-        self.guide: Guide | None = None  # where the endpoint has a name in it
+        self.guide: Guide | None = None  # if the endpoint contains a host name
         self.state = Link.RETRYING
         self.is_queued = False
         self.reconnect: asyncio.TimerHandle | None = None
@@ -160,11 +162,11 @@ class _Peer:
 
 
 class Subscriptions:
-    """All SUB sockets of the replica plane; lives on the loop it is used from.
+    """All SUB sockets of the replica plane; bound to the event loop they are used on.
 
     Attributes:
-        faults: Messages whose handling raised, which is a bug; the message is lost.
-        renewed: Connections made anew, as they stood and nothing came.
+        faults: messages whose handling raised, which is a bug; the message is lost.
+        renewed: reconnections of connections that were up but silent.
     """
 
     def __init__(
@@ -187,9 +189,10 @@ class Subscriptions:
             limits: of queues and messages.
             clock: monotonic seconds.
             addresses: where sockets may connect to.
-            keys: our own, and those by which peers are known; None: nothing is encrypted.
-            beats_on: who has spoken on this topic does so again and again.
-            silence_s: and is not silent for longer, or the connection is no good.
+            keys: our own, and those that identify peers; None: no encryption.
+            beats_on: topic of heartbeats; a peer heard on it sends them regularly.
+            silence_s: longest silence of such a peer; beyond it the connection is considered
+                broken.
         """
         self._addresses = addresses
         self._topics = topics
@@ -200,7 +203,7 @@ class Subscriptions:
             StreamLimits(
                 receive_messages_max=limits.receive_messages_max,
                 message_bytes_max=limits.message_bytes_max,
-                descriptors_kept=0,  # replicas are among those for whom others leave some
+                descriptors_kept=0,  # the reserve is for uses like replicas
             ),
             None if keys is None else keys.own,
         )
@@ -225,12 +228,12 @@ class Subscriptions:
         return iter(sorted(self._peers))
 
     def states(self) -> Iterator[tuple[str, Link]]:
-        """Endpoints and what became of their connections."""
+        """Yield endpoints and the states of their connections."""
         for endpoint, peer in self._peers.items():
             yield endpoint, peer.state
 
     def links(self) -> list[PeerLink]:
-        """How it stands with every peer, as the doctor wants to know."""
+        """Return the link of every peer, for the doctor."""
         now = self._clock()
         return [
             PeerLink(
@@ -242,23 +245,23 @@ class Subscriptions:
 
     @property
     def handshakes_failed(self) -> Mapping[str, int]:
-        """Handshakes with replicas that failed, by how."""
+        """Failed handshakes with replicas, by kind of failure."""
         return self._sockets.handshakes_failed
 
     # -- verbs -------------------------------------------------------------------------------------
 
     def add(self, endpoint: str) -> None:
-        """Listen to a peer that is not listened to yet.
+        """Listen to a new peer.
 
         Raises:
-            indexer.errors.EndpointRefused: libzmq will not connect there, or must not.
+            indexer.errors.EndpointRefused: libzmq will not connect there, or it is forbidden.
         """
         assert endpoint not in self._peers
         is_led = True
         try:
             place = self._addresses.place(endpoint)
         except SchemeRefused as error:
-            # the contract has such a peer listed; nothing says that it must be listened to
+            # The contract wants such a peer listed; nothing requires that it be listened to.
             _log.warning("replica peer is not listened to: %s", error)
             place, is_led = None, False
         key = None if self._keys is None else self._keys.key_of(endpoint)
@@ -277,11 +280,11 @@ class Subscriptions:
         loop = asyncio.get_running_loop()
         loop.add_reader(peer.subscriber.fd, self._queue, peer)
         loop.add_reader(peer.subscriber.news_fd, self._hear_news, peer)
-        self._queue(peer)  # the descriptors tell of changes only, and one may be over already
+        self._queue(peer)  # the descriptors signal only changes, and one may be past
         self._hear_news(peer)
 
     def remove(self, endpoint: str) -> bool:
-        """Listen no longer; False if nobody did."""
+        """Stop listening; False if the peer is unknown."""
         peer = self._peers.pop(endpoint, None)
         if peer is None:
             return False
@@ -292,12 +295,12 @@ class Subscriptions:
             peer.reconnect.cancel()
         if peer.guide is not None:
             peer.guide.close()
-            peer.guide = None  # no ring
+            peer.guide = None  # breaks a reference cycle
         peer.subscriber.close()
         return True
 
     def _follow_keys(self) -> None:
-        """Listen anew to whoever must have another key now: the old one may be a thief's."""
+        """Reconnect to peers whose required key has changed: the old one may be stolen."""
         assert self._keys is not None
         self._sockets.use_keys(self._keys.own)
         for endpoint, peer in list(self._peers.items()):
@@ -330,12 +333,12 @@ class Subscriptions:
                 self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Serve those who have something, each a little, until the turn's time is up."""
+        """Serve peers with pending messages round-robin until the turn's time is up."""
         end = self._clock() + TURN_S
         while self._ready:
             peer = self._ready.popleft()
             if self._peers.get(peer.endpoint) is not peer:
-                continue  # removed while it waited
+                continue  # removed while queued
             if self._serve(peer, end):
                 self._ready.append(peer)
             else:
@@ -347,7 +350,7 @@ class Subscriptions:
             self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
 
     def _serve(self, peer: _Peer, end: float) -> bool:
-        """Read and pass on; False when the socket is empty."""
+        """Read messages and pass them on; False when the socket is empty."""
         for _ in range(MESSAGES_PER_TURN):
             frames = peer.subscriber.receive()
             if frames is None:
@@ -356,7 +359,7 @@ class Subscriptions:
             peer.beats = peer.beats or frames[0] == self._beats_on
             try:
                 self._heard(peer.endpoint, frames)
-            except Exception as error:  # noqa: BLE001 - a bug must not end the listening
+            except Exception as error:  # noqa: BLE001 - a bug must not stop the listening
                 self._report(error)
             if self._clock() >= end or self._peers.get(peer.endpoint) is not peer:
                 break
@@ -365,12 +368,12 @@ class Subscriptions:
     # -- connections -------------------------------------------------------------------------------
 
     def renew_silent(self) -> None:
-        """Make those connections anew that stand, and over which nothing comes; call it often.
+        """Reconnect peers whose connection is up but silent; call it often.
 
-        A garbled length has libzmq take all that follows for one message, a garbled subscription
-        has its sender say nothing to us; neither ends the connection, which answers pings. Only
-        of those who send heartbeats is silence a sign: others just may have nothing to say, and
-        what they said meanwhile would be lost.
+        A garbled length makes libzmq read all that follows as one message; a garbled subscription
+        makes the sender send us nothing. Neither ends the connection, which still answers pings.
+        Silence is a sign only for peers that send heartbeats: others may just have nothing to say,
+        and reconnecting would lose what they say meanwhile.
         """
         now, silence_s = self._clock(), self._silence_s()
         asleep, self._looked_at = now - self._looked_at > ASLEEP_S, now
@@ -385,7 +388,7 @@ class Subscriptions:
                 peer.subscriber.connect_again()
 
     def _hear_news(self, peer: _Peer) -> None:
-        """Follow a connection; make it anew where libzmq does not."""
+        """Track the state of a connection; reconnect where libzmq does not."""
         for link in peer.subscriber.news():
             peer.state = link
             if peer.guide is not None:
@@ -405,7 +408,7 @@ class Subscriptions:
 
     def _reconnect(self, peer: _Peer) -> None:
         peer.subscriber.connect_again()
-        self._reconnect_later(peer)  # until there is news
+        self._reconnect_later(peer)  # until the state changes
 
     def _report(self, error: Exception) -> None:
         self.faults += 1

@@ -1,1 +1,1 @@
-"""Who may do what, and what we show and ask of others: tokens, TLS, keys."""
+"""Authentication and authorization, ours and of others: tokens, TLS, keys."""

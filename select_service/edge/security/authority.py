@@ -1,8 +1,8 @@
-"""Who may do what: from the credentials of a request to a grant, and why there is none.
+"""Authorization: maps the credentials of a request to a grant, or to the reason there is none.
 
-Without a token file everybody may do everything. A grant is decided once for each block of header
-lines that `http/fast_lane.py` remembers, so `reload` tells who remembers any. `tokens.py` knows the
-file, `tenancy/views.py` what becomes of a request whose token is bound to tenants.
+Without a token file everybody may do everything. A grant is decided once per block of header lines
+that `http/fast_lane.py` remembers, so a reload notifies everyone who remembers any. `tokens.py`
+knows the file, `tenancy/views.py` restricts requests whose token is bound to tenants.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ _NOTHING: Final = frozenset({OPEN})
 class Grant(Struct, frozen=True):
     """What one bearer may do."""
 
-    name: str | None  # of its record; None: nobody known
+    name: str | None  # of its record; None: unauthenticated
     scopes: frozenset[str]
-    tenants: tuple[str, ...] | None = None  # None: of all
-    reason: str = ""  # why nobody is known: missing, unknown or expired
+    tenants: tuple[str, ...] | None = None  # None: all
+    reason: str = ""  # why unauthenticated: missing, unknown or expired
 
     @property
     def may_read(self) -> bool:
-        """Whether it may be told of what there is."""
+        """Whether it may read the state of the service."""
         return READ in self.scopes
 
     @property
     def sees_all(self) -> bool:
-        """Whether nothing is kept from it that it may use at all."""
+        """Whether nothing it reads needs to be filtered."""
         return self.tenants is None and self.may_read
 
     def refusal(self) -> ServiceError:
-        """Return why it is not told of what there is."""
+        """Return the error for reading."""
         return Unauthenticated(self.reason) if self.name is None else MissingScope(READ)
 
     def allows(self, route: Route[Any]) -> bool:
-        """Whether a route may be used; which things behind it, `tenancy/views.py` says."""
+        """Whether a route may be used; `tenancy/views.py` then restricts what it shows."""
         return route.scope in self.scopes and (self.tenants is None or not route.of_process)
 
 
@@ -74,15 +74,15 @@ _NOBODY: Final = {
 
 
 def _wall_clock() -> float:
-    return time.time()  # noqa: TID251 - tokens name the time they expire at
+    return time.time()  # noqa: TID251 - tokens expire by the wall clock
 
 
 class Authority:
     """The token file in force.
 
     Attributes:
-        refused: Requests turned away, by reason.
-        reloads: Times the file was read again, by outcome.
+        refused: requests refused, by reason.
+        reloads: rereads of the file, by outcome.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Authority:
         bytes_max: int = BYTES_MAX,
         chars_max: int = TOKEN_CHARS_MAX,
     ) -> None:
-        """Read the file, of no more than so many bytes, for tokens of no more than so many.
+        """Read the file, within a limit of bytes, for tokens up to a limit of characters.
 
         Raises:
             TokenFileUnusable: it cannot be used.
@@ -111,17 +111,17 @@ class Authority:
         self.reloads = {"done": 0, "refused": 0}
 
     def on_change(self, forget: Callable[[], None]) -> None:
-        """Have somebody told when what was granted may hold no longer."""
+        """Register a callback for when grants may no longer hold."""
         self._forgetful.append(forget)
 
     def note_foreign(self) -> None:
-        """Count that a bound token has named what is another tenant's."""
+        """Count that a bound token has named something of another tenant."""
         self.foreign += 1
 
     # -- what is in force ----------------------------------------------------------------------
 
     def prepare(self) -> TokenBook:
-        """Read the file again, for `adopt`.
+        """Reread the file, for `adopt`.
 
         Raises:
             TokenFileUnusable: it cannot be used.
@@ -129,13 +129,13 @@ class Authority:
         return read_token_file(self._path, self._bytes_max, self._chars_max)
 
     def adopt(self, book: TokenBook) -> None:
-        """Put what a file says in force, for requests from now on."""
+        """Put a token book in force for requests from now on."""
         self.reloads["done"] += 1
         self._put(book)
         _log.info("token file read again", extra={"tokens": len(book)})
 
     def reject(self) -> None:
-        """Note that a file was not taken over."""
+        """Count a file that was rejected."""
         self.reloads["refused"] += 1
 
     def _put(self, book: TokenBook) -> None:
@@ -146,10 +146,10 @@ class Authority:
             forget()
 
     def tick(self) -> None:
-        """Let go of what has expired; a few times a second, so no request need look.
+        """Drop expired grants; called a few times a second, so that requests need not check.
 
-        A clock that was set back may stand before an expiry that is over, by what was reckoned:
-        it comes again, and who is let in until then must be let go of then.
+        If the clock is set back before an expiry that has passed, that expiry comes again: grants
+        given until then must be dropped then.
         """
         if not self._reckoned_at <= self._wall() < self._next_expiry:
             self._put(self.book)
@@ -160,8 +160,8 @@ class Authority:
         """Return what a request may do.
 
         Args:
-            credentials: its Authorization header. When there is one, it alone counts.
-            certificate: names in the certificate its client has shown.
+            credentials: its Authorization header; if present, only this counts.
+            certificate: names in the client's certificate.
         """
         if credentials is None:
             entry = self.book.by_certificate(certificate) if certificate else None
@@ -177,12 +177,12 @@ class Authority:
         return Grant(entry.name, entry.scopes | _NOTHING, entry.tenants)
 
     def check(self, grant: Grant, route: Route[Any]) -> None:
-        """Turn a request away that may not use a route.
+        """Refuse a request that may not use a route.
 
         Raises:
-            Unauthenticated: nobody is known by its credentials.
-            MissingScope: somebody is, and may not do this.
-            TokenIsBound: the route tells of the whole process, and the token is bound to tenants.
+            Unauthenticated: its credentials are missing or invalid.
+            MissingScope: they are valid, but do not allow this.
+            TokenIsBound: the route concerns the whole process, and the token is bound to tenants.
         """
         if grant.allows(route):
             return
@@ -197,17 +197,17 @@ class Authority:
 
 
 def _token_in(credentials: bytes) -> bytes | None:
-    """Return the token that an Authorization header shows, whatever it is worth."""
+    """Return the token in an Authorization header, unverified."""
     return credentials[7:].strip() if credentials[:7].lower() == _BEARER else None
 
 
 def certificate_names(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Return the names in a client's certificate: of its SAN or, without any, the common name.
 
-    An authority vouches for the text of a SAN by its kind; in a common name anything may stand.
+    A CA vouches for a SAN entry according to its kind; a common name may contain anything.
 
     Args:
-        certificate: as `ssl` shows it; None: there is none.
+        certificate: in the form `ssl` returns; None: there is none.
     """
     if not certificate:
         return ()

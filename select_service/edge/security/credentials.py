@@ -1,6 +1,6 @@
-"""Who this process is to workers and replicas, and how it knows them: keys of CURVE, a passport.
+"""How this process authenticates to workers and replicas, and they to it: CURVE keys, a passport.
 
-Built from the settings before anything is opened; `driver.py` hands it to those who open sockets.
+Built from the settings before anything is opened; `driver.py` passes it to whatever opens sockets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger("select_service")
 
 
 class Credentials:
-    """Keys and files as they were asked for; what was not is None."""
+    """The configured keys and files; None if not configured."""
 
     def __init__(self, settings: Settings) -> None:
         """Read the key files.
@@ -35,7 +35,7 @@ class Credentials:
         """
         self.keys: KeyPair | None = None
         self.when_other_keys: list[Callable[[KeyPair], None]] = []
-        """Told of the pair that is ours from now on; must not fail."""
+        """Called with our new key pair when it changes; must not fail."""
         self._key_path = settings.curve_key
         self.replica_keys: ReplicaKeys | None = None
         if settings.curve_key is not None:
@@ -49,7 +49,7 @@ class Credentials:
         self._has_ca = settings.peer_ca is not None
 
     def prepare(self) -> Callable[[], None] | None:
-        """Read the key files again, and return what puts them in force; None: there are none.
+        """Reread the key files; return a function that puts them in force, None if there are none.
 
         Raises:
             indexer.errors.KeyFileUnusable: one of them cannot be used.
@@ -71,10 +71,10 @@ class Credentials:
         return put_in_force
 
     def for_recovery(self) -> Mapping[str, Any]:
-        """Return what start-up recovery shows to the peers it was told of, and asks of them."""
+        """Return what start-up recovery presents to its configured peers, and requires of them."""
         tls = self.passport.tls if self._has_ca else None
         return {"headers": partial(_headers, self.passport), "tls": tls}
 
 
 def _headers(passport: Passport, url: str) -> Mapping[str, str]:
-    return passport.headers(url, urlsplit(url).hostname)  # whoever configured it, meant this host
+    return passport.headers(url, urlsplit(url).hostname)  # the host was configured

@@ -1,4 +1,4 @@
-"""`select-service token new` and `keys new`: make credentials, and show them once."""
+"""`select-service token new` and `keys new`: create credentials, and show them once."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _NEW_PAIR = "write a new key pair to FILE (0600) and print the public key"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one of the two; returns the exit code."""
+    """Run one of the two; return the exit code."""
     chosen = _parser().parse_args(arguments)
     return _new_token(chosen) if chosen.what == "token" else _new_keys(chosen)
 
 
 def _new_token(chosen: argparse.Namespace) -> int:
-    """Print a token on stderr for whoever asked, and its line for the file on stdout."""
+    """Print a new token on stderr, and its line for the token file on stdout."""
     unknown = [scope for scope in chosen.scopes.split(",") if scope not in SCOPES]
     if unknown:
         text = f"--scopes: {unknown[0]!r} is none of {', '.join(SCOPES)}"

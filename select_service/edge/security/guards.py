@@ -1,6 +1,6 @@
 """Tokens, certificates and keys of one process together: read at the start, and again on SIGHUP.
 
-All of them are read before one is put in force, so that a bad file changes nothing; `reloading.py`
+All of them are read before any is put in force, so that a bad file changes nothing; `reloading.py`
 does it, together with the settings.
 """
 
@@ -26,14 +26,14 @@ _log = logging.getLogger("select_service")
 
 
 class Guards:
-    """What guards this process.
+    """The security of this process.
 
     Attributes:
-        reloads: Times all files were read again, by outcome.
+        reloads: rereads of all files, by outcome.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Read every file that is asked for.
+        """Read every configured file.
 
         Raises:
             SecurityFileUnusable, indexer.errors.KeyFileUnusable: one of them cannot be used.
@@ -57,14 +57,14 @@ class Guards:
                 _log.warning("%s can be read by others than its owner: chmod 600", path)
 
     def tick(self, now: float) -> None:
-        """Notice what expires and what has changed; a few times a second."""
+        """Apply expiries and changed certificates; called a few times a second."""
         if self.authority is not None:
             self.authority.tick()
         if self.certificates is not None:
             self.certificates.watch(now)
 
     def reject(self, error: Exception) -> None:
-        """Note that nothing was taken over; whose fault it is counts as refused, too."""
+        """Count a rejected reload, also at the part whose file was at fault."""
         self.reloads["refused"] += 1
         if isinstance(error, TokenFileUnusable) and self.authority is not None:
             self.authority.reject()
@@ -72,7 +72,7 @@ class Guards:
             self.certificates.reject()
 
     def prepare(self) -> Callable[[], None]:
-        """Read every file, and return what puts all of them in force; in any thread.
+        """Read every file; return a function that puts them all in force. Callable in any thread.
 
         Raises:
             SecurityFileUnusable, indexer.errors.KeyFileUnusable: one of them cannot be used.

@@ -1,4 +1,4 @@
-"""What is open to whoever reaches this process: said once at the start, and in /metrics."""
+"""What this process leaves open to the network: warned of at the start, and shown in /metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["open_doors", "side_address"]
 
 
 def open_doors(settings: Settings) -> dict[str, str]:
-    """Return what anybody on the network may do, by what is missing."""
+    """Return what anybody on the network may do, by the missing protection."""
     found: dict[str, str] = {}
     side = side_address(settings)
     is_open = settings.port is not None and not _is_loopback(settings.host)
@@ -31,9 +31,10 @@ def open_doors(settings: Settings) -> dict[str, str]:
 
 
 def side_address(settings: Settings) -> tuple[str, int] | None:
-    """Return where the side entrance is, if there is one.
+    """Return the address of the side entrance, if there is one.
 
-    It is for others: where the API is on loopback it is on every address, of either family.
+    It is meant for other machines: if the API is on loopback, it defaults to all addresses of the
+    same family.
     """
     if settings.side_port is None:
         return None
@@ -50,4 +51,4 @@ def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        return False  # a name may be anything
+        return False  # a name may resolve to anything

@@ -1,9 +1,8 @@
-"""What we show to other services we fetch from, and what we ask of them: a token, certificates.
+"""Our credentials as a client of other services, and what we require of them: token, certificates.
 
-The token is read from its file each time it is shown, so that it can change; nobody else sees it.
-It is shown only to whom it is meant for: to who proves himself by a certificate of `--peer-ca` or,
-without that, to a host that somebody has configured. Where a replica says its snapshot is to be
-fetched is the word of a message, and not enough.
+The token is reread from its file for each use, so that it can change. It is shown only to its
+intended recipients: servers with a certificate of `--peer-ca` or, without that option, configured
+hosts. The URL at which a replica offers its snapshot comes from a message, which is not enough.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ if TYPE_CHECKING:
 __all__ = ["Passport"]
 
 TOKEN_BYTES_MAX: Final = 4096
-"""Of the file: eight times the longest token there is."""
+"""Limit of the file: eight times the longest token there is."""
 
 
 class Passport:
-    """Credentials of this process as a client of its like.
+    """Credentials of this process as a client of other replicas and peers.
 
     Attributes:
-        withheld: Times the token was not shown, because nobody knows who is there.
-        failures: Times its file could not be read.
+        withheld: times the token was not shown, because the server was not verified.
+        failures: times its file could not be read.
     """
 
     def __init__(
@@ -37,12 +36,12 @@ class Passport:
         ca: str | None = None,
         certificate: tuple[str, str | None] | None = None,
     ) -> None:
-        """Know the files; none is read yet.
+        """Remember the files; none is read yet.
 
         Args:
-            token_file: has the token, and nothing else.
-            ca: certificates of those who vouch for peers; None: the system's.
-            certificate: file of our own and of its key, shown to peers who ask for one.
+            token_file: contains the token, and nothing else.
+            ca: certificates of the authorities for peers; None: the system's.
+            certificate: files of our certificate and its key, for peers that ask for one.
         """
         self._token_file = token_file
         self._ca = ca
@@ -52,14 +51,14 @@ class Passport:
 
     @property
     def scheme(self) -> str:
-        """How peers are spoken to that do not say it themselves."""
+        """The URL scheme for peers that do not announce one."""
         return "http" if self._ca is None else "https"
 
     def tls(self) -> ssl.SSLContext:
-        """Return what verifies peers. Reads files, for tens of ms.
+        """Return a context that verifies peers. Reads files, for tens of ms.
 
         Raises:
-            OSError: they cannot be read, or are no certificates.
+            OSError: they cannot be read, or are not certificates.
         """
         context = ssl.create_default_context(cafile=self._ca)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -68,16 +67,16 @@ class Passport:
         return context
 
     def headers(self, url: str, configured_host: str | None) -> Mapping[str, str]:
-        """Return the header with the token, if it may be shown there.
+        """Return the header with the token, if it may be shown to this server.
 
         Args:
-            url: what is fetched.
-            configured_host: the host somebody has told us to listen to, or to fetch from.
+            url: to be fetched.
+            configured_host: the host we were configured to listen to, or to fetch from.
         """
         if self._token_file is None:
             return {}
         parts = urlsplit(url)
-        if self._ca is not None:  # nothing said by the way may lead it past TLS
+        if self._ca is not None:  # whatever a message says, the token needs TLS
             may_see = parts.scheme == "https"
         else:
             may_see = configured_host is not None and parts.hostname == configured_host

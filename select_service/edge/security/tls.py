@@ -1,9 +1,9 @@
-"""TLS on the TCP port, with certificates that may be exchanged while connections go on.
+"""TLS on the TCP port, with certificates that can be replaced without closing connections.
 
-uvicorn gets one context for the life of the server; as each client says hello, its handshake is
-given the newest one. So certificate, key and client authorities change together or not at all, and
-whoever is connected stays so. With client certificates it is TLS 1.3 alone: in 1.2 a client may go
-on with an old session, which outlives the authority that vouched for it.
+uvicorn gets one context for the life of the server; at each ClientHello the handshake is given the
+newest one. So certificate, key and client CAs change together or not at all, and open connections
+are unaffected. With client certificates only TLS 1.3 is offered: in 1.2 a client may resume an old
+session, which outlives the CA that vouched for it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["Certificates"]
 _log = logging.getLogger("select_service")
 
 FILE_BYTES_MAX: Final = 1 << 20
-"""Of each; they are read on the event loop, which one that has changed must not hold."""
+"""Limit of each file; a change is read on the event loop, and must not hold it."""
 
 LOOK_EVERY_S: Final = 2.0
-"""How late an exchanged file may be noticed; a look costs some microseconds."""
+"""How late a replaced file may be noticed; a check costs some microseconds."""
 
 _Stamp: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 
 
 class Prepared(NamedTuple):
-    """What the files said, and how they looked before they were read."""
+    """A context, and the stamps of its files before they were read."""
 
     context: ssl.SSLContext
     stamp: _Stamp
@@ -42,7 +42,7 @@ class Certificates:
 
     Attributes:
         context: for the server, for its whole life.
-        reloads: Times the files were read again, by outcome.
+        reloads: rereads of the files, by outcome.
     """
 
     def __init__(self, cert: str, key: str | None, client_ca: str | None) -> None:
@@ -59,16 +59,16 @@ class Certificates:
         self.context.sni_callback = self._greet
 
     def _greet(self, client: ssl.SSLObject, _name: str | None, _old: ssl.SSLContext) -> None:
-        """A client says hello, with or without a server's name: give it the newest context."""
+        """Switch a handshake to the newest context, with or without a server name."""
         client.context = self._newest
 
     def prepare(self) -> Prepared:
-        """Make a context of what the files say now, for `adopt`.
+        """Create a context from the current files, for `adopt`.
 
         Raises:
             CertificatesUnusable: they cannot be used.
         """
-        stamp = self._look()  # first: a file that is exchanged meanwhile is read once more
+        stamp = self._look()  # first: a file replaced meanwhile is then read once more
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
@@ -77,7 +77,7 @@ class Certificates:
         try:
             for path in (self._cert, self._key or self._cert):
                 check_plain(path, FILE_BYTES_MAX)
-            # a key that is encrypted must not ask for a password on a terminal
+            # OpenSSL would ask for the password of an encrypted key on the terminal.
             context.load_cert_chain(self._cert, self._key, password=_no_password)
         except (OSError, ValueError) as error:
             raise CertificatesUnusable(f"certificate {self._cert}: {_why(error)}") from None
@@ -92,17 +92,17 @@ class Certificates:
         return Prepared(context, stamp)
 
     def adopt(self, prepared: Prepared) -> None:
-        """Use it for handshakes from now on."""
+        """Use the context for handshakes from now on."""
         self._newest, self._stamp = prepared
         self.reloads["done"] += 1
         _log.info("certificates read again")
 
     def reject(self) -> None:
-        """Note that files were not taken over."""
+        """Count files that were rejected."""
         self.reloads["refused"] += 1
 
     def watch(self, now: float) -> None:
-        """Read the files again if they have changed; called a few times a second.
+        """Reread the files if they have changed; called a few times a second.
 
         Args:
             now: loop time.
@@ -113,7 +113,7 @@ class Certificates:
         stamp = self._look()
         if stamp == self._stamp:
             return
-        self._stamp = stamp  # a pair of which one half is new fails once, not with every look
+        self._stamp = stamp  # a half-replaced pair fails once, not at every check
         try:
             self.adopt(self.prepare())
         except CertificatesUnusable as error:

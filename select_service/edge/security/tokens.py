@@ -1,9 +1,9 @@
-"""The token file: who is known by which token or certificate, and what each of them may do.
+"""The token file: tokens and certificates, and what their bearers may do.
 
-One JSON object a line. A token is 256 random bits and stands in the file as its SHA-256: a slow
-hash protects what people think up, and nobody can try even a millionth of 2^128 random tokens. For
-the same reason a token that is too short to be random is refused, whatever the file says of it.
-Nothing here knows a request; `authority.py` does.
+One JSON object per line. A token has 256 random bits and is stored as its SHA-256: slow hashes
+protect secrets that people invent, but nobody can try even a millionth of 2^128 random tokens. For
+the same reason a token too short to be random is refused, whatever the file says. Requests are the
+business of `authority.py`.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ __all__ = [
 AccessScope = Literal["catalog", "select", "lifecycle", "read", "admin"]
 SCOPES: Final[tuple[str, ...]] = get_args(AccessScope)
 ADMIN: Final = "admin"
-"""This scope is all the others as well."""
+"""This scope includes all others."""
 
-TOKEN_PREFIX: Final = "sst_"  # noqa: S105 - what scanners for leaked secrets can look for
+TOKEN_PREFIX: Final = "sst_"  # noqa: S105 - lets scanners find leaked tokens
 TOKEN_BYTES: Final = 32
 TOKEN_CHARS_MIN: Final = 22
-"""Of a token: 128 bits in base64. Fewer can be guessed from their hash."""
+"""Shortest token: 128 bits in base64. Shorter ones can be guessed from their hash."""
 
 TOKEN_CHARS_MAX: Final = Settings().token_chars_max
-"""Of a token that is hashed at all: whoever asks must not have us hash a head of 64 KiB."""
+"""Longest token that is hashed: a request must not make us hash a head of 64 KiB."""
 
 BYTES_MAX: Final = Settings().token_file_bytes_max
-"""Of the file, unless told otherwise."""
+"""Default limit of the file."""
 
 _HEX: Final = "^[0-9a-f]{64}$"
 _NOBODYS: Final = bytes(32)
 
 
 class Record(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One line: a name, how its bearer is known, and what that bearer may do."""
+    """One line: a name, how its bearer is recognized, and what that bearer may do."""
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     sha256: Annotated[str, Meta(pattern=_HEX)] | None = None  # of the token, in hex
@@ -73,23 +73,23 @@ class Record(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 class Entry(Struct, frozen=True):
-    """A record as it is used."""
+    """A record in the form it is used."""
 
     name: str
-    digest: bytes  # of its token; of none with a certificate
+    digest: bytes  # of its token; b"" with a certificate
     scopes: frozenset[str]
-    tenants: tuple[str, ...] | None  # None: of all
+    tenants: tuple[str, ...] | None  # None: all
     expires_at: float  # POSIX seconds; infinity: never
 
 
 class TokenBook:
-    """Everybody who is known."""
+    """All known bearers."""
 
     def __init__(self, records: Iterable[Record] = (), *, chars_max: int = TOKEN_CHARS_MAX) -> None:
-        """Take records in; a token of more characters is nobody's.
+        """Take records; tokens longer than `chars_max` are never accepted.
 
         Raises:
-            TokenFileUnusable: two of them have a name, a token or a certificate in common.
+            TokenFileUnusable: two of them share a name, a token or a certificate.
         """
         self._chars_max = chars_max
         self._by_digest: dict[bytes, Entry] = {}
@@ -117,10 +117,10 @@ class TokenBook:
         yield from self._by_certificate.values()
 
     def by_token(self, token: bytes) -> Entry | None:
-        """Return whose token this is.
+        """Return the bearer of a token.
 
-        The hash finds the entry, so time tells nothing of a token that is nearly right; what was
-        found is compared in constant time all the same.
+        The lookup is by hash, so its timing reveals nothing about nearly right tokens; the result
+        is compared in constant time all the same.
         """
         if not TOKEN_CHARS_MIN <= len(token) <= self._chars_max:
             return None
@@ -130,7 +130,7 @@ class TokenBook:
         return entry if same else None
 
     def by_certificate(self, names: Sequence[str]) -> Entry | None:
-        """Return who has a certificate with one of these names; the first counts."""
+        """Return the bearer of a certificate with one of these names; the first match counts."""
         for name in names:
             entry = self._by_certificate.get(name)
             if entry is not None:
@@ -138,7 +138,7 @@ class TokenBook:
         return None
 
     def next_expiry(self, now: float) -> float:
-        """Return when the next of those still known expires, as POSIX seconds; infinity: never."""
+        """Return the next expiry after `now` in POSIX seconds; infinity: none."""
         return min((one.expires_at for one in self if one.expires_at > now), default=math.inf)
 
 
@@ -153,10 +153,10 @@ def _entry(record: Record) -> Entry:
 def read_token_file(
     path: str, bytes_max: int = BYTES_MAX, chars_max: int = TOKEN_CHARS_MAX
 ) -> TokenBook:
-    """Read a whole file of no more than so many bytes, for tokens of no more than so many.
+    """Read a whole file, within a limit of bytes, for tokens up to a limit of characters.
 
     Raises:
-        TokenFileUnusable: it cannot be read, or one line of it makes no sense.
+        TokenFileUnusable: it cannot be read, or a line is invalid.
     """
     try:
         with open_plain(path) as file:
@@ -183,7 +183,7 @@ def read_token_file(
 
 
 def _why(error: Exception) -> str:
-    """Say what is wrong without a word of what was read: it may be a token in the wrong place."""
+    """Describe an error without quoting the input, which may be a misplaced token."""
     if isinstance(error, msgspec.ValidationError):
         text = str(error)
         if "unknown field" in text or "enum value" in text:
@@ -193,6 +193,6 @@ def _why(error: Exception) -> str:
 
 
 def new_token() -> tuple[str, str]:
-    """Return a fresh token, and its SHA-256 in hex."""
+    """Return a new token, and its SHA-256 in hex."""
     token = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
     return token, hashlib.sha256(token.encode()).hexdigest()

@@ -1,1 +1,1 @@
-"""What outlives the process: the state directory, the journal, the recording, a warm start."""
+"""What outlives the process: state directory, journal, recording, index snapshot."""

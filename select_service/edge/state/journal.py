@@ -1,13 +1,14 @@
-"""Group commit: what changed in the core goes to disk, and who waits for it is told.
+"""Group commit: writes changes of the core to disk and releases the answers that wait for them.
 
-The loop takes marked keys from `core/changes.py`, asks the core for their records and hands them
-to the one writer thread; what comes meanwhile goes with the next commit. When the disk refuses,
-the keys return to the queue, whoever waited is refused, and the commit is tried again until it
-succeeds: a row is the whole state behind its key, so writing late or twice is writing right.
-Where answers need not wait for the disk they do as soon as it is so far behind that a crash would
-take more than was agreed to: it stands still, or there is more to write than it can.
-A disk that says nothing for too long counts as one that refuses, until it has spoken.
-`store.py` behind it knows SQLite; `driver.py` before it decides what a refusal means.
+The event loop takes marked keys from `core/changes.py`, asks the core for their records and hands
+them to the one writer thread; later changes go with the next commit. If the disk refuses, the keys
+return to the queue, waiting callers are refused, and the commit is retried until it succeeds: a row
+is the whole state behind its key, so writing it late or twice does no harm.
+
+In relaxed mode answers do not wait unless the disk, stalled or overloaded, is so far behind that a
+crash would lose more than the agreed window. A disk that does not respond for too long counts as
+refusing until it responds. `store.py` behind this knows SQLite; `keeper.py` before it decides what
+a refusal means.
 """
 
 from __future__ import annotations
@@ -39,29 +40,29 @@ __all__ = ["Journal"]
 _log = logging.getLogger("select_service.state")
 
 BATCH_ROWS_MAX: Final = 128
-"""Records made in one turn of the loop, some 2 µs each, and rows in one commit, unless more of them
+"""Records made in one turn of the loop, some 2 µs each, and rows per commit, unless more of them
 belong together."""
 
 GATHER_FROM_S: Final = 0.002
 GATHER_MAX_S: Final = 0.002
-"""On a disk slower than the first, a commit waits a quarter of the last one's time, and no longer
-than the second, until as many have come as were there lately. Otherwise callers that wait for
-their answers fall into two groups, each waiting for the other's commit too. Below, waiting costs
-more than it gains."""
+"""If the last commit took longer than the first, the next one waits a quarter of that time, at most
+the second, until as many changes have arrived as lately. Otherwise callers that wait for their
+answers split into two groups, each also waiting for the other's commit. On faster disks waiting
+costs more than it gains."""
 
 AGES_MAX: Final = 16
-"""How finely it is known since when changes wait, in parts of the window. Half of that is left for
-gathering, so that a disk which keeps up never has anybody wait."""
+"""Resolution of the age of unwritten changes, as parts of the window. Half the window is for
+gathering, so that a disk which keeps up never makes anybody wait."""
 
 ANSWERS_PER_TURN: Final = 128
-"""Of those that a commit lets go; some 20 µs each, and thousands may have waited."""
+"""Answers released per turn after a commit; some 20 µs each, and thousands may be waiting."""
 
 RETRY_S: Final = 0.25
 """How long a disk that refused is left alone."""
 
 LAST_CHANCE: Final = 0.1
-"""Of the time that a commit may take, so much more before the disk is said to stand still: it may
-have been the whole process that did, and then its writer has just gone on, too."""
+"""Extra time, as a share of the stall limit, before the disk is declared stalled: the whole process
+may have been suspended, and then its writer has only just resumed, too."""
 
 _Batch = list[tuple["StateKey", bytes | None]]
 
@@ -80,27 +81,27 @@ class Journal:
         interval_s: float = 0.05,
         limits: StateLimits | None = None,
     ) -> None:
-        """Name the directory; `open` takes it.
+        """Name the directory; `open` locks it.
 
         Args:
-            directory: made when it is not there.
-            strict: whoever changes something waits for the disk.
-            interval_s: otherwise, when a change has waited for so long to be written, no other
-                one is acknowledged before it is, but for those that are on disk themselves.
-            limits: how long the disk is waited for, and by how many.
+            directory: created if missing.
+            strict: every change waits for the disk.
+            interval_s: if not strict, once a change has waited this long to be written, no other
+                one is acknowledged before it is, except those already on disk.
+            limits: how long to wait for the disk, and how many may.
         """
         self.strict = strict
         self.limits = limits or StateLimits()
-        self.told = 0  # whoever made a change with an ordinal up to this may know that it is made
+        self.told = 0  # changes up to this ordinal may have been acknowledged
         self.store = Store(directory)
         self.damage = Damage()
         self.refusal: ServiceError | None = None  # while the disk refuses
         self.commits = 0
         self.rows_written = 0
         self.failures = 0
-        self.stalls = 0  # commits that the disk has had for too long
-        self.turned_away = 0  # changes that were refused because too many answers wait
-        self.window_waits = 0  # answers that waited although they need not have
+        self.stalls = 0  # commits the disk did not finish in time
+        self.turned_away = 0  # changes refused because too many answers wait
+        self.window_waits = 0  # answers that waited in relaxed mode
         self.commit_seconds = 0.0
         self._window_s = interval_s
         self._gathering_s = 0.0 if strict else interval_s / 2
@@ -111,15 +112,15 @@ class Journal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._work: SimpleQueue[_Batch | None] = SimpleQueue()
-        self._busy = False  # the writer is
+        self._busy = False  # whether the writer has a batch
         self._answered = asyncio.Event()
-        self._flying: dict[StateKey, int] = {}  # keys with the writer, by ordinal
+        self._flying: dict[StateKey, int] = {}  # keys in the writer's batch → ordinal
         self._timer: asyncio.Handle | None = None
         self._handed_at: float | None = None  # while the writer has a batch
-        self._watch: asyncio.TimerHandle | None = None  # looks how long it has had it
-        self._gathering = False  # it is a wait for others
-        self._expected = 0  # rows that came together lately
-        self._slowness = 0.0  # of the last commit, in seconds
+        self._watch: asyncio.TimerHandle | None = None  # checks the writer for a stall
+        self._gathering = False  # the timer waits for more changes
+        self._expected = 0  # rows that recently arrived together
+        self._slowness = 0.0  # duration of the last commit in seconds
         self._written_up_to = 0  # every mark up to this ordinal is on disk
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # ascending ordinals
 
@@ -130,16 +131,16 @@ class Journal:
 
     @property
     def waiting(self) -> int:
-        """Answers that wait for the disk, those too whose callers have gone."""
+        """Answers waiting for the disk, including those whose callers have disconnected."""
         return len(self._waiting)
 
-    # -- life ----------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------
 
     def open(self) -> Loaded:
-        """Take the directory and read it.
+        """Lock the directory and read it.
 
         Raises:
-            StateDirUnusable: another process has it, or it cannot be read.
+            StateDirUnusable: another process holds it, or it cannot be read.
         """
         self.store.lock()
         try:
@@ -162,27 +163,27 @@ class Journal:
         record: Callable[[StateKey], bytes | None],
         on_failure: Callable[[], None],
     ) -> None:
-        """Begin to write, on the running loop.
+        """Start to write, on the running loop.
 
         Args:
             changes: where keys are marked.
-            record: turns a key into its record; None: the row goes.
-            on_failure: called when a commit has failed, before anybody is told.
+            record: returns the record of a key; None: delete the row.
+            on_failure: called when a commit has failed, before any caller learns of it.
         """
         self._changes, self._record, self._on_failure = changes, record, on_failure
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._write, name="state-writer", daemon=True)
         self._thread.start()
-        self._flush_anyway()  # who lives here now
+        self._flush_anyway()  # writes the identity of this run
 
     async def close(self) -> None:
-        """Write what is left if the disk lets us, and let go of the directory. Idempotent.
+        """Write what is left if the disk permits, and release the directory. Idempotent.
 
-        A disk that stands still is not waited for: its directory is let go of when it moves.
+        A stalled disk is not waited for: its writer releases the directory once it responds.
         """
         thread, self._thread = self._thread, None
         if thread is None:
-            if self._loop is None:  # else the writer lets go
+            if self._loop is None:  # otherwise the writer closes it
                 self.store.close()
             return
         while (self.pending or self._busy) and self.refusal is None:
@@ -200,10 +201,10 @@ class Journal:
         if thread.is_alive():
             _log.error("the disk of the state directory stands still, it is not waited for")
 
-    # -- what the verbs see --------------------------------------------------------------------
+    # -- called by the verbs -------------------------------------------------------------------
 
     def note(self) -> None:
-        """Something may have changed: have it written, at the latest after the interval."""
+        """Schedule a write if something has changed, at the latest after the interval."""
         changes = self._changes
         if changes is None:
             return
@@ -218,10 +219,10 @@ class Journal:
             self._schedule(0.0)
 
     def check_writable(self) -> None:
-        """Refuse a change that is not made yet, if it cannot be written or not be waited for.
+        """Refuse a change before it is made, if it cannot be written or too many are waiting.
 
         Raises:
-            ServiceError: the disk refuses, or as many wait for it as may.
+            ServiceError: the disk refuses, or the maximum number of answers wait for it.
         """
         self._check_taken()
         if len(self._waiting) >= self.limits.waiting_max:
@@ -243,22 +244,22 @@ class Journal:
         if ordinal <= self._written_up_to or not self.pending:
             return None
         if not self.strict:
-            if not self._is_behind() and not self._waiting:  # else it would overtake
+            if not self._is_behind() and not self._waiting:  # else it would overtake them
                 self.told = ordinal
                 return None
             self.window_waits += 1
-        future: asyncio.Future[None] = self._loop.create_future()  # each its own: may be cancelled
+        future: asyncio.Future[None] = self._loop.create_future()  # one per caller: cancellable
         self._waiting.append((ordinal, future))
         return future
 
     def _check_taken(self) -> None:
         if self.refusal is not None:
-            raise self.refusal.with_traceback(None)  # it would keep every request it has met
+            raise self.refusal.with_traceback(None)  # a traceback would retain requests
 
     # -- loop side -----------------------------------------------------------------------------
 
     def _is_behind(self) -> bool:
-        """Note since when changes wait; tell whether one does for longer than the window."""
+        """Record the age of unwritten changes; return whether the oldest exceeds the window."""
         assert self._loop is not None
         ages, now = self._ages, self._loop.time()
         while ages and ages[0][0] <= self._written_up_to:
@@ -284,7 +285,7 @@ class Journal:
         if delay_s:
             self._timer = self._loop.call_later(delay_s, self._flush)
         else:
-            self._timer = self._loop.call_soon(self._flush)  # with what else this turn brings
+            self._timer = self._loop.call_soon(self._flush)  # with all other changes of this turn
 
     def _drop_timer(self) -> None:
         if self._timer is not None:
@@ -306,7 +307,7 @@ class Journal:
         self._fill(changes, [], [])
 
     def _fill(self, changes: Changes, batch: _Batch, rest: list[StateKey]) -> None:
-        """Make a turn's worth of records; what belongs together waits until all of it is there."""
+        """Make one turn's worth of records; rows that belong together stay in one batch."""
         most = len(batch) + BATCH_ROWS_MAX
         while len(batch) < most and (rest or len(batch) < BATCH_ROWS_MAX):
             taken = changes.take(rest, self._flying)
@@ -322,7 +323,7 @@ class Journal:
         else:
             assert self._loop is not None
             self._handed_at = self._loop.time()
-            if self._watch is None:  # one for many commits
+            if self._watch is None:  # one timer for many commits
                 self._watch = self._loop.call_later(self.limits.stall_s, self._look)
             self._work.put(batch)
 
@@ -346,15 +347,15 @@ class Journal:
             self._look()
 
     def _stalled(self) -> None:
-        """The writer says nothing: for who waits that is a refusal, though it may yet write."""
+        """Treat a writer that does not respond as a refusal, though it may still succeed."""
         self.stalls += 1
         seconds = self.limits.stall_s
         _log.error("the disk of the state directory stands still", extra={"seconds": seconds})
         self._refuse(StateStalled(f"the state has not been written to disk for {seconds:g} s"))
-        self._answered.set()  # whoever closes waits no longer
+        self._answered.set()  # `close` stops waiting
 
     def _written(self, seconds: float, error: Exception | None) -> None:
-        """The writer has answered."""
+        """Handle the writer's answer."""
         self._handed_at = None
         self._busy = False
         self._answered.set()
@@ -385,7 +386,7 @@ class Journal:
         self.note() if self.strict else self._flush()
 
     def _let_go(self) -> None:
-        """Let those answer who need not wait any longer, some in this turn, others in the next."""
+        """Release the answers that need not wait any longer, a limited number per turn."""
         caught_up = not self.strict and self.refusal is None and not self._is_behind()
         for _ in range(ANSWERS_PER_TURN):
             if not self._waiting or not (caught_up or self._waiting[0][0] <= self._written_up_to):
@@ -403,7 +404,7 @@ class Journal:
         if self.refusal is None:
             _log.error("the state cannot be written: %s", error)
         for key, ordinal in sorted(self._flying.items(), key=_ordinal, reverse=True):
-            if key not in self._changes.marked:  # else it has changed again: that entry does
+            if key not in self._changes.marked:  # else its newer entry suffices
                 self._changes.marked[key] = ordinal
                 self._changes.marked.move_to_end(key, last=False)
         self._flying.clear()
@@ -413,19 +414,19 @@ class Journal:
             self._timer = self._loop.call_later(RETRY_S, self._flush_anyway)
 
     def _refuse(self, error: ServiceError) -> None:
-        """Refuse whoever waits for what is not on disk, and changes from now on."""
-        error.retry_after_s = RETRY_S  # then it is tried again
+        """Refuse everyone who waits for unwritten changes, and all changes from now on."""
+        error.retry_after_s = RETRY_S  # when the next attempt is made
         self.refusal = error
         self._on_failure()
         while self._waiting:
             ordinal, future = self._waiting.popleft()
             if future.done():
                 continue
-            if ordinal <= self._written_up_to:  # and its turn to be told had not come
+            if ordinal <= self._written_up_to:  # it was on disk, but not yet released
                 future.set_result(None)
             else:
                 future.set_exception(error)
-                future.exception()  # nobody may be waiting any more
+                future.exception()  # marks it retrieved: the caller may be gone
 
     # -- writer side ---------------------------------------------------------------------------
 
@@ -440,7 +441,7 @@ class Journal:
             except RuntimeError:  # the loop is closed: nobody is left to tell
                 break
             if error is None:
-                self.store.reserve_log()  # it was opened anew
+                self.store.reserve_log()  # the file may have been reopened
         self.store.close()
 
 

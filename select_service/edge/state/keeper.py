@@ -1,9 +1,10 @@
-"""Keeps a core's state on disk: brings it back at the start, and stands between a verb and its yes.
+"""Keeps a core's state on disk: restores it at the start, and gates acknowledgements on the disk.
 
-Under `strict` nothing is acknowledged before it is on disk. When the disk refuses, verbs that
-change something are refused before they begin; of those caught under way, a booking is released
-again (nobody was told that it exists), and anything else may or may not have happened: repeating
-it is safe, and tells. Reads go on. `journal.py` writes; `driver.py` makes one of these and calls.
+Under `strict` nothing is acknowledged before it is on disk. While the disk refuses, verbs that
+change something are refused before they begin. Of those already under way, a booking is released
+again (no client has learned of it); anything else may or may not have happened, and repeating it is
+safe and tells which. Reads continue. `journal.py` writes; `construction.py` creates the keeper,
+`driver.py` calls it.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ PROGRESS_EVERY_S: Final = 1.0
 
 NAMED: Final = 4
 NAMED_CHARS: Final = 256
-"""Records that are named where some are told of, and how much is said of one."""
+"""Records listed by name in a message, and the longest name shown."""
 
 EPOCHS_SINCE: Final = 1_767_225_600  # 2026-01-01
 EPOCH_S: Final = 60
 EPOCH_BY_CLOCK_MAX: Final = 1 << 23
-"""Epochs follow the clock, a minute each, for sixteen years; whatever the clock, they ascend."""
+"""Epochs follow the clock, one per minute, for sixteen years; whatever the clock, they ascend."""
 
 
 def next_epoch(last: int, wall: float) -> int:
-    """Number a life so that no life before it had the same, even one this directory forgot.
+    """Number this run above all earlier ones, even those this directory has forgotten.
 
-    Who hears us takes a lower number for an old word. A directory that was put back from a backup
-    knows fewer lives than there were, so counting them would not do.
+    Replicas take a lower number for an old message. A directory restored from a backup knows of
+    fewer runs than there were, so counting them would not do.
     """
     by_clock = int((wall - EPOCHS_SINCE) // EPOCH_S)
     return max(last + 1, min(by_clock, EPOCH_BY_CLOCK_MAX))
@@ -69,23 +70,23 @@ class Keeper:
         interval_s: float = 0.05,
         limits: StateLimits | None = None,
     ) -> None:
-        """Take the directory and read it; what it holds goes to the core in `restore`.
+        """Lock the directory and read it; `restore` passes the contents to the core.
 
         Args:
-            directory: made when it is not there; for this process alone.
-            strict: acknowledge what is on disk, and nothing else.
-            interval_s: otherwise, the changes of so long are the most a crash may take with it.
-            limits: how long the disk is waited for, and by how many.
+            directory: created if missing; for this process alone.
+            strict: acknowledge only what is on disk.
+            interval_s: if not strict, a crash loses at most the changes of this long.
+            limits: how long to wait for the disk, and how many may.
 
         Raises:
-            StateDirUnusable: another process has it, or it cannot be read.
+            StateDirUnusable: another process holds it, or it cannot be read.
         """
         self.journal = Journal(directory, strict=strict, interval_s=interval_s, limits=limits)
         loaded = self.journal.open()
         self._rows = loaded.rows
         was = loaded.identity or Identity(0, 0)
         self.router_id = was.router_id or random.SystemRandom().getrandbits(64) | 1
-        self.epoch = next_epoch(was.epoch, time.time())  # noqa: TID251 - it numbers this life
+        self.epoch = next_epoch(was.epoch, time.time())  # noqa: TID251 - it numbers this run
         assert self.journal.store.identity is not None
         self.journal.store.identity = msgspec.structs.replace(
             self.journal.store.identity, router_id=self.router_id, epoch=self.epoch
@@ -93,24 +94,24 @@ class Keeper:
         self._state: State | None = None
         self._changes: Changes | None = None
         self._free: Callable[[str], None] = lambda _: None
-        self.released = 0  # bookings the disk would not take
+        self.released = 0  # bookings freed because the disk refused them
 
     async def restore(
         self, state: State, carry_out: Callable[[Effects], None], clock: Callable[[], float]
     ) -> list[StateKey]:
-        """Bring everything back, a slice at a time.
+        """Restore everything, in slices.
 
         Args:
             state: of the core, which must be empty.
-            carry_out: what follows from a record, such as listening to a worker.
+            carry_out: carries out the effects of a record, such as listening to a worker.
             clock: monotonic seconds.
 
         Returns:
-            Keys whose records have no place any more.
+            Keys of records that no longer apply.
 
         Raises:
-            StateDirUnusable: records mean nothing to this build. Each has the checksum it was
-                written with, so another build has: to go on would be to delete them.
+            StateDirUnusable: this build cannot read some records. Their checksums are right, so
+                another build wrote them, and going on would delete them.
         """
         self._state = state
         rows = [row for row in self._rows if row.kind in state.rooms]  # others: of another build
@@ -139,27 +140,27 @@ class Keeper:
         return dropped
 
     def start(self, changes: Changes, free: Callable[[str], None]) -> None:
-        """Begin to write on the running loop.
+        """Start to write, on the running loop.
 
         Args:
-            changes: where the core marks what changed, after `restore`.
-            free: ends a reservation that is live.
+            changes: where the core marks changes, after `restore`.
+            free: frees a live reservation.
         """
         assert self._state is not None
         self._changes, self._free = changes, free
         self.journal.start(changes, self._state.record, self._release)
 
     async def close(self) -> None:
-        """Write the rest and let go of the directory. Idempotent."""
+        """Write the rest and release the directory. Idempotent."""
         await self.journal.close()
 
     # -- around a verb -------------------------------------------------------------------------
 
     def check_writable(self) -> None:
-        """Refuse a verb that would change something while the disk takes nothing.
+        """Refuse a verb that would change something while the disk refuses.
 
         Raises:
-            ServiceError: 503, with a code of its own when it is full, and when it stands still.
+            ServiceError: 503, with codes of their own for a full and for a stalled disk.
         """
         self.journal.check_writable()
 
@@ -177,18 +178,18 @@ class Keeper:
             self._release()
 
     def _release(self) -> None:
-        """Take back bookings that are not on disk, and those their room lets in, to the last."""
+        """Free bookings that are not on disk, and in turn those admitted in their place."""
         changes = self._changes
         if changes is None:
             return
         if not self.journal.strict:
-            changes.trust(self.journal.told)  # those will be written
+            changes.trust(self.journal.told)  # acknowledged ones will be written
         for name in changes.take_fresh():
             self.released += 1
             self._free(name)
 
     def status(self) -> StateStatus:
-        """Return how it stands, for /ready."""
+        """Return the state of the disk, for /ready."""
         damage, journal = self.journal.damage, self.journal
         return StateStatus(
             epoch=self.epoch,

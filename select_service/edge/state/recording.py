@@ -1,9 +1,9 @@
-"""`--record FILE`: notes of the core to disk, in a thread of their own, within bounds.
+"""`--record FILE`: writes the core's notes to disk, in a thread of their own, within bounds.
 
-The loop appends a note to a queue and goes on; the thread writes it down, compresses some hundred
-KiB of them to a frame, and begins another file when one is long enough. What there is no room for,
-in the queue or on the disk, is counted, and the file says how much is missing.
-`core/watching/witness.py` stands before it, `core/tape/items.py` says what the bytes mean.
+The event loop only appends notes to a queue; the thread encodes them, compresses some hundred KiB
+at a time into a frame, and starts another file when one is long enough. Notes that find no room in
+the queue or on the disk are counted, and the file says how many are missing.
+`core/watching/witness.py` stands before it; `core/tape/items.py` defines the format.
 """
 
 from __future__ import annotations
@@ -53,46 +53,47 @@ __all__ = ["RecordSettings", "Recording", "WitnessRandom"]
 _log = logging.getLogger("select_service.recording")
 
 FRAME_BYTES: Final = 256 << 10
-"""Before compression: long enough to compress well, short enough to be lost with a crash."""
+"""Before compression: long enough to compress well, short enough to lose in a crash."""
 
 LEVEL: Final = 1
-"""Of zlib: the fastest; it lets go of the interpreter meanwhile."""
+"""The fastest of zlib, which releases the interpreter lock meanwhile."""
 
 LOOK_S: Final = 0.1
-"""The thread looks into the queue so often: to wake it with every note would cost the loop more."""
+"""How often the thread checks the queue: waking it for every note would cost the loop more."""
 
 SLICE_S: Final = 0.0002
 YIELD_S: Final = 0.0001
-"""So long the thread works before it lets the loop have the interpreter, and how it asks for it."""
+"""How long the thread works before it yields the interpreter to the loop, and for how long it
+sleeps."""
 
 RETRY_S: Final = 1.0
 """How long a disk that refused is left alone."""
 
 SWITCH_S: Final = 0.0005
-"""How long Python lets the thread keep the loop waiting; its default is ten times that."""
+"""How long Python lets the thread keep the loop waiting; a tenth of the default."""
 
 CLOSE_S: Final = 5.0
-"""How long the end of the process waits for the disk; one that stands still keeps the rest."""
+"""How long shutdown waits for the disk; what a stalled disk has not taken by then is lost."""
 
 _DRAWN_BITS_MAX: Final = 64
-"""Longer draws are no choices but names."""
+"""Longer draws are ids, not choices."""
 
 
 class RecordSettings(Struct, frozen=True, kw_only=True):
-    """Where to, and how much."""
+    """Where to record, and how much."""
 
     path: Path
-    bytes_max: int = 64 << 20  # of one file
+    bytes_max: int = 64 << 20  # per file
     files_max: int = 8
     queue_bytes_max: int = 16 << 20
     flush_s: float = 1.0
 
 
 class WitnessRandom(random.Random):
-    """The generator of a recorded service: what it says is written down.
+    """The random generator of a recorded service: everything drawn is recorded.
 
     Args:
-        draws: to which it is appended.
+        draws: where draws are appended.
         seed: None: from the system.
     """
 
@@ -102,7 +103,7 @@ class WitnessRandom(random.Random):
 
     @override
     def __reduce__(self) -> tuple[object, ...]:
-        """Copies, with which a shadow policy draws, are plain: what they say decides nothing."""
+        """Copy to a plain generator: copies serve a shadow policy, whose draws decide nothing."""
         return random.Random, (), self.getstate()
 
     @override
@@ -123,55 +124,55 @@ class Recording:
     """One recording under way.
 
     Attributes:
-        draws: of chance, since somebody took them; the core's.
-        notes: taken, by what became of them: written, or why not.
-        bytes_written: to files, compressed.
-        raw_bytes: the same before that.
+        draws: random draws since they were last taken; belongs to the core.
+        notes: counts by outcome: written, or why not.
+        bytes_written: compressed bytes in files.
+        raw_bytes: the same before compression.
         files: begun.
         failures: writes that failed.
     """
 
     def __init__(self, settings: RecordSettings, config: RouterConfig) -> None:
-        """Name the file; `open` takes it."""
+        """Name the file; `open` creates it."""
         self.draws: list[float | int] = []
         self.settings = settings
         self._config = config
         self._clock: Callable[[], float] = time.monotonic
         self._queue: deque[tuple[Note, int]] = deque()
-        self._put = self._taken = 0  # bytes; each is written by one thread alone
+        self._put = self._taken = 0  # bytes; one is written by the loop only, one by the thread
         self._queue_bytes_max = settings.queue_bytes_max
-        self._missing = 0  # notes that found no room since the last that did
+        self._missing = 0  # notes that found no room since the last one that did
         self.notes: dict[str, int] = {"written": 0, "queue": 0, "disk": 0, "fault": 0}
         self.bytes_written = self.raw_bytes = self.files = self.failures = 0
-        self._packer = Packer()  # knows nothing of a file that begins, see `_rotate` and `_lose`
+        self._packer = Packer()  # `_rotate` and `_lose` reset it: no items refer back past them
         self._name = os.urandom(8).hex()
         self._file: int | None = None  # descriptor
         self._size = 0
-        self._number = 0  # of the last file put aside
+        self._number = 0  # of the last file renamed away
         self._raw = bytearray()
         self._raw_notes = 0
         self._file_notes = 0
         self._raw_since = 0.0
-        self._lost: Gap | None = None  # to be said first
+        self._lost: Gap | None = None  # to be written first
         self._retry_at = 0.0
         self._is_refused = False
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
 
-    # -- what the loop sees --------------------------------------------------------------------
+    # -- called on the loop --------------------------------------------------------------------
 
     @property
     def queue_bytes(self) -> int:
-        """What waits to be written, about."""
+        """Approximate bytes waiting to be written."""
         return self._put - self._taken
 
     @property
     def is_refused(self) -> bool:
-        """Whether the disk refused when it was asked last."""
+        """Whether the last write failed."""
         return self._is_refused
 
     def put(self, note: Note, size: int) -> bool:
-        """Take a note of about so many bytes; False: there is no room, and it is counted."""
+        """Queue a note of about `size` bytes; False if there is no room, which is counted."""
         put = self._put + size
         if put - self._taken > self._queue_bytes_max:
             self.leave_out()
@@ -184,28 +185,28 @@ class Recording:
         return True
 
     def leave_out(self) -> None:
-        """Count a note that would mean nothing without one that found no room."""
+        """Count a note that is useless without one that found no room."""
         self._missing += 1
         self.notes["queue"] += 1
 
     def hear(
         self, stream: EventStream, frames: Sequence[bytes], *, is_replay: bool, is_eagle: bool
     ) -> None:
-        """Take a message of an engine."""
+        """Queue an engine's message."""
         facts = stream.scope, stream.rank, is_eagle, is_replay
         self.put(EventNote(self._clock(), *facts, frames), 128 + sum(map(len, frames)))
 
     def random(self, seed: int | None) -> WitnessRandom:
-        """Return the generator for the core that is recorded."""
+        """Return the random generator for the recorded core."""
         return WitnessRandom(self.draws, seed)
 
-    # -- life ----------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Take the file; one of an earlier life is put aside.
+        """Create the file; rename away one of an earlier run.
 
         Raises:
-            RecordingUnusable: it cannot be had.
+            RecordingUnusable: that is impossible.
         """
         path = self.settings.path
         try:
@@ -216,18 +217,18 @@ class Recording:
             raise RecordingUnusable(f"{path}: {error.strerror}") from None
 
     def start(self, clock: Callable[[], float]) -> None:
-        """Begin to write."""
+        """Start to write."""
         self._clock = clock
         self._thread = threading.Thread(target=self._write, name="recording", daemon=True)
         self._thread.start()
 
     async def close(self) -> None:
-        """Write what is left, and end the file, if the disk lets us. Idempotent."""
-        self._queue_bytes_max = -1  # what comes now is counted, no more
+        """Write what is left and end the file, if the disk permits. Idempotent."""
+        self._queue_bytes_max = -1  # refuses all further notes, which are only counted
         self._over.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, CLOSE_S)
-            if self._thread.is_alive():  # and has the file in its hands
+            if self._thread.is_alive():  # it still uses the file
                 _log.error("the disk of the recording stands still, it is not waited for")
                 return
             self._thread = None
@@ -236,7 +237,7 @@ class Recording:
             self._file = None
 
     def _put_earlier_aside(self, path: Path) -> None:
-        """Keep what an earlier life has recorded; touch nothing that is no recording."""
+        """Rename away an earlier run's recording; touch nothing that is not a recording."""
         try:
             there = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -259,7 +260,7 @@ class Recording:
 
     def _write(self) -> None:
         while True:
-            is_over = self._over.is_set()  # looked at first: what comes after it is refused
+            is_over = self._over.is_set()  # read first: whatever is queued after it is refused
             self._work_off()
             if is_over:
                 break
@@ -273,7 +274,7 @@ class Recording:
             self._end_file(is_last=True)
 
     def _work_off(self) -> None:
-        """Write down what there is; the loop has its turn in between."""
+        """Encode the queued notes, yielding to the loop in between."""
         queue, until = self._queue, perf_counter() + SLICE_S
         while queue:
             note, size = queue.popleft()
@@ -301,17 +302,17 @@ class Recording:
         self._raw_notes += notes
 
     def _lose(self, why: str, notes: int) -> None:
-        """What was not written is missing, and what comes refers to nothing before it."""
+        """Note a gap; whatever follows must not refer to anything before it."""
         self.notes[why] += notes
         before = 0 if self._lost is None else self._lost.notes
         self._lost = Gap(before + notes, why, resets=True)
-        if why == "fault":  # what is whole of this frame stays
+        if why == "fault":  # the complete items of this frame stay
             self._raw += message(self._lost)
             self._lost = None
         self._packer.begin()
 
     def _end_frame(self) -> None:
-        """Compress what was written down, and have it on disk, if the disk lets us."""
+        """Compress the encoded notes and write the frame, if the disk permits."""
         notes, self._raw_notes, self._raw_since = self._raw_notes, 0, 0.0
         if not self._raw:
             return
@@ -321,7 +322,7 @@ class Recording:
             return
         try:
             if self._file is None:
-                self._put_earlier_aside(self.settings.path)  # where it could not be, or was not
+                self._put_earlier_aside(self.settings.path)  # a rotation has failed halfway
                 self._begin_file()
             if self._lost is not None:
                 self._write_frame(message(self._lost))
@@ -347,7 +348,7 @@ class Recording:
             _log.error("the recording cannot be written: %s", error)
 
     def _write_frame(self, raw: bytes) -> None:
-        """Write a frame, all of it or nothing."""
+        """Write a whole frame or nothing."""
         assert self._file is not None
         body = zlib.compress(raw, LEVEL)
         frame = memoryview(FRAME.pack(len(body), zlib.crc32(body)) + body)
@@ -376,12 +377,12 @@ class Recording:
             self._file, self._size, self._file_notes = file, 0, 0
             self._write_all(memoryview(OPENING))
             self._size = len(OPENING)
-            wall_s = time.time()  # noqa: TID251 - told, not counted with
+            wall_s = time.time()  # noqa: TID251 - informational only
             began = Header(
                 *(__version__, self._name, self.files + 1, wall_s, self._clock(), self._config)
             )
             self._write_frame(message(began))
-            self.files += 1  # by which a reader knows that none is missing
+            self.files += 1  # lets a reader see that no file is missing
         except OSError:
             self._file = None
             os.close(file)
@@ -395,7 +396,7 @@ class Recording:
             self._fail(error)
 
     def _rotate(self) -> None:
-        """Begin another file; where that fails, the next frame tries again."""
+        """Start another file; if that fails, the next frame tries again."""
         self._end_file(is_last=False)
         before, self._file = self._file, None
         try:
@@ -409,7 +410,7 @@ class Recording:
         self._packer.begin()
 
     def _put_aside(self) -> None:
-        """Give the file its number, and let the oldest go."""
+        """Rename the file to its number, and delete the oldest."""
         path, keep = self.settings.path, self.settings.files_max - 1
         path.rename(path.with_name(numbered(path.name, self._number + 1)))
         self._number += 1
@@ -419,7 +420,7 @@ class Recording:
 
 
 def _aside(path: Path) -> Iterator[tuple[int, Path]]:
-    """Yield the files that were put aside, with their numbers."""
+    """Yield the numbers and paths of files renamed away."""
     for one in path.parent.iterdir():
         number = number_of(path.name, one.name)
         if number is not None:

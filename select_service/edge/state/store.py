@@ -1,10 +1,10 @@
-"""The state directory: one SQLite file with a row per key, its lock, and its way back from harm.
+"""The state directory: one SQLite file with a row per key, its lock, and recovery from damage.
 
-SQLite (WAL, synchronous=FULL) makes a commit whole and durable; it has no checksums over what was
-committed long ago, and it cuts a log with a wrong byte in the middle without a word. So every row
-carries a checksum, a digest over all rows is part of every transaction, and the log is compared
-with what SQLite made of it. What is damaged is reported, what can be read of it is saved into a
-new file, and the old one stays beside it under `.corrupt`. Never fatal, never silent.
+SQLite (WAL, synchronous=FULL) makes commits atomic and durable, but it has no checksums over older
+data, and silently truncates a log at a wrong byte in the middle. So every row carries a checksum,
+every transaction includes a digest over all rows, and the log is compared with what SQLite made of
+it. Damage is reported, readable rows are saved to a new file, and the old one is kept as
+`.corrupt`. Never fatal, never silent.
 
 Everything here blocks; `journal.py` calls it from its writer thread.
 """
@@ -36,17 +36,18 @@ __all__ = ["Damage", "Identity", "Loaded", "Store"]
 PAGE: Final = 4096  # SQLite's default
 
 CHECKPOINT_PAGES: Final = 1000
-"""Of the log, before it is copied into the file: 4 MB, some 10 ms every hundred commits or two."""
+"""Log pages before a checkpoint: 4 MB, some 10 ms every hundred commits or two."""
 
 LOG_BYTES: Final = wal.HEADER.size + CHECKPOINT_PAGES * (wal.FRAME.size + PAGE)
-"""The log's size from the start. A sync of a file that has grown writes its metadata too, and
-commits the journal of a file system that has one: 0.12 instead of 0.08 ms here, without a journal.
-SQLite reads a log to the first frame that is not of its time, and zeros are of none."""
+"""Initial size of the log. Syncing a file that has grown also writes metadata, and commits the file
+system's journal if it has one: 0.12 instead of 0.08 ms here, without a journal. SQLite reads a log
+up to the first frame with foreign salts, and zeros match none."""
 
 _ZEROS: Final = 1 << 18
 
 ROWS_PER_STATEMENT: Final = 64
-"""Three parameters a row; one statement is one release of the interpreter lock, not one a row."""
+"""Three parameters per row; this releases the interpreter lock once per statement, not once per
+row."""
 
 FILE, WAL, LOCK = "state.db", "state.db-wal", "lock"
 NEW, SAVED, CORRUPT = "state.db.new", "state.db.saved", ".corrupt"
@@ -71,10 +72,10 @@ _LAST: Final = "SELECT id, record, sum FROM state ORDER BY id DESC"
 
 
 class Identity(msgspec.Struct, array_like=True, frozen=True):
-    """Who has lived in the directory, and what it left: the row with id 0."""
+    """The owner of the directory, and a summary of its rows: the row with id 0."""
 
     router_id: int
-    epoch: int  # lives so far
+    epoch: int  # of the last run, ascending
     rows: int = 0
     digest: int = 0  # sum of the checksums of all other rows, modulo 2^64
     format: int = _FORMAT
@@ -89,11 +90,11 @@ class Row(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Damage(msgspec.Struct):
-    """What was found wrong at the start."""
+    """Damage found at the start."""
 
     what: list[str] = []
     rows_saved: int = 0
-    rows_lost: int = 0  # at least: as far as it is known how many there were
+    rows_lost: int = 0  # at least: the former count may be unknown
 
     def __bool__(self) -> bool:
         return bool(self.what)
@@ -113,13 +114,13 @@ _decode_identity = msgspec.msgpack.Decoder(Identity).decode
 
 
 def _checksum(row_id: int, record: bytes) -> int:
-    """Return a signed 64-bit sum; the id is part of it, so rows cannot change places."""
+    """Return a signed 64-bit checksum; it covers the id, so rows cannot be swapped."""
     unsigned = xxhash.xxh3_64_intdigest(record, seed=row_id & U64_MASK)
     return unsigned - (1 << 64) if unsigned >> 63 else unsigned
 
 
 class Store:
-    """One state directory, held by this process alone."""
+    """One state directory, locked by this process."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -130,13 +131,13 @@ class Store:
         self._places: dict[StateKey, int] = {}  # key → row id << 64 | checksum (unsigned)
         self._next_id = _META_ID + 1
 
-    # -- life ----------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------
 
     def lock(self) -> None:
-        """Make the directory ours.
+        """Lock the directory.
 
         Raises:
-            StateDirUnusable: it cannot be made or written, or another process holds it.
+            StateDirUnusable: it cannot be created or written, or another process holds it.
         """
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -153,10 +154,10 @@ class Store:
         self._lock = lock
 
     def load(self) -> Loaded:
-        """Read everything, and put a damaged file aside in favour of what could be saved.
+        """Read everything; replace a damaged file by one with the rows that could be saved.
 
         Raises:
-            StateDirUnusable: the directory cannot be read at all, or is of a later format.
+            StateDirUnusable: the directory cannot be read at all, or has a later format.
         """
         try:
             self._finish_saving()
@@ -174,7 +175,7 @@ class Store:
         return loaded
 
     def close(self) -> None:
-        """Let go of the directory; the log is copied into the file if that works. Idempotent."""
+        """Release the directory, after a checkpoint of the log if possible. Idempotent."""
         if self._db is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -184,17 +185,17 @@ class Store:
             self._lock = None
 
     def close_file(self) -> None:
-        """Close the file and nothing else; the next commit opens it again."""
+        """Close only the file; the next commit reopens it."""
         if self._db is not None:
             with contextlib.suppress(sqlite3.Error):
-                self._db.close()  # takes the log along when all of it is in the file
+                self._db.close()  # deletes the log if all of it is in the file
             self._db = None
             self._is_log_reserved = False
 
     # -- writing -------------------------------------------------------------------------------
 
     def commit(self, batch: Sequence[tuple[StateKey, bytes | None]]) -> None:
-        """Write a batch, on disk when this returns; None deletes. All of it or nothing.
+        """Write a batch atomically, on disk when this returns; None deletes the key.
 
         Raises:
             sqlite3.Error: it may or may not be on disk; writing the same keys again settles it.
@@ -231,14 +232,14 @@ class Store:
                 self._places[key] = new
 
     def reserve_log(self, size: int = LOG_BYTES) -> None:
-        """Give the log its size now, once after each opening; some 20 ms.
+        """Extend the log to its full size, once after each opening; some 20 ms.
 
-        Zeros are written: room that is only promised costs the same as growing when it is used.
-        A disk that refuses does no harm; the log grows as it is written, then.
+        Zeros are written, as room that is merely allocated costs the same as growth once it is
+        used. If the disk refuses, the log just grows as it is written.
         """
         if self._db is None or self._is_log_reserved:
             return
-        self._is_log_reserved = True  # whatever comes of it
+        self._is_log_reserved = True  # whether or not it succeeds
         with contextlib.suppress(OSError):
             log = open_own(self.directory / WAL, os.O_WRONLY)
             try:
@@ -272,19 +273,20 @@ class Store:
                 db.execute(f"DELETE FROM state WHERE id IN ({marks})", ids)  # noqa: S608  # nosec B608
             db.execute("COMMIT")
         except sqlite3.Error:
-            self.close_file()  # rolls back; what is on disk is read anew, whatever failed
+            self.close_file()  # rolls back; the next commit reopens the file, whatever failed
             raise
 
     # -- reading -------------------------------------------------------------------------------
 
     def _open(self, path: Path, *, journal_mode: str = "WAL") -> sqlite3.Connection:
-        # its log inherits the rights; behind a link SQLite would keep that one elsewhere, unseen
+        # The log inherits these permissions; through a symlink, SQLite would keep its log
+        # elsewhere, unseen.
         os.close(open_own(path, os.O_RDWR | os.O_CREAT))
         db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             db.text_factory = bytes
             for pragma in (
-                "locking_mode=EXCLUSIVE",  # before anything is read: then there is no -shm file
+                "locking_mode=EXCLUSIVE",  # before the first read: then there is no -shm file
                 f"journal_mode={journal_mode}",
                 "synchronous=FULL",
                 f"wal_autocheckpoint={CHECKPOINT_PAGES}",
@@ -321,17 +323,17 @@ class Store:
         return loaded
 
     def _log_damage(self, db: sqlite3.Connection, log: wal.Log) -> list[str]:
-        """Compare the log as it lay there with what SQLite took from it."""
+        """Compare the log as found with what SQLite took from it."""
         try:
             _, frames, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
                 raise
-            frames = wal.frames_taken(self.directory / WAL)  # what it took it cannot copy now
+            frames = wal.frames_taken(self.directory / WAL)  # SQLite has no room for a checkpoint
         return log.damage(max(0, frames))
 
     def _write_damage(self) -> list[str]:
-        """Say why the file can be read and not written, unless the disk is to blame."""
+        """Return why the file is readable but not writable, unless the disk is to blame."""
         try:
             self.commit([])
         except sqlite3.DatabaseError as error:
@@ -342,7 +344,7 @@ class Store:
     # -- saving --------------------------------------------------------------------------------
 
     def _create_if_missing(self) -> list[str]:
-        """Begin a directory; from its first moment its file says who it is, or it is damaged."""
+        """Create a missing file; it contains the identity row from the start."""
         if (self.directory / FILE).exists():
             return []
         lost = (self.directory / WAL).exists()
@@ -350,7 +352,7 @@ class Store:
         return [f"{FILE} was gone, its log was there"] if lost else []
 
     def _save(self, identity: Identity | None, rows: Sequence[Row]) -> None:
-        """Put rows into a new file and an old one aside; safe to be killed anywhere."""
+        """Save rows to a new file and rename the old one away; safe to be killed at any point."""
         self.close_file()
         for name in (NEW, f"{NEW}-journal"):
             (self.directory / name).unlink(missing_ok=True)
@@ -360,7 +362,7 @@ class Store:
         self._places, self._next_id = {}, _META_ID + 1
         self.commit([((row.kind, row.name), row.value) for row in rows])
         self.close_file()
-        (self.directory / NEW).rename(self.directory / SAVED)  # from here on it counts
+        (self.directory / NEW).rename(self.directory / SAVED)  # the commit point
         self._sync_directory()
         self._finish_saving()
 
@@ -383,7 +385,7 @@ class Store:
 
 
 class _LaterFormat(Exception):
-    """A later build has written here; what it means by its rows is not known."""
+    """A later build has written here; this one does not understand its rows."""
 
 
 class _Reader:
@@ -397,7 +399,7 @@ class _Reader:
         self._digest = 0
 
     def read(self, db: sqlite3.Connection) -> None:
-        """Take every row with a right checksum; from the far end too if the near one breaks off."""
+        """Take every row with a right checksum; if reading breaks off, also from the far end."""
         try:
             self._take(db.execute(_FIRST))
         except sqlite3.DatabaseError as error:
@@ -423,7 +425,7 @@ class _Reader:
             self._bad += 1
         elif row_id == _META_ID:
             self._loaded.identity = identity = _decode_identity(record)
-            if identity.format > _FORMAT:  # known before any other row is read or written
+            if identity.format > _FORMAT:  # checked before any other row is read or written
                 raise _LaterFormat(f"is of format {identity.format}, this build knows {_FORMAT}")
         else:
             self._keep(row_id, _decode_row(record), checksum & U64_MASK)
@@ -438,7 +440,7 @@ class _Reader:
         self._loaded.rows.append(row)
 
     def judge(self) -> None:
-        """Compare what was read with what the last transaction said there is."""
+        """Compare what was read with the summary of the last transaction."""
         loaded, damage = self._loaded, self._loaded.damage
         identity = loaded.identity
         if self._bad:
@@ -456,24 +458,24 @@ class _Reader:
 def _lengthen(log: int, size: int) -> None:
     before = os.fstat(log).st_size
     if before < wal.HEADER.size:
-        return  # a log that begins with zeros has lost its head
+        return  # a log must not begin with zeros
     try:
         at = before
         while at < size:
             at += os.pwrite(log, bytes(min(size - at, _ZEROS)), at)
         os.fdatasync(log)
     except OSError:
-        os.ftruncate(log, before)  # what room there is belongs to what must be written
+        os.ftruncate(log, before)  # leaves the room for data
         raise
 
 
 def _inner_damage(db: sqlite3.Connection) -> list[str]:
-    """Return the first complaint about what no row shows: free pages, free space in pages."""
+    """Return the first problem outside of rows: free pages, free space within pages."""
     found = [row[0].decode() for row in db.execute("PRAGMA quick_check(1)")]
     return [f"{FILE}: {one}" for one in found if one != "ok"]
 
 
 def _is_corruption(error: sqlite3.DatabaseError) -> bool:
-    """Whether the file is to blame; not the disk, not its rights, not another process."""
+    """Whether the file is to blame: not the disk, permissions, or another process."""
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code in _BAD_READS or code & 0xFF not in _NOT_THE_FILE

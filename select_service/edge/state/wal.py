@@ -1,8 +1,8 @@
-"""What lies in a write-ahead log, seen without SQLite: did it take all that was committed?
+"""Reads SQLite's write-ahead log independently: did SQLite take everything committed?
 
 SQLite follows the log to the first frame whose checksum is wrong and ignores the rest. That is
-right for a tail that was never finished, and a silent loss when a byte in the middle has turned.
-File format: sqlite.org/fileformat2.html, section 4.
+right for an unfinished tail, but a silent loss if a byte in the middle has flipped. File format:
+sqlite.org/fileformat2.html, section 4.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _U32: Final = (1 << 32) - 1
 
 
 class Log(NamedTuple):
-    """What was found before SQLite looked at it."""
+    """The log as found, before SQLite opened it."""
 
     is_there: bool = False
     header_is_sound: bool = True
-    commits_at: int = 0  # the last frame with the salts of the header that ends a transaction
+    commits_at: int = 0  # last frame that ends a transaction and has the header's salts
 
     def damage(self, frames_taken: int) -> list[str]:
-        """Say what is wrong, given how many frames SQLite took."""
+        """Return what is wrong, given how many frames SQLite took."""
         if not self.is_there:
             return []
         if not self.header_is_sound:
@@ -46,12 +46,12 @@ class Log(NamedTuple):
 
 
 def inspect(path: Path) -> Log:
-    """Read the heads of all frames; a missing or empty log is sound.
+    """Read the headers of all frames; a missing or empty log is sound.
 
-    A frame without the end of its page found no room, and whoever wrote it was told so.
+    An incomplete last frame found no room on the disk, and its writer got an error.
 
     Raises:
-        OSError: it cannot be read, or is no plain file.
+        OSError: it cannot be read, or is not a regular file.
     """
     try:
         file = os.fdopen(open_own(path, os.O_RDONLY), "rb")
@@ -77,13 +77,13 @@ def inspect(path: Path) -> Log:
 
 
 def frames_taken(path: Path) -> int:
-    """Return how many frames SQLite takes; to have it say so is to have it write to the file.
+    """Return how many frames SQLite would take; asking SQLite itself would write to the file.
 
-    Those are all to the last that ends a transaction, before the first with a wrong checksum: each
-    goes over what is before it, too. Some 0.2 ms a frame.
+    Those are all up to the last that ends a transaction, before the first with a wrong checksum;
+    checksums are cumulative. Some 0.2 ms per frame.
 
     Raises:
-        OSError: it cannot be read, or is no plain file.
+        OSError: it cannot be read, or is not a regular file.
     """
     try:
         file = os.fdopen(open_own(path, os.O_RDONLY), "rb")

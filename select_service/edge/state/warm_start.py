@@ -1,8 +1,8 @@
-"""What of the index outlives the process: written now and then, given back to streams at the start.
+"""Keeps the index across restarts: writes snapshots, and restores streams from the last one.
 
-Between the driver, which opens streams, and `indexer/edge/snapshots.py`, which knows the file. A
-stream that an earlier life knew is subscribed at once and held until its blocks are back; then its
-engine is asked for proof, and only that lets them be seen.
+It connects the driver, which opens streams, to `indexer/edge/snapshots.py`, which knows the file. A
+stream in the snapshot is subscribed at once and held until its blocks are restored; they become
+visible only once its engine has confirmed them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class WarmStart:
 
     Attributes:
         snapshots: the file and its counters.
-        load_seconds: spent on giving streams back what they knew.
+        load_seconds: time spent restoring streams.
     """
 
     def __init__(
@@ -51,24 +51,24 @@ class WarmStart:
         self._clock = clock
         self._listeners: Listeners | None = None
         self._sources: Callable[[], Iterable[tuple[EventStream, str, str | None]]] = tuple
-        self._waiting: deque[Source] = deque()  # held until their blocks are back
+        self._waiting: deque[Source] = deque()  # held until their blocks are restored
         self._loading: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[None] | None = None
 
-    # -- life ----------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------
 
     async def open(self, listeners: Listeners) -> None:
-        """Look at what there is, before the first stream is opened."""
+        """Read the snapshot's contents, before the first stream is opened."""
         self._listeners = listeners
         await self.snapshots.open()
 
     def start(self, sources: Callable[[], Iterable[tuple[EventStream, str, str | None]]]) -> None:
-        """Begin to write; `sources` are all streams that are open when it is called."""
+        """Start to write snapshots; `sources` returns all streams open at the time of the call."""
         self._sources = sources
         self._writing = asyncio.get_running_loop().create_task(self._keep_writing())
 
     async def close(self) -> None:
-        """Write a last one if there is time, while the listeners are open. Idempotent."""
+        """Write a last snapshot if there is time, while the listeners are open. Idempotent."""
         tasks = [task for task in (self._loading, self._writing) if task is not None]
         is_started, self._loading, self._writing = self._writing is not None, None, None
         for task in tasks:
@@ -82,14 +82,14 @@ class WarmStart:
                 _log.warning("index snapshot: no time for a last one, the one before stays")
         self.snapshots.close()
 
-    # -- streams of an earlier life ------------------------------------------------------------
+    # -- streams of an earlier run -------------------------------------------------------------
 
     def knows(self, stream: EventStream) -> bool:
-        """Say whether a new stream must be held until `give_back` has been through with it."""
+        """Return whether a new stream must be held until `give_back` has restored it."""
         return self.snapshots.knows(stream)
 
     def give_back(self, listen: Listen) -> None:
-        """Load what a held stream knew and let it go on."""
+        """Restore the blocks of a held stream and release it."""
         self._waiting.append(Source(listen.stream, listen.endpoint, listen.replay_endpoint))
         if self._loading is None:
             self._loading = asyncio.get_running_loop().create_task(self._load_all())
@@ -107,12 +107,12 @@ class WarmStart:
 
     @property
     def unproven(self) -> int:
-        """Ranks that wait for their blocks, or for their engine's word on them."""
+        """Ranks waiting for their blocks, or for their engine's confirmation."""
         return len(self._waiting) + sum(s.is_unproven for s in self._registry.streams())
 
     @property
     def is_judged(self) -> bool:
-        """Whether every engine that can be asked has answered; the others speak when they work."""
+        """Whether all engines that can be asked have answered; others confirm by later events."""
         return not self._waiting and not any(
             stream.is_unproven and stream.has_replay for stream in self._registry.streams()
         )
@@ -124,7 +124,7 @@ class WarmStart:
         assert self._listeners is not None
         try:
             return await self.snapshots.write(map(Source._make, self._sources()), self._listeners)
-        except Exception:  # noqa: BLE001 - it costs a snapshot and nothing else
+        except Exception:  # noqa: BLE001 - it costs one snapshot and nothing else
             _log.exception("index snapshot: not written through an error of ours")
             self.snapshots.failures["internal"] = self.snapshots.failures.get("internal", 0) + 1
             return False

@@ -1,1 +1,1 @@
-"""What bearers of tokens bound to tenants see of the service."""
+"""Restricts the service to what tokens bound to tenants may see."""

@@ -1,9 +1,8 @@
-"""The names under which the things of tenants are kept, and those their clients know them by.
+"""Maps the ids that bound tokens use to the ids under which the core keeps them.
 
-Ids of reservations and leases are chosen by clients and unique in the process. So that nobody can
-learn of another tenant's, or take them first, those that come with a bound token are kept under a
-name that begins with its tenant, and only its tenant meets them there. Tokens that are not bound
-see these names as they are kept.
+Clients choose ids of reservations and leases, which are unique in the process. So that nobody can
+discover another tenant's ids or take them first, ids that come with a bound token are kept with a
+prefix for the tenant, and only that tenant can reach them. Unbound tokens see the kept ids.
 """
 
 from __future__ import annotations
@@ -29,10 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["TenantNames", "prefix_of"]
 
 _NOBODYS: Final = "\0"
-"""Ends the name of no reservation: the driver says that there is none, and not why."""
+"""Suffix that no reservation id has: the core then reports it as missing, without the real reason.
+"""
 
 _PREFIX_MAX: Final = 32
-"""Characters of a tenant's name before its ids; of a longer one, of its hash: 128 bits."""
+"""Characters of the tenant's name before its ids; of its hash, if it is longer: 128 bits."""
 
 _IDS: Final = ("reservation_id", "selection_id", "lease_id")
 
@@ -40,21 +40,21 @@ A = TypeVar("A")
 
 
 class TenantNames:
-    """What a token that is bound to tenants calls its things.
+    """The ids of a token bound to tenants.
 
     Attributes:
-        prefixes: what the names of each tenant's things begin with; the first is home to leases.
+        prefixes: of each tenant's kept ids; leases go under the first.
     """
 
     def __init__(
         self, core: SelectionCore, tenants: tuple[str, ...], note_foreign: Callable[[], None]
     ) -> None:
-        """Name things for a token.
+        """Map ids for a token.
 
         Args:
             core: keeps them.
-            tenants: the token is bound to.
-            note_foreign: called when another tenant's is named.
+            tenants: to which the token is bound.
+            note_foreign: called when something of another tenant is named.
         """
         self._core = core
         self._tenants = frozenset(tenants)
@@ -62,7 +62,7 @@ class TenantNames:
         self.prefixes = tuple(prefix_of(tenant) for tenant in tenants)
 
     def rename(self, request: SelectAndReserveRequest | ReservationRequest) -> None:
-        """Put the names of things in place of the client's."""
+        """Replace the client's ids in a request by those to keep."""
         prefix = prefix_of(request.scope.tenant_id)
         name = request.reservation_id
         if name is None:
@@ -74,17 +74,17 @@ class TenantNames:
             request.lease_id = self.lease(request.lease_id)
 
     def reservation(self, name: str) -> str:
-        """Return the name under which a reservation of one's own is kept."""
+        """Return the id under which one of the client's reservations is kept."""
         bookings = self._core.desk.bookings
         kept = [prefix + name for prefix in self.prefixes]
-        # the last is that of a client that is not bound, which may be for a tenant of ours
+        # Last, the plain id: an unbound client may have booked for one of our tenants.
         for one in (*kept, name):
             booking = bookings.find(one) or next(iter(bookings.legs(one)), None)
             if booking is not None:
                 if booking.partition.scope.tenant_id in self._tenants:
                     return one
                 self._note_foreign()
-                if one is not name:  # whoever is not bound may choose a name like ours
+                if one is not name:  # unbound clients may choose an id with our prefix
                     return one + _NOBODYS
         claims = self._core.desk.announcer.claims
         for one in kept[1:]:
@@ -93,7 +93,7 @@ class TenantNames:
         return kept[0]
 
     def lease(self, lease_id: str) -> str:
-        """Return the name under which a lease of one's own is kept."""
+        """Return the id under which one of the client's leases is kept."""
         leases = self._core.desk.leases
         copies = self._core.desk.announcer.claims.copies
         kept = [prefix + lease_id for prefix in self.prefixes]
@@ -103,8 +103,8 @@ class TenantNames:
         return kept[0]
 
     def named_by_client(self, answer: A) -> A:
-        """Return an answer with the ids its client has chosen; the one that is kept stays."""
-        if isinstance(answer, Ticket):  # it is known by itself, and its answer is renamed by `wait`
+        """Return a copy of an answer with the client's ids; the original is kept elsewhere."""
+        if isinstance(answer, Ticket):  # identified by identity; `wait` renames its answer
             return answer
         if isinstance(answer, PairSelection):
             legs = {
@@ -123,11 +123,11 @@ class TenantNames:
         return msgspec.structs.replace(answer, **names)
 
     def lease_named_by_client(self, lease: LeaseRecord) -> LeaseRecord:
-        """Return a lease with its client's name, and without what it says of the process."""
+        """Return a lease with the client's id, and without facts about the process."""
         return msgspec.structs.replace(lease, lease_id=self.short(lease.lease_id), router_ids=UNSET)
 
     def result_named_by_client(self, one: WaveResult) -> WaveResult:
-        """Return one answer of a wave likewise."""
+        """Return one result of a wave with the client's ids."""
         for name in ("selection", "cache_threshold"):
             said = getattr(one, name)
             if said is not UNSET:
@@ -137,7 +137,7 @@ class TenantNames:
         return msgspec.structs.replace(one, error=self._without_prefix(one.error))
 
     def batch_named_by_client(self, answer: BatchAnswer) -> BatchAnswer:
-        """Return the answer to a batch with refusals in the words of its client."""
+        """Return the answer to a batch with the client's ids in error texts."""
         return BatchAnswer(
             [
                 one
@@ -148,7 +148,7 @@ class TenantNames:
         )
 
     def in_words_of_client(self, error: ServiceError) -> ServiceError:
-        """Return a refusal that speaks of names as the client knows them."""
+        """Return a refusal with the client's ids in its text."""
         if isinstance(error, NameRefused) and error.field in _IDS:
             most = max(error.most - max(map(len, self.prefixes)), 0)
             return NameRefused(error.field, most, error.limit)
@@ -156,7 +156,7 @@ class TenantNames:
         return error
 
     def short(self, name: str) -> str:
-        """Return a name as its client knows it."""
+        """Strip the tenant's prefix from a kept id."""
         for prefix in self.prefixes:
             if name.startswith(prefix):
                 return name[len(prefix) :]
@@ -169,10 +169,10 @@ class TenantNames:
 
 
 def prefix_of(tenant: str) -> str:
-    """Return what names of a tenant's things begin with; no two tenants' can be mistaken.
+    """Return the prefix of a tenant's kept ids; prefixes of two tenants cannot be confused.
 
-    Beside a long one (a letter may take twelve characters) no id of a client's would have room: it
-    is told by its hash, behind what quoting never writes.
+    A long name (quoting may take twelve characters per letter) would leave no room for ids: its
+    hash is used instead, after a mark that quoting never produces.
     """
     quoted = quote(tenant, safe="")
     if len(quoted) > _PREFIX_MAX:

@@ -1,6 +1,6 @@
-"""Decisions told to the bearer of a token bound to tenants: their own, under their own names.
+"""Decisions for tokens bound to tenants: their own only, under the client's ids.
 
-Stands in the place of `Teller`; `names.py` says how things are kept.
+Takes the place of `Teller`; `names.py` explains the kept ids.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["TenantTeller"]
 
 
 class TenantTeller:
-    """Tells of some tenants' decisions; of others there are none."""
+    """Renders the decisions of some tenants; others do not exist."""
 
     def __init__(
         self,
@@ -36,13 +36,13 @@ class TenantTeller:
         short: Callable[[str], str],
         note_foreign: Callable[[], None],
     ) -> None:
-        """Tell nothing yet.
+        """Render nothing yet.
 
         Args:
-            teller: of all.
-            tenants: whose decisions are told.
-            prefixes: of the names under which their bookings are kept.
-            short: turns such a name into the client's.
+            teller: renders all decisions.
+            tenants: whose decisions are visible.
+            prefixes: of the ids under which their bookings are kept.
+            short: turns a kept id into the client's.
             note_foreign: called when another tenant's decision is named.
         """
         self._teller = teller
@@ -55,18 +55,18 @@ class TenantTeller:
         """Return the newest decision under an id.
 
         Raises:
-            DecisionsOff, DecisionNotFound: as to everybody; another tenant's is not found.
+            DecisionsOff, DecisionNotFound: as for everybody; another tenant's is not found.
         """
         aliases = frozenset(prefix + name for prefix in self._prefixes)
         try:
             return self._teller.find(name, self._tenants, aliases)
         except DecisionNotFound:
-            self._teller.find(name)  # somebody's, or it says itself that there is none
+            self._teller.find(name)  # raises if nobody has such a decision
             self._note_foreign()
             raise
 
     async def matching(self, wanted: Wanted) -> list[Record]:
-        """Return the records wanted, newest first."""
+        """Return the matching records, newest first."""
         if wanted.tenant_id is not None and wanted.tenant_id not in self._tenants:
             self._note_foreign()
         return await self._teller.matching(msgspec.structs.replace(wanted, tenants=self._tenants))
@@ -78,14 +78,14 @@ class TenantTeller:
         candidates: bool,
         write: Callable[[Candidate], object] = as_told,
     ) -> AsyncIterator[Decision]:
-        """Tell one after another."""
+        """Render one after another."""
         async for decision in self._teller.each(records, candidates=candidates, write=write):
             yield self._named_by_client(decision)
 
     async def tell(
         self, record: object, write: Callable[[Candidate], object] = as_told
     ) -> Decision:
-        """Tell a whole decision."""
+        """Render a whole decision."""
         return self._named_by_client(await self._teller.tell(record, write))
 
     async def finish(
@@ -104,7 +104,7 @@ class TenantTeller:
     async def finish_refusal(
         self, error: ServiceError, write: Callable[[Candidate], object] = as_told
     ) -> None:
-        """Tell what led to a refusal, if that was asked for."""
+        """Render the decision behind a refusal, if `explain` was set."""
         await self._teller.finish_refusal(error, write)
         if isinstance(error.decision, Decision):
             error.decision = self._named_by_client(error.decision)

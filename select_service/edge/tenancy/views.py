@@ -1,11 +1,9 @@
-"""What the bearer of a token bound to tenants sees of the service, and what a stranger sees.
+"""The service as seen by a token bound to tenants, and by callers without a token.
 
-Both stand in the driver's place before the handlers, which know nothing of it. To a bound token
-the things of other tenants do not exist, and are refused with the very words for what does not.
-What is not written here is not for it: a verb that is added to the driver is refused until somebody
-has thought about tenants.
-
-Its things are kept under names of its own: see `names.py`.
+Both views take the driver's place before the handlers, which do not notice. To a bound token,
+things of other tenants do not exist: errors are worded exactly as for missing ones. Verbs not
+defined here are refused, so that a new verb of the driver stays closed until somebody has
+considered tenants. The tenants' ids are kept under a prefix: see `names.py`.
 """
 
 from __future__ import annotations
@@ -80,7 +78,7 @@ P = ParamSpec("P")
 
 
 class Outside:
-    """What is told to those who have no token: whether the process is ready, and no more."""
+    """The view of callers without a token: whether the process is ready, and no more."""
 
     keeper: Keeper | None = None
 
@@ -96,7 +94,7 @@ class Outside:
 
 
 class TenantView:
-    """The service, as far as it concerns some tenants."""
+    """The service, restricted to some tenants."""
 
     def __init__(
         self, service: Driver, tenants: tuple[str, ...], note_foreign: Callable[[], None]
@@ -105,8 +103,8 @@ class TenantView:
 
         Args:
             service: does the work.
-            tenants: the token is bound to; the first is home to its leases.
-            note_foreign: called when another tenant is named.
+            tenants: to which the token is bound; its leases go under the first.
+            note_foreign: called when something of another tenant is named.
         """
         self.keeper = service.keeper
         self._service = service
@@ -119,7 +117,7 @@ class TenantView:
 
     @property
     def teller(self) -> TenantTeller:
-        """Who tells one's own decisions."""
+        """Renders the tenants' own decisions."""
         return TenantTeller(
             *(self._service.teller, self._tenants, self._names.prefixes),
             short=self._names.short,
@@ -136,7 +134,7 @@ class TenantView:
             raise worker_not_found(worker_id)
 
     def upsert_worker(self, spec: WorkerSpec) -> WorkerRecord:
-        """POST /workers. Numbers of workers are the process's: one that is taken is refused."""
+        """POST /workers. Worker ids are process-wide: another tenant's is refused."""
         tenant = spec.tenant_id if spec.tenant_id is not UNSET else spec.routing_group
         name = "default" if tenant is UNSET else tenant
         if name not in self._tenants:
@@ -181,7 +179,7 @@ class TenantView:
         role: Role | None = None,
         hit_rate_loss_max: float = HIT_RATE_LOSS_MAX,
     ) -> list[ScaleDownCandidate]:
-        """GET /scale_down_candidates, of tenants the token may see."""
+        """GET /scale_down_candidates, of the token's tenants."""
         among = self._asked(tenant_id)
         return await self._service.scale_down_candidates(
             count, model_name, None, role, hit_rate_loss_max, among=among
@@ -204,7 +202,7 @@ class TenantView:
         return sorted(found, key=lambda worker: worker.worker_id)
 
     def worker_ids(self, model_name: str | None = None, tenant_id: str | None = None) -> list[int]:
-        """GET /workers: whom to tell of."""
+        """GET /workers: the ids to report."""
         return sorted(
             worker_id
             for tenant in self._asked(tenant_id)
@@ -212,7 +210,7 @@ class TenantView:
         )
 
     def worker_record(self, worker_id: int) -> WorkerRecord | None:
-        """GET /workers: one of them; who has become another tenant's is none of one's own."""
+        """GET /workers: one record; None if it is another tenant's by now."""
         record = self._service.worker_record(worker_id)
         return record if record is not None and record.tenant_id in self._tenants else None
 
@@ -230,7 +228,7 @@ class TenantView:
         return self._service.is_ready()
 
     def ready(self, *, with_workers: bool = True) -> Ready:
-        """GET /ready: of the process, with one's own workers."""
+        """GET /ready: of the process, with the tenants' workers."""
         schedulable = sum(
             worker.lifecycle == "schedulable"
             for worker in self._service.core.catalog
@@ -251,7 +249,7 @@ class TenantView:
         self._check_scope(request)
         try:
             return self._service.select_now(request, unknown)
-        except NoSchedulableWorker:  # "anywhere" would tell of others
+        except NoSchedulableWorker:  # its text would reveal other tenants' workers
             raise NoSchedulableWorker.in_scope(request.scope) from None
 
     def select_and_reserve_now(
@@ -265,7 +263,7 @@ class TenantView:
         return self._book(request, unknown, self._service.select_pair_now)
 
     async def select_batch(self, request: SelectBatchRequest, items: Sequence[Item]) -> WaveAnswer:
-        """POST /select_batch: what is for other tenants finds no worker."""
+        """POST /select_batch; items for other tenants find no worker."""
         own = [self._own_item(item) for item in items]
         try:
             answer = await self._service.select_batch(request, own)
@@ -291,7 +289,7 @@ class TenantView:
         return self._book(request, unknown, self._service.reserve)
 
     def _book(self, request: B, unknown: bytes, verb: Callable[[B, bytes], A]) -> A:
-        """Book under the tenant's names, and answer under the client's."""
+        """Book under the kept ids, and answer with the client's."""
         self._check_scope(request)
         self._names.rename(request)
         try:
@@ -326,7 +324,7 @@ class TenantView:
         self._ask(self._service.free, self._names.reservation(reservation_id))
 
     def _ask(self, verb: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
-        """Call a verb; its refusal speaks of names as the client knows them."""
+        """Call a verb; its refusals use the client's ids."""
         try:
             return verb(*args, **kwargs)
         except ServiceError as error:
@@ -362,11 +360,11 @@ class TenantView:
         return self._names.lease_named_by_client(lease)
 
     def close_lease_now(self, lease_id: str) -> Lease | None:
-        """DELETE /leases/{id} as far as one turn goes."""
+        """DELETE /leases/{id}, up to one turn."""
         return self._ask(self._service.close_lease_now, self._names.lease(lease_id))
 
     async def clear_lease(self, lease: Lease) -> None:
-        """Free the rest of what an ended lease left."""
+        """Free the rest under an ended lease."""
         await self._service.clear_lease(lease)
 
     def leases(self, owner: str | None, limit: int) -> LeaseList:
@@ -380,7 +378,7 @@ class TenantView:
     def load_scopes(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[Scope]:
-        """GET /loads: of which scopes."""
+        """GET /loads: the scopes to report."""
         return sorted(
             scope
             for tenant in self._asked(tenant_id)
@@ -388,13 +386,13 @@ class TenantView:
         )
 
     def load_of(self, scope: Scope) -> ScopeLoads | None:
-        """GET /loads: one of them."""
+        """GET /loads: one scope."""
         return self._service.load_of(scope)
 
     async def trust_seats(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[TrustSeat]:
-        """GET /trust: whom to tell of."""
+        """GET /trust: the ranks to report."""
         return [
             seat
             for tenant in self._asked(tenant_id)
@@ -402,7 +400,7 @@ class TenantView:
         ]
 
     def trust_row(self, seat: TrustSeat) -> RankTrustRow:
-        """GET /trust: one of them."""
+        """GET /trust: one rank."""
         return self._service.trust_row(seat)
 
     async def shadow(

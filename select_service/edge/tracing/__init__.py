@@ -1,1 +1,1 @@
-"""Traced requests: who is, when their steps began, and how spans get to a collector."""
+"""Tracing: sampling requests, timing their steps, exporting spans to a collector."""

@@ -1,9 +1,9 @@
-"""Spans on their way to a collector: a bounded queue, and a thread that empties it.
+"""Exports spans to a collector: a bounded queue, and a thread that empties it.
 
-A request leaves its facts here, which costs it a microsecond; all else, from OpenTelemetry's
-objects to the network, happens in the thread. A collector that is slow, away or mad costs spans,
-which are counted, and never a request. `spans.py` stands before, an exporter of OpenTelemetry's
-behind; only this file knows that SDK, and loads it when tracing is on.
+A request leaves its facts here, which costs it a microsecond; everything else, from building
+OpenTelemetry's objects to the network, happens in the thread. A slow, absent or broken collector
+costs spans, which are counted, and never a request. `spans.py` stands before this, an exporter of
+OpenTelemetry behind; only this file knows that SDK, and loads it when tracing is on.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ TEXT_CHARS_MAX: Final = 256
 """Longer strings are cut: an id may be as long as a body."""
 
 STATE_MEMBERS_MAX: Final = 32
-"""Of tracestate, as W3C has it."""
+"""Of a tracestate; W3C's limit."""
 
 ANSWER_BYTES_MAX: Final = 4096
-"""Of a collector, that are read; what it says on matters to nobody."""
+"""Bytes read of a collector's answer; the rest is ignored."""
 
 _MEMBER: Final = re.compile(
     rb"[ \t]*([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
@@ -55,52 +55,52 @@ _PREFIX: Final = "select."
 
 
 class TracingUnavailableError(Exception):
-    """What tracing takes is not there."""
+    """A prerequisite of tracing is missing."""
 
 
 class Finished(NamedTuple):
-    """One request that was traced, and has its answer."""
+    """A traced request that has been answered."""
 
     name: str
     trace_id: int
     span_id: int
-    parent_id: int  # 0: nobody's child
+    parent_id: int  # 0: no parent
     state: bytes
     began_ns: int  # since the epoch
     clock_ns: int  # the same moment by the clock of the steps
-    ended_ns: int  # by that
+    ended_ns: int  # by the clock of the steps
     steps: Sequence[tuple[str, int]]
     status: int
-    refusal: bytes  # the answer, where it is one
+    refusal: bytes  # the answer, if it is a refusal
     facts: Mapping[str, object]
 
     @property
     def spans(self) -> int:
-        """How many spans it makes."""
+        """How many spans it becomes."""
         return 1 + sum(name != "" for name, _ in self.steps)
 
 
 class SpanExport:
-    """Takes what is finished, and gives it to an exporter from a thread of its own."""
+    """Queues finished requests, and passes them to an exporter in a thread of its own."""
 
     def __init__(
         self, exporter: SpanExporter, *, queue_max: int, batch_max: int, interval_s: float
     ) -> None:
-        """Open the queue; `start` the thread.
+        """Create the queue; `start` starts the thread.
 
         Args:
             exporter: of OpenTelemetry's SDK.
-            queue_max: spans that may wait.
-            batch_max: spans sent at once.
-            interval_s: how long spans wait for company.
+            queue_max: most spans queued.
+            batch_max: most spans sent at once.
+            interval_s: how long spans wait to form a batch.
         """
         self._exporter = exporter
         self._queue_max = queue_max
         self._batch_max = min(batch_max, queue_max)
         self._interval_s = interval_s
         self._queue: deque[Finished] = deque()
-        self._taken_in = 0  # spans, written by the loop
-        self._taken_out = 0  # written by the thread: neither needs a lock
+        self._taken_in = 0  # spans; written by the loop only
+        self._taken_out = 0  # written by the thread only: neither needs a lock
         self.dropped = 0
         self.exported = 0
         self.failed = 0
@@ -112,16 +112,16 @@ class SpanExport:
 
     @property
     def queued(self) -> int:
-        """Spans that wait."""
+        """Spans in the queue."""
         return self._taken_in - self._taken_out
 
     def start(self) -> None:
-        """Begin to export. Idempotent."""
+        """Start to export. Idempotent."""
         if not self._thread.is_alive() and not self._closing:
             self._thread.start()
 
     def put(self, finished: Finished) -> None:
-        """Take a request in, or count it as dropped. Never waits."""
+        """Queue a request, or count it as dropped. Never waits."""
         spans = finished.spans
         if self._closing or self.queued + spans > self._queue_max:
             self.dropped += spans
@@ -132,14 +132,14 @@ class SpanExport:
             self._wake.set()
 
     def close(self, timeout_s: float) -> None:
-        """Export what waits, for so long at most; the rest is dropped. Blocks. Idempotent."""
+        """Export what is queued, within a time limit; the rest is dropped. Blocks. Idempotent."""
         self._closing = True
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         if self._thread.is_alive():
             _log.warning("spans not exported in time", extra={"spans": self.queued})
-        self._exporter.shutdown()  # wakes the thread where it waits to try again
+        self._exporter.shutdown()  # wakes the thread from a retry delay
         _exporters_log.setLevel(logging.NOTSET)
 
     def _run(self) -> None:
@@ -164,7 +164,7 @@ class SpanExport:
             for finished in batch:
                 built += self._build(finished)
             is_done = self._exporter.export(built).name == "SUCCESS"
-        except Exception:  # noqa: BLE001 - whatever it is, the next batch may do better
+        except Exception:  # noqa: BLE001 - whatever it is, the next batch may succeed
             _log.debug("export failed", exc_info=True)
             is_done = False
         if is_done:
@@ -175,7 +175,7 @@ class SpanExport:
             self._turn(is_failing=not is_done)
 
     def _turn(self, *, is_failing: bool) -> None:
-        """Say once that it fails, or works again; the exporter would say why with every batch."""
+        """Log changes between failing and working; the exporter would log each failed batch."""
         self._is_failing = is_failing
         if is_failing:
             _log.warning("spans cannot be exported")
@@ -186,10 +186,10 @@ class SpanExport:
 
 
 class _Builder:
-    """Makes OpenTelemetry's spans out of what is finished."""
+    """Builds OpenTelemetry's spans from finished requests."""
 
     def __init__(self) -> None:
-        from opentelemetry import trace  # only where requests are traced
+        from opentelemetry import trace  # only if tracing is on
         from opentelemetry.sdk import resources
         from opentelemetry.sdk import trace as sdk
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -252,7 +252,7 @@ def otlp_exporter() -> SpanExporter:
     """Return the exporter that the OTEL_EXPORTER_OTLP_* variables describe.
 
     Raises:
-        TracingUnavailableError: the extra `otel` is not installed, or they make no sense.
+        TracingUnavailableError: the extra `otel` is not installed, or the variables are invalid.
     """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
@@ -268,8 +268,8 @@ def otlp_exporter() -> SpanExporter:
 
 
 def _session() -> requests.Session:
-    """Return what posts to a collector and does not let it fill our memory with its answer."""
-    import requests  # only where requests are traced
+    """Return an HTTP session that bounds how much of a collector's answer it reads."""
+    import requests  # only if tracing is on
     from requests.adapters import HTTPAdapter
 
     class Brief(HTTPAdapter):
@@ -283,7 +283,7 @@ def _session() -> requests.Session:
             for piece in answer.iter_content(ANSWER_BYTES_MAX):
                 said += piece
                 if len(said) > ANSWER_BYTES_MAX:
-                    answer.raw.close()  # there is no other way to stop it
+                    answer.raw.close()  # the only way to stop reading
                     break
             answer._content = said  # noqa: SLF001 - as reading it does
             return answer
@@ -295,7 +295,7 @@ def _session() -> requests.Session:
 
 
 def _members(state: bytes) -> list[tuple[str, str]]:
-    """Return the members of a tracestate that make sense; too many make none."""
+    """Return the valid members of a tracestate; none if there are too many."""
     found = [_MEMBER.fullmatch(part) for part in state.split(b",")]
     said = {one[1].decode(): one[2].decode() for one in found if one is not None}
     return list(said.items()) if len(said) <= STATE_MEMBERS_MAX else []
@@ -313,7 +313,7 @@ def _waited(done: Finished) -> dict[str, object]:
 
 
 def _refusal(body: bytes) -> dict[str, object]:
-    """Return why a request was refused, out of its answer in either form."""
+    """Extract the reason of a refusal from its body, in either format."""
     if not body:
         return {}
     decode: Callable[..., Any] = (
@@ -335,7 +335,7 @@ class _Refusal(msgspec.Struct):
 
 
 def brief(text: str) -> str:
-    """Return a text as it is told, not longer than `TEXT_CHARS_MAX`."""
+    """Cut a text to `TEXT_CHARS_MAX`."""
     return text if len(text) <= TEXT_CHARS_MAX else text[:TEXT_CHARS_MAX] + "…"
 
 
@@ -344,7 +344,7 @@ def _told(facts: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _plain(value: object) -> str | bool | int | float:
-    """Return what OTLP can say: 64 bits with a sign, and text that is UTF-8."""
+    """Convert a value to what OTLP can express: signed 64-bit integers, and UTF-8 text."""
     if isinstance(value, bool | float):
         return value
     if isinstance(value, int):

@@ -1,8 +1,8 @@
-"""Requests that are traced: who is, when they began, what came of them.
+"""Traced requests: which ones are, when they began, what came of them.
 
-`traced_door.py` tells of their beginning and end, `core/watching/recording.py` of the steps
-between; `span_export.py` makes spans of it. Ids are random, times are read here, and nothing of a
-prompt is kept: neither tokens nor hashes.
+`traced_door.py` reports their begin and end, `core/watching/recording.py` the steps in between;
+`span_export.py` makes spans of them. Ids are random, times are read here, and nothing of a prompt
+is kept: neither tokens nor hashes.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _PATH_FACTS: Final = {
 
 
 class _Here:
-    """Which request is being worked on, for as long as nothing else can be."""
+    """The request being worked on, as long as no other code can run on the loop."""
 
     __slots__ = ("ids", "thread")
 
     def __init__(self) -> None:
         self.ids: Mapping[str, str] | None = None
-        self.thread = 0  # that works on requests; what others log meanwhile is about none
+        self.thread = 0  # the loop's; records from other threads are about no request
 
     def get(self) -> Mapping[str, str] | None:
         ids = self.ids
@@ -64,12 +64,12 @@ class _Here:
 
 
 HERE: Final = _Here()
-"""The ids of the request that a log record is about. No context variable: timers and tasks that a
-request happens to start would inherit it."""
+"""The ids of the request that a log record is about. Not a context variable: timers and tasks that
+a request happens to start would inherit it."""
 
 
 class Span:
-    """A request that is traced and under way."""
+    """A traced request under way."""
 
     __slots__ = (
         *("began_ns", "log_ids", "marks", "method", "params", "parent", "pattern"),
@@ -82,28 +82,28 @@ class Span:
         self.parent = parent
         self.log_ids = log_ids(trace_id, span_id)
         self.marks = Marks(time.perf_counter_ns, self.log_ids)
-        self.marks.enter("")  # when it began
+        self.marks.enter("")  # marks the beginning
         self.began_ns = time.time_ns()
         self.method = self.pattern = ""
         self.params: tuple[str, ...] = ()
 
 
 def log_ids(trace_id: int, span_id: int | None = None) -> dict[str, str]:
-    """Return what a log record says of a request; `span_id` where that is traced."""
+    """Return the ids in log records about a request; `span_id` if it is traced."""
     ids = {"trace_id": f"{trace_id:032x}"}
     return ids if span_id is None else {**ids, "span_id": f"{span_id:016x}"}
 
 
 class Tracing:
-    """Decides who is traced, and hands on what is known of them when they have their answer."""
+    """Decides which requests are traced, and exports their facts once they are answered."""
 
     def __init__(self, sampler: Sampler, export: SpanExport, *, shutdown_s: float) -> None:
         """Trace requests.
 
         Args:
-            sampler: who is traced.
-            export: takes those that are finished.
-            shutdown_s: how long `close` may take.
+            sampler: decides which ones.
+            export: takes the finished ones.
+            shutdown_s: time limit of `close`.
         """
         self.recorder = Recorder()
         self.export = export
@@ -114,7 +114,7 @@ class Tracing:
         self._random = random.Random(seed).getrandbits
 
     def begin(self, parent: Parent | None) -> Span | None:
-        """Begin a span if the request is to be traced."""
+        """Begin a span if the request is sampled."""
         if parent is None:
             low = self._random(_LOW_BITS)
             if low >= self.sampler.below:
@@ -128,7 +128,7 @@ class Tracing:
         return Span(trace_id, self._random(_LOW_BITS) or 1, parent)
 
     def finish(self, span: Span, status: int, body: bytes = b"") -> None:
-        """Hand on a request that has its answer; `body` where that is a refusal."""
+        """Export an answered request; `body` if that is a refusal."""
         marks = span.marks
         ended_ns = time.perf_counter_ns()
         self.recorder.forget(marks)
@@ -153,7 +153,7 @@ class Tracing:
 
     @contextmanager
     def about(self, ticket: Ticket) -> Iterator[None]:
-        """Let log records be about who has brought a ticket, whoever is being worked on."""
+        """Attribute log records to the request of a ticket, whichever one is being worked on."""
         before, marks = HERE.ids, self.recorder.of(ticket)
         HERE.ids = None if marks is None else marks.ids
         try:
@@ -162,17 +162,17 @@ class Tracing:
             HERE.ids = before
 
     def start(self) -> None:
-        """Begin to export. Called by the thread that serves."""
+        """Start to export. Called by the thread that serves."""
         HERE.thread = threading.get_ident()
         self.export.start()
 
     def close(self) -> None:
-        """Export what is left, within its time. Blocks."""
+        """Export what is left, within the time limit. Blocks."""
         self.export.close(self._shutdown_s)
 
 
 def create_tracing(settings: Settings, exporter: SpanExporter | None = None) -> Tracing | None:
-    """Return what traces requests as settings say; None: nothing does.
+    """Return the configured tracing; None: it is off.
 
     Raises:
         TracingUnavailableError: as `otlp_exporter`.
@@ -190,9 +190,9 @@ def create_tracing(settings: Settings, exporter: SpanExporter | None = None) -> 
 
 
 def _facts(span: Span, status: int) -> dict[str, object]:
-    """Return the attributes of a request; plain values, for another thread reads them.
+    """Return the attributes of a request as plain values, since another thread reads them.
 
-    Short ones, too: many requests wait there, and an id may be as long as a body.
+    Strings are cut: many requests may be queued, and an id may be as long as a body.
     """
     marks = span.marks
     facts: dict[str, object] = {
@@ -245,7 +245,7 @@ class _Facts(Struct):
     selection_id: str | None = None
     reservation_id: str | None = None
     isl_tokens: int | None = None
-    worker_id: str | None = None  # beyond what OTLP has numbers for
+    worker_id: str | None = None  # may exceed OTLP's integers
     dp_rank: int | None = None
     cost: float | None = None
     overlap_tokens: int | None = None

@@ -1,7 +1,7 @@
-"""W3C Trace Context as it comes in headers, and who of those that carry it is traced.
+"""Reads W3C Trace Context from headers, and decides which requests are traced.
 
-A header that makes no sense begins a new trace, as the recommendation has it. Most requests are
-not traced: for them this is one look at a header, or one random number.
+An invalid header begins a new trace, as the recommendation requires. Most requests are not traced:
+for them this costs one look at a header, or one random number.
 """
 
 from __future__ import annotations
@@ -24,26 +24,25 @@ _UNSAMPLED: Final = re.compile(
 _SAID: Final = re.compile(
     rb"\r\n(traceparent|tracestate):[ \t]*+([\t -~]*+)(?=\r\n|\Z)", re.IGNORECASE
 )
-"""What has been read is never tried again (`*+`): a line of blanks would hold the loop for most of
-a second."""
+"""Never backtracks (`*+`): a line of blanks would hold the loop for most of a second."""
 STATE_BYTES_MAX: Final = 512
-"""Of tracestate: what everybody must at least pass on; a longer one is left out."""
+"""Of tracestate: what everybody must pass on at least; a longer one is omitted."""
 
 _SAMPLED: Final = 1
 _LOW: Final = (1 << 64) - 1
 
 
 class Parent(NamedTuple):
-    """Whose child a request is."""
+    """The parent of a request."""
 
     trace_id: int
     span_id: int
     is_sampled: bool
-    state: bytes  # tracestate; its meaning is others'
+    state: bytes  # tracestate; opaque to us
 
 
 def read_parent(headers: Iterable[tuple[bytes, bytes]]) -> Parent | None:
-    """Return whose child a request with these header lines is; None: nobody's.
+    """Return the parent of a request; None: it has none.
 
     Args:
         headers: names in lower case.
@@ -53,7 +52,7 @@ def read_parent(headers: Iterable[tuple[bytes, bytes]]) -> Parent | None:
     for name, value in headers:
         if name == b"traceparent":
             if said is not None:
-                return None  # two of them
+                return None  # duplicates are invalid
             said = value
         elif name == b"tracestate":
             states.append(value)
@@ -72,34 +71,34 @@ def read_parent(headers: Iterable[tuple[bytes, bytes]]) -> Parent | None:
 
 
 def parent_in(lines: bytes) -> Parent | None:
-    """Return whose child a request is, by the lines of its head as they were sent."""
+    """Return the parent of a request, from the lines of its head as sent."""
     return read_parent([(name.lower(), value) for name, value in _SAID.findall(lines)])
 
 
 class Sampler(NamedTuple):
-    """Who is traced: of those without a parent, a share; of the others as the parent says."""
+    """Samples a share of the requests without a parent, the others as the parent says."""
 
     below: int
-    """Trace ids whose lower 64 bits are less than that."""
+    """Trace ids are sampled if their lower 64 bits are below this."""
     asks_parent: bool
-    """Otherwise a parent changes nothing."""
+    """Otherwise parents are ignored."""
 
     def passes_over(self, lines: bytes) -> bool:
-        """Tell whether a request with these lines is surely not traced, for a tenth of the price.
+        """Return whether these lines certainly mean no trace, for a tenth of the cost of parsing.
 
-        Most are not, where a caller samples.
+        True of most requests if the caller samples.
         """
         return self.asks_parent and _UNSAMPLED.search(lines) is not None
 
     def takes(self, parent: Parent) -> bool:
-        """Tell whether the child of a parent is traced."""
+        """Return whether the child of this parent is traced."""
         if self.asks_parent:
             return parent.is_sampled
         return parent.trace_id & _LOW < self.below
 
 
 def sampler(name: str, ratio: float) -> Sampler:
-    """Return a sampler by its name; the ratio, from 0 to 1, is for those that have one."""
+    """Return a sampler by name; the ratio, from 0 to 1, is for those that have one."""
     kind = name.removeprefix("parentbased_")
     share = {"always_on": 1.0, "always_off": 0.0, "traceidratio": ratio}[kind]
     return Sampler(round(share * (_LOW + 1)), name != kind)

@@ -1,6 +1,6 @@
-"""The door and the lane of a service that traces requests: the same, and each tells `spans.py`.
+"""The door and the fast lane of a service with tracing: they also report requests to `spans.py`.
 
-Chosen at the start; a service that traces nothing has neither.
+Chosen at the start; a service without tracing uses neither.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 __all__ = ["TracedDoor", "TracedLane"]
 
 _QUIET: Final = frozenset(("/health", "/ready", "/metrics"))
-"""Asked again and again by machines: traced only as somebody's child."""
+"""Polled by machines: traced only with a parent."""
 
 _FAILED: Final = 500
 _REFUSED: Final = 400
 
 
 class TracedDoor(Door):
-    """Answers as `Door` does, and traces some of it."""
+    """Answers like `Door`, and traces some requests."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class TracedDoor(Door):
         )
         self.tracing = tracing
         self.parent: Parent | None = None
-        """Of the request that `answer_now` or `_do` is about; whoever calls them says so."""
+        """The parent of the request in `answer_now` or `_do`; set by their callers."""
         self.lines = b""
-        """Those of its head that have yet to be read for that."""
+        """Or the header lines from which the parent is still to be read."""
 
     @override
     def answer_now(self, call: Call, head: Head, body: bytes) -> Response | Awaitable[Response]:
@@ -104,13 +104,13 @@ class TracedDoor(Door):
         with self._working_on(span):
             answer = super()._do(call, head, body, scope)
         if scope["method"] == "HEAD" and isinstance(answer, Response):
-            self._finish(span, answer)  # also a stream, which nobody will read
+            self._finish(span, answer)  # even a stream, which nobody will read
             return answer
         return self._follow(span, answer)
 
     @override
     def fault(self, error: Exception, api: Api, method: str, raw_path: bytes) -> Response:
-        ids = vars(error).get(_IDS)  # of one that had to wait before it failed
+        ids = vars(error).get(_IDS)  # set if it waited before it failed
         if ids is None:
             return super().fault(error, api, method, raw_path)
         HERE.ids = ids
@@ -121,7 +121,7 @@ class TracedDoor(Door):
 
     @contextmanager
     def _working_on(self, span: Span) -> Iterator[None]:
-        """For as long as nothing is awaited."""
+        """Attribute log records and steps to a span; nothing may be awaited inside."""
         recorder = self.tracing.recorder
         recorder.current, HERE.ids = span.marks, span.log_ids
         try:
@@ -142,10 +142,10 @@ class TracedDoor(Door):
     def _follow(
         self, span: Span, answer: Response | Awaitable[Response]
     ) -> Response | Awaitable[Response]:
-        """Finish the span once the answer is there."""
+        """Finish the span once the request is answered."""
         if isinstance(answer, Response):
             if answer.stream is None or isinstance(answer, Feed):
-                self._finish(span, answer)  # a feed lasts as long as somebody looks
+                self._finish(span, answer)  # a feed lasts as long as its reader
             else:
                 answer.stream = self._watch(span, answer.status, answer.stream)
             return answer
@@ -198,7 +198,7 @@ class TracedDoor(Door):
 
 
 class TracedLane(FastLane):
-    """Tells the door whose child a request is."""
+    """Passes the parent of each request to the door."""
 
     door: TracedDoor  # type: ignore[mutable-override] # set once, by `fast_lane`
 
@@ -231,7 +231,7 @@ _IDS: Final = "select_service_trace_ids"
 
 
 def _failure(error: BaseException) -> tuple[int, bytes]:
-    """Return the status and body that an error is answered with."""
+    """Return the status and body of an error's answer."""
     known = error if isinstance(error, ServiceError) else ServiceError("internal error")
     status, body = problem(known)
     return status, encode(body)

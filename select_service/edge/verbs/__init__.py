@@ -1,1 +1,1 @@
-"""The verbs as the edges call them: the clock, the core, its effects. `driver.py` hangs them."""
+"""The verbs of the edge: read the clock, call the core, carry out effects. See `driver.py`."""

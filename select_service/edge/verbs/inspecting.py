@@ -1,4 +1,4 @@
-"""The verbs that only look: load, overlap, trust, shadow, the index. They change nothing."""
+"""The read-only verbs: load, overlap, trust, shadow, the index."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ __all__ = ["DIFFERENCES_LISTED", "SHADOW_SCOPES_LISTED", "Inspecting"]
 _log = logging.getLogger("select_service")
 
 DIFFERENCES_LISTED = 100
-"""Told of singly by GET /debug/consistency; all are counted."""
+"""Differences listed by GET /debug/consistency; all are counted."""
 
 SHADOW_SCOPES_LISTED = 100
 SHADOW_SLICE = 32
-"""Scopes of GET /shadow looked at in one go: some 10 µs each."""
+"""Scopes of GET /shadow per slice, some 10 µs each."""
 
 
 class Inspecting:
-    """What is told of the state."""
+    """Read-only views of the state."""
 
     def __init__(self, turn: Turn) -> None:
         self._core, self._clock, _ = turn
         self.checks = Counter(consistent=0, different=0)
-        """What GET /debug/consistency found."""
+        """Outcomes of GET /debug/consistency."""
 
     def loads(
         self, model_name: str | None = None, tenant_id: str | None = None
@@ -58,11 +58,11 @@ class Inspecting:
     def load_scopes(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[Scope]:
-        """GET /loads: of which scopes, each in its turn by `load_of`."""
+        """GET /loads: the scopes to report, each by one call of `load_of`."""
         return self._core.load_scopes(model_name, tenant_id)
 
     def load_of(self, scope: Scope) -> ScopeLoads | None:
-        """GET /loads: one of them; None: it was given up meanwhile."""
+        """GET /loads: one scope; None: it is gone by now."""
         return self._core.load_of(scope)
 
     def potential_loads(self, request: PotentialLoadsRequest) -> list[LoadRow]:
@@ -80,14 +80,14 @@ class Inspecting:
     async def trust_seats(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[TrustSeat]:
-        """GET /trust: whom to tell of, each in its turn by `trust_row`; found in slices.
+        """GET /trust: the ranks to report, each by one call of `trust_row`; collected in slices.
 
-        Those of a scope are of one moment; who comes in later is left out.
+        Ranks of one scope are from one moment; ranks registered later are left out.
         """
         return await Slices().through(self._core.trusting.seats_in_steps(model_name, tenant_id))
 
     def trust_row(self, seat: TrustSeat) -> RankTrustRow:
-        """GET /trust: one of them."""
+        """GET /trust: one rank."""
         return self._core.trusting.row(*seat)
 
     async def shadow(
@@ -97,13 +97,13 @@ class Inspecting:
         limit: int = SHADOW_SCOPES_LISTED,
         tenants: frozenset[str] | None = None,
     ) -> ShadowStatus:
-        """GET /shadow; others have their turn every so many scopes.
+        """GET /shadow; yields to the loop every `SHADOW_SLICE` scopes.
 
         Args:
-            model_name: of this one alone.
-            tenant_id: of this one alone.
-            limit: scopes told singly.
-            tenants: whose; None: all, and what it costs the process.
+            model_name: only this model.
+            tenant_id: only this tenant.
+            limit: scopes listed one by one.
+            tenants: visible to the caller; None: all, plus the cost to the process.
         """
         telling = ShadowTelling(self._core.shadowing, limit)
         for number, partition in enumerate(list(self._core.partitions.values()), 1):
@@ -119,7 +119,7 @@ class Inspecting:
         return telling.status(self._clock(), with_cost=tenants is None)
 
     async def consistency(self) -> Consistency:
-        """GET /debug/consistency; others have their turn every fraction of a millisecond."""
+        """GET /debug/consistency; yields to the loop every fraction of a millisecond."""
         began, slices = self._clock(), Slices()
         found: list[LoadDifference] = []
         partitions = list(self._core.partitions.values())

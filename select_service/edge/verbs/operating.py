@@ -1,4 +1,4 @@
-"""The verbs of who runs the service: admission, thresholds, what workers say of their load."""
+"""The operator's verbs: admission, busy thresholds, load reports of workers."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ __all__ = ["Operating"]
 
 
 class Operating:
-    """What is changed while the service runs."""
+    """Changes made while the service runs."""
 
     def __init__(self, turn: Turn, witness: Witness | None) -> None:
         """Operate one driver.
 
         Args:
-            turn: whose core it is.
-            witness: notes changes for a recording.
+            turn: of the core to operate.
+            witness: records changes, if everything is recorded.
         """
         self._core, self._clock, self._carry_out = turn
         self._witness = witness
@@ -49,17 +49,17 @@ class Operating:
         return self._core.admission()
 
     async def admission_in_slices(self) -> AdmissionStatus:
-        """GET /admission; others have their turn every fraction of a millisecond."""
+        """GET /admission; yields to the loop every fraction of a millisecond."""
         return await Slices().through(self._core.admission_in_steps())
 
     async def change_admission_in_slices(self, change: AdmissionChange) -> AdmissionStatus:
-        """PUT /admission; it holds everywhere when it is answered, whether or not its caller stays.
+        """PUT /admission; in force everywhere once answered, even if the caller disconnects.
 
-        Others have their turn every fraction of a millisecond; what is judged meanwhile may be
-        judged by the policy before. Housekeeping goes on with who waits.
+        Yields to the loop every fraction of a millisecond; requests judged in between may still see
+        the old policy. Housekeeping then re-evaluates waiting requests.
 
         Raises:
-            InvalidField: there is no such policy, or its configuration makes no sense.
+            InvalidField: there is no such policy, or its configuration is invalid.
         """
         steps = self._core.change_admission_in_steps(change)
         self._carry_out(next(steps))
@@ -81,7 +81,7 @@ class Operating:
             await slices.breathe()
 
     def change_admission(self, change: AdmissionChange) -> AdmissionStatus:
-        """PUT /admission, all at once; housekeeping goes on with who waits."""
+        """PUT /admission, all at once; housekeeping then re-evaluates waiting requests."""
         status, effects = self._core.change_admission(change, self._clock())
         self._carry_out(effects)
         self.note_change("admission", msgspec.to_builtins(change))
@@ -92,7 +92,7 @@ class Operating:
         return self._core.busy_thresholds()
 
     async def busy_thresholds_in_slices(self) -> BusyThresholds:
-        """GET /busy_threshold; others have their turn every fraction of a millisecond."""
+        """GET /busy_threshold; yields to the loop every fraction of a millisecond."""
         return await Slices().through(self._core.busy_thresholds_in_steps())
 
     def change_threshold(self, change: BusyThresholdChange) -> BusyThreshold:
@@ -116,11 +116,11 @@ class Operating:
         return answer
 
     def hear_load(self, worker_id: int, metrics: WorkerMetrics) -> None:
-        """Take in what a worker publishes of its load beside its events."""
-        with contextlib.suppress(WorkerNotFound):  # it has gone meanwhile
+        """Apply a load report that a worker published beside its events."""
+        with contextlib.suppress(WorkerNotFound):  # deregistered meanwhile
             self.report(worker_id, metrics)
 
     def note_change(self, what: str, values: dict[str, object]) -> None:
-        """Have a recording say what was changed, if there is one."""
+        """Note a change in the recording, if there is one."""
         if self._witness is not None:
             self._witness.change(self._clock(), what, values)

@@ -1,4 +1,4 @@
-"""The catalog's verbs: workers come, change, drain and go, by the API or by discovery."""
+"""The catalog's verbs: workers register, change, drain and leave, through the API or discovery."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["Registering"]
 
 CANDIDATES_SLICE_S = 0.0003
-"""How long the look for workers that are cheap to lose may hold the loop."""
+"""How long the search for workers that are cheap to remove may hold the loop."""
 
 
 class Registering:
-    """What is done to the catalog."""
+    """Changes to the catalog."""
 
     def __init__(self, turn: Turn) -> None:
         self._core, self._clock, self._carry_out = turn
 
     def upsert_worker(self, spec: WorkerSpec, source: str = API) -> WorkerRecord:
-        """POST /workers, or a source names it."""
+        """POST /workers, or discovery has found the worker."""
         record, effects = self._core.upsert_worker(spec, self._clock(), source)
         return self._listened(record, effects)
 
@@ -39,14 +39,14 @@ class Registering:
         return self._listened(record, effects)
 
     def _listened(self, record: WorkerRecord, effects: Effects) -> WorkerRecord:
-        """Follow the worker's event sources; a source ZMQ will not connect to puts it out again."""
+        """Follow the worker's event sources; if ZMQ refuses one, the worker is out of service."""
         self._carry_out(effects)
         if effects.listen:
             record = self._core.worker(record.worker_id)
         return record
 
     def delete_worker(self, worker_id: int, source: str = API) -> WorkerRecord:
-        """DELETE /workers/{id}, or a source names it no longer."""
+        """DELETE /workers/{id}, or discovery no longer finds the worker."""
         record, effects = self._core.delete_worker(worker_id, self._clock(), source)
         self._carry_out(effects)
         return record
@@ -77,9 +77,9 @@ class Registering:
         *,
         among: Collection[str] | None = None,
     ) -> list[ScaleDownCandidate]:
-        """GET /scale_down_candidates, of one tenant, some or all, and of one role or all.
+        """GET /scale_down_candidates, optionally of some tenants and of one role.
 
-        The loop is let go every few hundred microseconds.
+        Yields to the loop every few hundred microseconds.
         """
         tenant_ids = among if tenant_id is None else (tenant_id,)
         asked = self._core.scale_down_candidates(
@@ -103,10 +103,10 @@ class Registering:
         return self._core.workers(model_name, tenant_id)
 
     def worker_ids(self, model_name: str | None = None, tenant_id: str | None = None) -> list[int]:
-        """GET /workers: whom to tell of, each in its turn by `worker_record`."""
+        """GET /workers: the ids to report, each by one call of `worker_record`."""
         return self._core.worker_ids(model_name, tenant_id)
 
     def worker_record(self, worker_id: int) -> WorkerRecord | None:
-        """GET /workers: one of them; None: it has gone since."""
+        """GET /workers: one record; None: deleted by now."""
         known = self._core.catalog.find(worker_id)
         return None if known is None else self._core.worker(worker_id)

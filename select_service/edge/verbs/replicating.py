@@ -1,6 +1,6 @@
-"""The replica plane and its verbs: begun with the driver, told of peers, asked about them.
+"""The replica plane's verbs and lifecycle: opening it, registering peers, reporting on them.
 
-`edge/replicas/` has the sockets and is loaded with the first plane; the core decides what is said.
+`edge/replicas/` has the sockets and is loaded with the first plane; the core decides what is sent.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ __all__ = ["Replicating"]
 _log = logging.getLogger("select_service")
 
 HEARTBEATS_AWAITED: Final = 3
-"""Of a replica that has not been heard yet: time to connect, and for one that gets lost."""
+"""Grace for a replica not heard yet, in heartbeats: time to connect, and for one that gets lost."""
 
 
 class Replicating:
-    """What this process says to others of its kind, and hears from them."""
+    """What this process exchanges with other replicas."""
 
     def __init__(
         self, turn: Turn, carrier: Carrier, port: int | None, limits: ReplicaLimits
     ) -> None:
-        """Say nothing yet.
+        """Publish nothing yet.
 
         Args:
-            turn: whose core it is.
-            carrier: publishes by way of the plane, while there is one.
+            turn: of the core to replicate.
+            carrier: publishes through the plane, while there is one.
             port: where bookings are published; None: nowhere, and there is no plane.
             limits: bounds of the plane.
         """
@@ -59,20 +59,20 @@ class Replicating:
         http_port: int,
         advertise_url: str | None,
     ) -> None:
-        """Publish and listen from now on, if a port says where.
+        """Start to publish and listen, if there is a port.
 
         Args:
             addresses: where connections may lead.
-            credentials: keys, and what is shown to those who are asked for a snapshot.
-            http_port: where replicas find ours, on the host they listen to.
-            advertise_url: or there.
+            credentials: keys, and what is presented when fetching a snapshot.
+            http_port: where replicas fetch our snapshot, on the host they listen to.
+            advertise_url: where they fetch it instead, if given.
 
         Raises:
             indexer.errors.EndpointRefused: the port cannot be bound.
         """
         if self._port is None:
             return
-        from select_service.edge.replicas.plane import Replicas  # for who has any
+        from select_service.edge.replicas.plane import Replicas  # only with replicas
 
         self._core.replica_announce(http_port, advertise_url)
         plane = self._carrier.replicas = Replicas(
@@ -89,11 +89,11 @@ class Replicating:
                 _log.warning("replica peer %s of an earlier life: %s", endpoint, error)
 
     def hold(self, readiness: Readiness, are_peers_known: Callable[[], bool]) -> None:
-        """Have /ready wait until what replicas know is known here, where there is a plane.
+        """Make /ready wait until the replicas' ledgers are applied here, if there is a plane.
 
         Args:
             readiness: waits.
-            are_peers_known: whether all are known by now that there are.
+            are_peers_known: whether all peers have been discovered by now.
         """
         if self._port is not None:
             readiness.wait_for(
@@ -101,10 +101,10 @@ class Replicating:
             )
 
     def ledgers_applied(self) -> bool:
-        """Whether what the replicas know is known here, as far as they are there to tell.
+        """Whether this process has applied the ledgers of all replicas that are alive.
 
-        Those that stay silent for three heartbeats are gone, or speak the reference's plane only
-        and will never tell; nobody waits for them any longer.
+        Peers silent for three heartbeats are gone, or speak only the reference's protocol, which
+        has no ledgers to offer; nothing waits for them any longer.
         """
         plane = self._carrier.replicas
         if plane is None:
@@ -119,29 +119,29 @@ class Replicating:
         return heard.issuperset(plane.peers()) or self._clock() - self._asked_since >= patience_s
 
     def leave(self) -> None:
-        """Let replicas hear at once that we go, so that what is ours is theirs when we are gone."""
+        """Tell replicas at once that we leave, so that they inherit our bookings."""
         if self._carrier.replicas is not None:
             self._carrier.replicas.leave()
 
     async def close(self) -> None:
-        """Say and hear nothing any more. Idempotent."""
+        """Close the plane. Idempotent."""
         plane = self._carrier.replicas
         if plane is not None:
             await plane.close()
             self._carrier.replicas = None
 
     def plane(self) -> Replicas:
-        """Return the replica plane: who is listened to, and the snapshot for others.
+        """Return the replica plane.
 
         Raises:
-            ReplicaSyncDisabled: without `--replica-sync-port`.
+            ReplicaSyncDisabled: there is no `--replica-sync-port`.
         """
         if self._carrier.replicas is None:
             raise ReplicaSyncDisabled
         return self._carrier.replicas
 
     def register_peer(self, endpoint: str) -> bool:
-        """POST /replica_sync/register_peer; False when it is listened to already."""
+        """POST /replica_sync/register_peer; False if already registered."""
         is_new = self.plane().register(endpoint)
         self._core.peer_endpoints.add(endpoint)
         self._carry_out(NOTHING)
@@ -154,5 +154,5 @@ class Replicating:
         self._carry_out(NOTHING)
 
     def status(self) -> list[ReplicaStatus]:
-        """What is known of every other publisher."""
+        """Return what is known of every other publisher."""
         return self._core.replica_status(self._clock())

@@ -1,4 +1,4 @@
-"""The verbs of a reservation's life, one by one or many in a batch, and of the leases above it."""
+"""The verbs of a reservation's life, single or batched, and of the leases above it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = ["Reserving"]
 
 
 class Reserving:
-    """What is done to reservations and leases."""
+    """Changes to reservations and leases."""
 
     def __init__(self, turn: Turn, *, is_kept: bool) -> None:
         """Book for one driver.
 
         Args:
-            turn: whose core it is.
-            is_kept: on disk, so that what changes nothing outside must be told as well.
+            turn: of the core to book in.
+            is_kept: state is on disk, so the keeper must hear of calls without effects, too.
         """
         self._core, self._clock, self._carry_out = turn
         self._is_kept = is_kept
@@ -52,7 +52,7 @@ class Reserving:
     def prefill_complete(self, reservation_id: str, cached_tokens: int | None = None) -> None:
         """POST /reservations/{id}/prefill_complete."""
         effects = self._core.prefill_complete(reservation_id, self._clock(), cached_tokens)
-        if effects is not NOTHING or self._is_kept:  # else there is nothing to do
+        if effects is not NOTHING or self._is_kept:  # otherwise there is nothing to do
             self._carry_out(effects)
 
     def output_block(self, reservation_id: str, decay_fraction: float | None = None) -> None:
@@ -66,12 +66,12 @@ class Reserving:
             self._carry_out(effects)
 
     def take_back(self, reservation_id: str) -> None:
-        """End a booking that nobody has been told of, if it is still there."""
+        """Free a reservation that its client never learned of, if it is still there."""
         if self._core.desk.bookings.live(reservation_id) is not None:
             self.free(reservation_id)
 
     def batch_now(self, request: BatchRequest) -> BatchAnswer | asyncio.Task[BatchAnswer]:
-        """POST /reservations/batch as far as one slice goes; the task has the answer of more.
+        """POST /reservations/batch, up to one slice; longer batches return a task with the answer.
 
         Raises:
             InvalidField: too many operations; none was carried out.
@@ -85,7 +85,7 @@ class Reserving:
         return result
 
     async def close(self) -> None:
-        """Finish the batches that have begun."""
+        """Finish the batches under way."""
         await self._batches.close()
 
     # -- leases --------------------------------------------------------------------------------
@@ -103,13 +103,13 @@ class Reserving:
         return record
 
     def close_lease_now(self, lease_id: str) -> Lease | None:
-        """DELETE /leases/{id} as far as one turn goes; a Lease goes to `clear_lease`."""
+        """DELETE /leases/{id}, up to one turn; pass a returned Lease to `clear_lease`."""
         lease, effects = self._core.close_lease(lease_id, self._clock())
         self._carry_out(effects)
         return lease if lease is not None and lease.reservations else None
 
     async def clear_lease(self, lease: Lease) -> None:
-        """Free the rest of what an ended lease left; if the caller goes, housekeeping does it."""
+        """Free the rest under an ended lease; if the caller disconnects, housekeeping does it."""
         while lease.reservations:
             await asyncio.sleep(0)
             self._carry_out(self._core.clear_lease(lease, self._clock()))
@@ -117,5 +117,5 @@ class Reserving:
     def leases(
         self, owner: str | None, limit: int, prefixes: tuple[str, ...] | None = None
     ) -> LeaseList:
-        """GET /leases; of those alone whose ids begin so, if that is said."""
+        """GET /leases, optionally only those whose ids begin with one of `prefixes`."""
         return self._core.leases(self._clock(), owner, limit, prefixes)

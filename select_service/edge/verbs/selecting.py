@@ -1,8 +1,8 @@
-"""The verbs that choose workers, and their callers' wait while all of them are busy.
+"""The verbs that select workers, and the wait of their callers while all workers are busy.
 
-Each comes twice: `…_now` goes as far as it can without waiting and gives a `Ticket` for `wait`
-(doors use these: most requests need no task of their own), and the awaitable one is for callers in
-this process.
+Each has two forms: `…_now` goes as far as it can without waiting and may return a `Ticket` for
+`wait` (HTTP uses these: most requests need no task of their own); the awaitable form is for callers
+in this process.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ S = TypeVar("S", bound="SelectRequest")
 
 
 class Selecting:
-    """What answers a prompt."""
+    """The verbs that select a worker for a prompt."""
 
     def __init__(
         self, turn: Turn, wait: Callable[[Ticket], Awaitable[Answer]], *, is_kept: bool
     ) -> None:
-        """Choose for one driver.
+        """Select for one driver.
 
         Args:
-            turn: whose core decides.
-            wait: gives the answer of a ticket once there is one.
-            is_kept: on disk, so that what changes nothing outside must be told as well.
+            turn: of the core that decides.
+            wait: waits for the answer of a ticket.
+            is_kept: state is on disk, so the keeper must hear of calls without effects, too.
         """
         self._core, self._clock, self._carry_out = turn
         self._wait = wait
@@ -58,23 +58,23 @@ class Selecting:
         self._waves = WaveRunner(turn.carry_out, turn.clock)
 
     def select_now(self, request: SelectRequest, unknown: bytes = b"") -> Answer | Ticket:
-        """POST /select as far as it goes without waiting; a Ticket goes to `wait`."""
+        """POST /select up to the point of waiting; pass a returned Ticket to `wait`."""
         answer, effects = self._core.select(request, self._clock())
-        if effects is not NOTHING or self._is_kept:  # else there is nothing to do
+        if effects is not NOTHING or self._is_kept:  # otherwise there is nothing to do
             self._carry_out(effects)
         return answer
 
     def select_and_reserve_now(
         self, request: SelectAndReserveRequest, unknown: bytes = b""
     ) -> Answer | Ticket:
-        """POST /select_and_reserve as far as it goes without waiting; a Ticket goes to `wait`."""
+        """POST /select_and_reserve up to the point of waiting; pass a returned Ticket to `wait`."""
         answer, effects = self._core.select_and_reserve(request, self._clock(), unknown=unknown)
-        if effects is not NOTHING or self._is_kept:  # else there is nothing to do
+        if effects is not NOTHING or self._is_kept:  # otherwise there is nothing to do
             self._carry_out(effects)
         return answer
 
     def select_pair_now(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer | Ticket:
-        """POST /select_pair as far as it goes without waiting; a Ticket goes to `wait`."""
+        """POST /select_pair up to the point of waiting; pass a returned Ticket to `wait`."""
         answer, effects = self._core.select_pair(request, self._clock(), unknown=unknown)
         self._carry_out(effects)
         return answer
@@ -83,12 +83,12 @@ class Selecting:
         """POST /select_batch; if the caller is cancelled, nothing stays booked.
 
         Args:
-            request: what is wanted of the wave; its `requests` are not looked at.
-            items: what is, each with the canonical bytes of members nobody knows; or why it cannot
-                be read.
+            request: options of the wave; its `requests` are ignored.
+            items: the parsed items, each with the canonical bytes of its unknown members, or the
+                error that made it unreadable.
 
         Raises:
-            ServiceError: as `Waves.begin`, and where all or none was asked for.
+            ServiceError: as `Waves.begin`, and if all or none was requested.
         """
         return await self._waves.run(self._core.select_batch(request, items))
 
@@ -108,7 +108,7 @@ class Selecting:
         return await self._given(partial(self.select_pair_now, unknown=unknown), request)
 
     async def _given(self, verb: Callable[[S], Answer | Ticket], request: S) -> Answer:
-        """Wait if need be, and tell the decision if that was asked for."""
+        """Wait if necessary, and render the decision if `explain` was set."""
         try:
             answer = verb(request)
             given = await self._wait(answer) if isinstance(answer, Ticket) else answer
@@ -121,24 +121,24 @@ class Selecting:
 
     @cached_property
     def teller(self) -> Teller:
-        """Who tells decisions."""
+        """Renders recorded decisions."""
         transfer_cost = self._core.reader.config.kv_transfer_cost_per_block
         return Teller(self._core.decisions, self._clock, transfer_cost)
 
     def answer_doors(self, show_hashes: Callable[[PackedHashes], list[int]]) -> None:
-        """A door will send answers: have the hashes in them shown its way.
+        """Set how hashes appear in answers sent over HTTP.
 
-        That holds for the verbs whose name ends in `_now`, and for `wait`.
+        This affects the verbs whose name ends in `_now`, and `wait`.
         """
         self._core.desk.show_hashes = show_hashes
 
     async def close(self) -> None:
-        """Undo the waves that broke off."""
+        """Finish undoing broken-off waves."""
         await self._waves.close()
 
 
 def _legible(answer: Answer) -> Answer:
-    """Return an answer to a caller in this process, who wants numbers."""
+    """Decode the hashes of an answer for a caller in this process."""
     if not isinstance(answer, Selection):
         return answer
     shown: object = answer.sequence_hashes
