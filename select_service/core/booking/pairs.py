@@ -155,9 +155,10 @@ class Pairs:
         return partition, Effects(published=told) if told else NOTHING
 
     def _computed(self, legs: Iterable[Booking], now: float) -> list[ReplicaMessage]:
-        """Say of prefill legs that they are computed, before they end: given up they are not.
+        """Complete the prefill of these legs before they end: an unfinished one counts as given up.
 
-        How fast ranks compute would not be learnt of them, and their ranks would seem to hang.
+        Otherwise the compute rate would not be learnt from them, and their ranks would seem to
+        hang.
         """
         told: list[ReplicaMessage] = []
         announcer = self._desk.announcer
