@@ -76,7 +76,7 @@ class ClassQueues:
         column[slot] = most
         self._busy_above_of[number][slot] = _ENDLESS if most == _NEVER_BUSY else floor(most)
 
-    # -- waiting ----------------------------------------------------------------------------------
+    # -- waiting -------------------------------------------------------------------------------
 
     def must_wait(self, number: int, rows: Rows) -> bool:
         """Tell whether a new request waits: others of its class do, or all its ranks are busy."""
@@ -136,7 +136,7 @@ class ClassQueues:
         requests = self._loads.prefilling + sum(map(len, self.of_class))
         return self._drainage.return_s(work / max(1, requests), work, self._seating.ranks, now)
 
-    # -- turns ------------------------------------------------------------------------------------
+    # -- turns ---------------------------------------------------------------------------------
 
     def take_next(self, may_go: Callable[[int, Ticket], bool]) -> Ticket | None:
         """Take the first ticket in turn that may go, from the heads of all classes.
@@ -168,7 +168,7 @@ class ClassQueues:
         """Remove a ticket from whichever queue it waits in."""
         return any(queue.remove(ticket) for queue in self.of_class)
 
-    # -- reading ----------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------
 
     def tickets(self) -> list[Ticket]:
         """Return all waiting tickets, class by class, in order."""
@@ -208,7 +208,7 @@ class ClassQueues:
 def _waited_s(head: Ticket | None, now: float) -> float:
     """Return the current wait: that of the head of the line, 0 if there is none.
 
-    A long request that was overtaken counts as if it had not been, and one let in ahead of others
+    A long request that was overtaken counts as if it had not been, and one moved ahead of others
     by its actual wait, so that neither makes the line look longer than it is.
     """
     return 0.0 if head is None else max(0.0, min(now - head.since, now - head.key[1]))

@@ -125,7 +125,7 @@ class Gate(Generic[T]):
             self._count()
         return self._tallies
 
-    # -- judging ---------------------------------------------------------------------------------
+    # -- judging -------------------------------------------------------------------------------
 
     def judge(self, ask: Ask, rows: Rows, now: float) -> Decision:
         """Say whether a request may be placed on one of these rows now; charges nothing."""

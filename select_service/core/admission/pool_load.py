@@ -201,7 +201,7 @@ class PoolLoad:
         """Ignore unseated slots that still carry load."""
         self.loads = _OfOthers(self._loads, slots) if slots else self._loads
 
-    # -- reports of ranks -------------------------------------------------------------------------
+    # -- reports of ranks ----------------------------------------------------------------------
 
     def tell_waiting(self, slot: int, waiting: int | None) -> None:
         """Set the requests waiting inside the engine of a seated slot; None: not reported."""
@@ -221,7 +221,7 @@ class PoolLoad:
         floor = self._waiting.get(slot, 0) / limit if limit else 0.0
         self._floor[slot] = max(floor, 1.0) if slot in self._stale else floor
 
-    # -- for policies -----------------------------------------------------------------------------
+    # -- for policies --------------------------------------------------------------------------
 
     @property
     def prefill_backlog(self) -> float:
@@ -315,7 +315,7 @@ class PoolLoad:
         used = float(decode.dot(self._share)) / kv_utilization
         return (self.loads.prefilling / queue_depth + used) / self.instances
 
-    # -- by tenant --------------------------------------------------------------------------------
+    # -- by tenant -----------------------------------------------------------------------------
 
     def tenant_in_flight(self, tenant_id: str) -> int:
         """Requests of the tenant that began and have not ended."""

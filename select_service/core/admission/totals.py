@@ -40,7 +40,7 @@ class Totals:
         self._rejections: dict[str, Counter[str]] = {}
         self._admitted = self._refused = 0  # likewise, for `check`
 
-    # -- handed over by what goes ------------------------------------------------------------------
+    # -- handed over by what goes --------------------------------------------------------------
 
     def left_by_gate(
         self, gate: Gate[T], rejections: Mapping[str, int], model_name: str, *, is_last: bool
@@ -69,7 +69,7 @@ class Totals:
         if isinstance(queue, SloShed):
             self._bands_closed.update(dict(enumerate(queue.flaps)))
 
-    # -- sums over past and present ----------------------------------------------------------------
+    # -- sums over past and present ------------------------------------------------------------
 
     def at_capacity(self, gates: Iterable[Gate[T]]) -> int:
         """Return how many requests were refused at N + Q, by these gates and past ones."""

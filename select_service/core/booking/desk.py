@@ -164,7 +164,7 @@ class Desk:
             self._counters.reservations_conflicting += 1
             raise
 
-    # -- time to live -----------------------------------------------------------------------------
+    # -- time to live --------------------------------------------------------------------------
 
     def terms(
         self, request: SelectAndReserveRequest | ReservationRequest
@@ -278,7 +278,7 @@ class Desk:
         ttl_s = self.announcer.claims.copies.ttl(told)
         return default_s if ttl_s is None else ttl_s
 
-    # -- lifecycle --------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------
 
     def prefill_complete(self, name: str, now: float) -> tuple[Partition, Effects]:
         """The prompt is computed: release its prefill tokens, keep its blocks. Repeatable.

@@ -136,7 +136,7 @@ class WaitingRoom:
         """Partitions for which `relieve` or `look_on` has to be called again."""
         return [*self._crowded, *self._to_look_at]
 
-    # -- requests nobody can serve any more --------------------------------------------------------
+    # -- requests nobody can serve any more ----------------------------------------------------
 
     def look_again(self, partition: Partition, now: float, effects: Effects) -> None:
         """A worker drains or left: refuse requests only it could serve, let in those that may go.
@@ -203,7 +203,7 @@ class WaitingRoom:
         assert self._waiting == len(everybody)
         self._patience.check(everybody)
 
-    # -- deadlines ---------------------------------------------------------------------------------
+    # -- deadlines -----------------------------------------------------------------------------
 
     def next_deadline(self) -> float:
         """Return when the first waiting request expires; infinity if none will."""
