@@ -82,7 +82,7 @@ class Foreigners:
             self._book_foreign(envelope, event, now)
 
     def _end_as_told(self, reservation_id: str, now: float) -> None:
-        """A foreigner has freed an id of ours: its owner may not have heard it."""
+        """End our claims on an id freed by a foreigner, and tell owners that may have missed it."""
         claims = self._claims
         for claim in claims.alive(reservation_id):
             self._resolver.touch(claim, now)
