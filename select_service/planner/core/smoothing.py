@@ -1,8 +1,8 @@
 """Exponential smoothing with a damped trend: the best of a grid of fixed parameters forecasts.
 
 Instead of fitting parameters every few intervals, all 45 of a grid smooth in parallel, O(45) per
-value in one numpy expression, and whoever erred least lately forecasts. Simple smoothing is the
-part of the grid whose trend never learns.
+value in one numpy expression, and the one with the smallest recent error forecasts. Simple
+smoothing is the part of the grid whose trend never learns.
 """
 
 from __future__ import annotations
