@@ -91,7 +91,7 @@ class Workload(Protocol):
         """Return the next request in order of arrival; None: no more come unprompted."""
 
     def after(self, outcome: Outcome) -> Iterable[Request]:
-        """Return what the end of a request causes: the next turn, the next of a closed loop."""
+        """Return what the end of a request causes: its next turn, the next of a closed loop."""
 
 
 def chain_of(blocks: Iterable[int] = ()) -> array[int]:
