@@ -418,10 +418,7 @@ class Admitting:
     def forget_threshold(
         self, model: str, tenant_id: str | None, now: float
     ) -> tuple[BusyThreshold, list[Partition]]:
-        """Drop the thresholds of a model or tenant, so that the more general ones apply.
-
-        Repeatable.
-        """
+        """Drop a model's or tenant's thresholds, so that more general ones apply. Repeatable."""
         touched: list[Partition] = []
         if self.thresholds.forget(model, tenant_id):
             self._mark(THRESHOLD, threshold_key(model, tenant_id))

@@ -91,10 +91,7 @@ class BusyRanks:
     def seat(
         self, slot: int, max_num_batched_tokens: int | None, kv_total_blocks: int | None
     ) -> None:
-        """Seat a declared rank on the slot, or apply a change of its worker's record.
-
-        Its load stays.
-        """
+        """Seat a declared rank on the slot, or update its worker's record; its load stays."""
         self.ensure(slot + 1)
         self._seated[slot] = True
         self._batch_tokens[slot] = max_num_batched_tokens
@@ -126,10 +123,7 @@ class BusyRanks:
         self._judge(slot)
 
     def report(self, slot: int, kv_used_blocks: float | None) -> bool:
-        """Apply a worker's report of its used blocks.
-
-        False: the rank is not declared, and it is dropped.
-        """
+        """Apply a report of used blocks; False: dropped, as the rank is not declared."""
         if slot >= len(self._seated) or not self._seated[slot]:
             return False
         self._used[slot] = UNREPORTED if kv_used_blocks is None else float(kv_used_blocks)

@@ -129,7 +129,7 @@ class Gatekeeper:
             counts=self._totals.promises,
         )
 
-    # -- who is here ---------------------------------------------------------------------------
+    # -- workers -------------------------------------------------------------------------------
 
     def seat(self, worker: Worker) -> None:
         """Add a worker or update its record or ranks; load and reports of its ranks stay."""

@@ -162,7 +162,7 @@ class PoolLoad:
         self._prefill = self._share  # the column it reads
         self._tenants: dict[str, int] = {}
 
-    # -- who is here ---------------------------------------------------------------------------
+    # -- seats ---------------------------------------------------------------------------------
 
     def _ensure(self, capacity: int) -> None:
         missing = capacity - len(self._share)

@@ -84,10 +84,7 @@ class TenantBudgets:
         return self.inner.hold(ask, now)
 
     def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
-        """Return the inner policy's line and rate.
-
-        Without one, the tenant's share of the drain rate.
-        """
+        """Return the inner policy's line and rate, or else the tenant's share of the drain rate."""
         line, rate = self.inner.refill(ask, pool)
         share = self._budgets.get(ask.tenant_id)
         if rate > 0.0 or share is None:

@@ -68,10 +68,7 @@ class PairTerms:
         return np.array([at[slot] for slot in slots.tolist()], dtype=np.int64)
 
     def _moved(self, costs: Floats, couple: Couple) -> Floats:
-        """Return decode costs as seen from the chosen prefill rank.
-
-        Infinite: no transfer is possible.
-        """
+        """Return decode costs as seen from the prefill rank; infinite: no transfer is possible."""
         odds = self._record.odds
         assert odds is not None
         assert odds.roles is not None

@@ -79,10 +79,7 @@ class RecordRing:
         lookout: Look,
         more: int,
     ) -> Record | None:
-        """Make and keep a decision's record, evicting the oldest.
-
-        Return it if it is to be explained.
-        """
+        """Keep a decision's record, evicting the oldest; return it if it is to be explained."""
         prompt, request, ask = ticket.prompt, ticket.request, ticket.asked
         block_hashes, selection_id = prompt.block_hashes, request.selection_id
         reservation_id = ticket.reservation_id

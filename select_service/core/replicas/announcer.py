@@ -186,9 +186,9 @@ class Announcer:
             self.claims.homeless.append(reservation.reservation_id)
 
     def dropped(self, reservation: Reservation, now: float) -> None:
-        """Unlink the claim of a reservation whose rank has left. Ours ends.
+        """Unlink the claim of a reservation whose rank has left.
 
-        That of others waits.
+        Our own claim ends with that; a claim of others waits for the rank.
         """
         claim = reservation.claim
         if claim is None:

@@ -114,10 +114,7 @@ class Hearing:
             view.greet(beat, now, self._limits)
 
     def _is_echo(self, message: ReplicaMessage) -> bool:
-        """Whether we may have sent this ourselves.
-
-        Else another process runs on a copy of our state.
-        """
+        """Whether we may have sent this; else another process runs on a copy of our state."""
         if isinstance(message, ReplicaEnvelope):
             stamp = message.select_service
             if stamp is UNSET:

@@ -54,10 +54,7 @@ class Replicas:
     # -- time ----------------------------------------------------------------------------------
 
     def tick(self, now: float, effects: Effects) -> bool:
-        """Do one turn: detect silence, settle, send, beat, request pulls.
-
-        True if more is pending.
-        """
+        """Do one turn: detect silence, settle, send, beat, request pulls; True: more to do."""
         self.publishers.look_around(now)
         self.hearing.foreigners.fade(now)
         self.leases.tick(now)

@@ -126,7 +126,12 @@ class Shadowing:
         self.own_prefill_tokens += seen.shadow.prefill_tokens
 
     def follow(self, settings: ShadowSettings | None, now: float) -> Shadow | None:
-        """Put other settings in force; counts restart if the weights differ."""
+        """Put other settings in force; counts restart if the weights differ.
+
+        Args:
+            settings: validated; None: no shadow.
+            now: monotonic seconds.
+        """
         before = self.shadow
         if settings is not None:
             self.budget.share = settings.cost_max

@@ -89,12 +89,12 @@ class Selecting:
     def select_and_reserve(
         self, request: SelectAndReserveRequest, now: float, *, unknown: bytes = b""
     ) -> tuple[Answer | Ticket, Effects]:
-        """Choose a worker and book it in the same step; a Ticket when it has to wait.
+        """Choose a worker and book it in the same step; returns a Ticket if it has to wait.
 
         Args:
             request: as sent.
             now: monotonic seconds.
-            unknown: canonical bytes of members nobody knows; part of what makes a repeat equal.
+            unknown: canonical bytes of the unknown members; they are part of the fingerprint.
 
         Raises:
             ServiceError: as of `select`, or of the id (`core/booking/desk.py`).
@@ -166,7 +166,7 @@ class Selecting:
         try:
             return number, partition.candidates(ticket.request)
         except WorkerDraining:
-            raise  # whoever is in front of it goes elsewhere
+            raise  # the request ahead of it has other workers to go to
         except NoEligibleWorker:
             if partition.queues.of_class[number]:  # no overtaking, not even towards a refusal (3.6)
                 return number, slice(0, 0)
@@ -190,12 +190,12 @@ class Selecting:
             none.retry_after_s = refused.retry_after_s
             raise
         matches = verdict = None
-        if gate.queue is not None:  # it wants to know what is left to compute
+        if gate.queue is not None:  # its predictions need the tokens left to compute
             matches = ticket.partition.index.find_matches(ticket.prompt.block_hashes)
             if matches.groups or matches.host or matches.disk:
                 ask = _measured(ticket, ask, rows, matches)
         if not (changes.look or gate.returns.size):
-            verdict = gate.policy.judge(ask, gate.pool, now)  # as a rule there is nothing else
+            verdict = gate.policy.judge(ask, gate.pool, now)  # usually no other gate needs a look
         if verdict is ADMIT:
             ticket.asked, ticket.said = ask, gate.admitted
         else:

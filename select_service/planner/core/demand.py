@@ -260,10 +260,7 @@ class Demand:
         self._ahead, self._lead = intervals, (lead_s, interval_s / PARTS)
 
     def forecast(self, interval_s: float, steps: int = 1) -> Forecast | None:
-        """Return the forecast for an upcoming interval, 1: the next.
-
-        None before the first traffic.
-        """
+        """Return the forecast, 1: of the next interval; None before the first traffic."""
         isl, osl = self._predictors.isl.predict(steps), self._predictors.osl.predict(steps)
         if isl <= 0 or osl <= 0:
             return None

@@ -87,10 +87,7 @@ class Recurring:
         return self._level * self._before(back)
 
     def hindcast(self) -> list[tuple[float, float]]:
-        """Return the forecasts this period would have made of the past, with the actual values.
-
-        O(n).
-        """
+        """Return this period's forecasts of the past, with the actual values. O(n)."""
         if not self.period:
             return []
         count = len(self._values)

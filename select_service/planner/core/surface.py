@@ -71,10 +71,7 @@ class DecodeSurface:
         self._tokens = thpt * self._contexts[:, None]
 
     def itl_ms(self, concurrency: float, context: float) -> float:
-        """Return the ITL of an engine with this many requests.
-
-        A full engine's ITL is the maximum.
-        """
+        """Return the ITL of an engine with this many requests, at most that of a full one."""
         kv_usage = concurrency * context / self._max_kv_tokens
         return float(np.interp(kv_usage, self._kv, self._at(self._itl, context)))
 

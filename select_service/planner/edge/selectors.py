@@ -106,9 +106,7 @@ class Selectors:
         return found
 
     async def candidates(self, pool: PoolKey, count: int) -> list[Candidate]:
-        """Return the cheapest workers to lose, by the selector that lists most.
-
-        Draining ones first.
+        """Return the cheapest workers to lose, draining ones first, by the selector listing most.
 
         Raises:
             SelectorError: none answers.

@@ -1,19 +1,19 @@
-"""A cluster under a fake clock: requests arrive, a router chooses, engines work, caches are told.
+"""A cluster under a fake clock: requests arrive, a router chooses, engines work, caches report.
 
-For whoever drives it (a run, the planner's closed loop, a test):
+For its drivers (a run, the planner's closed loop, a test):
 
     cluster = Cluster(ClusterSettings(), router, workload)
     cluster.add_worker("workers", 0.0)                # now: startup_s = 0
     cluster.add_worker("workers", 0.0, startup_s=60)  # may be chosen from 60.0 on
     while not cluster.is_done:
         cluster.advance(cluster.now + 180.0)          # everything that happens until then
-        seen = cluster.observe()                      # of the time since it was asked last
+        seen = cluster.observe()                      # of the time since the last call
         ...                                           # seen.num_req, .isl, .osl, .ttft_s, .itl_s,
         cluster.remove_worker(7, cluster.now)         # .request_duration_s, .concurrency, .pools
     cluster.check()                                   # every request ended exactly once
 
 Pools are named in the settings, each with a role and an engine: one of role `aggregated`, or one of
-`prefill` and one of `decode`. `workload` may be None: `offer` gives it requests one by one. Verbs
+`prefill` and one of `decode`. `workload` may be None: `offer` adds requests one by one. Methods
 that take `now` let everything before it happen first. Times are seconds.
 """
 

@@ -1,8 +1,8 @@
-"""What goes through a simulated cluster, and what becomes of it.
+"""The requests of a simulated cluster, and their outcomes.
 
-Blocks are named by numbers that stand for their content and all before it, as `hash_ids` of the
-traces do: equal number, equal prefix. Nothing is computed here. A prompt is a thousand of them:
-from here to the index they lie in arrays of 64 bits, and nobody makes an object of each.
+Block numbers stand for a block's content and all before it, like `hash_ids` in traces: equal
+number, equal prefix. Nothing is computed here. A prompt is a thousand of them: from here to the
+index they are kept in arrays of 64-bit numbers, never as single objects.
 """
 
 from __future__ import annotations

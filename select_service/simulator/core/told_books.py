@@ -111,10 +111,7 @@ class ToldLedger:
         loads.ahead[:] = 0.0 if told.ahead is None else told.ahead
 
     def share(self, shared: list[tuple[int, Slots]] | None) -> None:
-        """Set the slots that have bookings with the beginning of the prompt.
-
-        None: there are none.
-        """
+        """Set the slots booked with the beginning of the prompt; None: there are none."""
         self._shared, self.blocks.is_shared = shared, shared is not None
 
     def shared_groups(self, hashes: bytes) -> list[tuple[int, Slots]] | None:

@@ -310,10 +310,7 @@ class Worker:
         self.due = now + prefill_s + self._latency.stretch_s(decoding, self._kv_tokens, steps)
 
     def _let_in(self, budget: int) -> float:
-        """Schedule waiting jobs while there are seats, tokens and blocks.
-
-        Returns the time they add.
-        """
+        """Schedule jobs while there are seats, tokens and blocks; returns the time they add."""
         pool, latency, size = self.pool, self._latency, self.block_size
         seats = self.settings.sequences_max - len(self._running)
         prefill_s = 0.0

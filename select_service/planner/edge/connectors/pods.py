@@ -90,10 +90,7 @@ class Homes:
             self._names[pod.metadata.name] = pod.metadata.name
 
     def of(self, host: str) -> str:
-        """Return the pod with this address, or with the first label of this DNS name.
-
-        Empty: none.
-        """
+        """Return the pod with this address, or named like the host's first label; empty: none."""
         same = _same(host)
         return self._names.get(same if same in self._names else host.partition(".")[0], "")
 

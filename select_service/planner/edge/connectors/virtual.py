@@ -45,7 +45,7 @@ class Issued(msgspec.Struct, frozen=True):
 
 
 class There(Target, frozen=True):
-    """How many replicas one pool has, as who scales it says."""
+    """The replicas of one pool, as reported by the client that scales it."""
 
     replicas: Annotated[int, msgspec.Meta(ge=0, le=REPLICAS_MAX)]
 
