@@ -56,7 +56,7 @@ class ClassQueues:
             self._busy_above[number] = grown(self._busy_above[number], slots, _NEVER_BUSY)
 
     def seat(self, worker: Worker) -> None:
-        """Add a schedulable worker: set the load from which its ranks are busy."""
+        """Add a schedulable worker: set the load above which its ranks are busy."""
         slots = worker.slots.values()
         self.ensure(max(slots, default=-1) + 1)
         for number, one in enumerate(self._classes):

@@ -25,8 +25,7 @@ NAME_CHARS_MAX: Final = 64
 STANDARD: Final = "standard"
 UNNAMED: Final = "unnamed"
 UNNAMED_PRIORITY: Final = 3
-"""The priority of requests without a class or with an unknown one, whatever `standard` is set to.
-"""
+"""Priority of requests without a class or with an unknown one, whatever `standard` is set to."""
 DEFAULT_PRIORITIES: Final[Mapping[str, int]] = MappingProxyType(
     {"critical": 4, STANDARD: UNNAMED_PRIORITY, "batch": -1, "sheddable": -2, "background": -3}
 )

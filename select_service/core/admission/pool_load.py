@@ -149,8 +149,7 @@ class PoolLoad:
         """Total blocks; infinity: unknown. Compare with limits by division: 28 times 1/35 is less
         than 28/35."""
         self._floor: Floats = np.zeros(0)
-        """The saturation a rank has whatever its load: from its report, or because that is stale.
-        """
+        """The saturation a rank has at any load: from its report, or because that is stale."""
         self._rate = 0.0
         self._rate_until = -math.inf
         self._drains = 0.0  # tokens per second of all ranks

@@ -23,7 +23,7 @@ HORIZON_S: Final = 300.0
 GRACE_S: Final = 5.0
 """A promise holds this long past its time: the header has whole seconds, networks add delay."""
 GRACE_SHARE: Final = 0.1
-"""A promise also holds for this share of the wait."""
+"""A promise holds longer by this share of the wait."""
 EARLY_S: Final = 0.05
 """Timers fire at most this early."""
 UNKNOWN_S: Final = 1.0

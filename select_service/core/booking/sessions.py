@@ -32,7 +32,7 @@ class SessionCounters(Struct):
 
     begun: int = 0  # the session was unknown
     kept: int = 0
-    # its rank's queue was longer than the others' by more than the whole prompt
+    # its rank's queue exceeded the shortest by more than the whole prompt
     moved_busy: int = 0
     moved_ineligible: int = 0  # its rank may not take the request, or drains
     released: int = 0  # its rank has gone, or has gone and come back

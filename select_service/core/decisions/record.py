@@ -102,8 +102,7 @@ class Odds(Struct, gc=False):
 
 
 Look: TypeAlias = "tuple[Seating, bytes, bytes]"
-"""The seating; by seat, states of event streams, and wall times of their last batches as doubles.
-"""
+"""The seating; by seat, states of event streams and wall times of their last batches (doubles)."""
 
 
 class Record(NamedTuple):

@@ -244,7 +244,7 @@ def _told(
 
 
 def _hit_rate_loss(found: float, displaced: float) -> float:
-    """Return the share of the hit rate lost with the workers that `found` hits were found on.
+    """Return by how much the hit rate falls without the workers that had `found` of the hits.
 
     At first the hits on these workers are missing: `found`. Then the remaining workers compute
     those prompts, hit them again, and evict as much as these workers did: in the long run hits

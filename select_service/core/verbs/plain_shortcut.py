@@ -373,7 +373,7 @@ class Shortcut:
     def _note(
         self, ticket: Ticket, seen: Seen, rows: Rows, slot: int, now: float, present: Weights
     ) -> None:
-        """Record a decision: in the ring directly if the explainer has looked recently."""
+        """Record a decision: in the ring directly while the lookout is up to date."""
         lookout = ticket.partition.lookout
         if lookout is None or now >= lookout.until or rows is not lookout.everyone:
             self._keep(ticket, seen, rows, slot, now, None, None, present)

@@ -166,7 +166,7 @@ class Selecting:
         try:
             return number, partition.candidates(ticket.request)
         except WorkerDraining:
-            raise  # the request ahead of it has other workers to go to
+            raise  # requests ahead of it use other workers
         except NoEligibleWorker:
             if partition.queues.of_class[number]:  # no overtaking, not even towards a refusal (3.6)
                 return number, slice(0, 0)

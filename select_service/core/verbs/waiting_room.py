@@ -116,7 +116,7 @@ class WaitingRoom:
         keeper = partition.admission
         for _ in range(self._limits.let_in_per_turn_max):
             if keeper is not None:
-                keeper.refresh(now)  # the one before may have taken the last seat
+                keeper.refresh(now)  # the one before may have taken the last place
             ticket = next_at_gate(partition) or _take_next(partition)
             if ticket is None:
                 return effects
@@ -139,7 +139,7 @@ class WaitingRoom:
     # -- requests nobody can serve any more ----------------------------------------------------
 
     def look_again(self, partition: Partition, now: float, effects: Effects) -> None:
-        """A worker drains or left: refuse requests only it could serve, let in those that may go.
+        """A drain began or ended: refuse requests nobody else can serve, let in those that may go.
 
         They are refused wherever they stand in line: waiting for the requests ahead would not help.
         """

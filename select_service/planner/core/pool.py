@@ -43,8 +43,7 @@ class Course(NamedTuple):
     end: float
     engines: float
     least: float
-    """The engines that suffice if the forecast is too high by as much as a count varies by chance.
-    """
+    """The engines that suffice if the forecast is too high by the chance variation of a count."""
     sure: float | None
     """The engines that suffice in any case; None: unknown."""
 

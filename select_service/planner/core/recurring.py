@@ -31,8 +31,7 @@ _HELD_MOST: Final = 0.25  # share of all values that may stand in for an unknown
 _LEVEL_WEIGHT: Final = 0.1  # weight of one interval in the ratio of this period to the last one
 _LEVEL_MOST: Final = 2.0
 _WEIGHTS: Final = (0.5, 0.3, 0.2)
-"""Weights of the latest periods: three contain less chance than one, and the last is the nearest.
-"""
+"""Weights of the latest periods: three contain less chance than one; the last is the nearest."""
 
 
 class Recurring:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ISL_EDGES", "Observation", "PoolState", "Tally"]
 
 ISL_EDGES: Final = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-"""Upper edges, inclusive, of the histogram of prompt lengths; an additional bin is for longer ones.
-"""
+"""Upper edges, inclusive, of the histogram of prompt lengths; longer ones have one more bin."""
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["BlockSet", "KvPool"]
 
 _NOTED_PER_BLOCK: Final = 3
-"""Limit of release notes, as a multiple of the capacity in blocks: beyond, stale ones are dropped.
-"""
+"""Limit of release notes, as a multiple of the capacity in blocks; beyond it, stale ones go."""
 
 
 class KvPool:
