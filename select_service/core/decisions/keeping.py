@@ -223,7 +223,7 @@ class Decisions:
         return lookout
 
     def _note(self, scope: Scope, worker_id: int) -> None:
-        """Note a changed catalog record; for seated workers the partition calls this, too."""
+        """Note a changed catalog record; for seated workers the partition does so itself, too."""
         partition = self._partitions.get(scope)
         if partition is None:
             return
