@@ -8,7 +8,7 @@
 
 Cheap and certain checks come first. 1 to 4 are judged here, 5 in `cache_hits.py`. Nothing is
 charged until all have passed: `judge` only looks, `admit` and `settle` charge and count. A request
-that returns as told is not refused for load (2 to 4): if it cannot go at once, it waits.
+that returns in time is not refused for load (2 to 4): if it cannot go at once, it waits.
 """
 
 from __future__ import annotations

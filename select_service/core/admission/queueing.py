@@ -22,7 +22,7 @@ class QueueingPolicy(Policy, Protocol[T]):
     """A policy that lets requests wait and keeps them itself."""
 
     def enqueue(self, ask: Ask, item: T, now: float, *, is_promised: bool = False) -> Waiting[T]:
-        """Queue a request that `judge` said must wait, or that returns as told."""
+        """Queue a request that `judge` says must wait, or that returns in time."""
         ...
 
     def may_go(self, pool: Pool, limit: int) -> Iterator[Waiting[T]]:

@@ -8,8 +8,8 @@ Its guarantees, which tests check:
   one, more criticals than their quota arrive, or the critical one's own deadline passes.
 * Critical and standard requests are never refused for saturation; they wait. If all places to
   wait for a worker (Q) are taken, the last of the sheddable requests below gives way (`outranked`).
-* A request that returns as told waits behind those two classes only, whatever its band: a promise
-  is kept while more important newcomers keep coming.
+* A request that returns in time waits behind those two classes only, whatever its band: its
+  promise is kept while more important newcomers keep coming.
 * A request that is refused, or waits in vain, is charged to nobody.
 
 The queue is part of the policy: if `judge` says "wait", the caller calls `enqueue`, and asks
@@ -115,7 +115,7 @@ class SloShed(Generic[T]):
         self._classes = classes
         bands = len(classes.bands)
         self.ceilings = ceilings(bands, self.settings.usage_limit)
-        # One line per band, and one for sheddable requests that return as told: below the bands
+        # One line per band, and one for sheddable requests that return in time: below the bands
         # that are never shed, above those that are.
         self._promised = sum(priority >= 0 for priority in classes.bands)
         limits = list(self.ceilings)
