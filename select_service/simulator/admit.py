@@ -1,7 +1,7 @@
 """`select-sim admit`: any policy on any arrivals, with the live policy code.
 
-Arrivals come as JSON lines and decisions leave as JSON lines, one for one and in the same order;
-a request that waits holds back the lines behind it until its fate is known.
+Arrivals come as JSON lines and decisions leave as JSON lines, one per arrival and in the same
+order; a waiting request holds back the lines behind it until it is decided.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Arrival", "BadArrival", "Outcome", "Snapshot", "Trial", "read_arrivals"]
 
-_US_MAX: Final = 1 << 51  # beyond, microseconds in doubles are not exact any more
+_US_MAX: Final = 1 << 51  # beyond, microseconds in doubles are no longer exact
 _STEPS: Final = 1 << 30
 
 
 class BadArrival(ValueError):
-    """A line that cannot be read; the text names it."""
+    """An unreadable line; the text names it."""
 
 
 class Snapshot(msgspec.Struct):
-    """One instance, as told."""
+    """The state of one instance, as told."""
 
     queue_depth: float = 0
     batch_size: float = 0
@@ -42,9 +42,9 @@ class Snapshot(msgspec.Struct):
 
 
 class Arrival(msgspec.Struct, kw_only=True):
-    """One line of input; the first four fields are all that most policies look at.
+    """One line of input; most policies use only the first four fields.
 
-    Fields nobody knows are skipped: recorded traces carry more than an admission needs.
+    Unknown fields are skipped: recorded traces have more than admission needs.
     """
 
     t_us: int | float
@@ -54,9 +54,9 @@ class Arrival(msgspec.Struct, kw_only=True):
     output_tokens: int | float = 0
     slo_ttft_ms: float | None = None
     snapshots: list[Snapshot] | None = None
-    """What every instance carries from now on, for a pool that does not compute."""
+    """The state of every instance from now on, for a pool that does not compute."""
     tenant_in_flight: int | None = None
-    """What this tenant has in flight from now on, likewise."""
+    """This tenant's requests in flight from now on, likewise."""
 
 
 class Outcome(msgspec.Struct):
@@ -85,7 +85,7 @@ def read_arrivals(lines: Iterable[bytes]) -> Iterator[Arrival]:
 
 
 def _check(arrival: Arrival) -> None:
-    """Refuse numbers one cannot count with; 5.0 is as whole as 5."""
+    """Refuse invalid numbers; 5.0 counts as whole."""
     for name, least in (("t_us", -_US_MAX), ("tokens", 0), ("output_tokens", 0)):
         value = getattr(arrival, name)
         if not (least <= value <= _US_MAX and value == int(value)):
@@ -97,7 +97,7 @@ def _check(arrival: Arrival) -> None:
 
 
 class _Open:
-    """A line of output that is still to be written."""
+    """A pending line of output."""
 
     __slots__ = ("outcome",)
 
@@ -132,7 +132,7 @@ class Trial:
     Args:
         name: of the policy.
         config: the policy's keys, and optionally `pool`, the PoolSettings of a pool that computes
-            what is admitted (the default of slo-shed); null: the pool is what arrivals say in
+            what is admitted (the default of slo-shed); null: the pool is as told by arrivals in
             `snapshots` (the default of all others).
 
     Raises:
@@ -152,7 +152,7 @@ class Trial:
         self._last = 0.0
 
     def decide(self, arrivals: Iterable[Arrival]) -> Iterator[Outcome]:
-        """Yield one outcome per arrival, in their order, as soon as it is known."""
+        """Yield one outcome per arrival, in order, as soon as it is known."""
         for arrival in arrivals:
             self._arrive(arrival)
             yield from self._settled()
@@ -184,7 +184,7 @@ class Trial:
         )
         line = _Open()
         self._open.append(line)
-        # An empty pool is the policy's affair here: the field's simulator admits into it.
+        # An empty pool is left to the policy here: the field's simulator admits into it.
         verdict = self._policy.judge(ask, self._pool, now)
         decision = self.gate.decide(ask, "policy", verdict, slice(0, 0), now)
         self.gate.settle(decision, ask, now)
@@ -202,7 +202,7 @@ class Trial:
     # -- time ----------------------------------------------------------------------------------
 
     def _advance(self, until: float) -> None:
-        """Let what happens until then happen, in order: computing, waiting in vain, going."""
+        """Process everything until then, in order: computing, expiry, release."""
         self._pump()
         while (now := self._next_time()) <= until and now < math.inf:
             self._last = max(self._last, now)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 INTERRUPTED: Final = 130
-"""Exit code, as shells have it."""
+"""Exit code, by the convention of shells."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,7 +124,7 @@ def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int
         return INTERRUPTED
     except (msgspec.DecodeError, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            raise  # of no file that was named: of standard output
+            raise  # not about a named file: from standard output
         parser.error(str(error))
     return code
 

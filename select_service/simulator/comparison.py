@@ -1,6 +1,6 @@
-"""Many runs: carried out on several processors, gathered, and told as one table.
+"""Many runs: executed on several processors, collected, and presented as one table.
 
-One run is one task; what comes back are measures, so that nothing big travels.
+A run is one task and returns only its measures, so that little data is transferred.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ METRICS: Final[dict[str, tuple[str, Callable[[Measures], float], float, int]]] =
         2,
     ),
 }
-"""Name → what people read, where it is, its scale and digits."""
+"""Name → label, value, its scale and digits."""
 
 _SHOWN: Final = (
     *("ttft_mean", "ttft_p90", "itl_p90", "e2e_mean", "hit_rate", "hit_share", "load_cov"),
@@ -48,24 +48,24 @@ _SHOWN: Final = (
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command leaves behind: its settings and all runs, by policy and seed."""
+    """The result of a command: its settings and all runs, by policy and seed."""
 
     version: str = __version__
     settings: RunSettings
     runs: list[Measures]
-    capacity: float | None = None  # requests a second, where it was measured
-    load: float | None = None  # share of it that was offered
+    capacity: float | None = None  # requests per second, if measured
+    load: float | None = None  # the share of it that was offered
 
 
 def perform(
     tasks: Sequence[RunSettings], jobs: int, progress: Callable[[float], None]
 ) -> list[Measures]:
-    """Carry out runs, on `jobs` processors; results are in the order of the tasks.
+    """Execute runs on `jobs` processors; results are in the order of the tasks.
 
     Args:
-        tasks: one for each run.
-        jobs: processes; 1: none but this.
-        progress: told how much is done, in runs.
+        tasks: one per run.
+        jobs: processes; 1: only this one.
+        progress: called with the progress, in runs.
 
     Raises:
         ValueError, OSError: a run cannot be carried out.
@@ -79,7 +79,7 @@ def perform(
             for done in as_completed(places):
                 results[places[done]] = done.result()
                 progress(len(results))
-        except BaseException:  # also Ctrl-C: nobody waits for runs whose results nobody sees
+        except BaseException:  # including Ctrl-C: do not wait for runs whose results are lost
             workers = list((pool._processes or {}).values())  # noqa: SLF001 - terminate_workers() is 3.14
             pool.shutdown(wait=False, cancel_futures=True)
             for process in workers:
@@ -96,12 +96,12 @@ def _one(task: RunSettings, at: int, progress: Callable[[float], None]) -> Measu
 
 @contextmanager
 def shown_progress(total: int, *, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """Show a bar on standard error while runs go on; nothing where nobody looks."""
+    """Show a progress bar on standard error, if that is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
     try:
-        from rich.console import Console  # the extra `demo`
+        from rich.console import Console  # from the extra `demo`
         from rich.progress import Progress
     except ImportError:
         yield _plain(total)
@@ -121,7 +121,7 @@ def _plain(total: int) -> Callable[[float], None]:
 
 
 def by_policy(runs: Sequence[Measures]) -> dict[str, list[Measures]]:
-    """Return the runs of each policy, in the order they were first met."""
+    """Return the runs of each policy, in order of first appearance."""
     groups: dict[str, list[Measures]] = {}
     for one in runs:
         groups.setdefault(one.policy, []).append(one)
@@ -136,7 +136,7 @@ def estimates(runs: Sequence[Measures]) -> dict[str, Estimate]:
 
 
 def table(runs: Sequence[Measures]) -> tuple[list[str], list[list[str]]]:
-    """Return a head and a row for each policy."""
+    """Return a header, and a row per policy."""
     head = ["policy", *(METRICS[name][0] for name in _SHOWN)]
     rows = []
     for policy, group in by_policy(runs).items():
@@ -147,7 +147,7 @@ def table(runs: Sequence[Measures]) -> tuple[list[str], list[list[str]]]:
 
 
 def as_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay a table out for a terminal: the first column to the left, numbers to the right."""
+    """Format a table for a terminal: the first column left-aligned, numbers right-aligned."""
     widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
     lines = []
     for row in (head, *rows):

@@ -1,8 +1,8 @@
-"""The course of a recording: when its decisions fell, in as many parts as a plot can show.
+"""The course of a recording: its decisions over time, in as many parts as a plot can show.
 
-How long a recording is turns out at its end, and it is read once: parts begin short and are joined
-in pairs whenever there would be too many of them. Two machines' clocks do not begin alike either,
-so that what stands in files of several lives of a service is brought behind one another.
+The length of a recording is known only at its end, and it is read once: parts begin short and are
+joined in pairs whenever there are too many. The monotonic clocks of several lives of a service have
+different origins, so their files are placed one after another.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 __all__ = ["Clock", "Course", "Part"]
 
 PARTS_MAX: Final = 120
-"""More would be closer to one another than a plot has dots."""
+"""More would be closer together than a plot can show."""
 
 _SHORTEST_S: Final = 2.0**-10
 _LONGEST_S: Final = 1e10
-"""Three centuries: no clock tells of more between two decisions, a damaged file may."""
+"""Three centuries: no real clock has more between two decisions, a damaged file may."""
 
 
 class Part(Struct):
-    """What was decided in some seconds.
+    """The decisions of a stretch of time.
 
     Attributes:
-        at_s: When they begin, in seconds since the first decision.
-        length_s: How many they are.
-        decided: How many, by what came of them.
-        compared: Placed one by one: the others are no matter of other weights.
-        changed: Of these, how many go elsewhere with other weights.
+        at_s: Its begin, in seconds since the first decision.
+        length_s: Its length.
+        decided: Number of decisions, by outcome.
+        compared: Decisions placed one by one; others are not compared with other weights.
+        changed: Of those, the number that go elsewhere with other weights.
         prompt_tokens: Of those compared.
-        prefill_tokens_recorded: They had to compute.
-        prefill_tokens: They have to, with other weights.
+        prefill_tokens_recorded: To be computed, as recorded.
+        prefill_tokens: To be computed with other weights.
     """
 
     at_s: float
@@ -50,7 +50,7 @@ class Part(Struct):
     prefill_tokens: int = 0
 
     def join(self, other: Part) -> None:
-        """Take what the part behind it has."""
+        """Add the following part to this one."""
         for kind, count in other.decided.items():
             self.decided[kind] = self.decided.get(kind, 0) + count
         self.compared += other.compared
@@ -61,14 +61,14 @@ class Part(Struct):
 
 
 class Course:
-    """Parts of one length, but for the last."""
+    """Parts of equal length, except the last."""
 
     def __init__(self) -> None:
         self._length_s = _SHORTEST_S
         self._parts: dict[int, Part] = {}
 
     def at(self, seconds: float) -> Part:
-        """Return the part that a moment falls into, of those a Clock tells."""
+        """Return the part of a moment, in the seconds of a Clock."""
         while seconds >= PARTS_MAX * self._length_s:
             self._length_s *= 2.0
             before, self._parts = self._parts, {}
@@ -84,10 +84,10 @@ class Course:
         return part
 
     def parts(self, until: float) -> list[Part]:
-        """Return all until the last moment that was asked for, which ends the last part.
+        """Return all parts until the last requested moment, which ends the last part.
 
-        That takes what is behind it if it is less than half of one: a rate over a moment would be
-        anything. Nothing can be asked for afterwards.
+        A last part shorter than half of one is joined to the part before: a rate over a moment
+        would be meaningless. Nothing can be requested afterwards.
         """
         length = self._length_s
         count = max(self._parts, default=-1) + 1
@@ -101,23 +101,23 @@ class Course:
 
 
 class Clock:
-    """Seconds since the first decision, over all files.
+    """Seconds since the first decision, across all files.
 
-    Files of one life share its monotonic clock; from one life to the next the time of day tells
-    what lay between them, and a time of day that went back tells nothing.
+    Files of one life share its monotonic clock; the gap between two lives is taken from the time of
+    day, unless that went back.
 
     Attributes:
-        latest: Of the moments that were asked for.
+        latest: Of the requested moments.
     """
 
     def __init__(self) -> None:
         self.latest = 0.0
-        self._begin: float | None = None  # in the clock of the file that is open
+        self._begin: float | None = None  # in the clock of the open file
         self._begin_wall_s = 0.0
         self._opened: Header | None = None
 
     def open(self, header: Header) -> None:
-        """Go on in another file."""
+        """Continue in another file."""
         before, self._opened = self._opened, header
         is_other_life = before is not None and before.recording != header.recording
         if is_other_life and self._begin is not None:
@@ -125,10 +125,10 @@ class Clock:
             self._begin = header.at - passed_s
 
     def since(self, at: float) -> float:
-        """Return when a moment of the open file was; nothing is before the first one.
+        """Return the time of a moment of the open file; none is before the first decision.
 
         Raises:
-            BadRecording: no clock has told that.
+            BadRecording: no clock could have produced it.
         """
         if self._begin is None:
             assert self._opened is not None

@@ -1,7 +1,7 @@
-"""The field's gateway queue, line by line: bands by priority, one flow per tenant, a gate by load.
+"""The field's gateway queue: bands by priority, one flow per tenant, a gate by load.
 
-Here to be compared with: `slo-shed` gives each band room of its own, is fair by what tenants got,
-and its requests have deadlines. `cli.py` reads operations and writes what became of them.
+It exists for comparison: in `slo-shed` each band has its own room, fairness is by service received,
+and requests have deadlines. `cli.py` reads operations and writes their outcomes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DEFAULT_CONCURRENCY: Final = 64
 
 
 class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the queue is told; the names of the field's records.
+    """The settings of the queue, with the field's names.
 
     Raises:
         ValueError: a number or a class that makes no sense.
@@ -47,7 +47,7 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fairness: Literal["global-strict", "round-robin"] = "global-strict"
     max_depth: int = 0  # of all bands together; 0: no limit
     per_band_capacity: int = 0  # likewise, of each
-    queue_shedding: bool = False  # whether an arrival may take the place of a sheddable one
+    queue_shedding: bool = False  # whether an arrival may replace a sheddable request
     usage_limit_threshold: float = 1.0  # the lowest band's ceiling
     slo_priorities: dict[str, int] = {}
     detector: Detector = "never"
@@ -56,7 +56,7 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_concurrency: float = DEFAULT_CONCURRENCY
 
     def __post_init__(self) -> None:
-        """Check every number, and the classes."""
+        """Validate every number, and the classes."""
         SloClasses(self.slo_priorities)
         for name in ("max_depth", "per_band_capacity"):
             if getattr(self, name) < 0:
@@ -74,27 +74,27 @@ class _Entry(NamedTuple):
 
 
 class _Band:
-    """Requests of one priority: a flow per tenant, of those that have any; first come first."""
+    """The requests of one priority: a flow per tenant with waiting requests; first come first."""
 
     def __init__(self) -> None:
         self.size = 0
         self.flows: dict[str, deque[_Entry]] = {}
-        self._last = ""  # whose turn it was, in rounds
+        self._last = ""  # the tenant served last, in round-robin
 
     def add(self, tenant: str, entry: _Entry) -> None:
         self.flows.setdefault(tenant, deque()).append(entry)
         self.size += 1
 
     def newest(self) -> str:
-        """Return whose request came last."""
+        """Return the tenant of the latest request."""
         return max(self.flows, key=lambda one: self.flows[one][-1].number)
 
     def first(self, fairness: str) -> str:
-        """Return whose request is next: the oldest's, or the next tenant's by name."""
+        """Return the tenant to serve next: the oldest request's, or the next by name."""
         if fairness == "global-strict":
             return min(self.flows, key=lambda one: self.flows[one][0].number)
         names = sorted(self.flows)
-        # Of who has nothing left nobody knows where its turn was: rounds begin anew, as genuine.
+        # The position of a tenant with nothing left is unknown: rounds restart, as in the original.
         at = names.index(self._last) + 1 if self._last in self.flows else 0
         self._last = names[at % len(names)]
         return self._last
@@ -109,23 +109,23 @@ class _Band:
 
 
 class GatewayQueue:
-    """Who waits in front of a saturated pool; names are the caller's."""
+    """Requests waiting in front of a saturated pool; names are the caller's."""
 
     def __init__(self, settings: QueueSettings | None = None) -> None:
         self.settings = settings or QueueSettings()
         self._classes = SloClasses(self.settings.slo_priorities)
-        self._bands: dict[int, _Band] = {}  # by priority; once there, a band stays
+        self._bands: dict[int, _Band] = {}  # by priority; a band, once created, stays
         self._numbers = count()
 
     def __len__(self) -> int:
         return sum(band.size for band in self._bands.values())
 
     def enqueue(self, name: str, slo_class: str = "", tenant: str = "") -> tuple[Outcome, str]:
-        """Let one wait, or not.
+        """Queue a request, or reject it.
 
         Returns:
-            What became of it, and who lost its place to it: the newest of the least important
-            sheddable ones, if the arrival is more important; "": nobody.
+            Its outcome, and the request that lost its place to it: the newest of the least
+            important sheddable ones, if the arrival is more important; "": none.
         """
         limits, priority = self.settings, self._classes.priority(slo_class)
         band = self._bands.setdefault(priority, _Band())
@@ -143,10 +143,10 @@ class GatewayQueue:
         return outcome, victim
 
     def dequeue_gated(self, saturation: float) -> str:
-        """Let the first of the most important band go; "" when nobody may, or nobody waits.
+        """Release the first request of the most important band; "" if none may go, or none waits.
 
-        Ceilings go by the places of all bands there have been; one that is closed holds whoever
-        is below, also while nobody waits in it.
+        Ceilings depend on the positions of all bands ever seen; a closed band blocks all below it,
+        even while it is empty.
         """
         priorities = sorted(self._bands, reverse=True)
         limits = ceilings(len(priorities), self.settings.usage_limit_threshold)
@@ -159,7 +159,7 @@ class GatewayQueue:
         return ""
 
     def check(self) -> None:
-        """State the promises: limits hold, and no flow is empty."""
+        """Assert that limits hold, and that no flow is empty."""
         limits = self.settings
         assert not limits.max_depth or len(self) <= limits.max_depth
         for band in self._bands.values():
@@ -169,7 +169,7 @@ class GatewayQueue:
 
 
 def saturation_of(settings: QueueSettings, snapshots: Sequence[Snapshot]) -> float:
-    """Return how full a pool is by the detector chosen; an empty one is full.
+    """Return the saturation of a pool by the chosen detector; an empty pool is full.
 
     never: 0. utilization: the mean over instances of max(queue / limit, KV use / limit).
     concurrency: requests in flight / (instances · `max_concurrency`).
@@ -186,11 +186,11 @@ def saturation_of(settings: QueueSettings, snapshots: Sequence[Snapshot]) -> flo
 
 
 class BadOperation(ValueError):
-    """A line that cannot be read; the text names it."""
+    """An unreadable line; the text names it."""
 
 
 class Operation(msgspec.Struct, kw_only=True):
-    """One line, in and out: what is asked, and what became of it. Other fields are skipped."""
+    """One line of input, with the fields of its operation. Other fields are skipped."""
 
     op: Literal["enqueue", "dequeue_gated"]
     id: str = ""
@@ -198,7 +198,7 @@ class Operation(msgspec.Struct, kw_only=True):
     tenant: str = ""
     saturation: float | None = None
     snapshots: list[Snapshot] = []
-    """What the detector makes of a pool, where no saturation is told."""
+    """The pool's state for the detector, if no saturation is given."""
 
 
 def carry_out(settings: QueueSettings, lines: Iterable[bytes]) -> Iterator[dict[str, object]]:

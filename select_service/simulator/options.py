@@ -1,4 +1,4 @@
-"""The options that `select-sim run` and `sweep` share, and the run they describe."""
+"""The options shared by `select-sim run` and `sweep`, and the run settings they describe."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ T = TypeVar("T")
 Told = TypeVar("Told", bound=msgspec.Struct)
 
 SEEDS_MAX: Final = 10_000
-"""Runs of each policy: intervals get no narrower that anybody could see."""
+"""Runs of each policy: intervals would not get visibly narrower."""
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Let a command take everything that decides about a run."""
+    """Add the options that determine a run."""
     what = parser.add_argument_group("requests (a trace, or workloads side by side)")
     what.add_argument("--trace", metavar="FILE", help="recorded requests")
     what.add_argument("--format", default="mooncake", choices=sorted(READERS), help="of the trace")
@@ -99,7 +99,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def settings_of(args: Namespace) -> RunSettings:
-    """Return the run that options describe, checked; its policy is yet to be said.
+    """Return the validated run settings, without a policy.
 
     Raises:
         ValueError: naming what is wrong.
@@ -179,7 +179,7 @@ def _decoded(text: bytes, kind: type[T], where: str) -> T:
 
 
 def _expect_used(args: Namespace) -> None:
-    """Refuse options of a trace where there is none: they would be left aside without a word."""
+    """Refuse options of a trace without one: they would be ignored silently."""
     if args.trace is not None:
         return
     given = {
@@ -197,7 +197,7 @@ def weights_with(base: RouterConfig, values: Mapping[str, object]) -> RouterConf
     """Return weights with some of them changed.
 
     Raises:
-        ValueError: there is none of such a name, or it is no number that it can have.
+        ValueError: a name is unknown, or its value invalid.
     """
     changed = _converted(base, dict(values), "weights")
     expect_weights(changed)
@@ -224,10 +224,10 @@ def _changed(base: Told, text: str, where: str) -> Told:
 
 
 def pairs_of(text: str, where: str) -> dict[str, Any]:
-    """Read NAME=VALUE,...
+    """Parse NAME=VALUE,...
 
     Raises:
-        ValueError: it is not written so.
+        ValueError: it has another form.
     """
     pairs: dict[str, Any] = {}
     for piece in filter(None, text.split(",")):

@@ -1,4 +1,4 @@
-"""One HTML file of words, tables and plots, for a browser and for print; it loads nothing."""
+"""A self-contained HTML file of text, tables and plots, for a browser and for print."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STYLE: Final = (
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """Return an HTML document; the title is its headline, parts are markup."""
+    """Return an HTML document; the title is also its headline, parts are markup."""
     named = escape(title)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{named}</title>'
@@ -38,7 +38,7 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; on a narrow page it is moved alone."""
+    """Return a table; on a narrow page it scrolls by itself."""
     names = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
     lines = [names, *cells]
@@ -46,7 +46,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def key(names: Iterable[str]) -> str:
-    """Return what the colours of lines and bars stand for, in their order."""
+    """Return a legend for the colours of lines and bars, in order."""
     spans = (
         f'<span><i style="background:{COLOURS[at % len(COLOURS)]}"></i>{escape(name)}</span>'
         for at, name in enumerate(names)
@@ -55,5 +55,5 @@ def key(names: Iterable[str]) -> str:
 
 
 def figure(plot: str, names: Sequence[str] = ()) -> str:
-    """Return a plot, with a key of its own where names are given."""
+    """Return a plot, with a legend of its own if names are given."""
     return f"<figure>{plot}{f'<figcaption>{key(names)}</figcaption>' if names else ''}</figure>"

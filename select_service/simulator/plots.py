@@ -1,4 +1,4 @@
-"""Plots as SVG text, to stand inside a page: lines and bars, nothing that asks the network."""
+"""Plots as SVG text to embed in a page: lines and bars, without network access."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DASHES: Final = ("", "7 4", "2 3", "7 3 2 3")
 
 
 class Series(NamedTuple):
-    """One line; steps hold their value until the next point, dots are not joined."""
+    """One line; steps hold their value until the next point, dots are not connected."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -31,7 +31,7 @@ class Series(NamedTuple):
 
 
 class _Axis:
-    """From values to places on the paper."""
+    """Maps values to positions in the drawing."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class _Axis:
         self._low, self._high, self._begin, self._end = low, high, begin, end
 
     def at(self, value: float) -> float:
-        """Return the place of a value."""
+        """Return the position of a value."""
         if self.log:
             value = math.log10(max(value, 1e-6))
         share = (value - self._low) / (self._high - self._low)
         return self._begin + min(1.0, max(0.0, share)) * (self._end - self._begin)
 
     def ticks(self) -> list[float]:
-        """Return values to write beside the axis."""
+        """Return the values to label on the axis."""
         if self.log:
             return self._log_ticks()
         step = max(_round_step((self._high - self._low) / 5), self._step_min)
@@ -64,7 +64,7 @@ class _Axis:
         return [step * at for at in range(first, int(self._high / step + 1e-9) + 1)]
 
     def _log_ticks(self) -> list[float]:
-        """Powers of ten, those between where there are few, and the ends where there is nothing."""
+        """Label powers of ten, intermediate values if those are few, or else the ends."""
         powers = range(math.floor(self._low), math.ceil(self._high) + 1)
         each = -(-len(powers) // 9)
         many = [digit * 10.0**power for power in powers[::each] for digit in (1, 2, 5)]
@@ -76,7 +76,7 @@ class _Axis:
 
 
 def _number(value: float) -> str:
-    """Write it as people do, as long as it is no longer than they like."""
+    """Format a number in the usual way if it is short enough."""
     return f"{value:,.3f}".rstrip("0").rstrip(".") if 0.01 <= value < 1e8 else f"{value:.3g}"  # noqa: PLR2004
 
 
@@ -99,14 +99,14 @@ def lines(
     """Draw lines; the y axis goes from 0, or the least if it is logarithmic, to `most` or beyond.
 
     Args:
-        title: above it.
+        title: above the plot.
         series: the lines.
-        x: below it.
-        y: beside it.
+        x: label of the x axis.
+        y: label of the y axis.
         log_x: whether the x axis is logarithmic.
         log_y: likewise.
-        most: where the y axis ends; 0: where it must.
-        is_count: there is nothing between two whole numbers of the y axis.
+        most: the end of the y axis; 0: the maximum.
+        is_count: the y axis has whole numbers only.
     """
     points = [point for one in series for point in one.points]
     xs = [at for at, _ in points if not log_x or at > 0.0] or [0.0, 1.0]
@@ -128,7 +128,7 @@ def _drawn(one: Series, places: Sequence[tuple[float, float]], number: int) -> s
         return f'<g fill="{colour}">{name}{"".join(dots)}</g>'
     stroke = f'fill="none" stroke="{colour}" stroke-width="1.6"'
     if one.kind == "step":
-        # steps often lie on each other: through the gaps of one the others are seen
+        # steps often overlap: the others show through the gaps of one
         stroke += f' stroke-dasharray="{_DASHES[number % len(_DASHES)]}"' * (number > 0)
         turns = [(x, y, then) for (_, y), (x, then) in pairwise(places) if y != then]
         corners = [corner for x, y, then in turns for corner in ((x, y), (x, then))]
@@ -138,7 +138,7 @@ def _drawn(one: Series, places: Sequence[tuple[float, float]], number: int) -> s
 
 
 def bars(title: str, names: Sequence[str], values: Sequence[float], *, y: str) -> str:
-    """Draw one bar for each name, in the colour its line has elsewhere."""
+    """Draw one bar for each name, in the colour of its line elsewhere."""
     top = 1.1 * max(values, default=1.0) or 1.0
     across = _Axis(0.0, max(1, len(names)), _LEFT, _WIDTH - _RIGHT)
     up = _Axis(0.0, top, _HEIGHT - _BOTTOM, _TOP)
@@ -158,7 +158,7 @@ def bars(title: str, names: Sequence[str], values: Sequence[float], *, y: str) -
 
 
 def _amount(value: float) -> str:
-    """Write it above a bar: three digits, or all of a large one."""
+    """Format a value above its bar: three digits, or all of a large one."""
     return f"{value:.3g}" if value < 1e3 else f"{value:,.0f}"  # noqa: PLR2004
 
 

@@ -1,6 +1,6 @@
-"""Pools to try a policy on: one the arrivals describe, and one that computes what it is given.
+"""Pools for trying a policy: one described by the arrivals, and one that simulates computing.
 
-Both keep the very books the live service keeps; neither reads a clock.
+Both use the same books as the live service; neither reads a clock. `admit.py` uses them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["ComputingPool", "PoolSettings", "SnapshotPool"]
 
 
 class SnapshotPool(ToldPool):
-    """A pool as arrivals tell it; what they do not tell stays as it was."""
+    """A pool as described by arrivals; values they leave out stay as they were."""
 
     queue_depth: Floats = np.zeros(0)
     batch_size: Floats = np.zeros(0)
@@ -39,7 +39,7 @@ class SnapshotPool(ToldPool):
         self._told_saturation = 1.0
 
     def tell(self, snapshots: Sequence[InstanceSnapshot]) -> None:
-        """Replace what is known of the instances."""
+        """Replace the state of the instances."""
         self.instances = len(snapshots)
         columns = np.array(snapshots, dtype=np.float64).reshape(len(snapshots), 4)
         self.queue_depth, self.batch_size, self.in_flight, self.kv_utilization = columns.T
@@ -51,11 +51,11 @@ class SnapshotPool(ToldPool):
 
     @property
     def heaviest(self) -> int:
-        """The most of one instance, as told."""
+        """The largest sum on one instance, as told."""
         return int((self.queue_depth + self.batch_size + self.in_flight).max())
 
     def utilization_most(self, queue_depth: float, kv_utilization: float) -> float:
-        """No bound: exactly what was told counts."""
+        """Return no bound: only exact values count here."""
         return math.inf
 
     @property
@@ -65,21 +65,21 @@ class SnapshotPool(ToldPool):
 
     @property
     def prefill_rate(self) -> float:
-        """Nobody has told."""
+        """Unknown."""
         return 0.0
 
     @override
     def outlook(self) -> tuple[float, float, float, float]:
-        """As told; nobody has told how fast prompts are computed."""
+        """Return the told state; how fast prompts are computed is unknown."""
         return 0.0, 0.0, self.prefill_backlog, self._told_saturation
 
     def tenant_in_flight(self, tenant_id: str) -> int:
-        """As told last."""
+        """Return the last told value."""
         return self.in_flight_told.get(tenant_id, 0)
 
 
 class PoolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pool that computes; `check` it before use."""
+    """A pool that computes; `check` before use."""
 
     ranks: int = 4
     prefill_tokens_per_s: float = 20_000.0
@@ -89,7 +89,7 @@ class PoolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target_ttft_s: float = 1.0
 
     def check(self) -> None:
-        """Refuse what cannot compute.
+        """Refuse settings with which a pool cannot compute.
 
         Raises:
             ValueError: naming it.
@@ -116,7 +116,7 @@ class _Rank:
     __slots__ = ("blocks", "free_at", "prefill", "prefilling", "requests")
 
     def __init__(self) -> None:
-        self.free_at = 0.0  # when everything booked so far is computed
+        self.free_at = 0.0  # when all prompts booked so far are computed
         self.prefill = 0
         self.blocks = 0
         self.requests = 0
@@ -124,9 +124,9 @@ class _Rank:
 
 
 class ComputingPool(ToldPool):
-    """Ranks that compute prompts one after another and decode without limit of batch.
+    """Ranks that compute prompts one after another and decode with unlimited batches.
 
-    A fluid model: good enough to see whether a policy keeps its word, no prediction of latency.
+    A fluid model: good enough to see whether a policy keeps its promises, not to predict latency.
     """
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -141,7 +141,7 @@ class ComputingPool(ToldPool):
             self.seat(slot, settings.kv_total_blocks)
 
     def place(self, ask: Ask, now: float) -> float:
-        """Give a request to the least loaded rank; returns when its first token will come."""
+        """Place a request on the least loaded rank; returns the time of its first token."""
         settings = self.settings
         number = min(range(len(self._ranks)), key=lambda one: self._ranks[one].free_at)
         rank = self._ranks[number]
@@ -162,11 +162,11 @@ class ComputingPool(ToldPool):
         heappush(self._events, (when, self._order, running))
 
     def next_event(self) -> float | None:
-        """When something will be computed."""
+        """Return the time of the next event."""
         return self._events[0][0] if self._events else None
 
     def step(self) -> float:
-        """Do the next event; returns its time."""
+        """Process the next event; returns its time."""
         now, _, running = heappop(self._events)
         rank = self._ranks[running.rank]
         if not running.prefilled:

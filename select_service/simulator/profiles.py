@@ -1,7 +1,7 @@
-"""What the planner's profiling left in a directory, as times of engines.
+"""Reads the planner's profiling results from a directory, as times of engines.
 
-The same files in the same order as the planner takes them: each half as NPZ, else as JSON. Only
-numbers are read; a pickle in an NPZ is refused.
+The same files in the same order as the planner: each half as NPZ, else as JSON. Only numbers are
+read; a pickle in an NPZ is refused.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def read_profile(directory: Path) -> ProfileLatency:
     """Read both halves, `prefill` and `decode`.
 
     Raises:
-        OSError: a half is not there, or cannot be opened.
-        ValueError: naming the file, or the directory where its two halves make no engine.
+        OSError: a half is missing, or cannot be opened.
+        ValueError: naming the file, or the directory if its two halves do not fit together.
     """
     halves = [_arrays(directory, half) for half in ("prefill", "decode")]
     try:

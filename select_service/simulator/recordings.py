@@ -1,7 +1,7 @@
-"""Recordings of `select-service --record FILE`: their files, their items, and requests out of them.
+"""Recordings of `select-service --record FILE`: their files, their items, and their requests.
 
-`FILE` and what was put aside of it (`FILE.000001` and so on) are one recording, read in order; a
-file that was put aside is one, too. Replaying is `replaying.py`'s business.
+`FILE` and its full predecessors (`FILE.000001` and so on) are one recording, read in order; a
+predecessor alone is one, too. `replaying.py` repeats the decisions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ENDS: Final = frozenset({"freed", "expired", "lease_ended", "told"})
 
 
 class Played(NamedTuple):
-    """An item and the file it comes from."""
+    """An item and its file."""
 
     tape: Tape
     path: Path
@@ -35,7 +35,7 @@ class Played(NamedTuple):
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a recording in the order in which they were written.
+    """Return the files of a recording in the order they were written.
 
     Raises:
         OSError: there is none.
@@ -56,11 +56,11 @@ def play(files: Iterable[Path], tapes: list[Tape] | None = None) -> Iterator[Pla
 
     Args:
         files: in order.
-        tapes: to which what was opened is added.
+        tapes: opened ones are appended to this.
 
     Raises:
         BadRecording: one of them cannot be read, with file and offset.
-        OSError: one of them is not there.
+        OSError: one of them does not exist.
     """
     for path in files:
         with path.open("rb") as file:
@@ -74,9 +74,9 @@ def play(files: Iterable[Path], tapes: list[Tape] | None = None) -> Iterator[Pla
 def read_recording(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
     """See `traces.Reader`: the requests of one file.
 
-    Lengths of answers are those that were told, in blocks, until a reservation was freed; else what
-    was expected; else 1. What answers said is unknown, so that no turn finds the one before it
-    further than its own prompt repeats it.
+    The length of an answer is the output reported, in blocks, until the reservation was freed; else
+    the expected output; else 1. The content of answers is unknown, so a turn finds an earlier one
+    only as far as its own prompt repeats it.
     """
     tape = Tape(_Pieces(lines).read, "recording")
     return _requests(((tape, item) for item in tape), block_size)
@@ -94,7 +94,7 @@ def requests_of(path: Path, block_size: int) -> Iterator[Request]:
 
 def _requests(items: Iterable[tuple[Tape, Item]], block_size: int) -> Iterator[Request]:
     requests: list[Request] = []
-    waits: dict[str, Request] = {}  # for its end, by reservation
+    waits: dict[str, Request] = {}  # reservations that have not ended
     for tape, item in items:
         if isinstance(item, Life) and item.what in _ENDS:
             ended = waits.pop(item.reservation_id, None)
@@ -136,14 +136,14 @@ def _request(item: Decided, tenant: str) -> Request:
 
 
 class _Pieces:
-    """Lines of a file that has none, as a file."""
+    """Presents the lines of a binary file as a file."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         self._lines = iter(lines)
         self._left = b""
 
     def read(self, size: int) -> bytes:
-        """Return so many bytes, fewer only at the end."""
+        """Return this many bytes, fewer only at the end."""
         pieces, have = [self._left], len(self._left)
         while have < size:
             line = next(self._lines, None)

@@ -1,4 +1,4 @@
-"""`select-sim replay`: a recording made again, and what other weights would have done with it."""
+"""`select-sim replay`: repeats a recording, and shows what other weights would have done."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["DIVERGED", "configure", "execute"]
 
 DIVERGED: Final = 3
-"""Exit code: a decision is another one now."""
+"""Exit code: a decision differs from the recorded one."""
 
 _NO_WEIGHTS: Final = frozenset(
     {"use_kv_events", "queue_threshold", "overtaking_s", "overtaking_share"}
@@ -31,7 +31,7 @@ _NO_WEIGHTS: Final = frozenset(
 
 
 def configure(parser: ArgumentParser) -> None:
-    """Give the command its options."""
+    """Add the command's options."""
     parser.add_argument(
         "file",
         metavar="FILE",
@@ -59,12 +59,12 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def execute(args: Namespace) -> int:
-    """Carry it out; returns the exit code.
+    """Run the command; returns the exit code.
 
     Raises:
         BadRecording: the recording cannot be read.
-        ValueError, OSError: it cannot be carried out.
-        NotWritten: its results cannot be kept.
+        ValueError, OSError: the command cannot be carried out.
+        NotWritten: its results cannot be written.
     """
     changes = _changes(args.weights)
     expect_writable(args.out, args.report)
@@ -91,7 +91,7 @@ def _changes(text: str) -> dict[str, object]:
     """Return weights by name, as numbers.
 
     Raises:
-        ValueError: there is none of such a name, or it is no such number.
+        ValueError: a name is unknown, or its value invalid.
     """
     pairs = pairs_of(text, "--weights")
     for name in _NO_WEIGHTS & pairs.keys():

@@ -1,4 +1,4 @@
-"""What a replay finds: `replaying.py` writes it; JSON, a page and lines for a terminal tell it."""
+"""The results of a replay: `replaying.py` fills them; JSON, a page and terminal text show them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Difference", "Missing", "Place", "RankWork", "Replay", "Spread", "Wh
 
 
 class Place(Struct):
-    """Where a request went, or goes."""
+    """The outcome of a request: where it went, or would go."""
 
     outcome: str
     worker_id: int | None = None
@@ -24,10 +24,10 @@ class Place(Struct):
 
 
 class Difference(Struct):
-    """A decision that is another one now."""
+    """A decision that differs from the recorded one."""
 
     file: str
-    decision: int  # from 1, in the whole recording
+    decision: int  # from 1, over the whole recording
     at_s: float  # since its beginning
     model_name: str
     tenant_id: str
@@ -37,11 +37,11 @@ class Difference(Struct):
     candidates: int
     recorded: Place
     replayed: Place
-    wave_member: int | None = None  # of a wave that was planned otherwise
+    wave_member: int | None = None  # of a wave whose plan differs
 
 
 class Missing(Struct):
-    """What a recording lacks."""
+    """A gap in a recording."""
 
     file: str
     why: str  # queue | disk | fault | cut off | files before it
@@ -50,7 +50,7 @@ class Missing(Struct):
 
 
 class Spread(Struct):
-    """How evenly work went to ranks: of all that ever sat in a scope where something was placed."""
+    """The evenness of work over ranks: all that ever existed in a scope with placements."""
 
     requests_cov: float
     requests_max_over_mean: float
@@ -59,7 +59,7 @@ class Spread(Struct):
 
 
 class RankWork(Struct):
-    """What one rank was given, of what was compared; tokens are those it had to compute."""
+    """One rank's share of the compared requests; tokens are those it had to compute."""
 
     model_name: str
     tenant_id: str
@@ -72,10 +72,10 @@ class RankWork(Struct):
 
 
 class WhatIf(Struct):
-    """What other weights would have chosen, one decision at a time."""
+    """The choices of other weights, one decision at a time."""
 
     weights: dict[str, object]
-    decisions: int  # placed then, waves and refusals left out
+    decisions: int  # that were placed, without waves and refusals
     changed: int
     agreement: float
     prefill_tokens_recorded: int
@@ -84,25 +84,26 @@ class WhatIf(Struct):
     cached_tokens: int
     spread_recorded: Spread | None
     spread: Spread | None
-    in_session: int = 0  # of the decisions, those that went to their session's rank: none other
+    # decisions that went to their session's rank, where no other was considered
+    in_session: int = 0
     wave_members: int = 0
     wave_members_moved: int = 0
     examples: list[Difference] = []
-    ranks: list[RankWork] = []  # all that ever sat in a scope where something was placed
-    sizes: list[tuple[int, int, int]] = []  # tokens to prefill: so many; decisions then, and now
+    ranks: list[RankWork] = []  # all that ever existed in a scope with placements
+    sizes: list[tuple[int, int, int]] = []  # tokens to prefill → decisions as recorded, and now
 
 
 class Replay(Struct):
-    """What a replay tells."""
+    """The results of a replay."""
 
     files: list[str]
-    service: list[str]  # versions that recorded
+    service: list[str]  # versions of the recording service
     seconds: float
     decisions: int = 0
     placed: int = 0
     pairs: int = 0
     cache_thresholds: int = 0
-    refused: dict[str, int] = {}  # by code; by admission or queues, which are not asked again
+    refused: dict[str, int] = {}  # by code; by admission or queues, which are not repeated
     waves: int = 0
     wave_members: int = 0
     reproduced: int = 0
@@ -118,5 +119,5 @@ class Replay(Struct):
 
     @property
     def is_same(self) -> bool:
-        """Whether every decision that is there was made again."""
+        """Whether every recorded decision was reproduced."""
         return not self.differing

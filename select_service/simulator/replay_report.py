@@ -1,4 +1,4 @@
-"""One HTML page of a replay: what was decided, is it again, and what do other weights change?"""
+"""An HTML page of a replay: its decisions, the reproduced share, and what other weights change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["html_of"]
 
 ROWS_MAX: Final = 20
-"""Ranks in the table: those whose requests change most. The JSON has all of them."""
+"""Ranks in the table: those with the largest changes. The JSON has all of them."""
 
 _SIDES: Final = ("recorded", "what if")
 _WORK: Final = ("requests", "tokens to prefill")
@@ -93,7 +93,7 @@ def _outcomes(told: Replay) -> list[list[str]]:
 
 
 def _decided(told: Replay) -> str:
-    """Draw how many decisions a second came to what."""
+    """Plot decisions per second by outcome."""
     kinds = [kind for kind in _KINDS if any(kind in part.decided for part in told.course)]
     series = [
         Series(
@@ -158,7 +158,7 @@ def _totals(told: WhatIf) -> list[list[str]]:
 
 
 def _beside(told: WhatIf, course: Sequence[Part]) -> list[str]:
-    """Draw what was beside what would be, and when."""
+    """Plot recorded values beside those of other weights, in total and over time."""
     totals = [told.prefill_tokens_recorded, told.prefill_tokens]
     plots = [bars("Tokens to prefill", _SIDES, totals, y="tokens"), _cdf(told.sizes)]
     if told.spread_recorded is not None and told.spread is not None:
@@ -174,7 +174,7 @@ def _beside(told: WhatIf, course: Sequence[Part]) -> list[str]:
 
 
 def _cdf(sizes: Sequence[tuple[int, int, int]]) -> str:
-    """Draw which share of requests has so many tokens to prefill or fewer."""
+    """Plot the share of requests with at most that many tokens to prefill."""
     series = []
     for side, name in enumerate(_SIDES, 1):
         shares = accumulate(one[side] for one in sizes)
@@ -186,7 +186,7 @@ def _cdf(sizes: Sequence[tuple[int, int, int]]) -> str:
 
 
 def _busiest(title: str, ranks: Sequence[RankWork], member: str) -> str:
-    """Draw what ranks were given, each side's busiest first."""
+    """Plot the work of ranks, each side's busiest first."""
     series = []
     for name, read in zip(_SIDES, (f"{member}_recorded", member), strict=True):
         work = sorted((float(getattr(one, read)) for one in ranks), reverse=True)
@@ -212,7 +212,7 @@ def _over_time(asked: Sequence[Part]) -> list[str]:
 
 
 def _ranks(ranks: Sequence[RankWork]) -> str:
-    """Show those whose requests change most."""
+    """Show the ranks whose requests change most."""
     order = sorted(ranks, key=lambda one: -abs(one.requests - one.requests_recorded))
     rows = [
         [

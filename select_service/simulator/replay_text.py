@@ -1,4 +1,4 @@
-"""What a replay tells, as lines for a terminal; its page takes the words of places from here."""
+"""The results of a replay as terminal text; the HTML page uses its wording of places."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["as_text", "in_words", "missing", "percent"]
 
 
 def as_text(told: Replay) -> str:
-    """Return it for people."""
+    """Return the text."""
     lines = [
         f"{len(told.files)} file(s) of select-service {', '.join(told.service) or '?'}, "
         f"{told.seconds:.1f} s: {told.decisions} decisions",
@@ -60,7 +60,7 @@ def _what_if(told: WhatIf) -> list[str]:
 
 
 def missing(gap: Missing) -> str:
-    """Return what is not there, of which file and why."""
+    """Return what is missing, from which file and why."""
     if gap.files is not None:
         return f"{gap.files} file(s) before {gap.file}"
     what = "the end" if gap.notes is None else f"{gap.notes} notes"
@@ -86,7 +86,7 @@ def _difference(one: Difference) -> list[str]:
 
 
 def in_words(place: Place) -> str:
-    """Return where a request goes, what it costs there and why it does not, in one line."""
+    """Return the outcome of a request in one line: where it goes, its cost, or the refusal."""
     facts = {
         name: value
         for name in place.__struct_fields__
@@ -100,6 +100,6 @@ def in_words(place: Place) -> str:
 
 
 def percent(share: float) -> str:
-    """Return it for people; 100 % is said of all only."""
+    """Format a share; 100 % is reserved for all."""
     text = f"{share:.2%}"
     return "99.99%" if text == "100.00%" and share < 1.0 else text

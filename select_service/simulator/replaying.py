@@ -1,9 +1,8 @@
-"""A recording made again: are its decisions the same, and what would other weights have done?
+"""Repeats a recording: are its decisions the same, and what would other weights have done?
 
-Every decision is made by the real code out of what it met then (`core/stage.py`); with other
-weights, too, out of the same. That is open loop: loads, caches and who could be chosen stay as
-recorded, whatever the other weights would have made of them. `replay_findings.py` is what comes of
-it.
+Every decision is made by the real code from its recorded inputs (`core/stage.py`), with other
+weights from the same inputs. This is open-loop: loads, caches and candidates stay as recorded,
+whatever the other weights would have made of them. `replay_findings.py` holds the results.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _ORDINARY: Final = Asked()
 
 
 class RecordedRandom(random.Random):
-    """Says what chance said then; beyond that, what a seed says."""
+    """Replays recorded draws; beyond them, draws from a seed."""
 
     def __init__(self, draws: Sequence[float | int], seed: int) -> None:
         self._draws = iter(draws)
@@ -79,17 +78,17 @@ def replay(
     scope: Callable[[str, str], bool] = lambda _, __: True,
     examples: int = 10,
 ) -> Replay:
-    """Make all decisions of some files again.
+    """Repeat all decisions of some files.
 
     Args:
         files: of one recording, in order.
-        changes: weights to try beside, by name.
-        scope: of what models and tenants.
-        examples: changed decisions to be told.
+        changes: weights to try as well, by name.
+        scope: selects models and tenants.
+        examples: changed decisions to report.
 
     Raises:
         BadRecording: one of them cannot be read, with file and offset.
-        OSError: one of them is not there.
+        OSError: one of them does not exist.
     """
     player = _Player(files, dict(changes or {}), scope, examples)
     tapes: list[Tape] = []
@@ -131,7 +130,7 @@ class _Tally:
 
 
 def _rough(tokens: int) -> int:
-    """Return it to three per cent, so that there are few different ones."""
+    """Round to about three per cent, so that there are few distinct values."""
     coarse = max(0, tokens.bit_length() - 6)
     return tokens >> coarse << coarse
 
@@ -142,7 +141,7 @@ def _evenness(values: Floats) -> tuple[float, float]:
 
 
 class _Player:
-    """Goes through the items."""
+    """Processes the items in order."""
 
     def __init__(
         self,
@@ -167,7 +166,7 @@ class _Player:
         self._other: WeightsFor | None = None
 
     def take(self, played: Played) -> None:
-        """Look at one item."""
+        """Process one item."""
         tape, path, item = played
         if tape is not self._tape:
             self._open(tape, path)
@@ -191,7 +190,7 @@ class _Player:
             told.changes += isinstance(item, Change)
 
     def _guarded(self, path: Path, step: Callable[[], None]) -> None:
-        """Whatever the core says of what cannot be is the file's fault."""
+        """Run a step; report errors of the core as faults of the file."""
         try:
             step()
         except BadRecording as error:
@@ -356,7 +355,7 @@ class _Player:
     # -- the end ---------------------------------------------------------------------------------
 
     def end(self, tapes: Sequence[Tape]) -> Replay:
-        """Return what there is to tell."""
+        """Return the results."""
         told = self.told
         told.seconds = self._clock.latest
         told.course = self._course.parts(told.seconds)

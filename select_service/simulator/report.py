@@ -1,4 +1,4 @@
-"""One HTML page of a comparison: a table, plots, the settings; it needs nothing but a browser."""
+"""A self-contained HTML page of a comparison: a table, plots, the settings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def html_of(result: Comparison) -> str:
 
 
 def _named(names: Iterable[str]) -> str:
-    """Return a few names, so that one page is told from another."""
+    """Return a short name, to tell pages apart."""
     first, *others = names
     return f"{first} and {len(others)} more" if len(others) > 1 else ", ".join([first, *others])
 

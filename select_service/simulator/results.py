@@ -1,7 +1,7 @@
-"""Results as files: asked for before anything runs, and whole or not at all.
+"""Result files: checked before anything runs, and written completely or not at all.
 
-A run takes minutes: that its file cannot be written is told at its beginning. What was there
-before stays until the new one is complete, so that a full disk or Ctrl-C leaves no half of it.
+A run takes minutes, so an unwritable file is reported at its beginning. The old content stays until
+the new file is complete: a full disk or Ctrl-C leaves no partial file.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class NotWritten(Exception):
 
 
 def expect_writable(*paths: str | None) -> None:
-    """Refuse files that can never be written; None: nobody asked for one.
+    """Refuse files that cannot be written; None: not requested.
 
     Raises:
         OSError: naming the first of them.
-        ValueError: two are one, and who is written last would be all there is.
+        ValueError: two are the same file, so the last would overwrite the first.
     """
     targets: set[Path] = set()
     for path in filter(None, paths):
@@ -39,7 +39,7 @@ def expect_writable(*paths: str | None) -> None:
 
 
 def write_whole(path: str | Path, content: bytes) -> None:
-    """Replace a file by another one, or leave it as it is; pipes and devices are written to.
+    """Replace a file completely, or leave it as it is; pipes and devices are written directly.
 
     Raises:
         NotWritten: the disk is full, for example.

@@ -1,4 +1,4 @@
-"""`select-sim run`: policies side by side on the same requests, as a table, JSON and a report."""
+"""`select-sim run`: compares policies on the same requests, as a table, JSON and a report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["configure", "execute"]
 
 
 def configure(parser: ArgumentParser) -> None:
-    """Give the command its options."""
+    """Add the command's options."""
     parser.add_argument(
         "--policy",
         default="ours,kv-cost",
@@ -42,11 +42,11 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def execute(args: Namespace) -> int:
-    """Carry it out; returns the exit code.
+    """Run the command; returns the exit code.
 
     Raises:
         ValueError, OSError: it cannot be carried out.
-        NotWritten: its results cannot be kept.
+        NotWritten: its results cannot be written.
     """
     names = list(POLICIES) if args.policy == "all" else args.policy.split(",")
     settings = settings_of(args)
@@ -70,7 +70,7 @@ def execute(args: Namespace) -> int:
 
 
 def loaded(settings: RunSettings, load: float | None) -> tuple[RunSettings, float | None]:
-    """Bring a trace to a share of capacity, if that is asked for.
+    """Scale a trace to a share of capacity, if requested; returns settings and capacity.
 
     Raises:
         ValueError, OSError: it cannot be done.
@@ -84,7 +84,7 @@ def loaded(settings: RunSettings, load: float | None) -> tuple[RunSettings, floa
 
 
 def write_json(path: str, result: msgspec.Struct) -> None:
-    """Write results for people and programs.
+    """Write results as JSON for people and programs.
 
     Raises:
         NotWritten: they could not be.

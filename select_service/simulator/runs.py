@@ -1,7 +1,7 @@
-"""One simulated run from settings to measures: who is built, seeded and let go, and in what order.
+"""One simulated run from settings to measures: building, seeding and running it.
 
 The same settings and seed give the same measures to the last bit; every policy sees the same
-requests. `report.py` shows what comes out, `sweep.py` runs many.
+requests. `report.py` presents the results, `sweep.py` runs many.
 """
 
 from __future__ import annotations
@@ -79,27 +79,30 @@ _SIMPLE: Final = {
 OURS: Final = "ours"
 PEER: Final = "kv-cost"
 POLICIES: Final = (OURS, PEER, *_SIMPLE)
-"""`ours`: the core with the settings given, `first-token` unless they say otherwise; `kv-cost`: the
-same with the peer's formula and defaults."""
+"""`ours`: the core with the given settings, `first-token` by default; `kv-cost`: the core with the
+peer's formula and defaults."""
 
 WORKERS_MAX: Final = 10_000
-"""Of a run: ten thousand are minutes before the first request, and more than a service is for."""
+"""Per run: ten thousand take minutes before the first request, and exceed what a service is for."""
 
 REPLICAS_MAX: Final = 64
-"""Each hears what every other one books."""
+"""Each hears all bookings of the others."""
 
 DELAY_MAX_S: Final = 86_400.0
-"""Of whatever comes later than it happened: a run ends when the last of it has come."""
+"""For every delay: a run ends when the last delayed event has happened."""
 
 _NEW_OBJECTS: Final = 100_000
-"""So many more must there be than there were before anybody looks which of them are garbage."""
+"""Allocations between two garbage collections."""
 
 STRIDE_S: Final = 10.0
-"""Simulated seconds between two words about how far it is."""
+"""Simulated seconds between two progress updates."""
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Engines of a run; `profile` is a directory of the planner's profiles, in place of times."""
+    """The engines of a run.
+
+    `profile` is a directory of the planner's profiles, instead of times.
+    """
 
     kv_tokens: int = 400_000
     step_tokens_max: int = 8_192
@@ -112,10 +115,10 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     profile: str | None = None
 
     def build(self) -> EngineSettings:
-        """Return what the simulated engine takes.
+        """Return the settings of a simulated engine.
 
         Raises:
-            ValueError: it cannot compute so.
+            ValueError: an engine cannot compute with them.
             OSError: the profile cannot be read.
         """
         latency: Latency
@@ -135,17 +138,17 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Recorded requests, so many times as fast as they came."""
+    """Recorded requests, `speed` times as fast as they came."""
 
     path: str
     format: str = "mooncake"
     speed: float = 1.0
-    jitter_s: float = 0.0  # each comes up to so much later, before speed
+    jitter_s: float = 0.0  # maximum delay of each request, before speed
     limit: int = 0  # requests; 0: all
-    block_size: int = MOONCAKE_BLOCK  # tokens that one of Mooncake's hash ids stands for
+    block_size: int = MOONCAKE_BLOCK  # tokens per hash id of Mooncake
 
     def check(self) -> None:
-        """Refuse what cannot be read.
+        """Refuse settings that cannot be read.
 
         Raises:
             ValueError: naming it.
@@ -163,16 +166,16 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What happens to the fleet on the way; who goes is the oldest worker of the pool."""
+    """A scheduled change of the fleet; the oldest worker of the pool goes."""
 
     at: float
     do: Literal["add", "remove", "fail"]
     count: int = 1
     pool: str = ""
-    startup_s: float = 0.0  # of those added; of a failed one: until it is back, 0: never
+    startup_s: float = 0.0  # of added workers; for failed ones: until a replacement, 0: none
 
     def check(self) -> None:
-        """Refuse what cannot happen.
+        """Refuse impossible changes.
 
         Raises:
             ValueError: naming it.
@@ -184,13 +187,13 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Slow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """So many of the workers have the engine of all at a share of its speed."""
+    """Makes this many workers slower: they have the common engine at a fraction of its speed."""
 
     count: int
     speed: float
 
     def check(self) -> None:
-        """Refuse what is none.
+        """Refuse invalid values.
 
         Raises:
             ValueError: naming it.
@@ -202,14 +205,14 @@ class Slow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that decides about a run."""
+    """All settings that determine a run."""
 
     policy: str = OURS
     seed: int = 1
     workers: int = 8
-    prefill_workers: int = 0  # above 0: two pools, and `workers` decode
+    prefill_workers: int = 0  # above 0: two pools, and `workers` is the number of decode workers
     engine: Engine = Engine()
-    slow: list[Slow] = []  # of `workers`, the last; their pools are slow-1, slow-2, ...
+    slow: list[Slow] = []  # the last of `workers`; their pools are slow-1, slow-2, ...
     block_size: int = 512
     trace: Trace | None = None
     workloads: list[WorkloadSettings] = []
@@ -223,10 +226,10 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     transfer_token_s: float = 1e-6
     detect_s: float = 1.0
     changes: list[Change] = []
-    check: bool = True  # conservation, at the end
+    check: bool = True  # assert conservation at the end
 
     def validate(self) -> None:
-        """Refuse what cannot be run.
+        """Refuse settings that cannot be run.
 
         Raises:
             ValueError: naming it.
@@ -267,7 +270,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def expect_weights(weights: RouterConfig) -> None:
-    """Refuse weights that the server would refuse, too.
+    """Refuse weights that the server would refuse.
 
     Raises:
         ValueError: naming the first of them.
@@ -279,7 +282,7 @@ def expect_weights(weights: RouterConfig) -> None:
 
 
 def _rng(settings: RunSettings, *names: object) -> random.Random:
-    """Return a generator of its own for each purpose: none shares its luck with another."""
+    """Return an independent generator for each purpose."""
     text = "/".join(str(name) for name in (settings.seed, *names))
     return random.Random(text)
 
@@ -323,7 +326,7 @@ def _read(trace: Trace, block_size: int) -> list[Request]:
 
 
 def router(settings: RunSettings) -> Router:
-    """Build the policy."""
+    """Build the policy's router."""
     simple = _SIMPLE.get(settings.policy)
     if simple is not None:
         return simple(_rng(settings, "router"))
@@ -340,11 +343,11 @@ def router(settings: RunSettings) -> Router:
 
 
 def cluster(settings: RunSettings, requests: Workload | None = None) -> Cluster:
-    """Build everything; nothing has happened yet but that workers are there.
+    """Build everything; so far only workers have been added.
 
     Args:
         settings: of the run.
-        requests: as `workload` opens them, unless that has been done.
+        requests: as from `workload`; None: opened here.
 
     Raises:
         ValueError, OSError: it cannot be built.
@@ -402,10 +405,10 @@ def _carry_out(built: Cluster, change: Change, pool: str) -> None:
 
 @contextmanager
 def _seldom_collecting() -> Iterator[None]:
-    """Look for garbage once in a while.
+    """Collect garbage rarely.
 
-    Next to nothing of a run refers to itself, and to look through all there is of it takes from
-    the processor's caches what the next request needs: a seventh of the time, and no memory less.
+    Almost nothing in a run is cyclic, and scanning all objects evicts from the processor's caches
+    what the next request needs: a seventh of the time, without saving memory.
     """
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], _NEW_OBJECTS), *before[1:])
@@ -416,11 +419,11 @@ def _seldom_collecting() -> Iterator[None]:
 
 
 def run(settings: RunSettings, progress: Callable[[float], None] | None = None) -> Measures:
-    """Run to the end, check that nothing was lost, and measure.
+    """Run to the end, assert that nothing was lost, and measure.
 
     Args:
         settings: of the run.
-        progress: told now and then the share of requests that have ended.
+        progress: called occasionally with the share of requests that have ended.
 
     Raises:
         ValueError, BadTrace, OSError: it cannot be run.
@@ -444,11 +447,11 @@ def run(settings: RunSettings, progress: Callable[[float], None] | None = None) 
 
 _BACKLOG_SPEED: Final = 1e6
 _BACKLOG_REQUESTS: Final = 4_000
-_SHORTEST: Final = 20  # requests; fewer have no rate
+_SHORTEST: Final = 20  # requests; fewer do not make a rate
 
 
 def expect_load(load: float) -> None:
-    """Refuse a share of capacity that is none.
+    """Refuse an invalid share of capacity.
 
     Raises:
         ValueError: it is not above 0, or not finite.
@@ -458,7 +461,7 @@ def expect_load(load: float) -> None:
 
 
 def at_load(settings: RunSettings, load: float, capacity: float | None = None) -> RunSettings:
-    """Return the settings with the trace at such a share of the fleet's capacity.
+    """Return the settings with the trace's speed set to this share of the fleet's capacity.
 
     Raises:
         ValueError: there is no trace whose speed could be set, or it is too short.
@@ -478,10 +481,10 @@ def at_load(settings: RunSettings, load: float, capacity: float | None = None) -
 
 
 def capacity_of(settings: RunSettings) -> float:
-    """Return the requests a second that the fleet answers when thousands wait at its door.
+    """Return the requests per second that the fleet answers with a backlog of thousands.
 
-    It is the rate between the first and the last tenth of the answers, with the peer's formula and
-    nothing late; the hits that such a backlog allows are part of it.
+    This is the rate between the first and the last tenth of the answers, with the peer's formula
+    and no delays; it includes the cache hits that such a backlog allows.
 
     Raises:
         ValueError: there is no trace, or it is too short.

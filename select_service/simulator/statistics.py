@@ -1,4 +1,4 @@
-"""Means over seeds with the interval they lie in: Student's t, 95 %."""
+"""Means over seeds with their confidence interval: Student's t, 95 %."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _NORMAL: Final = 1.959964
 
 
 class Estimate(NamedTuple):
-    """A mean, and how far the true one may be from it; one value says nothing about that."""
+    """A mean, and half of its interval; a single value has none."""
 
     mean: float
     half: float | None
 
     def text(self, digits: int = 3, scale: float = 1.0) -> str:
-        """Return it for people."""
+        """Format it for people."""
         mean = f"{self.mean * scale:.{digits}f}"
         return mean if self.half is None else f"{mean} ±{self.half * scale:.{digits}f}"
 
@@ -42,7 +42,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def _quantile(freedom: int) -> float:
-    """Beyond the table the first terms of Fisher's series: exact to four digits there."""
+    """Beyond the table use the first terms of Fisher's series: exact to four digits there."""
     if freedom <= len(_T95):
         return _T95[freedom - 1]
     z = _NORMAL

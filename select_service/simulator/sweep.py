@@ -1,8 +1,8 @@
-"""`select-sim sweep`: many weights on the same requests, and which of them nobody beats.
+"""`select-sim sweep`: many weights on the same requests, and their Pareto front.
 
-Weights come as a grid, or are drawn from ranges. The front has those settings that are not worse
-in every aim than another; how far a mean may be off stands beside it. What is beyond the front by
-less than that is no finding.
+Weights form a grid, or are drawn from it. The front has the settings that no other beats in one aim
+without losing in another; confidence intervals are shown. A difference to the front below its
+interval is not significant.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ __all__ = ["configure", "execute", "pareto"]
 _MORE_IS_BETTER: Final = frozenset({"hit_rate", "hit_share", "goodput"})
 _RANGE: Final = 3  # begin:end:step
 _POINTS_MAX: Final = 10_000
-"""Each takes a run, or several: nobody waits for more, nor reads of them."""
+"""Each takes at least one run: more would take too long, and nobody reads that many."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting and what it comes to."""
+    """One setting and its results."""
 
-    weights: dict[str, float]  # that differ from the base; none: the base itself
+    weights: dict[str, float]  # that differ from the base; empty: the base itself
     policy: str
     metrics: dict[str, Estimate]
     is_on_front: bool = False
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command leaves behind."""
+    """The result of the command."""
 
     settings: RunSettings
     aims: list[str]
@@ -65,7 +65,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def configure(parser: ArgumentParser) -> None:
-    """Give the command its options."""
+    """Add the command's options."""
     parser.add_argument(
         "--vary",
         action="append",
@@ -86,11 +86,11 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def execute(args: Namespace) -> int:
-    """Carry it out; returns the exit code.
+    """Run the command; returns the exit code.
 
     Raises:
         ValueError, OSError: it cannot be carried out.
-        NotWritten: its results cannot be kept.
+        NotWritten: its results cannot be written.
     """
     aims = args.aims.split(",")
     unknown = [name for name in aims if name not in METRICS]
@@ -135,7 +135,10 @@ def _grid(texts: Sequence[str], base: RouterConfig) -> dict[str, list[float]]:
 
 
 def _points(grid: dict[str, list[float]], draw: int | None, seed: int) -> list[dict[str, float]]:
-    """Return the points of a grid in its order, or those that are drawn; it may be any size."""
+    """Return all points of a grid in order, or a sample of them.
+
+    A sampled grid may have any size.
+    """
     total = math.prod(map(len, grid.values()))
     chosen: Iterable[int] = range(total)
     if draw is not None and draw < total:
@@ -189,7 +192,7 @@ def _cost(value: float, aim: str) -> float:
 
 
 def pareto(costs: Sequence[Sequence[float]]) -> set[int]:
-    """Return the places of those that no other beats in one aim without losing in another."""
+    """Return the positions of those that no other beats in one aim without losing in another."""
     front = set()
     for at, mine in enumerate(costs):
         beaten = any(
@@ -204,7 +207,7 @@ def pareto(costs: Sequence[Sequence[float]]) -> set[int]:
 def _table(
     candidates: Sequence[Candidate], aims: Sequence[str]
 ) -> tuple[list[str], list[list[str]]]:
-    """Return a head and a row for each candidate, the best by the first aim at the top."""
+    """Return a header, and a row per candidate, the best by the first aim first."""
     head = ["weights", *(METRICS[aim][0] for aim in aims), "front"]
     rows = []
     order = sorted(candidates, key=lambda one: _cost(one.metrics[aims[0]].mean, aims[0]))
@@ -218,7 +221,7 @@ def _table(
 def _page(
     settings: RunSettings, candidates: Sequence[Candidate], aims: Sequence[str], told: str
 ) -> str:
-    """Return one HTML page: the table, and each further aim beside the first."""
+    """Return an HTML page: the table, and plots of each further aim against the first."""
     text = msgspec.json.format(msgspec.json.encode(settings), indent=2).decode()
     kinds = {
         "on the front": [one for one in candidates if one.is_on_front],

@@ -1,4 +1,4 @@
-"""Loads as somebody tells them, slot by slot: what the ledger is to the live service."""
+"""Loads as told slot by slot, in place of the live service's ledger."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["RankLoad", "ToldLoads", "ToldPool"]
 
 
 class RankLoad(NamedTuple):
-    """What one rank carries, and what its engine says."""
+    """The load of one rank, and its engine's report."""
 
     prefill_tokens: float = 0.0
     decode_blocks: float = 0.0
     requests: int = 0
-    prefilling: int = 0  # of them, those whose prefill is not complete
-    waiting: int | None = None  # inside the engine, if it tells
+    prefilling: int = 0  # those of them whose prefill is not complete
+    waiting: int | None = None  # inside the engine, if reported
 
 
 class ToldLoads:
@@ -51,7 +51,7 @@ class ToldLoads:
             self.work.ensure(capacity)
 
     def note(self, slot: int, load: RankLoad, now: float) -> None:
-        """A slot carries this from now on."""
+        """Set the load of a slot."""
         self.work.at = max(self.work.at, now)
         before, tokens = int(self.prefill[slot]), int(load.prefill_tokens)
         self.prefill_backlog += tokens - before
@@ -65,7 +65,7 @@ class ToldLoads:
 
 
 class ToldPool(PoolLoad):
-    """A pool over loads of its own."""
+    """A pool with its own loads."""
 
     def __init__(
         self,
@@ -78,28 +78,28 @@ class ToldPool(PoolLoad):
         super().__init__(self.told, limits, meter)
 
     def seat(self, slot: int, total_kv_blocks: int | None) -> None:
-        """A rank takes the slot, or its record changed; its load stays."""
+        """Seat a rank on the slot, or update its record; its load stays."""
         self.told.ensure(slot + 1)
         super().seat(slot, total_kv_blocks)
 
     def unseat(self, slot: int) -> None:
-        """The rank is gone, its load with it."""
+        """Remove a rank with its load."""
         if slot < len(self.told.prefill):
             self.told.note(slot, RankLoad(), self.told.work.at)
         super().unseat(slot)
 
     def note(self, slot: int, load: RankLoad, now: float) -> None:
-        """A seated slot carries this from now on."""
+        """Set the load of a seated slot."""
         self.told.note(slot, load, now)
         self.tell_waiting(slot, load.waiting)
 
     def prefilled(self, slot: int, tokens: int, booked_at: float, now: float) -> None:
-        """So many tokens of a prompt booked then were computed (not: given up)."""
+        """Count this many computed tokens of a prompt booked then (not: given up)."""
         self.told.work.at = max(self.told.work.at, now)
         if tokens:
             self.told.work.hear(slot, tokens, booked_at)
 
     def ended(self, tenant_id: str) -> None:
-        """A request of the tenant ended."""
+        """Count the end of a request of the tenant."""
         self.told.work.ended += 1
         self.left(tenant_id)

@@ -1,7 +1,7 @@
 """Recorded traffic as requests: Mooncake's traces, logs of OpenAI-style calls, others by name.
 
-A reader turns lines into requests in order of arrival; it opens nothing. `READERS` is where a new
-format is entered: `select-sim run --format NAME` finds it there.
+A reader turns lines into requests and opens no files. New formats are added to `READERS`, where
+`select-sim run --format NAME` finds them.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ __all__ = [
 RECORDING: Final = "recording"
 
 MOONCAKE_BLOCK: Final = 512
-"""Tokens that one of Mooncake's hash ids stands for."""
+"""Tokens per hash id of Mooncake."""
 
 T = TypeVar("T")
 
 CHARACTERS_PER_TOKEN: Final = 4
-"""Of a log that has the text and not the tokens."""
+"""For logs that have the text instead of tokens."""
 
 
 SPAN_MAX_S: Final = 366 * 86_400.0
-"""Between the first request of a trace and the last: beyond, timestamps have another unit. Every
+"""Between the first and the last request of a trace: beyond, timestamps have another unit. Every
 second of it is simulated."""
 
 _END_MAX_S: Final = 2 * SPAN_MAX_S
-"""With what comes on top of a trace's own times: jitter, and a speed below 1."""
+"""Includes additions to a trace's own times: jitter, and a speed below 1."""
 
 _SECONDS_MAX: Final = 1e11
-"""Of a log's clock, three thousand years from now: what is beyond counts milliseconds."""
+"""Of a log's clock, three thousand years from now: larger values are milliseconds."""
 
 _NAMES: Final = 1 << 64
 
 
 class BadTrace(ValueError):
-    """A line that cannot be read; the text names it, from 1."""
+    """An unreadable line; the text names it, from 1."""
 
 
 class Reader(Protocol):
-    """Turns the lines of a file into requests whose blocks have `block_size` tokens, in its order.
+    """Turns the lines of a file into requests with blocks of `block_size` tokens, in file order.
 
-    Times may begin anywhere; `in_order` comes after it.
+    Times may begin anywhere; `in_order` is applied afterwards.
     """
 
     def __call__(self, lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
@@ -78,9 +78,9 @@ class Reader(Protocol):
 
 
 def in_order(requests: Iterable[Request]) -> list[Request]:
-    """Return requests as they came, the first at 0.
+    """Return requests by arrival, the first at 0.
 
-    Logs are written as answers end, and clocks begin where they like.
+    Logs are written as answers end, and their clocks have any origin.
 
     Raises:
         BadTrace: they are years apart.
@@ -104,8 +104,8 @@ def in_order(requests: Iterable[Request]) -> list[Request]:
 class TraceWorkload:
     """A trace as a workload: each request at its time, `speed` times as fast.
 
-    Clocks of traces are coarse (Mooncake's ticks every three seconds): with `jitter_s` each request
-    comes up to so much later, drawn from `rng`, and bursts that never were are none.
+    Clocks of traces are coarse (Mooncake's ticks every three seconds): `jitter_s` delays each
+    request by up to that much, drawn from `rng`, to dissolve bursts that were never real.
 
     Attributes:
         total: Requests that will come.
@@ -128,7 +128,8 @@ class TraceWorkload:
         self._speed = speed
         self._jitter_s = jitter_s
         self._ahead = next(self._requests, None)
-        self._shaken: list[tuple[float, int, Request]] = []  # a heap: those that may be overtaken
+        # a heap: requests that others may still overtake
+        self._shaken: list[tuple[float, int, Request]] = []
 
     def next(self) -> Request | None:
         """See Workload."""
@@ -150,7 +151,7 @@ class TraceWorkload:
         return request
 
     def after(self, outcome: Outcome) -> tuple[Request, ...]:
-        """Nothing: a trace has its own times."""
+        """Return nothing: a trace has its own times."""
         return ()
 
 
@@ -167,7 +168,10 @@ class _MooncakeLine(msgspec.Struct):
 def read_mooncake(
     lines: Iterable[bytes], block_size: int, trace_block_size: int = MOONCAKE_BLOCK
 ) -> Iterator[Request]:
-    """See Reader; a hash id stands for `trace_block_size` tokens, and is cut into whole blocks."""
+    """See Reader.
+
+    A hash id stands for `trace_block_size` tokens, and is split into whole blocks.
+    """
     if trace_block_size % block_size:
         raise ValueError(
             f"blocks of {block_size} tokens are no part of the trace's, which have "
@@ -196,8 +200,8 @@ def _expect_sound(one: _MooncakeLine, number: int, block_size: int) -> None:
         raise BadTrace(f"line {number}: output_length must not be negative")
     if min(one.hash_ids, default=0) < 0:
         raise BadTrace(f"line {number}: hash_ids must not be negative")
-    # one for each block, the last of which may be a part, or left out; none, or a single one, may
-    # be all that is known of a prompt
+    # one per block, of which the last may be partial or missing; a prompt may also have none, or
+    # only a single one
     ids, full = len(one.hash_ids), one.input_length // block_size
     if ids > full + 2 or 1 < ids < full - 1:
         raise BadTrace(
@@ -207,7 +211,7 @@ def _expect_sound(one: _MooncakeLine, number: int, block_size: int) -> None:
 
 
 def _names(ids: list[int], parts: int) -> array[int]:
-    """Return block numbers, which have 64 bits; ids that are hashes themselves may need more."""
+    """Return 64-bit block numbers; ids that are hashes themselves may need more bits."""
     if max(ids, default=0) < _NAMES // parts - 1:
         first = np.frombuffer(chain_of(ids), np.uint64) * parts
         each = np.arange(1, parts + 1, dtype=np.uint64)
@@ -223,7 +227,7 @@ def _names(ids: list[int], parts: int) -> array[int]:
 
 
 class _Message(msgspec.Struct):
-    """A message of a chat, or an item of `input` and `output`, which may be a call of a tool."""
+    """A message of a chat, or an item of `input` and `output`, which may be a tool call."""
 
     role: str | None = None
     content: str | list[str | dict[str, object]] | None = None
@@ -282,10 +286,10 @@ def read_openai(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
 
     A line has the members of a call (`messages`, `prompt` or `input`, `tools`, `user`,
     `max_tokens`), at the top or in `request`; those of the answer (`choices` or `output`, `usage`),
-    at the top or in `response`; and `timestamp` (seconds or ISO 8601, UTC unless it says another
-    zone), `created` or `created_at`. Prompts are alike as far as their text is, four characters to
-    a token, and what tools are called with is text; `usage` says how long they were, where it is
-    there.
+    at the top or in `response`; and `timestamp` (seconds or ISO 8601, UTC unless it has another
+    zone), `created` or `created_at`. Prompts share prefixes as far as their text does, at four
+    characters per token, and arguments of tools count as text; `usage` gives the lengths, if
+    present.
     """
     decoder = msgspec.json.Decoder(_LogLine)
     start: float | None = None
@@ -353,7 +357,7 @@ def _when(one: _LogLine, number: int) -> float:
 
 
 def _text_of(call: _Body, number: int) -> str:
-    """Return a prompt as one text: what is alike in two of them is alike from the beginning on."""
+    """Return a prompt as one text, such that equal beginnings stay equal."""
     tools = _written(call.tools) if call.tools else ""
     if call.messages is not None:
         return tools + "".join(map(_said, call.messages))
@@ -372,7 +376,7 @@ def _text_of(call: _Body, number: int) -> str:
 
 
 def _text_of_list(prompt: list[str | int | list[int]], number: int) -> str:
-    """Return a prompt of tokens as text, each as many characters as a token has."""
+    """Return a prompt of tokens as text, with a token's number of characters for each."""
     first = prompt[0] if prompt else ""
     if not isinstance(first, int) and len(prompt) > 1:
         raise BadTrace(f"line {number}: several prompts in one call, which are several requests")
@@ -396,7 +400,7 @@ def _said(message: _Message) -> str:
 
 
 def _part(part: str | dict[str, object]) -> str:
-    """Return a part of a message; of a picture its digest, in the characters of one token."""
+    """Return a part of a message; a picture becomes its digest, in the characters of one token."""
     if isinstance(part, str):
         return part
     text = part.get("text")
@@ -411,7 +415,7 @@ def _written(one: object) -> str:
 
 
 def _answer_of(reply: _Reply) -> str:
-    """Return the answer as the next turn will repeat it."""
+    """Return the answer in the form the next turn will repeat it."""
     if reply.output is not None:
         return "".join(map(_said, reply.output))
     if not reply.choices:

@@ -1,8 +1,8 @@
-"""Admission of the whole process: which policy is in force, which thresholds, who has a gate.
+"""Admission of the whole process: the policy in force, the thresholds, the scopes with a gate.
 
-A partition gets a keeper (`gatekeeping.py`) when there is something to judge, and keeps it then;
-with every default there is none and nothing is looked at. What operators change here holds at
-once and outlives the process with a state directory (`state.py`).
+A partition gets a keeper (`gatekeeping.py`) when there is something to judge, and keeps it; with
+all defaults there is none, and nothing is checked. Operators' changes apply at once, and survive
+the process if there is a state directory (`state.py`).
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ if TYPE_CHECKING:
     )
 
 POLICY: Final = "policy"
-"""The one key of its kind on disk."""
+"""The only key of its kind on disk."""
 OFF: Final = "always-admit"
 DEADLINE_S: Final = 30.0
-"""How long a request waits for a worker that is full, unless `--queue-deadline-s` says otherwise:
-about as long as clients commonly wait for a first token."""
+"""How long a request waits for a full worker, unless `--queue-deadline-s` is set: about as long as
+clients commonly wait for a first token."""
 _PROCESS_WIDE: Final = frozenset({"token-bucket"})
-"""Policies whose allowance is one for all scopes."""
+"""Policies with one allowance for all scopes."""
 
 
 class Admitting:
-    """The desk at which operators change admission, and gates are opened."""
+    """Holds the admission settings, applies operators' changes, and opens gates."""
 
     def __init__(
         self,
@@ -86,11 +86,11 @@ class Admitting:
         """
         self.settings = settings
         self._limits = limits or CoreLimits()
-        self.changes: Changes | None = None  # when the state is kept on disk
+        self.changes: Changes | None = None  # set if the state is kept on disk
         self.clamped = 0
         """Requests that claimed a more important class than `--slo-class-max`."""
         self.totals = Totals(settings.tenant_labels_max)
-        self._gates: Counter[str] = Counter()  # open, by model
+        self._gates: Counter[str] = Counter()  # open gates by model
         self.thresholds = ThresholdBook(self._usual_thresholds())
         self.reports = LoadReports(catalog, partitions)
         self._catalog = catalog
@@ -107,10 +107,10 @@ class Admitting:
         return given if self.is_on else NOTHING
 
     def follow_settings(self, now: float) -> list[Partition]:
-        """Let every gate follow the settings, which have changed; open those that are wanted.
+        """Apply changed settings to every gate, and open gates that are now needed.
 
         Returns:
-            The partitions in which somebody may be let in by that.
+            The partitions in which waiting requests may be admitted now.
         """
         self.thresholds.defaults = self._usual_thresholds()
         for partition in self._partitions.values():
@@ -132,7 +132,7 @@ class Admitting:
         return self.settings.mode == "token-capacity"
 
     def put_in_force(self, name: str, config: Mapping[str, object]) -> None:
-        """Make this the policy; gates follow with `apply`.
+        """Put a policy in force; gates follow with `apply`.
 
         Raises:
             ValueError: it makes no sense.
@@ -155,7 +155,7 @@ class Admitting:
     # -- gates ---------------------------------------------------------------------------------
 
     def follow(self, worker: Worker) -> Partition | None:
-        """A worker has come or changed: open its scope's gate if there is reason to now.
+        """Note a worker that came or changed: open its scope's gate if there is reason to now.
 
         Returns:
             Its partition, if that has a gate.
@@ -203,11 +203,11 @@ class Admitting:
             self.reports.replay(worker, keeper)
 
     def keepers(self) -> list[Gatekeeper]:
-        """Return those of all scopes, with a worker or without. O(partitions)."""
+        """Return the keepers of all scopes, with or without workers. O(partitions)."""
         return [one.admission for one in self._partitions.values() if one.admission is not None]
 
     def left(self, partition: Partition) -> None:
-        """Keep what the gate of a scope has counted that was given up. O(1)."""
+        """Keep the counts of the gate of a removed scope. O(1)."""
         keeper, model = partition.admission, partition.scope.model_name
         if keeper is None:
             return
@@ -221,7 +221,7 @@ class Admitting:
     # -- asking --------------------------------------------------------------------------------
 
     def ask(self, ticket: Ticket) -> Ask:
-        """Return what a gate is asked.
+        """Return the request as a gate sees it.
 
         Raises:
             InvalidField: `priority` and `slo_class` disagree.
@@ -235,7 +235,8 @@ class Admitting:
             self.check_fairness_id(tenant)
         return Ask(
             ticket.prompt.isl_tokens,
-            self.classes.known(name) if name else self.classes.usual,  # counted as that for good
+            # the class it counts under for good
+            self.classes.known(name) if name else self.classes.usual,
             ticket.partition.scope.tenant_id if tenant is None else tenant,
             -1,
             request.expected_output_tokens or 0,
@@ -243,7 +244,7 @@ class Admitting:
         )
 
     def check_fairness_id(self, name: str) -> None:
-        """Refuse one that queues and tallies should not remember.
+        """Refuse a fairness id that queues and tallies should not store.
 
         Raises:
             NameRefused: it is too long or cannot be printed.
@@ -251,7 +252,7 @@ class Admitting:
         check_name("fairness_id", name, self._limits.name_length_max)
 
     def class_of(self, request: SelectRequest) -> str:
-        """Return the class a request belongs to, and not above what clients may claim.
+        """Return the class of a request, capped at what clients may claim.
 
         Raises:
             InvalidField: `priority` and `slo_class` disagree.
@@ -281,7 +282,7 @@ class Admitting:
         return name
 
     def refusal(self, partition: Partition, decision: Decision, rows: Rows) -> AdmissionRefused:
-        """Turn a decision into the answer."""
+        """Turn a decision into the error that answers the request."""
         keeper = partition.admission
         facts = {} if keeper is None else keeper.exceeded(decision, rows)
         return AdmissionRefused(
@@ -296,7 +297,7 @@ class Admitting:
         )
 
     def deadline_s(self, *, for_worker: bool) -> float:
-        """Return how long a request may wait; infinity: for ever."""
+        """Return how long a request may wait; infinity: no deadline."""
         given = self.settings.queue_deadline_s
         if given is not None:
             return given
@@ -308,7 +309,7 @@ class Admitting:
         """Put another policy in force, everywhere and at once.
 
         Returns:
-            The partitions in which somebody may have to be judged again.
+            The partitions in which waiting requests may have to be judged again.
 
         Raises:
             InvalidField: there is no such policy, or its configuration makes no sense.
@@ -317,7 +318,7 @@ class Admitting:
         return self.apply(now)
 
     def put(self, change: AdmissionChange) -> None:
-        """Make a policy the one in force; each gate follows with `apply_to`.
+        """Validate a policy and put it in force; each gate follows with `apply_to`.
 
         Raises:
             InvalidField: there is no such policy, or its configuration makes no sense.
@@ -334,14 +335,14 @@ class Admitting:
         self._mark(ADMISSION, POLICY)
 
     def apply(self, now: float) -> list[Partition]:
-        """Let every gate follow the policy in force, and open those that are wanted."""
+        """Apply the policy in force to every gate, and open gates that are now needed."""
         return [one for one in self._partitions.values() if self.apply_to(one, now)]
 
     def apply_to(self, partition: Partition, now: float) -> bool:
-        """Let one gate follow the policy in force, or open it if it is wanted.
+        """Apply the policy in force to one gate, or open the gate if it is needed.
 
         Returns:
-            Whether there is a gate: somebody may have to be judged again.
+            Whether there is a gate: waiting requests may have to be judged again.
         """
         if partition.admission is not None:
             partition.admission.change(self._build(), self._shared_returns, now)
@@ -352,11 +353,11 @@ class Admitting:
     # -- busy thresholds -----------------------------------------------------------------------
 
     def busy_thresholds(self) -> BusyThresholds:
-        """Return what is in force for all models that are served or were named, and tenants."""
+        """Return what is in force for all models served or named, and for their tenants."""
         return BusyThresholds([self.busy_threshold(*name) for name in self.threshold_names()])
 
     def busy_thresholds_in_steps(self) -> Generator[None, None, BusyThresholds]:
-        """Do the same with a pause after every one."""
+        """Do the same, pausing after every threshold."""
         found = []
         for name in self.threshold_names():
             found.append(self.busy_threshold(*name))
@@ -364,7 +365,7 @@ class Admitting:
         return BusyThresholds(found)
 
     def threshold_names(self) -> list[tuple[str, str | None]]:
-        """Return all models that are served or were named, and tenants, in order."""
+        """Return all models served or named, and their tenants, in order."""
         tenants: dict[str, list[str]] = {}
         for model, tenant, _ in self.thresholds.entries():  # in order
             tenants.setdefault(model, []).extend([] if tenant is None else [tenant])
@@ -376,7 +377,7 @@ class Admitting:
         return names
 
     def busy_threshold(self, model: str, tenant_id: str | None) -> BusyThreshold:
-        """Return what is in force for a model or one tenant of it."""
+        """Return what is in force for a model or one of its tenants."""
         held = self.thresholds.of(model, tenant_id) if self.is_on else NOTHING
         return BusyThreshold(
             model=model, tenant_id=UNSET if tenant_id is None else tenant_id, **held._asdict()
@@ -385,12 +386,12 @@ class Admitting:
     def change_threshold(
         self, change: BusyThresholdChange, now: float
     ) -> tuple[BusyThreshold, list[Partition]]:
-        """Set and clear thresholds of a model or tenant, at once; nothing given: only read.
+        """Set and clear thresholds of a model or tenant, at once; without any, only read them.
 
         Raises:
             InvalidRequest: one is out of range, or both set and cleared.
             AdmissionControlOff: they would have no effect.
-            ModelNotFound: nobody serves it.
+            ModelNotFound: no worker serves it.
         """
         given = {field: getattr(change, field) for field in FIELDS}
         if not change.clear and not any(value is not None for value in given.values()):
@@ -417,7 +418,7 @@ class Admitting:
     def forget_threshold(
         self, model: str, tenant_id: str | None, now: float
     ) -> tuple[BusyThreshold, list[Partition]]:
-        """Drop what was set for a model or tenant: what is above it holds again. Repeatable."""
+        """Drop a model's or tenant's thresholds, so that more general ones apply. Repeatable."""
         touched: list[Partition] = []
         if self.thresholds.forget(model, tenant_id):
             self._mark(THRESHOLD, threshold_key(model, tenant_id))
@@ -454,7 +455,7 @@ _FOREVER: Final = float("inf")
 
 
 def check_admission(settings: AdmissionSettings) -> bool:
-    """Tell whether there are thresholds that have no effect.
+    """Validate the admission settings; return whether thresholds are set but have no effect.
 
     Raises:
         ValueError: the policy, its configuration or the class cap makes no sense.
@@ -473,7 +474,7 @@ def threshold_key(model: str, tenant_id: str | None) -> str:
 
 
 def scope_of_key(name: str) -> tuple[str, str | None]:
-    """Return the model and tenant of such a name."""
+    """Return the model and tenant of such a key."""
     model, has_tenant, tenant = name.partition("\0")
     return model, tenant if has_tenant else None
 

@@ -1,4 +1,4 @@
-"""The policies without a question: everybody, nobody."""
+"""The policy that admits every request; it is the default, and `reject_all.py` is its opposite."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
 
 
 class AlwaysAdmit:
-    """Everybody is let in."""
+    """Admits every request."""
 
     name: Final = "always-admit"
     charges: Final = False
 
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
-        """Let it in."""
+        """Admit it."""
         return ADMIT
 
     def charge(self, ask: Ask, now: float) -> None:
-        """Nothing costs anything."""
+        """Charge nothing."""
 
     def hold(self, ask: Ask, now: float) -> None:
-        """Likewise."""
+        """Hold nothing."""
 
     def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
-        """Nothing that passes would change the answer."""
+        """Return no rate: it never refuses."""
         return "", 0.0

@@ -1,7 +1,7 @@
-"""What a policy sees of a request and of the pool, and what it answers; nothing else.
+"""What a policy sees of a request and of the pool, and what it answers; shapes only.
 
-The live service and the simulator fill the same records, so that both run the very same policies.
-Times are monotonic seconds, except where a name says `t_us`.
+The live service and the simulator fill the same records, so both run the very same policies. Times
+are monotonic seconds, except where a name says `t_us`.
 """
 
 from __future__ import annotations
@@ -22,30 +22,33 @@ Facts = dict[str, float | int | str]
 
 
 class Ask(Struct, frozen=True, gc=False):
-    """One request that asks to be let in."""
+    """One request for admission, as gates and policies see it."""
 
     tokens: int  # input tokens, what a token bucket charges
-    slo_class: str = ""  # as sent; unknown is the usual
+    slo_class: str = ""  # as sent; unknown: the usual class
     tenant_id: str = "default"
     prefill_tokens: int = -1  # still to compute on the best candidate; -1: all of `tokens`
     output_tokens: int = 0  # expected
-    target_s: float = math.inf  # time to first token that is asked for
-    key: bytes = b""  # who asks for what: equal for a request that comes again; b"": unknown
-    is_unique: bool = True  # whether nobody else has that key
+    target_s: float = math.inf  # requested time to first token
+    key: bytes = b""  # requester and content, equal for a repeat; b"": unknown
+    is_unique: bool = True  # whether no other request has that key
 
     @property
     def work(self) -> int:
-        """Tokens to prefill if nobody says otherwise."""
+        """Tokens to prefill, assuming all if unknown."""
         return self.tokens if self.prefill_tokens < 0 else self.prefill_tokens
 
 
 class Verdict(NamedTuple):
-    """What one policy or gate says; `reason` is the genuine text, `code` the stable short one."""
+    """The answer of one policy or gate.
+
+    `reason` is the field's text, `code` our short stable one.
+    """
 
     outcome: Outcome
     reason: str = ""
     code: str = ""
-    retry_in_s: float = 0.0  # when asking again may help, as far as the policy itself knows
+    retry_in_s: float = 0.0  # when a retry may help, as far as the policy knows
     facts: Facts | None = None
 
     @property
@@ -60,7 +63,7 @@ ADMIT: Final = Verdict("admit")
 class Pool(Protocol):
     """The state of the schedulable instances (worker ranks).
 
-    Columns may have rows of nobody, which hold 0; `instances` is how many there really are.
+    Columns may have rows without an instance, which hold 0; `instances` is the real number.
     """
 
     @property
@@ -70,7 +73,7 @@ class Pool(Protocol):
 
     @property
     def queue_depth(self) -> Floats:
-        """Requests that wait inside each instance."""
+        """Requests waiting inside each instance."""
         ...
 
     @property
@@ -90,11 +93,11 @@ class Pool(Protocol):
 
     @property
     def heaviest(self) -> int:
-        """The most that waits, runs and is in flight on one instance, added up."""
+        """The largest sum of waiting, running and in-flight requests on one instance."""
         ...
 
     def utilization_most(self, queue_depth: float, kv_utilization: float) -> float:
-        """Return what `gaie_legacy.utilization` is at most; infinity: nobody knows."""
+        """Return an upper bound of `gaie_legacy.utilization`; infinity: unknown."""
         ...
 
     @property
@@ -104,16 +107,16 @@ class Pool(Protocol):
 
     @property
     def prefill_backlog(self) -> float:
-        """Prefill tokens booked and not computed yet."""
+        """Booked prefill tokens not computed yet."""
         ...
 
     @property
     def prefill_rate(self) -> float:
-        """Prefill tokens per second of one instance, as measured; 0: not known."""
+        """Prefill tokens per second of one instance, as measured; 0: unknown."""
         ...
 
     def outlook(self) -> tuple[float, float, float, float]:
-        """Return prefill_rate, that of all instances, prefill_backlog and saturation."""
+        """Return prefill_rate, the rate of all instances, prefill_backlog and saturation."""
         ...
 
     def tenant_in_flight(self, tenant_id: str) -> int:
@@ -122,10 +125,10 @@ class Pool(Protocol):
 
 
 class Held(Protocol):
-    """What is kept of an allowance for one that waits."""
+    """Part of an allowance held for a waiting request."""
 
     def release(self) -> None:
-        """Keep it no longer: it goes, and is charged, or it has left."""
+        """Release it: the request goes, and is charged, or it has left."""
         ...
 
 
@@ -139,25 +142,28 @@ class Policy(Protocol):
 
     @property
     def charges(self) -> bool:
-        """Whether `charge` does anything: nearly all who ask go on, and pay for the call."""
+        """Whether `charge` does anything.
+
+        If not, the call is skipped, as nearly all requests pay for it.
+        """
         ...
 
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
-        """Say whether it may go on; the answer holds until anything else happens."""
+        """Decide whether a request may go on; valid until any other event."""
         ...
 
     def charge(self, ask: Ask, now: float) -> None:
-        """Take what an admitted request costs."""
+        """Charge an admitted request."""
         ...
 
     def hold(self, ask: Ask, now: float) -> Held | None:
-        """Keep for an admitted request that waits for a worker what it will be charged."""
+        """Hold what an admitted request will be charged while it waits for a worker."""
         ...
 
     def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
-        """Return whose allowance such a request needs, and the tokens per second it gains.
+        """Return the allowance such a request needs, and its refill rate in tokens per second.
 
-        What is refused comes back at that rate; 0: nobody knows.
+        Refused requests return at that rate; 0: unknown.
         """
         ...
 
@@ -172,17 +178,17 @@ class InstanceSnapshot(NamedTuple):
 
 
 def is_finite_number(value: object) -> bool:
-    """Tell whether a configured value is a number one can count with; a bool is none."""
+    """Tell whether a configured value is a finite number; a bool is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return abs(value) <= sys.float_info.max  # JSON has whole numbers that no float holds
+    return abs(value) <= sys.float_info.max  # JSON has whole numbers beyond any float
 
 
 def checked(config: Mapping[str, object], known: frozenset[str], where: str) -> None:
-    """Refuse keys nobody knows.
+    """Refuse unknown keys.
 
     Raises:
-        ValueError: naming them and those that are known.
+        ValueError: naming them and the known ones.
     """
     unknown = sorted(set(config) - known)
     if unknown:

@@ -1,9 +1,9 @@
-"""Which ranks are busy, as one bit per slot, kept up in O(1) with each change that may flip one.
+"""Which ranks are busy: one bit per slot, updated in O(1) with each change that may flip it.
 
-A rank is busy when any configured check is exceeded, a worker when all its declared ranks are.
-The field's newer routers latch the decode check: set when either signal is over, cleared when the
-latest reports of both are not. With both latest values at hand that is their OR, and no latch can
-be forgotten when thresholds change: everything is recomputed from what is known.
+A rank is busy when any configured check is exceeded, a worker when all its declared ranks are. The
+field's newer routers latch the decode check: set when either signal exceeds the limit, cleared when
+the latest reports of both do not. With both latest values at hand that is their OR, and no stale
+latch can survive a change of thresholds: everything is recomputed from the known values.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from select_service.core.columns import Rows
 
 UNREPORTED: Final = -math.inf
-"""What a worker that never told its used blocks counts as: never over."""
+"""The used blocks of a worker that never reported them: never over the limit."""
 
 
 class RankReport(NamedTuple):
     """What is known of one rank."""
 
     active_prefill_tokens: float = 0.0
-    active_decode_blocks: float = 0.0  # by our ledger
-    kv_used_blocks: float | None = None  # as the worker says
+    active_decode_blocks: float = 0.0  # from our ledger
+    kv_used_blocks: float | None = None  # reported by the worker
     kv_total_blocks: int | None = None
     max_num_batched_tokens: int | None = None
 
 
 def rank_busy(thresholds: Thresholds, load: RankReport) -> bool:
-    """Tell whether any check is exceeded, strictly."""
+    """Tell whether any check is exceeded; equal is not."""
     if load.active_prefill_tokens > thresholds.prefill_limit(load.max_num_batched_tokens):
         return True
     limit = thresholds.decode_limit(load.kv_total_blocks)
@@ -48,17 +48,17 @@ class BusyRanks:
     """The busy bit of every slot of a partition.
 
     Slots without a worker are never busy. `note` must be called when the load of a slot grows, and
-    when that of a busy one shrinks; it costs a few comparisons of Python numbers and touches the
+    when that of a busy one shrinks; it costs a few comparisons of Python numbers and writes the
     column only when the bit flips.
     """
 
     def __init__(self) -> None:
         self.busy: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self.slots: set[int] = set()
-        """Those whose bit is set."""
+        """The slots whose bit is set."""
         self.thresholds = NOTHING
         self.watches = False
-        """Whether any threshold is set; without, nothing is ever busy."""
+        """Whether any threshold is set; if not, no slot is ever busy."""
         self._seated: list[bool] = []
         self._batch_tokens: list[int | None] = []
         self._total_blocks: list[int | None] = []
@@ -91,7 +91,7 @@ class BusyRanks:
     def seat(
         self, slot: int, max_num_batched_tokens: int | None, kv_total_blocks: int | None
     ) -> None:
-        """A declared rank takes the slot, or its worker's record changed; its load stays."""
+        """Seat a declared rank on the slot, or update its worker's record; its load stays."""
         self.ensure(slot + 1)
         self._seated[slot] = True
         self._batch_tokens[slot] = max_num_batched_tokens
@@ -99,7 +99,7 @@ class BusyRanks:
         self._compile(slot)
 
     def unseat(self, slot: int) -> None:
-        """The rank is gone: load, report and bit with it."""
+        """Remove a rank with its load, report and bit."""
         if slot >= len(self._seated):
             return
         self._seated[slot] = False
@@ -117,13 +117,13 @@ class BusyRanks:
                 self._compile(slot)
 
     def note(self, slot: int, prefill_tokens: float, decode_blocks: float) -> None:
-        """The ledger changed the load of a slot."""
+        """Update the load of a slot, from the ledger."""
         self._prefill[slot] = prefill_tokens
         self._decode[slot] = decode_blocks
         self._judge(slot)
 
     def report(self, slot: int, kv_used_blocks: float | None) -> bool:
-        """A worker told its used blocks; False for a rank it has not declared: dropped."""
+        """Apply a report of used blocks; False: dropped, as the rank is not declared."""
         if slot >= len(self._seated) or not self._seated[slot]:
             return False
         self._used[slot] = UNREPORTED if kv_used_blocks is None else float(kv_used_blocks)
@@ -131,14 +131,17 @@ class BusyRanks:
         return True
 
     def all_busy(self, rows: Rows) -> bool:
-        """Tell whether every candidate is busy; O(1) unless as many are busy as there are."""
+        """Tell whether every candidate is busy.
+
+        O(1) unless as many slots are busy as candidates.
+        """
         candidates = rows.stop if isinstance(rows, slice) else len(rows)
         if len(self.slots) < candidates or not candidates:
             return False
         return bool(self.busy[rows].all())
 
     def free_rows(self, rows: Rows) -> Rows:
-        """Return the candidates that are not busy, ascending; all of them while nobody is."""
+        """Return the candidates that are not busy, ascending; all of them if none is busy."""
         if not self.slots:
             return rows
         busy = self.busy[rows]
@@ -149,7 +152,7 @@ class BusyRanks:
         return rows[~busy]
 
     def lowest_limits(self) -> tuple[float, float]:
-        """Return the prefill tokens and blocks of which every slot may have so many."""
+        """Return the prefill tokens and blocks up to which no slot is busy."""
         return min(self._prefill_limit, default=math.inf), min(self._decode_limit, default=math.inf)
 
     def exceeded(self, slot: int) -> tuple[str, float, float] | None:
@@ -183,13 +186,13 @@ class BusyRanks:
             (self.slots.add if busy else self.slots.discard)(slot)
 
     def is_true(self, slot: int, prefill_tokens: float, decode_blocks: float) -> bool:
-        """Tell whether the bit of a slot is right for what it carries now; for tests."""
+        """Tell whether the bit of a slot is right for its current load; for tests."""
         limit = self._decode_limit[slot]
         over = prefill_tokens > self._prefill_limit[slot] or decode_blocks > limit
         return (slot in self.slots) == (over or self._used[slot] > limit)
 
     def check(self) -> None:
-        """State every promise: bits and their number follow from what is known."""
+        """Assert that bits and their number follow from the known values."""
         assert set(np.flatnonzero(self.busy).tolist()) == self.slots
         for slot, seated in enumerate(self._seated):
             used = self._used[slot]

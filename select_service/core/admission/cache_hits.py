@@ -1,7 +1,7 @@
-"""The cache-hit threshold of a selection: who holds enough of the prompt, and what if nobody does.
+"""Applies the cache-hit threshold to a selection: who holds enough of the prompt, and what if none.
 
-The rule is in `admission/hit_threshold.py`; here it meets projections, requests and answers. It is
-judged last, when a request would be placed: what the index holds may have changed while it waited.
+`hit_threshold.py` has the rule; this module connects it to projections, requests and answers.
+`placing.py` applies it last, when a request is placed: the index may have changed while it waited.
 """
 
 from __future__ import annotations
@@ -34,32 +34,33 @@ _NOTHING: Final = CacheHit(best_hit_rate=0.0, threshold=0.0, threshold_source="r
 
 
 class Found(NamedTuple):
-    """What a threshold leaves of the candidates."""
+    """The candidates that pass a threshold."""
 
     rows: Rows
-    facts: CacheHit  # how the selection stands to the threshold
+    facts: CacheHit  # the selection's hit rate and threshold
     needs_prefill: bool = False
     refused: CacheThreshold | None = None
 
 
 class CacheHits:
-    """Holds requests to their threshold, or to the process's."""
+    """Applies a request's own threshold, or the process-wide one."""
 
     def __init__(self, settings: AdmissionSettings) -> None:
-        self.settings = settings  # read anew each time: they may change
+        self.settings = settings  # read on every call: they may change
         self.settings = settings
         self._said = CacheHit(best_hit_rate=None, threshold=0.0, threshold_source="global")
 
     def at_once(
         self, partition: Partition, request: SelectRequest, prompt: Prompt, matches: Matches
     ) -> CacheHit | None:
-        """Return how it stands where nothing is asked for and nobody holds any; None: `filter`."""
+        """Return the facts if the threshold is 0 and nothing is cached; None: use `filter`."""
         if (
             request.cache_hit_threshold != 0.0
             or matches.groups
             or matches.host
             or matches.disk
-            or prompt.isl_tokens <= partition.index.block_size  # there may be nothing to hold
+            # there may be no whole block to hold
+            or prompt.isl_tokens <= partition.index.block_size
         ):
             return None
         partition.hit_tally.rates[0] += 1
@@ -73,7 +74,7 @@ class CacheHits:
         rows: Rows,
         matches: Matches,
     ) -> Found:
-        """Keep the candidates that hold enough; count what came of it."""
+        """Keep the candidates that hold enough, and count the outcome."""
         tally = partition.hit_tally
         threshold = threshold_in_force(
             request.cache_hit_threshold,
@@ -99,7 +100,7 @@ class CacheHits:
         return Found(rows, facts, refused=_refusal(partition, request, rows, threshold, hits))
 
     def _facts(self, rate: float | None, threshold: float, source: Source) -> CacheHit:
-        """Say it as answers do; the same again as long as it is the same."""
+        """Return the facts as an answer states them; the last object again while it is equal."""
         said = self._said
         if (
             rate != said.best_hit_rate
@@ -139,7 +140,7 @@ class CacheHits:
         return filter_rows(blocks, index.block_size, isl_tokens, threshold, basis)
 
     def holders(self, request: SelectRequest, slots: Slots, projection: Projection) -> Slots | None:
-        """Return who of `slots` holds enough; None: no threshold above 0 is in force."""
+        """Return the slots that hold enough; None: no threshold above 0 is in force."""
         threshold = threshold_in_force(
             request.cache_hit_threshold,
             self.settings.cache_hit_threshold,

@@ -1,8 +1,8 @@
-"""The cap N + Q of each worker: so many requests on it, so many waiting for it, not one more.
+"""The cap N + Q of each worker: N requests in flight, Q waiting, and not one more.
 
-N is hard: a worker with N requests in flight is no candidate. Q is room to wait: a request that
-finds all its candidates full takes a place with one of them, and the caller lets it wait. Neither
-a clock nor a queue is kept here; columns by slot let routing skip full workers at once.
+N is hard: a worker with N requests in flight is no candidate. Q bounds the wait: a request whose
+candidates are all full takes a place with one of them, and the caller lets it wait. No clock and no
+queue is kept here; columns by slot let routing skip full workers at once.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ UNLIMITED: Final = 1 << 62
 
 
 class WorkerCap:
-    """One worker: requests in flight, requests waiting, and the most of each.
+    """One worker's requests in flight and waiting, and the limits of both.
 
     Args:
-        max_inflight: N, at least 1; None: no cap, nobody ever waits for this worker.
-        max_queued: Q, at least 0; means nothing without N.
+        max_inflight: N, at least 1; None: no cap, no request ever waits for this worker.
+        max_queued: Q, at least 0; has no effect without N.
 
     Raises:
         ValueError: a number below that.
@@ -61,22 +61,22 @@ class WorkerCap:
 
     @property
     def room(self) -> int:
-        """How many more may wait for it."""
+        """How many more requests may wait for it."""
         return self.max_queued - self.queued
 
 
 class WorkerCaps:
-    """The caps of all workers of a partition; which slots are full, and who has room to wait."""
+    """The caps of all workers of a partition: which slots are full, and where requests may wait."""
 
     def __init__(self) -> None:
         self.full: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self.room: Slots = np.zeros(0, dtype=np.int64)
         """Waiting places left with the worker of each slot."""
         self.slots: set[int] = set()
-        """Those of full workers."""
+        """The slots of full workers."""
         self.waiting = 0
         self._caps: dict[int, WorkerCap] = {}
-        self._owner: list[int] = []  # by slot; meaningless where nobody sits
+        self._owner: list[int] = []  # by slot; meaningless for an empty slot
 
     @property
     def full_slots(self) -> int:
@@ -101,7 +101,7 @@ class WorkerCaps:
         max_inflight: int | None,
         max_queued: int = DEFAULT_MAX_QUEUED,
     ) -> None:
-        """A worker comes, or its record changed; what is in flight and waits stays as it is.
+        """Add a worker or update its record; its requests in flight and waiting are kept.
 
         Raises:
             ValueError: as `WorkerCap`.
@@ -119,7 +119,7 @@ class WorkerCaps:
         self._write(fresh)
 
     def unseat(self, worker_id: int) -> int:
-        """A worker goes; returns how many held a waiting place with it: give them another."""
+        """Remove a worker; return how many requests held a place with it and need another."""
         cap = self._caps.pop(worker_id, None)
         if cap is None:
             return 0
@@ -128,9 +128,9 @@ class WorkerCaps:
         return cap.queued
 
     def note(self, worker_id: int, inflight: int) -> None:
-        """The ledger changed how many requests a worker carries.
+        """Update the requests in flight on a worker, from the ledger.
 
-        Must be called when they become more, and when those of a full worker become fewer.
+        Must be called when they increase, and when those of a full worker decrease.
         """
         cap = self._caps[worker_id]
         most = cap.max_inflight
@@ -153,14 +153,17 @@ class WorkerCaps:
     def lowest_limit(self) -> float:
         """Return the requests on one slot below which no worker is full.
 
-        A worker of several ranks may be full whatever the one carries.
+        It is 0 if a capped worker has several ranks: it may be full whatever one of them carries.
         """
         caps = self._caps.values()
         limits = (cap.max_inflight if len(cap.slots) == 1 else 0 for cap in caps if cap.is_capped)
         return min(limits, default=math.inf)
 
     def all_full(self, rows: Rows) -> bool:
-        """Tell whether every candidate is full; O(1) unless as many are full as there are."""
+        """Tell whether every candidate is full.
+
+        O(1) unless as many slots are full as candidates.
+        """
         candidates = rows.stop if isinstance(rows, slice) else len(rows)
         if len(self.slots) < candidates or not candidates:
             return False
@@ -176,11 +179,11 @@ class WorkerCaps:
         return np.flatnonzero(~full) if isinstance(rows, slice) else rows[~full]
 
     def has_place(self, rows: Rows) -> bool:
-        """Tell whether one more may wait for any of these rows."""
+        """Tell whether one more request may wait for any of these rows."""
         return bool((self.room[rows] > 0).any())
 
     def take_place(self, rows: Rows) -> int | None:
-        """Take a waiting place with the candidate that has most room; None: there is none.
+        """Take a waiting place with the candidate that has the most room; None: there is none.
 
         Returns:
             The worker's id, for `leave_place`.
@@ -199,7 +202,7 @@ class WorkerCaps:
         return worker_id
 
     def leave_place(self, worker_id: int) -> None:
-        """Give a waiting place back: the request was placed, refused, or its client left."""
+        """Return a waiting place: the request was placed or refused, or its client left."""
         cap = self._caps.get(worker_id)
         if cap is not None and cap.queued:
             cap.queued -= 1
@@ -207,7 +210,7 @@ class WorkerCaps:
             self._write(cap)
 
     def check(self) -> None:
-        """State every promise: columns and counts follow from the caps."""
+        """Assert that columns and counts follow from the caps."""
         caps = self._caps.values()
         assert self.waiting == sum(cap.queued for cap in caps)
         full = {slot for cap in caps if cap.full for slot in cap.slots}

@@ -1,7 +1,7 @@
-"""The queues of one scope, one for each class of its policy: who must wait, and whose turn it is.
+"""The queues of one scope, one per class of its policy: which requests wait, and which is next.
 
-`queue.py` keeps one class in order. Whether somebody who waits may go by now is asked of whoever
-calls; what is waited for is the ledger's prefill load against the threshold of the class.
+`queue.py` keeps one class in order. A request waits for the ledger's prefill load to drop below the
+threshold of its class; the caller tells whether a waiting one may go.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 _NEVER_BUSY = np.inf
 _ENDLESS: Final = 1 << 200
-"""Tokens that nobody carries: among whole numbers, which compare in a tenth of the time."""
+"""Tokens no rank can carry; an int, as ints compare in a tenth of the time."""
 
 
 class ClassQueues:
-    """Everybody who waits for a rank; classes take turns, each for up to its quantum."""
+    """All requests waiting for a rank; classes take turns, each for up to its quantum."""
 
     def __init__(
         self, policy: RoutingPolicy, seating: Seating, loads: SlotLoads, drainage: Drainage
@@ -42,20 +42,21 @@ class ClassQueues:
         self._seating = seating
         self._loads = loads
         self._drainage = drainage
-        self._turn = 0  # whose class drains next, and how often before the next one does
+        self._turn = 0  # the class that drains next, and its remaining quantum
         self._quantum_left = policy.classes[0].quantum
         self._busy_above: list[Floats] = [np.empty(0) for _ in policy.classes]
-        self._busy_above_of: list[list[int]] = [[] for _ in policy.classes]  # again, whole tokens
+        # the same in whole tokens
+        self._busy_above_of: list[list[int]] = [[] for _ in policy.classes]
         self._bounded = [0 for _ in policy.classes]  # slots with a bound
 
     def ensure(self, slots: int) -> None:
-        """Have so many slots, at least; nobody is busy on those that are new."""
+        """Make room for this many slots; the new ones are never busy."""
         for number, known in enumerate(self._busy_above_of):
             known.extend([_ENDLESS] * (slots - len(known)))
             self._busy_above[number] = grown(self._busy_above[number], slots, _NEVER_BUSY)
 
     def seat(self, worker: Worker) -> None:
-        """A worker may be chosen from now on: this much load makes its ranks busy."""
+        """Add a schedulable worker: set the load above which its ranks are busy."""
         slots = worker.slots.values()
         self.ensure(max(slots, default=-1) + 1)
         for number, one in enumerate(self._classes):
@@ -64,7 +65,7 @@ class ClassQueues:
                 self._bound(number, slot, most)
 
     def leave(self, slots: Iterable[int]) -> None:
-        """Nobody who may be chosen has these slots any more."""
+        """Clear the bounds of slots that no schedulable worker has any more."""
         for number in range(len(self._classes)):
             for slot in slots:
                 self._bound(number, slot, _NEVER_BUSY)
@@ -75,7 +76,7 @@ class ClassQueues:
         column[slot] = most
         self._busy_above_of[number][slot] = _ENDLESS if most == _NEVER_BUSY else floor(most)
 
-    # -- who must wait -------------------------------------------------------------------------
+    # -- waiting -------------------------------------------------------------------------------
 
     def must_wait(self, number: int, rows: Rows) -> bool:
         """Tell whether a new request waits: others of its class do, or all its ranks are busy."""
@@ -87,17 +88,17 @@ class ClassQueues:
             return False
         first = 0 if type(rows) is slice else rows[0]
         if self._loads.prefill_left[first] <= self._busy_above_of[number][first]:
-            return False  # nearly always, at a tenth of the price of looking at everyone
+            return False  # nearly always, at a tenth of the cost of comparing all
         return bool((self._loads.prefill[rows] > self._busy_above[number][rows]).all())
 
     def busy_above(self, number: int, slot: int) -> int:
-        """Return above how many tokens of prefill a slot is busy for a class."""
+        """Return the prefill tokens above which a slot is busy for a class."""
         return self._busy_above_of[number][slot]
 
     def enter(self, number: int, ticket: Ticket, now: float, *, is_known: bool) -> None:
-        """Let a ticket wait in its class; one that waited before is not held to its limits.
+        """Add a ticket to its class; one that waited before is not held to the limits.
 
-        What it has cached must have been noted on it.
+        Its cached tokens must already be set.
 
         Raises:
             QueueFull: a limit of the class is reached.
@@ -123,10 +124,10 @@ class ClassQueues:
         queue.push(ticket)
 
     def return_s(self, now: float) -> float:
-        """Return when who was refused for those who wait here should ask again.
+        """Return when a request refused for these queues should ask again.
 
-        One place is free when one of them has gone, which takes what a request has to compute on
-        average; whatever class it is of, the same ranks compute it.
+        A place is free when one waiting request has gone, which takes the average work of a
+        request; all classes are computed by the same ranks.
         """
         work = self._loads.prefill_backlog
         work += sum(
@@ -135,16 +136,16 @@ class ClassQueues:
         requests = self._loads.prefilling + sum(map(len, self.of_class))
         return self._drainage.return_s(work / max(1, requests), work, self._seating.ranks, now)
 
-    # -- whose turn it is ----------------------------------------------------------------------
+    # -- turns ---------------------------------------------------------------------------------
 
     def take_next(self, may_go: Callable[[int, Ticket], bool]) -> Ticket | None:
-        """Take the first in turn that may go, out of the heads of all classes.
+        """Take the first ticket in turn that may go, from the heads of all classes.
 
         A head that must wait blocks its own class only. The caller places (and books) it before
         asking again.
 
         Args:
-            may_go: tells it of the number of a class and its head.
+            may_go: called with a class's number and its head.
         """
         for step in range(len(self.of_class)):
             number = (self._turn + step) % len(self.of_class)
@@ -164,18 +165,18 @@ class ClassQueues:
             self._quantum_left = self._classes[self._turn].quantum
 
     def withdraw(self, ticket: Ticket) -> bool:
-        """Take a ticket out of whichever queue it waits in."""
+        """Remove a ticket from whichever queue it waits in."""
         return any(queue.remove(ticket) for queue in self.of_class)
 
-    # -- who is here ---------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------
 
     def tickets(self) -> list[Ticket]:
-        """Return everybody who waits, class by class, in order."""
+        """Return all waiting tickets, class by class, in order."""
         return [ticket for queue in self.of_class for ticket in queue.tickets()]
 
     @property
     def pending(self) -> int:
-        """How many that is."""
+        """Their number."""
         pending = 0
         for queue in self.of_class:
             pending += queue.pending
@@ -187,7 +188,7 @@ class ClassQueues:
         return sum(queue.pending_isl_tokens for queue in self.of_class)
 
     def check(self) -> None:
-        """State every promise of the queues."""
+        """Assert all invariants of the queues."""
         workers = self._seating.workers.values()
         open_slots = {slot: one for one in workers for slot in one.slots.values()}
         for number, policy_class in enumerate(self._classes):
@@ -205,16 +206,16 @@ class ClassQueues:
 
 
 def _waited_s(head: Ticket | None, now: float) -> float:
-    """Return how long the wait is now: that of the first in line, none if there is nobody.
+    """Return the current wait: that of the head of the line, 0 if there is none.
 
-    Of who is long and lost some places it is what it would have been without, and of who was let
-    before others what it was, so that neither makes the next one's line longer than it is.
+    A long request that was overtaken counts as if it had not been, and one moved ahead of others
+    by its actual wait, so that neither makes the line look longer than it is.
     """
     return 0.0 if head is None else max(0.0, min(now - head.since, now - head.key[1]))
 
 
 def _busy_above(one: PolicyClass, max_num_batched_tokens: int | None) -> float:
-    """Prefill tokens above which a rank is busy; one whose capacity nobody told never is."""
+    """Prefill tokens above which a rank is busy; never if its capacity is unknown."""
     limits = []
     if one.prefill_busy_threshold is not None:
         limits.append(one.prefill_busy_threshold)

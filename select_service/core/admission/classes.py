@@ -1,7 +1,7 @@
 """SLO classes: names, priorities, and the bands they fall into.
 
-A band is one distinct priority; bands are numbered from the most important, 0. A negative
-priority means sheddable, as in the Gateway API inference extension. Knows no load and no time.
+A band is one distinct priority; bands are numbered from the most important, 0. A negative priority
+means sheddable, as in the Gateway API inference extension. Load and time are not considered here.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 PRIORITY_MIN: Final = -100
 PRIORITY_MAX: Final = 100
-"""Of a class, either way: five have names and places far within."""
+"""The bounds of a class's priority; the five defaults lie well within."""
 
 CLASSES_MAX: Final = 64
-"""Names one may configure: each is a label of metrics."""
+"""Configurable class names: each is a metric label."""
 NAME_CHARS_MAX: Final = 64
-"""Of each, for the same reason."""
+"""Characters of a class name, for the same reason."""
 
 
 STANDARD: Final = "standard"
 UNNAMED: Final = "unnamed"
 UNNAMED_PRIORITY: Final = 3
-"""Of who names no class, or one that nobody knows: it does not follow the standard class."""
+"""Priority of requests without a class or with an unknown one, whatever `standard` is set to."""
 DEFAULT_PRIORITIES: Final[Mapping[str, int]] = MappingProxyType(
     {"critical": 4, STANDARD: UNNAMED_PRIORITY, "batch": -1, "sheddable": -2, "background": -3}
 )
 
 
 class SloClasses:
-    """The configured classes; an empty or unknown name is of the `usual` class.
+    """The configured classes; an empty or unknown name falls into the `usual` class.
 
-    That is the standard one; where it has another priority than 3, there is one more, `unnamed`.
+    That is `standard`, or an additional class `unnamed` if the priority of `standard` is not 3.
 
     Args:
         overrides: name → priority, on top of the five defaults; may add names.
@@ -59,7 +59,7 @@ class SloClasses:
         if len(priorities) > CLASSES_MAX:
             raise ValueError(f"at most {CLASSES_MAX} SLO classes")
         self.usual = STANDARD if priorities[STANDARD] == UNNAMED_PRIORITY else UNNAMED
-        """The class of who names none."""
+        """The class of requests that name none."""
         priorities.setdefault(self.usual, UNNAMED_PRIORITY)
         self.priorities: Mapping[str, int] = MappingProxyType(priorities)
         self.bands: tuple[int, ...] = tuple(sorted(set(priorities.values()), reverse=True))
@@ -74,7 +74,7 @@ class SloClasses:
         """By descending priority."""
 
     def known(self, name: str) -> str:
-        """Return the name it is counted under: itself, or the usual class."""
+        """Return the name a class is counted under: itself, or the usual class."""
         return self._places.get(name, self._usual_place)[0]
 
     def priority(self, name: str) -> int:
@@ -86,7 +86,7 @@ class SloClasses:
         return self._places.get(name, self._usual_place)[1]
 
     def place(self, name: str) -> tuple[str, int]:
-        """Return `known` and `band` in one look."""
+        """Return `known` and `band` in one lookup."""
         return self._places.get(name, self._usual_place)
 
     def is_sheddable(self, band: int) -> bool:
@@ -94,6 +94,6 @@ class SloClasses:
         return self.bands[band] < 0
 
     def name_of(self, band: int) -> str:
-        """Return one name of the band, for people."""
+        """Return one name of the band, for display."""
         priority = self.bands[band]
         return next(name for name in self.names if self.priorities[name] == priority)

@@ -1,9 +1,8 @@
-"""How fast one partition drains, and when who was refused for what waits in it should ask again.
+"""How fast a partition drains, and when requests refused for its queue should ask again.
 
-Every partition has one, with or without a gate; a gate reads the same meter and makes promises of
-its own (`admission/returns.py`). Here nothing is promised: who is refused together is only told
-one after another, as places come free. A request costs it nothing; `follow` belongs to
-housekeeping.
+Every partition has one, with or without a gate; a gate reads the same meter and makes its own
+promises (`admission/returns.py`). Nothing is promised here: requests refused together are only told
+successive times, as places come free. Requests pay nothing for it; housekeeping calls `follow`.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ if TYPE_CHECKING:
     from select_service.core.books.work_done import WorkDone
 
 RETURN_MAX_S: Final = 300.0
-"""Nobody is sent away for longer, as `--return-horizon-s` has it for gates."""
+"""The longest return time, like `--return-horizon-s` for gates."""
 
 
 class Drainage:
     """The measured rate, and until when it is spoken for.
 
     Args:
-        work: what the partition's ledger has done.
-        prior_tokens_per_s: what one rank computes, until it was measured.
+        work: done by the partition's ledger.
+        prior_tokens_per_s: of one rank, until measured.
     """
 
     def __init__(self, work: WorkDone, *, prior_tokens_per_s: float = PRIOR_TOKENS_PER_S) -> None:
@@ -32,16 +31,17 @@ class Drainage:
         self._spoken_for = 0.0
 
     def follow(self) -> None:
-        """Take in what was done since; a meter that looks seldom remembers an old average."""
+        """Update the rate; a meter that is rarely updated returns an old average."""
         self.meter.follow()
 
     def return_s(self, one: float, everybody: float, ranks: int, now: float) -> float:
-        """Return in how many seconds to ask again. O(1).
+        """Return the seconds until asking again. O(1).
 
         Args:
-            one: prefill tokens of a request: a place is free when so many are computed.
-            everybody: those of all who are computed or wait; then there is room in any case.
-            ranks: who computes.
+            one: prefill tokens per request: a place is free once this many are computed.
+            everybody: those of all computing and waiting requests; after that there is room in any
+                case.
+            ranks: that compute.
             now: monotonic seconds.
         """
         rate = self.meter.tokens_per_s * max(1, ranks)

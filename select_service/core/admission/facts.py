@@ -1,4 +1,4 @@
-"""What a gate is told of a request that asks again, and what the refused are told of the reason."""
+"""The key that recognises a returning request, and the facts that explain a refusal."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _KNOBS: Final = {
     "infeasible-deadline": ("targets_ms", "predicted_ttft_s"),
     "insufficient-tokens": ("capacity", "tokens"),
 }
-"""By code of a refusal: which part of the policy's configuration, and which fact it is held to."""
+"""By refusal code: the configuration key behind it, and the fact compared with it."""
 
 
 def busy_facts(found: tuple[str, float, float] | None) -> dict[str, object]:
-    """Return which threshold is exceeded, by what."""
+    """Return the threshold that is exceeded, and the value."""
     return dict(zip(("knob", "value", "limit"), found, strict=True)) if found else {}
 
 
@@ -42,7 +42,7 @@ def cap_facts(cap: WorkerCap) -> dict[str, object]:
 
 
 def policy_facts(decision: Decision) -> dict[str, object]:
-    """Return the facts a policy gave, and which part of its configuration they are held to."""
+    """Return the facts a policy gave, and the configuration key they are compared with."""
     facts: dict[str, object] = dict(decision.details or {})
     knob, value = _KNOBS.get(decision.code, (None, None))
     if knob is None or value not in facts:
@@ -51,7 +51,7 @@ def policy_facts(decision: Decision) -> dict[str, object]:
 
 
 def recognisable(ask: Ask, ticket: Ticket) -> Ask:
-    """Return the same with what it is recognised by when it comes again; that costs a µs."""
+    """Return the same with the key that recognises its return; computing that costs a µs."""
     if ask.key:
         return ask
     request = ticket.request

@@ -1,9 +1,9 @@
-"""Requests that wait for a saturated pool: a quota per band, fair over tenants, earliest first.
+"""Requests waiting for a saturated pool: a quota per band, fair over tenants, earliest first.
 
-Inside a band the tenant that got least is next (virtual token counters, arXiv 2401.00588), inside
-a tenant's flow the earliest deadline. A tenant that returns is lifted to the level of those who
-stayed: absence earns no credit. Bands never share their quotas. Who may leave, and when, is
-decided in `slo_shed.py`.
+Within a band the least served tenant is next (virtual token counters, arXiv 2401.00588), within a
+tenant's flow the earliest deadline. A tenant that returns is lifted to the level of those who
+stayed: absence earns no credit. Bands never share their quotas. `slo_shed.py` decides which
+requests may leave, and when.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TENANTS_MAX: Final = 4096
-"""Counters kept per band; about 400 bytes each. Beyond, the longest idle are forgotten."""
+"""Counters kept per band; about 400 bytes each. Beyond, the longest idle ones are forgotten."""
 
 
 class Waiting(Generic[T]):
@@ -43,23 +43,23 @@ class Waiting(Generic[T]):
         self.ask = ask
         self.band = band
         self.work = ask.work  # prefill tokens
-        self.cost = cost  # what its tenant is charged when it is served
-        self.deadline = deadline  # then it has waited too long
-        self.turn = deadline if turn is None else turn  # of its tenant's, the lowest goes first
+        self.cost = cost  # charged to its tenant when it is served
+        self.deadline = deadline  # when it expires
+        self.turn = deadline if turn is None else turn  # the lowest of its tenant goes first
         self.arrival = 0
-        self.flow: Flow[T] | None = None  # while it waits
+        self.flow: Flow[T] | None = None  # set while it waits
 
 
 class Flow(Generic[T]):
-    """One tenant of one band: what it got, and what of it waits."""
+    """One tenant of one band: its service so far, and its waiting requests."""
 
     __slots__ = ("counter", "tenant_id", "turn", "waiting", "work")
 
     def __init__(self, tenant_id: str) -> None:
         self.tenant_id = tenant_id
         self.counter = 0
-        self.turn = 0  # of equals, who asked first
-        self.work = 0  # prefill tokens that wait
+        self.turn = 0  # breaks ties: the first to ask
+        self.work = 0  # prefill tokens waiting
         self.waiting: SortedKeyList[Waiting[T], tuple[float, int]] | None = None
 
 
@@ -79,16 +79,16 @@ class _Band(Generic[T]):
     def __init__(self, quota: int, tenants_max: int) -> None:
         self.quota = quota
         self.size = 0
-        self.work = 0  # prefill tokens that wait
-        self.level = 0  # the counter of whoever was served last
-        self.latest: Flow[T] | None = None  # seen last; one of `flows`
+        self.work = 0  # prefill tokens waiting
+        self.level = 0  # the counter of the tenant served last
+        self.latest: Flow[T] | None = None  # the last flow seen; one of `flows`
         self.flows: OrderedDict[str, Flow[T]] = OrderedDict()  # least recently seen first
         self.active: SortedKeyList[Flow[T], tuple[int, int]] = SortedKeyList(key=_by_counter)
         self._tenants_max = tenants_max
         self._turns = 0
 
     def flow_of(self, tenant_id: str) -> Flow[T]:
-        """Return the tenant's flow, lifted if nothing of it waits."""
+        """Return the tenant's flow, lifted to the current level if none of its requests waits."""
         flow = self.flows.get(tenant_id)
         if flow is None:
             flow = self.latest = self.flows[tenant_id] = Flow(tenant_id)
@@ -102,7 +102,7 @@ class _Band(Generic[T]):
         return flow
 
     def _forget_one(self) -> None:
-        """Let the longest idle tenant go; at most two are looked at, as only one came."""
+        """Forget the longest idle tenant; two are looked at, at most, as only one was added."""
         if len(self.flows) <= self._tenants_max:
             return
         for tenant_id, flow in list(_first(self.flows, 2)):
@@ -111,7 +111,7 @@ class _Band(Generic[T]):
                 if flow is self.latest:
                     self.latest = None
                 return
-            self.flows.move_to_end(tenant_id)  # it waits, it is not idle
+            self.flows.move_to_end(tenant_id)  # it waits, so it is not idle
 
     def charge(self, flow: Flow[T], cost: int) -> None:
         if flow.waiting is not None:
@@ -157,7 +157,7 @@ class FairQueue(Generic[T]):
     """Waiting requests of all bands; every operation O(log n).
 
     Args:
-        quotas: most waiting requests of each band, most important first.
+        quotas: maximum waiting requests of each band, most important first.
         tenants_max: counters kept per band.
     """
 
@@ -170,13 +170,13 @@ class FairQueue(Generic[T]):
         )
         self._arrivals = 0
         self.waiting = 0
-        """How many wait, of all bands."""
+        """Waiting requests of all bands."""
 
     def __len__(self) -> int:
         return self.waiting
 
     def size(self, band: int) -> int:
-        """How many of a band wait."""
+        """Waiting requests of a band."""
         return self._bands[band].size
 
     def has_room(self, band: int) -> bool:
@@ -185,11 +185,11 @@ class FairQueue(Generic[T]):
         return one.size < one.quota
 
     def quota(self, band: int) -> int:
-        """How many of a band may wait."""
+        """Maximum waiting requests of a band."""
         return self._bands[band].quota
 
     def first_band(self) -> int:
-        """Return the most important band of which somebody waits; the number of bands if none."""
+        """Return the most important band with a waiting request; the number of bands if none."""
         if self.waiting:
             for number, band in enumerate(self._bands):
                 if band.size:
@@ -197,13 +197,13 @@ class FairQueue(Generic[T]):
         return len(self._bands)
 
     def bands_waiting(self) -> list[int]:
-        """Return the bands of which somebody waits, most important first."""
+        """Return the bands with waiting requests, most important first."""
         if not self.waiting:
             return []
         return [number for number, band in enumerate(self._bands) if band.size]
 
     def work_ahead(self, band: int) -> int:
-        """Return the prefill tokens that wait in this band and those above it."""
+        """Return the prefill tokens waiting in this band and those above it."""
         if not self.waiting:
             return 0
         return sum(one.work for one in self._bands[: band + 1])
@@ -211,8 +211,9 @@ class FairQueue(Generic[T]):
     def work_before(self, band: int, tenant_id: str, work: int) -> int:
         """Return about how many prefill tokens would go before one more request of a tenant.
 
-        All of the bands above; of its own what waits, but of every other tenant no more than of
-        its own: who sends little does not stand behind all that somebody else sends.
+        These are all tokens of the bands above; of its own band the tenant's own, and at most as
+        many again of every other tenant: a tenant that sends little does not wait behind all of
+        another's.
         """
         if not self.waiting:
             return 0
@@ -226,7 +227,7 @@ class FairQueue(Generic[T]):
         return above + own + min(one.work - own, others * (own + work))
 
     def counter(self, band: int, tenant_id: str) -> int:
-        """Return what a tenant has been charged in a band; 0 when nobody remembers it."""
+        """Return what a tenant has been charged in a band; 0 if it is not remembered."""
         flow = self._bands[band].flows.get(tenant_id)
         return 0 if flow is None else flow.counter
 
@@ -236,7 +237,7 @@ class FairQueue(Generic[T]):
         flow = one.latest
         if flow is None or flow.tenant_id != tenant_id or one.size:
             flow = one.flow_of(tenant_id)
-        elif flow.counter < one.level:  # as `flow_of` does where nobody waits
+        elif flow.counter < one.level:  # as `flow_of` does while none waits
             flow.counter = one.level
         if flow.waiting is None:
             one.level = flow.counter
@@ -245,7 +246,7 @@ class FairQueue(Generic[T]):
             one.charge(flow, cost)
 
     def push(self, one: Waiting[T]) -> None:
-        """Let a request wait. Whether the quota has room is for the caller to ask."""
+        """Queue a request. The caller checks the quota."""
         band = self._bands[one.band]
         flow = band.flow_of(one.ask.tenant_id)
         self._arrivals += 1
@@ -256,7 +257,7 @@ class FairQueue(Generic[T]):
         self.waiting += 1
 
     def in_order(self, band: int) -> Iterator[Waiting[T]]:
-        """Yield who of a band is next: tenants by what they got, each one's by deadline.
+        """Yield a band's requests in order: tenants by service, each tenant's by deadline.
 
         The queue must not change meanwhile.
         """
@@ -264,12 +265,12 @@ class FairQueue(Generic[T]):
             yield from flow.waiting or ()
 
     def last_first(self, band: int) -> Iterator[Waiting[T]]:
-        """Yield who of a band would be last, then who before it, and so on."""
+        """Yield a band's requests in reverse order."""
         for flow in reversed(self._bands[band].active):
             yield from reversed(flow.waiting or ())
 
     def head(self, band: int) -> Waiting[T] | None:
-        """Return who of a band is next, without taking it."""
+        """Return the next request of a band without removing it."""
         return next(self.in_order(band), None)
 
     def serve(self, one: Waiting[T]) -> None:
@@ -280,7 +281,7 @@ class FairQueue(Generic[T]):
         self.remove(one)
 
     def remove(self, one: Waiting[T]) -> bool:
-        """Take a request out, charging nothing; False when it does not wait."""
+        """Remove a request without a charge; False if it does not wait."""
         flow = one.flow
         if flow is None:
             return False
@@ -291,11 +292,11 @@ class FairQueue(Generic[T]):
         return True
 
     def next_expiry(self) -> float:
-        """When the first waiting request will have waited too long; infinity if nobody waits."""
+        """Return the earliest deadline; infinity if none waits."""
         return self._expiries[0].deadline if self._expiries else math.inf
 
     def expired(self, now: float, limit: int) -> list[Waiting[T]]:
-        """Take out up to `limit` requests that have waited too long."""
+        """Remove up to `limit` expired requests."""
         gone: list[Waiting[T]] = []
         while self._expiries and self._expiries[0].deadline <= now and len(gone) < limit:
             one = self._expiries[0]
@@ -307,7 +308,7 @@ class FairQueue(Generic[T]):
         return iter(self._expiries)
 
     def check(self) -> None:
-        """State every promise of the queue."""
+        """Assert all invariants of the queue."""
         total = 0
         for number, band in enumerate(self._bands):
             waiting = [one for flow in band.flows.values() for one in flow.waiting or ()]

@@ -1,7 +1,7 @@
-"""gaie-legacy: sheddable work is refused while the pool is saturated; text for text the field's.
+"""gaie-legacy: refuses sheddable work while the pool is saturated, with the field's exact texts.
 
-The saturation is a mean over instances of the worse of queue depth and KV use, each against its
-own limit; no instances count as saturated.
+The saturation is a mean over instances of the worse of queue depth and KV use, each against its own
+limit; an empty pool counts as saturated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DEFAULT_QUEUE_DEPTH: Final = 5.0
 DEFAULT_KV_UTILIZATION: Final = 0.8
 _SURELY_BELOW: Final = 1.0 - 1e-6
-"""A bound below that leaves no doubt, in whatever order the sum is taken."""
+"""An upper bound below this is conclusive in whatever order the sum is taken."""
 
 
 def utilization(
@@ -31,8 +31,8 @@ def utilization(
     if not pool.instances:
         return 1.0
     worse = np.maximum(pool.queue_depth / queue_depth, pool.kv_utilization / kv_utilization)
-    # cumsum adds one after another, as the genuine loop does; sum() adds in pairs and may land on
-    # the other side of 1.
+    # cumsum adds one by one, as the reference implementation does; sum() adds in pairs and may end
+    # on the other side of 1.
     return float(worse.cumsum()[-1]) / pool.instances
 
 
@@ -69,11 +69,11 @@ class GaieLegacy:
         )
 
     def charge(self, ask: Ask, now: float) -> None:
-        """Nothing costs anything."""
+        """Charge nothing."""
 
     def hold(self, ask: Ask, now: float) -> None:
-        """Likewise."""
+        """Hold nothing."""
 
     def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
-        """What the pool computes is room again."""
+        """Return the pool's drain rate: computed tokens become room."""
         return "pool", pool.prefill_rate * pool.instances

@@ -4,12 +4,11 @@
     2 busy         every candidate is busy    one bit per rank, nearly always one look
     3 capacity     N + Q of every candidate   the same
     4 policy       budgets, then the policy   O(1), or one vector expression
-    5 cache_hit    no candidate holds enough  needs what the index matched, so it comes last
+    5 cache_hit    no candidate holds enough  needs the index's matches, so it comes last
 
-Cheap and certain first. 1 to 4 are judged here, 5 by who holds what the index matched
-(`cache_hits.py`). Nothing is charged before everything has passed: `judge` only looks, `admit` and
-`settle` charge and count. A request that was told to come about now is not refused
-for load (2 to 4): what it may not have at once, it waits for.
+Cheap and certain checks come first. 1 to 4 are judged here, 5 in `cache_hits.py`. Nothing is
+charged until all have passed: `judge` only looks, `admit` and `settle` charge and count. A request
+that returns in time is not refused for load (2 to 4): if it cannot go at once, it waits.
 """
 
 from __future__ import annotations
@@ -49,24 +48,24 @@ OUTRANKED: Final = Verdict("refuse", "outranked", "outranked")
 WAITS_FOR_WORKER: Final = Verdict("wait", "", "waits-for-worker")
 PROMISED: Final = "promised"
 _HARD: Final = frozenset({"unavailable", "capacity"})
-"""Gates no promise opens: nobody there, or N + Q, which is exact."""
+"""Gates that no promise overrides: no worker at all, or N + Q, which is exact."""
 LET_IN_MAX: Final = 64
-"""Requests let in and not counted yet: some 20 µs together."""
+"""Admitted requests not counted yet: some 20 µs together."""
 RETURN_SHARE: Final = 0.25
-"""Of what drains, so much is promised to those who return; the rest is for those who come first.
-All of it would turn an overload into one long queue, in which everybody is late: who returns is
-late already, as a rule. At 1.6 times capacity half of it costs a tenth of the requests in time,
-beside a quarter (`bench/admission`); less makes those who were refused wait longer still."""
+"""Share of the drain rate promised to returning requests; the rest is for newcomers. A share of 1
+would turn an overload into one long queue in which all are late: returning requests usually are
+already. At 1.6 times capacity, a half loses a tenth of the requests served in time, compared to a
+quarter (`bench/admission`); a smaller share makes refused requests wait even longer."""
 
 
 class Decision(NamedTuple):
-    """What the gate says of one request, and why."""
+    """The gate's answer to one request, and why."""
 
     outcome: Outcome
-    reason: str  # the text for people, as the field writes it
+    reason: str  # the text for people, in the field's wording
     code: str  # stable and short
     policy: str
-    gate: GateName  # who refused; "" when nobody did
+    gate: GateName  # the check that refused; "" if none did
     retry_after_s: float = 0.0
     promised: bool = False  # whether a place is held for its return
     details: Facts | None = None
@@ -78,10 +77,10 @@ class Decision(NamedTuple):
 
 
 class Gate(Generic[T]):
-    """All checks of one partition; `T` is what waits in a policy's queue.
+    """All checks of one partition; `T` is the item that waits in a policy's queue.
 
-    The books it is given are kept by others (`partition.py`, or the simulator's pool) with every
-    change of load; the gate only reads them.
+    Others (`gatekeeping.py`, or the simulator's pool) keep its books up to date with every change
+    of load; the gate only reads them.
     """
 
     def __init__(
@@ -100,33 +99,33 @@ class Gate(Generic[T]):
         self.policy = policy
         self.pool = pool
         self.queue = queue
-        """Where requests wait when the policy says so; the policy, or what it wraps."""
+        """Where requests wait when the policy says so: the policy itself, or the one it wraps."""
         self.busy = busy
         self.caps = caps
         self.returns = returns or ReturnBook(len(classes.bands))
         self._tallies = Tallies(classes, by_tenant)
         self._know_classes()
         self._traffic = Traffic(len(classes.bands))
-        self._let_in: list[Ask] = []  # and not counted yet, since the traffic faded last
+        self._let_in: list[Ask] = []  # since the traffic last faded, not counted yet
         self._counts_at = self._traffic.fades_at
         self.admitted = Decision("admit", "", "", policy.name, "")
-        """What everybody is told who may go on."""
-        self._promised: Ask | None = None  # settled last, and held a promise
+        """The decision for every request that may go on."""
+        self._promised: Ask | None = None  # the last settled request that held a promise
 
     def _know_classes(self) -> None:
-        """By class: where it is counted, its band, and the name it is counted under."""
+        """Index by class: its tally, its band, and the name it is counted under."""
         classes, of = self.classes, self._tallies.of
         self._lines = {name: (of[name], classes.band(name), name) for name in classes.names}
         self._usual_line = self._lines[classes.usual]
 
     @property
     def tallies(self) -> Tallies:
-        """What became of every request."""
+        """Outcomes of all requests."""
         if self._let_in:
             self._count()
         return self._tallies
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- judging -------------------------------------------------------------------------------
 
     def judge(self, ask: Ask, rows: Rows, now: float) -> Decision:
         """Say whether a request may be placed on one of these rows now; charges nothing."""
@@ -136,7 +135,7 @@ class Gate(Generic[T]):
     def decide(
         self, ask: Ask, gate: GateName, verdict: Verdict, rows: Rows, now: float
     ) -> Decision:
-        """Turn what one check said into a decision; a refusal gets its time to return."""
+        """Turn the verdict of one check into a decision; a refusal gets its time to return."""
         if verdict is ADMIT:
             return self.admitted
         if gate not in _HARD and self.returns.is_due(ask.key, now):
@@ -146,7 +145,7 @@ class Gate(Generic[T]):
         return self._refusal(ask, gate, verdict, now)
 
     def first_word(self, ask: Ask, rows: Rows, now: float) -> tuple[GateName, Verdict]:
-        """Return the first refusal, else whether and where it has to wait."""
+        """Return the first refusal, else whether and where the request has to wait."""
         if not self.pool.instances:
             return "unavailable", UNAVAILABLE
         if self.busy is not None and self.busy.all_busy(rows):
@@ -156,19 +155,19 @@ class Gate(Generic[T]):
             return "capacity", AT_CAPACITY
         verdict = self.policy.judge(ask, self.pool, now)
         if places is not None and verdict.outcome != "refuse":
-            return "capacity", WAITS_FOR_WORKER  # whatever else it waits for: Q is exact
+            return "capacity", WAITS_FOR_WORKER  # Q is exact, whatever else it waits for
         return "policy", verdict
 
     def _places(self, rows: Rows) -> bool | None:
-        """Tell whether one more may wait for a worker; None: it need not, one is open."""
+        """Tell whether one more may wait for a worker; None: one is open, it need not."""
         if self.caps is None or not self.caps.all_full(rows):
             return None
         return self.caps.has_place(rows)
 
     def _honour(self, ask: Ask, gate: GateName, rows: Rows, now: float) -> Decision:
-        """It was told to come: a queue takes it whatever its quota; without one, it goes.
+        """Keep a promise: a queue takes the request beyond its quota; without a queue, it goes.
 
-        Not beyond N + Q: where every candidate is full it waits for one, if there is a place.
+        Not beyond N + Q: if every candidate is full it waits for one, if there is a place.
         """
         places = self._places(rows)
         if places is not None and not places:
@@ -195,7 +194,7 @@ class Gate(Generic[T]):
         )
 
     def _room(self, ask: Ask, gate: GateName, verdict: Verdict, band: int, now: float) -> Room:
-        """Return what the refused request waits for."""
+        """Return the room a refused request waits for."""
         if gate == "unavailable":
             return NO_ROOM
         if gate == "capacity":
@@ -222,15 +221,15 @@ class Gate(Generic[T]):
         return self._traffic.above(band, now)
 
     def refusal(self, ask: Ask, gate: GateName, reason: str, code: str, now: float) -> Decision:
-        """Put a refusal that was found elsewhere (a full queue, say) into the gate's words."""
+        """Express a refusal decided elsewhere (a full queue, say) as a decision of the gate."""
         return self._refusal(ask, gate, Verdict("refuse", reason, code), now)
 
     # -- settling ------------------------------------------------------------------------------
 
     def admit(self, ask: Ask, now: float) -> None:
-        """Charge one that did not have to wait; it is counted when somebody looks, or with many.
+        """Charge a request that need not wait; it is counted later, together with others.
 
-        Nearly all requests come here, and to count one that comes alone costs four times as much.
+        Nearly all requests take this path, and counting one by one costs four times as much.
         """
         policy, let_in = self.policy, self._let_in
         if policy.charges:
@@ -243,7 +242,7 @@ class Gate(Generic[T]):
             self._redeem(ask)
 
     def _count(self) -> None:
-        """Count who was let in since."""
+        """Count the requests admitted since the last call."""
         tenants, sums = self._tallies.by_tenant.admitted, self._traffic.sums
         for ask in self._let_in:
             tally, band, _ = self._lines.get(ask.slo_class, self._usual_line)
@@ -258,7 +257,7 @@ class Gate(Generic[T]):
         self._let_in.clear()
 
     def settle(self, decision: Decision, ask: Ask, now: float) -> None:
-        """Charge and count what was decided; in the same step as the booking."""
+        """Charge and count a decision, in the same step as the booking."""
         if decision.outcome == "admit":
             self.admit(ask, now)
             return
@@ -275,9 +274,9 @@ class Gate(Generic[T]):
             self.tallies.by_tenant.refused.add(ask.tenant_id)
 
     def too_few_hits(self, ask: Ask, now: float) -> None:
-        """No candidate holds as much of the prompt as was asked for: one is turned away.
+        """Count a request turned away because no candidate holds enough of its prompt.
 
-        It is told no time to return, for time does not help.
+        It gets no time to return, as time does not help.
         """
         code, name = "cache_threshold", self.policy.name
         self.settle(Decision("refuse", code, code, name, "cache_hit"), ask, now)
@@ -297,29 +296,29 @@ class Gate(Generic[T]):
     # -- waiting -------------------------------------------------------------------------------
 
     def enqueue(self, ask: Ask, item: T, now: float) -> Waiting[T]:
-        """Let an item wait in the policy's queue, as a settled decision said."""
+        """Queue an item in the policy's queue, after its decision was settled."""
         assert self.queue is not None
         return self.queue.enqueue(ask, item, now, is_promised=ask is self._promised)
 
     def next_waiting(self) -> Waiting[T] | None:
-        """Return who may go now, if anybody; `serve` or `withdraw` it before asking again."""
+        """Return the next request that may go now; `serve` or `withdraw` it before asking again."""
         return next(self.may_go(1), None)
 
     def may_go(self, limit: int) -> Iterator[Waiting[T]]:
-        """Yield up to `limit` of those who may go now, who is first first.
+        """Yield up to `limit` requests that may go now, in order.
 
         For a caller that must find one with a free worker: serve at most one, then ask again.
         """
         return iter(()) if self.queue is None else self.queue.may_go(self.pool, limit)
 
     def serve(self, one: Waiting[T], now: float) -> None:
-        """A request from the policy's queue is placed: charge and count it."""
+        """Charge and count a request from the policy's queue that is placed."""
         assert self.queue is not None
         self.queue.serve(one, now)
         self._admit_waiting(one.ask, now)
 
     def placed(self, ask: Ask, now: float) -> None:
-        """A request that waited elsewhere (for a worker) is placed: charge and count it."""
+        """Charge and count a request that waited elsewhere (for a worker) and is placed."""
         self.policy.charge(ask, now)
         self._admit_waiting(ask, now)
 
@@ -328,31 +327,31 @@ class Gate(Generic[T]):
         self._admit(ask, tally, self.classes.band(ask.slo_class), now)
 
     def withdraw(self, one: Waiting[T], now: float) -> bool:
-        """The client of one in the policy's queue left; charged to nobody."""
+        """Remove a request from the policy's queue, as its client left; charged to nobody."""
         if self.queue is None or not self.queue.withdraw(one, now):
             return False
         self.gone(one.ask)
         return True
 
     def gone(self, ask: Ask) -> None:
-        """The client of one that waited elsewhere left."""
+        """Count a request that waited elsewhere and whose client left."""
         self._leave(ask, "withdrawn", "").withdrawn += 1
 
     def expired(self, now: float, limit: int) -> list[tuple[Waiting[T], Decision]]:
-        """Refuse up to `limit` of the policy's queue that have waited too long."""
+        """Refuse up to `limit` expired requests of the policy's queue."""
         if self.queue is None or self.queue.next_expiry() > now:
             return []
         return [(one, self.refuse_waiting(one.ask, now)) for one in self.queue.expired(now, limit)]
 
     def refuse_waiting(self, ask: Ask, now: float) -> Decision:
-        """One has waited too long, wherever it did; charged to nobody."""
+        """Refuse a request that has waited too long, wherever it did; charged to nobody."""
         decision = self._refusal(ask, "waiting", EXPIRED_WAITING, now)
         self._leave(ask, "refuse", decision.code).refused += 1
         self.tallies.by_tenant.refused.add(ask.tenant_id)
         return decision
 
     def turn_away(self, ask: Ask, code: str) -> None:
-        """One that waited elsewhere ends with a refusal found elsewhere; charged to nobody."""
+        """Count a request that waited elsewhere and was refused there; charged to nobody."""
         self._leave(ask, "refuse", code).refused += 1
         self.tallies.by_tenant.refused.add(ask.tenant_id)
 
@@ -369,8 +368,8 @@ class Gate(Generic[T]):
         """Put another policy in force at once; counters stay.
 
         Returns:
-            Who waited in the old policy's queue and does no more: `enqueue` each again, or place
-            it and say `placed`. They still count as waiting.
+            The requests that waited in the old policy's queue: `enqueue` each again, or place it
+            and call `placed`. They still count as waiting.
         """
         self._count()
         waiting = [] if self.queue is None else self.queue.clear(now)
@@ -385,7 +384,7 @@ class Gate(Generic[T]):
         return waiting
 
     def check(self) -> None:
-        """State every promise of the gate and its books."""
+        """Assert all invariants of the gate and its books."""
         self.tallies.check()
         self.returns.check()
         self.pool.check()

@@ -1,8 +1,9 @@
-"""The gate of one partition, its books kept in step with the ledger, and who waits there.
+"""The gate of one partition: its books, kept in step with the ledger, and its waiting requests.
 
-`core/admission` decides and knows neither ledger nor tickets; here its books follow both. A
-partition has a keeper only when something is to be judged: a policy, thresholds or caps. Process
-wide things (settings, thresholds by name, who gets a gate) are in `admitting.py`.
+The rest of `core/admission` decides and knows neither ledger nor tickets; here its books follow
+both. A partition has a keeper only if there is something to judge: a policy, thresholds or caps.
+Process-wide state (settings, thresholds by name, which partitions have a gate) is in
+`admitting.py`.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ if TYPE_CHECKING:
     from select_service.types.admission import AdmissionSettings, RankMetrics
 
 SCANNED_MAX: Final = 256
-"""Of those who wait for a worker, so many are looked at each time load goes: a third of a µs each
-as a rule. Beyond, who waits for a worker of its own may stand behind others for a while."""
+"""Waiting requests examined each time load drops: usually a third of a µs each. A request beyond,
+waiting for a worker of its own, may stand behind others for a while."""
 
 WAITS_FOR_PREFILL: Final = "waits-for-prefill"
-"""The code of a request that the policy file lets wait."""
+"""The code of a request that waits in the policy file's queues."""
 
 
 class Gatekeeper:
-    """Asks the gate, and lets wait what it says must."""
+    """Runs the gate, and keeps the requests that must wait at it."""
 
     def __init__(
         self,
@@ -62,13 +63,13 @@ class Gatekeeper:
         """Follow a ledger from now on; `seat` brings the workers.
 
         Args:
-            ledger: whose load is judged.
+            ledger: its load is judged.
             built: the policy.
             settings: defaults and bounds.
             thresholds: of busy ranks.
-            returns: promises shared with other gates, as the policy's allowance is.
-            meter: of what the ledger drains.
-            totals: what all gates count together; None: there is no other.
+            returns: promises shared with other gates, if the policy's allowance is shared.
+            meter: measures the ledger's drain rate.
+            totals: shared counters of all gates; None: this is the only gate.
         """
         self._totals = totals or Totals(settings.tenant_labels_max)
         self.pool = PoolLoad(
@@ -90,9 +91,9 @@ class Gatekeeper:
         )
         self._shares_returns = returns is not None
         self.waiting: dict[Ticket, None] = {}
-        """Who waits at the gate, oldest first; those of the policy file wait in its queues."""
+        """Requests waiting at the gate, oldest first; the policy file's wait in its queues."""
         self.displaced: dict[Ticket, None] = {}
-        """Who waited under another policy, and is to be judged again."""
+        """Requests that waited under another policy and must be judged again."""
         self.waiting_isl_tokens = 0
         self.rejections: dict[str, int] = {}
         """Refusals for load by endpoint."""
@@ -100,7 +101,7 @@ class Gatekeeper:
         self.now = 0.0  # of the last refresh
         self._ledger, self._loads = ledger, ledger.loads
         self.changes = LoadChanges(self.busy.slots, self.caps.slots)
-        """What the ledger notes; while that is nothing to `look` at, no `refresh` is needed."""
+        """What the ledger has noted; unless it asks for a `look`, no `refresh` is needed."""
         self._has_new_limits = False
         self._seats: dict[int, tuple[int, int]] = {}  # slot → worker id and rank
         self._slots: dict[int, dict[int, int]] = {}  # worker id → rank → slot
@@ -109,7 +110,7 @@ class Gatekeeper:
         self._learn_wants()
 
     def _learn_wants(self) -> None:
-        """Count whose requests are in flight when the policy in force asks for it."""
+        """Track requests in flight by tenant if the current policy needs it."""
         changes = self.changes
         wanted = isinstance(self.gate.policy, TenantBudgets)
         if wanted and not changes.names_wanted:
@@ -128,10 +129,10 @@ class Gatekeeper:
             counts=self._totals.promises,
         )
 
-    # -- who is here ---------------------------------------------------------------------------
+    # -- workers -------------------------------------------------------------------------------
 
     def seat(self, worker: Worker) -> None:
-        """A worker comes, or its record or ranks changed; load and reports of a rank stay."""
+        """Add a worker or update its record or ranks; load and reports of its ranks stay."""
         spec, worker_id = worker.spec, worker.worker_id
         before = self._slots.get(worker_id, {})
         for rank, slot in before.items():
@@ -153,7 +154,7 @@ class Gatekeeper:
         self.changes.look = True
 
     def unseat(self, worker_id: int) -> list[Ticket]:
-        """A worker goes; returns who held a waiting place with it and needs another."""
+        """Remove a worker; return the tickets that held a place with it and need another."""
         for slot in self._slots.pop(worker_id, {}).values():
             self._unseat_slot(slot)
         self._capped.discard(worker_id)
@@ -167,7 +168,7 @@ class Gatekeeper:
         return homeless
 
     def disregard(self, slots: Collection[int]) -> None:
-        """What these slots carry is no measure of the pool: their workers drain."""
+        """Exclude these slots from the pool's load: their workers drain."""
         self.pool.disregard(slots)
 
     def _unseat_slot(self, slot: int) -> None:
@@ -183,7 +184,7 @@ class Gatekeeper:
         self._has_new_limits = True
 
     def report(self, worker: Worker, told: RankMetrics) -> None:
-        """A rank told its own load."""
+        """Apply a rank's own load report."""
         slot = worker.slots.get(told.dp_rank)
         if slot is None or slot not in self._seats:
             return
@@ -199,7 +200,7 @@ class Gatekeeper:
         self.changes.note(slot)
 
     def report_stale(self, worker: Worker, dp_rank: int, *, is_full: bool) -> None:
-        """What a rank told is too old: its blocks are not believed, and it may count as full."""
+        """Drop the block count of a rank's stale report; the rank may then count as full."""
         slot = worker.slots.get(dp_rank)
         if slot is not None and slot in self._seats:
             self.busy.report(slot, None)
@@ -210,9 +211,9 @@ class Gatekeeper:
     # -- load ----------------------------------------------------------------------------------
 
     def refresh(self, now: float) -> None:
-        """Let the books follow what the ledger has done; O(slots that may be judged otherwise).
+        """Bring the books up to date with the ledger; O(slots that may be judged differently).
 
-        Called before anything is judged, and not with every change.
+        Called before judging, not with every change.
         """
         self.now = now
         changes = self.changes
@@ -237,7 +238,7 @@ class Gatekeeper:
         )
 
     def _set_alarms(self) -> None:
-        """Say which load is worth a look, after limits have changed."""
+        """Tell the ledger which loads to report, after limits have changed."""
         changes = self.changes
         changes.prefill_alarm, changes.decode_alarm = self.busy.lowest_limits()
         changes.requests_alarm = self.caps.lowest_limit()
@@ -264,16 +265,16 @@ class Gatekeeper:
     def judge(
         self, ticket: Ticket, ask: Ask, rows: Rows, now: float, verdict: Verdict | None = None
     ) -> tuple[Ask, Decision]:
-        """Say whether a request may be placed on one of these rows now; charges nothing.
+        """Judge whether a request may be placed on one of these rows now; charges nothing.
 
-        Who asks is looked at closely only when that may matter.
+        The request's key is computed only if it may matter.
 
         Args:
             ticket: the request.
-            ask: what is asked.
+            ask: the request as the gate sees it.
             rows: the candidates.
             now: monotonic seconds.
-            verdict: what the policy has said to that, if there was nobody else to ask.
+            verdict: the policy's, if it was already asked and no other gate applies.
         """
         gate = self.gate
         if gate.returns.size:
@@ -292,13 +293,13 @@ class Gatekeeper:
         return ask, decision
 
     def settle(self, decision: Decision, ask: Ask, now: float, endpoint: str = "") -> None:
-        """Charge and count what was decided."""
+        """Charge and count a decision."""
         self.gate.settle(decision, ask, now)
         if decision.outcome == "refuse" and decision.gate != "cache_hit":
             self.rejections[endpoint] = self.rejections.get(endpoint, 0) + 1
 
     def refuse(self, ask: Ask, gate: GateName, reason: str, code: str, now: float) -> Decision:
-        """Settle a refusal that was found elsewhere."""
+        """Settle a refusal decided elsewhere."""
         decision = self.gate.refusal(ask, gate, reason, code, now)
         self.gate.settle(decision, ask, now)
         return decision
@@ -308,7 +309,7 @@ class Gatekeeper:
         return not self.busy.all_busy(rows) and not self.caps.all_full(rows)
 
     def usable(self, rows: Rows) -> Rows:
-        """Return the candidates to choose from: never a full one, a busy one only in need."""
+        """Return the candidates to choose from: never full ones, busy ones only if all are."""
         if not (self.busy.slots or self.caps.slots):
             return rows
         free = self.busy.free_rows(rows)
@@ -318,44 +319,47 @@ class Gatekeeper:
         return opened
 
     def is_full(self, slot: int) -> bool:
-        """Tell whether the worker of a slot has as many requests as it may."""
+        """Tell whether the worker of a slot is full."""
         return bool(self._capped) and bool(self.caps.full[slot])
 
     def full(self, now: float) -> Decision:
-        """Refuse an explicit booking on a full worker; it was no offer, so it is no class's."""
+        """Refuse an explicit booking on a full worker.
+
+        It was not offered, so no class counts it.
+        """
         return self.gate.refusal(Ask(0), "capacity", AT_CAPACITY.reason, AT_CAPACITY.code, now)
 
     # -- waiting -------------------------------------------------------------------------------
 
     @property
     def waiting_count(self) -> int:
-        """How many wait at the gate."""
+        """The number of tickets waiting at the gate."""
         return len(self.waiting) + len(self.displaced)
 
     def wait(self, ticket: Ticket, ask: Ask, rows: Rows, now: float) -> None:
-        """Let a ticket wait as a decision said that is settled."""
+        """Let a ticket wait, after its decision was settled."""
         self.keep_for(ticket, ask, now)
         if self.gate.queue is not None:
             ticket.waiting = self.gate.enqueue(ask, ticket, now)
-        if self.caps.all_full(rows):  # whatever else it waits for, it is one of Q
+        if self.caps.all_full(rows):  # counts against Q whatever else it waits for
             ticket.place = self.caps.take_place(rows)
         self.waiting[ticket] = None
         self.waiting_isl_tokens += ticket.prompt.isl_tokens
 
     def keep_for(self, ticket: Ticket, ask: Ask, now: float) -> None:
-        """The policy has let it in, and it begins to wait all the same, here or in the file's."""
+        """Hold the policy's allowance for a ticket that it admitted but that must still wait."""
         ticket.ask = ask
         if self.gate.policy.charges:
             ticket.held = self.gate.policy.hold(ask, now)
 
     def in_order(self) -> Iterator[Ticket]:
-        """Yield who waits at the gate and may go as far as the policy is concerned."""
+        """Yield the tickets waiting at the gate that the policy would let go."""
         if self.gate.queue is None:
             return islice(iter(self.waiting), SCANNED_MAX)
         return (one.item for one in self.gate.may_go(SCANNED_MAX))
 
     def placed(self, ticket: Ticket, now: float) -> None:
-        """One that waited goes: charge and count it."""
+        """Charge and count a ticket that waited and is now placed."""
         ask, one = ticket.ask, ticket.waiting
         assert ask is not None
         self._time(ticket, now)
@@ -366,17 +370,17 @@ class Gatekeeper:
             self.gate.placed(ask, now)
 
     def turned_away(self, ticket: Ticket, code: str, now: float) -> None:
-        """One that waited is refused; charged to nobody."""
+        """Refuse a ticket that waited; charged to nobody."""
         assert ticket.ask is not None
         self._time(ticket, now)
         self._take_out(ticket, now)
         self.gate.turn_away(ticket.ask, code)
 
     def outranked(self, ask: Ask, rows: Rows, now: float) -> Ticket | None:
-        """Return who has a place with one of these full workers and must give it up."""
+        """Return the ticket that must give up its place with one of these full workers."""
         queue = self.gate.queue
         if queue is None or self.gate.policy.judge(ask, self.pool, now).outcome == "refuse":
-            return None  # nobody goes for one that is refused all the same
+            return None  # none gives way to a request that is refused anyway
         for one in islice(queue.outranked(ask, now), SCANNED_MAX):
             slots = self._slots.get(one.item.place, {}) if one.item.place is not None else {}
             if any(_has(rows, slot) for slot in slots.values()):
@@ -384,7 +388,7 @@ class Gatekeeper:
         return None
 
     def give_way(self, ticket: Ticket, now: float) -> Decision:
-        """One that waited is refused for a more important one; charged to nobody."""
+        """Refuse a ticket that waited, for a more important one; charged to nobody."""
         assert ticket.ask is not None
         reason, code = OUTRANKED.reason, OUTRANKED.code
         decision = self.gate.refusal(ticket.ask, "waiting", reason, code, now)
@@ -392,21 +396,21 @@ class Gatekeeper:
         return decision
 
     def refuse_late(self, ticket: Ticket, now: float) -> Decision:
-        """One has waited too long; charged to nobody."""
+        """Refuse a ticket that has waited too long; charged to nobody."""
         assert ticket.ask is not None
         self._time(ticket, now)
         self._take_out(ticket, now)
         return self.gate.refuse_waiting(ticket.ask, now)
 
     def withdraw(self, ticket: Ticket) -> None:
-        """The client of one that waited left; charged to nobody."""
+        """Remove a waiting ticket whose client left; charged to nobody."""
         assert ticket.ask is not None
         self._time(ticket, self.now)
         self._take_out(ticket, self.now)
         self.gate.gone(ticket.ask)
 
     def leave_queue(self, ticket: Ticket, now: float) -> None:
-        """It will not go, whatever else becomes of it: it stands before nobody. Idempotent."""
+        """Take a ticket out of the policy's queue, whatever its outcome. Idempotent."""
         queue, one = self.gate.queue, ticket.waiting
         if queue is not None and one is not None:
             queue.withdraw(one, now)
@@ -432,16 +436,16 @@ class Gatekeeper:
         self.waiting_isl_tokens -= ticket.prompt.isl_tokens
 
     def displace(self, ticket: Ticket) -> None:
-        """Let one that waited in the policy file's queues be judged again."""
+        """Mark a ticket from the policy file's queues to be judged again."""
         self.displaced[ticket] = None
         self.waiting_isl_tokens += ticket.prompt.isl_tokens
 
     def recall(self, ticket: Ticket) -> None:
-        """It is about to be judged again: it waits nowhere, and still counts as waiting."""
+        """Take a ticket out to be judged again; it still counts as waiting."""
         self._forget(ticket)
 
     def change(self, built: Built[Ticket], returns: ReturnBook | None, now: float) -> None:
-        """Put another policy in force at once; who waits here is to be judged again."""
+        """Put another policy in force at once; tickets waiting here are to be judged again."""
         self._totals.left_by_queue(self.gate.queue)
         self.gate.change(built, now)
         self.refresh(now)
@@ -449,17 +453,17 @@ class Gatekeeper:
         if returns is not None:
             self.gate.returns.give_up()
             self.gate.returns = returns
-        elif self._shares_returns:  # others' promises are none of this pool's
+        elif self._shares_returns:  # other gates' promises do not bind this pool
             self.gate.returns.give_up()
             self.gate.returns = self._own_returns(built)
         self._shares_returns = returns is not None
         for ticket in self.waiting:
-            ticket.waiting = None  # its place with a worker stays: nobody who comes may take it
+            ticket.waiting = None  # it keeps its place with a worker: newcomers must not take it
         self.displaced |= self.waiting
         self.waiting.clear()
 
     def close(self) -> None:
-        """Its scope is given up: nobody will come back to it."""
+        """Give up the promises of a removed scope: requests cannot return to it."""
         if not self._shares_returns:
             self.gate.returns.give_up()
 
@@ -472,7 +476,7 @@ class Gatekeeper:
         times.add(max(0.0, now - ticket.since))
 
     def exceeded(self, decision: Decision, rows: Rows) -> dict[str, object]:
-        """Return knob, value and limit behind a refusal, as far as there are such."""
+        """Return knob, value and limit behind a refusal, if there are any."""
         first = _first(rows)
         if first not in self._seats:
             return policy_facts(decision)
@@ -483,7 +487,7 @@ class Gatekeeper:
         return policy_facts(decision)
 
     def check(self) -> None:
-        """State every promise: the books are the ledger's, and who waits is accounted for."""
+        """Assert that the books match the ledger, and each waiting ticket is accounted for."""
         self.refresh(self.now)
         self.gate.check()
         both = (*self.waiting, *self.displaced)

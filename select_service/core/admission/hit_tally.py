@@ -1,4 +1,4 @@
-"""What cache-hit thresholds did in one partition: `cache_hits.py` counts, the edge reads."""
+"""Outcomes of cache-hit thresholds in one partition: `cache_hits.py` counts, the edge reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ RATE_BOUNDS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 class HitTally:
-    """What thresholds did in one partition."""
+    """Counters of thresholds in one partition."""
 
     def __init__(self) -> None:
         self.rejections: dict[str, int] = {}  # by source of the threshold
@@ -19,7 +19,7 @@ class HitTally:
         self.rate_sum = 0.0
 
     def measure(self, rate: float) -> None:
-        """Note the best hit rate of one request."""
+        """Record the best hit rate of one request."""
         if rate:
             self.rates[bisect_left(RATE_BOUNDS, rate)] += 1
             self.rate_sum += rate

@@ -1,7 +1,7 @@
-"""The cache-hit threshold: candidates that hold too little of the prompt are none.
+"""The cache-hit threshold: filters out candidates that hold too little of the prompt.
 
-The request's threshold, even 0, wins over the process-wide one. A request that comes again after
-such a refusal must end somewhere: from an attempt on, its threshold counts as 0.
+The request's threshold, even 0, overrides the process-wide one. Retries after such a refusal must
+end: from an attempt on, the threshold counts as 0. `cache_hits.py` applies this to requests.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def threshold_in_force(
     attempt: int = 0,
     attempts_max: int = DEFAULT_ATTEMPTS_MAX,
 ) -> Threshold:
-    """Return what a request is held to.
+    """Return the threshold that applies to a request.
 
     Args:
         requested: its own threshold, if it has one.
         process_wide: the flag's.
-        attempt: how often it was refused or preempted before, as it says.
+        attempt: how often it was refused or preempted before, by its own account.
         attempts_max: from here on it is let through.
     """
     asked = Threshold(process_wide, "global") if requested is None else None
@@ -77,7 +77,7 @@ def base_tokens(isl_tokens: int, block_size: int, basis: Basis) -> int:
 
 
 def cached_blocks(device: Floats, host: Floats, disk: Floats, scope: Scope) -> Floats:
-    """Return the blocks found per row down to a tier; `host` and `disk` are extensions."""
+    """Return the cached blocks per row down to a tier; `host` and `disk` extend `device`."""
     if scope == "gpu":
         return device
     if scope == "cpu":
@@ -86,15 +86,15 @@ def cached_blocks(device: Floats, host: Floats, disk: Floats, scope: Scope) -> F
 
 
 class Hits(NamedTuple):
-    """What a filter found: which candidates pass, and who came nearest."""
+    """The result of a filter: the candidates that pass, and the best one."""
 
     passing: Slots | None  # positions, ascending; None: all
-    best_row: int  # -1: there was nothing to measure
+    best_row: int  # -1: nothing was measured
     best_rate: float | None
 
     @property
     def refused(self) -> bool:
-        """Whether nobody is left."""
+        """Whether no candidate passes."""
         return self.passing is not None and not len(self.passing)
 
 
@@ -130,11 +130,11 @@ def filter_groups(
     threshold: float,
     basis: Basis = "prompt",
 ) -> Hits:
-    """Do the same where few hold anything: nobody else is looked at.
+    """Do the same where few rows hold anything, without visiting the others.
 
     Args:
         groups: (cached blocks > 0, rows), disjoint; rows that are no candidates are skipped.
-        rows: candidates; every other row holds nothing.
+        rows: number of candidates; all rows in no group hold nothing.
         block_size: as above.
         isl_tokens: as above.
         threshold: as above.

@@ -1,8 +1,7 @@
-"""Workers' reports of their own load, the latest per rank, kept even where no gate exists yet.
+"""Workers' reports of their own load, the latest per rank, kept even where there is no gate yet.
 
-A report counts until it is too old (`--load-report-stale-s`) and goes with its worker. How a rank
-counts whose reports have stopped is a setting: not everybody wants a lost reporter to stop
-dispatch.
+A report counts until it is too old (`--load-report-stale-s`), and goes with its worker. How a rank
+counts whose reports have stopped is a setting: a lost reporter need not stop dispatch.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ class Report:
 
 
 class LoadReports:
-    """Reports by worker and rank; gates get them as they arrive, and again when they open."""
+    """Reports by worker and rank; gates get them on arrival, and again when they open."""
 
     def __init__(self, catalog: Catalog, partitions: Mapping[Scope, Partition]) -> None:
         self.by_worker: dict[int, dict[int, Report]] = {}
         self.dropped = 0
-        """Reports of ranks the worker has not declared."""
+        """Reports for ranks their worker has not declared."""
         self._catalog = catalog
         self._partitions = partitions
 
@@ -94,7 +93,7 @@ class LoadReports:
         """Mark reports that are too old; O(ranks that ever reported).
 
         Returns:
-            Partitions in which a waiting request may now be placed.
+            The partitions in which waiting requests may be admitted now.
         """
         changed: set[Partition] = set()
         oldest, stale_as = now - settings.load_report_stale_s, settings.load_report_stale_as

@@ -1,6 +1,6 @@
 """Policies by name and configuration: the one table behind flags, HTTP and the simulator.
 
-Reads plain mappings, as JSON gives them; every key and value that nobody understands is refused.
+It reads plain mappings, as JSON gives them, and refuses unknown keys and values.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ KEYS: Final[Mapping[str, frozenset[str]]] = {
     "gaie-legacy": frozenset({"queue_depth", "kv_utilization"}),
     "slo-shed": _SLO_SHED,
 }
-"""What each policy understands, beside the keys that every one does."""
+"""The keys of each policy, beside those that all policies have."""
 _ALIASES: Final = {
     "tier_shed_threshold": "threshold",
     "tier_shed_min_priority": "min_priority",
@@ -74,21 +74,21 @@ _ALIASES: Final = {
     "kv_threshold": "kv_utilization",
     "max_num_seqs": "seats_per_instance",
 }
-"""Names the field uses for the same."""
+"""The field's names for the same keys."""
 
 
 class Built(NamedTuple, Generic[T]):
     """A policy ready to judge."""
 
     policy: Policy
-    queue: QueueingPolicy[T] | None  # where its requests wait, if they do
+    queue: QueueingPolicy[T] | None  # where its requests wait, if it has a queue
     classes: SloClasses
     name: str
-    config: dict[str, object]  # as given, under our names: enough to build it again
+    config: dict[str, object]  # as given, under our names: enough to rebuild it
 
 
 class _Reader:
-    """Takes values of the right kind out of a configuration.
+    """Reads typed values from a configuration.
 
     Raises:
         ValueError: from any method, naming policy and key.
@@ -146,7 +146,7 @@ class _Reader:
 
 
 def read_config(name: str, config: Mapping[str, object]) -> dict[str, object]:
-    """Return the configuration under its own names.
+    """Return the configuration under our own key names.
 
     Raises:
         ValueError: no such policy, or keys it does not know.
@@ -164,7 +164,7 @@ def read_config(name: str, config: Mapping[str, object]) -> dict[str, object]:
 
 
 def build(name: str, config: Mapping[str, object] | None = None) -> Built[T]:
-    """Make a policy.
+    """Build a policy.
 
     Args:
         name: one of NAMES.

@@ -1,8 +1,8 @@
-"""The load of a partition's ranks as policies see it: columns, read when somebody asks.
+"""The load of a partition's ranks as policies see it: columns, evaluated on demand.
 
-Whoever books keeps the columns (`slot_loads.py`; in simulations `simulator/told_loads.py`). Nothing
-follows their changes here: one expression over all ranks costs less than following the three
-changes of each request, and no sum can drift. Knows no classes and decides nothing.
+The columns are kept by the ledger (`slot_loads.py`), in simulations by `simulator/told_loads.py`.
+Nothing here follows their changes: one expression over all ranks costs less than following the
+three changes of each request, and no sum can drift. It knows no classes and decides nothing.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 _Number = TypeVar("_Number", np.float64, np.int64)
 
 _RATE_STEP_S: Final = 0.05
-"""The measured rate is taken anew after so long: it is an average over half a minute."""
+"""How often the measured rate, an average over half a minute, is refreshed."""
 
 
 class SaturationLimits(NamedTuple):
     """What counts as a full rank."""
 
     target_ttft_s: float = 1.0
-    """The booked prefill tokens of a rank should be computed within that."""
+    """The booked prefill tokens of a rank should be computed within this time."""
     kv_utilization: float = 0.8
     waiting: float = 5.0
-    """Requests that wait inside the engine, where it tells; 0: not looked at."""
+    """Requests waiting inside the engine, if reported; 0: ignored."""
 
 
 class Loads(Protocol):
-    """What is booked, by slot. Columns may be replaced by longer ones; slots of nobody hold 0."""
+    """Booked load by slot. Columns may be replaced by longer ones; empty slots hold 0."""
 
     @property
     def prefill(self) -> Floats:
-        """Booked prefill tokens that are not computed."""
+        """Booked prefill tokens not computed yet."""
         ...
 
     @property
@@ -64,7 +64,7 @@ class Loads(Protocol):
 
     @property
     def computing(self) -> NDArray[np.int64]:
-        """Of them, those whose prefill is not complete."""
+        """Requests in flight whose prefill is not complete."""
         ...
 
     @property
@@ -79,14 +79,14 @@ class Loads(Protocol):
 
     @property
     def work(self) -> WorkDone:
-        """What has been done so far."""
+        """The work done so far."""
         ...
 
 
 class _OfOthers:
-    """What is booked on all slots but some, whose workers drain; the columns are copies.
+    """The load without that of some slots, whose workers drain; the columns are copies.
 
-    Only while somebody drains: a copy of a thousand rows takes a microsecond.
+    Used only while a worker drains: a copy of a thousand rows takes a microsecond.
     """
 
     def __init__(self, loads: Loads, left_out: Collection[int]) -> None:
@@ -128,7 +128,7 @@ class _OfOthers:
 
 
 class PoolLoad:
-    """A `Pool` over slots; unseated slots count nowhere."""
+    """A `Pool` over slots; unseated slots do not count."""
 
     def __init__(
         self,
@@ -141,27 +141,27 @@ class PoolLoad:
         self.meter = meter or DrainMeter(loads.work)
         self.instances = 0
         self._seated: set[int] = set()
-        self._waiting: dict[int, int] = {}  # inside the engine, by slot, where it tells
+        self._waiting: dict[int, int] = {}  # inside the engine, by slot, if reported
         self._stale: set[int] = set()
         self._share: Floats = np.zeros(0)
-        """1 / total blocks; 0: not known."""
+        """1 / total blocks; 0: unknown."""
         self._blocks: Floats = np.zeros(0)
-        """Total blocks; infinity: not known. 28 times 1/35 is less than 28/35: who compares with a
-        limit divides."""
+        """Total blocks; infinity: unknown. Compare with limits by division: 28 times 1/35 is less
+        than 28/35."""
         self._floor: Floats = np.zeros(0)
-        """The saturation a rank has whatever it carries: by what it tells, or tells no more."""
+        """The saturation a rank has at any load: from its report, or because that is stale."""
         self._rate = 0.0
         self._rate_until = -math.inf
-        self._drains = 0.0  # of all ranks
-        self._room = 1.0  # the prefill tokens of a full rank
-        self._full = 0.0  # those of all ranks
+        self._drains = 0.0  # tokens per second of all ranks
+        self._room = 1.0  # prefill tokens of a full rank
+        self._full = 0.0  # the same of all ranks
         self._block_tokens: Floats = np.zeros(0)
         """The prefill tokens that fill a rank as much as one block does."""
         self._fill = Fill(self._share, self._share, self._block_tokens, self._floor)
-        self._prefill = self._share  # what it reads
+        self._prefill = self._share  # the column it reads
         self._tenants: dict[str, int] = {}
 
-    # -- who is here ---------------------------------------------------------------------------
+    # -- seats ---------------------------------------------------------------------------------
 
     def _ensure(self, capacity: int) -> None:
         missing = capacity - len(self._share)
@@ -172,11 +172,11 @@ class PoolLoad:
         self._blocks = np.concatenate([self._blocks, np.full(missing, math.inf)])
         self._floor = np.concatenate([self._floor, more])
         self._block_tokens = np.zeros(capacity)
-        self._prefill = self._share  # `_fill` reads columns that are no more
+        self._prefill = self._share  # `_fill` still reads the old columns
         self._rate_until = -math.inf
 
     def seat(self, slot: int, total_kv_blocks: int | None) -> None:
-        """A schedulable rank takes the slot, or its record changed; its load stays."""
+        """Seat a schedulable rank on the slot, or update its record; its load stays."""
         self._ensure(max(slot + 1, len(self.loads.prefill)))
         self._seated.add(slot)
         self.instances = len(self._seated)
@@ -185,7 +185,7 @@ class PoolLoad:
         self._rate_until = -math.inf
 
     def unseat(self, slot: int) -> None:
-        """The rank is gone; whoever books takes its load away."""
+        """Remove the rank from the slot; the ledger removes its load."""
         if slot not in self._seated:
             return
         self._seated.discard(slot)
@@ -197,13 +197,13 @@ class PoolLoad:
         self._rate_until = -math.inf
 
     def disregard(self, slots: Collection[int]) -> None:
-        """Look away from slots that nobody sits on, and that still carry something."""
+        """Ignore unseated slots that still carry load."""
         self.loads = _OfOthers(self._loads, slots) if slots else self._loads
 
-    # -- what ranks tell -----------------------------------------------------------------------
+    # -- reports of ranks ----------------------------------------------------------------------
 
     def tell_waiting(self, slot: int, waiting: int | None) -> None:
-        """So many requests wait inside the engine of a seated slot; None: it does not tell."""
+        """Set the requests waiting inside the engine of a seated slot; None: not reported."""
         if waiting is None:
             self._waiting.pop(slot, None)
         else:
@@ -211,7 +211,7 @@ class PoolLoad:
         self._write_floor(slot)
 
     def mark_stale(self, slot: int, *, stale: bool) -> None:
-        """Whether what a rank says of itself is too old to be believed; then it counts as full."""
+        """Mark a rank's report as stale or fresh; a rank with a stale one counts as full."""
         (self._stale.add if stale else self._stale.discard)(slot)
         self._write_floor(slot)
 
@@ -220,16 +220,16 @@ class PoolLoad:
         floor = self._waiting.get(slot, 0) / limit if limit else 0.0
         self._floor[slot] = max(floor, 1.0) if slot in self._stale else floor
 
-    # -- what policies ask ---------------------------------------------------------------------
+    # -- for policies --------------------------------------------------------------------------
 
     @property
     def prefill_backlog(self) -> float:
-        """Prefill tokens booked and not computed yet."""
+        """Booked prefill tokens not computed yet."""
         return self.loads.prefill_backlog
 
     @property
     def prefill_rate(self) -> float:
-        """Prefill tokens per second of one rank that has something to compute; 0: not known."""
+        """Prefill tokens per second of one rank with work to do; 0: unknown."""
         if self.meter.work.at > self._rate_until:
             self._follow_rate()
         return self._rate
@@ -243,7 +243,7 @@ class PoolLoad:
         np.multiply(self._share, self._room / self.limits.kv_utilization, out=self._block_tokens)
 
     def outlook(self) -> tuple[float, float, float, float]:
-        """Return prefill_rate, that of all instances, prefill_backlog and saturation."""
+        """Return prefill_rate, the rate of all instances, prefill_backlog and saturation."""
         loads = self.loads
         if self.meter.work.at > self._rate_until:
             self._follow_rate()
@@ -259,7 +259,7 @@ class PoolLoad:
         return self.outlook()[3]
 
     def _read_anew(self) -> None:
-        """The columns were replaced by longer ones."""
+        """Adopt columns that replaced shorter ones."""
         loads = self.loads
         self._ensure(len(loads.prefill))
         self._follow_rate()
@@ -270,7 +270,7 @@ class PoolLoad:
 
     @property
     def queue_depth(self) -> Floats:
-        """Requests that wait inside each rank: as told, else all that compute but one."""
+        """Requests waiting inside each rank: as reported, else all that compute but one."""
         waiting: Floats = np.maximum(self.loads.computing - 1.0, 0.0)
         for slot, told in self._waiting.items():
             waiting[slot] = told
@@ -296,17 +296,17 @@ class PoolLoad:
 
     @property
     def heaviest(self) -> int:
-        """The most that waits, runs and is in flight on one rank, added up."""
+        """The largest sum of waiting, running and in-flight requests on one rank."""
         if self._waiting:
             return int((self.queue_depth + self.batch_size + self.in_flight).max())
         requests = self.loads.requests
-        most: int = requests.item(requests.argmax())  # `max` has a frame of Python of its own
-        return 2 * most  # who does not wait runs
+        most: int = requests.item(requests.argmax())  # `max` costs a Python frame
+        return 2 * most  # a request either waits or runs
 
     def utilization_most(self, queue_depth: float, kv_utilization: float) -> float:
-        """Return what the utilization of the pool is at most; infinity: no quick answer.
+        """Return an upper bound of the pool's utilization; infinity: no quick answer.
 
-        The greater of two is at most their sum, and of those that compute not all wait.
+        The maximum of two values is at most their sum, and not all that compute wait.
         """
         decode = self.loads.decode
         if self._waiting or not self.instances or len(decode) != len(self._share):
@@ -314,7 +314,7 @@ class PoolLoad:
         used = float(decode.dot(self._share)) / kv_utilization
         return (self.loads.prefilling / queue_depth + used) / self.instances
 
-    # -- whose requests ------------------------------------------------------------------------
+    # -- by tenant -----------------------------------------------------------------------------
 
     def tenant_in_flight(self, tenant_id: str) -> int:
         """Requests of the tenant that began and have not ended."""
@@ -325,7 +325,7 @@ class PoolLoad:
         self._tenants[tenant_id] = self._tenants.get(tenant_id, 0) + 1
 
     def left(self, tenant_id: str) -> None:
-        """A request of the tenant ended; as many names are kept as have requests."""
+        """A request of the tenant ended; tenants without requests are forgotten."""
         left = self._tenants.get(tenant_id, 0) - 1
         if left > 0:
             self._tenants[tenant_id] = left
@@ -333,14 +333,14 @@ class PoolLoad:
             self._tenants.pop(tenant_id, None)
 
     def recount(self, in_flight: Mapping[str, int]) -> None:
-        """Begin to count tenants anew."""
+        """Restart the counts by tenant."""
         self._tenants = {name: count for name, count in in_flight.items() if count}
 
     def check(self) -> None:
-        """State every promise: the sum is that of the ranks, nobody carries nothing."""
+        """Assert all invariants: the sum is that of the ranks, and empty slots carry nothing."""
         assert self.instances == len(self._seated)
         loads, limits = self.loads, self.limits
-        rate, _, _, saturation = self.outlook()  # of one look: the next may take the rate anew
+        rate, _, _, saturation = self.outlook()  # one snapshot: the next call may refresh the rate
         assert self.prefill_backlog == loads.prefill.sum()
         assert loads.prefilling == loads.computing.sum()
         if self.instances:

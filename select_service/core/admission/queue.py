@@ -1,7 +1,7 @@
-"""Requests that wait for capacity: who is next, and nothing else.
+"""Waiting requests in order: which one is next, and whose deadline is next.
 
-A request waits while every rank it may use is busy; `class_queues.py` decides that.
-The driver keeps one future per Ticket.
+`class_queues.py` decides when a request waits: while every rank it may use is busy. The driver
+keeps one future per Ticket.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from select_service.types import Answer, SelectRequest
 
 _LOOK_MAX: Final = 64
-"""Tickets put right while somebody asks what comes next; 2 µs each."""
+"""Stale tickets repositioned in one call of `next`; 2 µs each."""
 
 _LAST: Final = 1 << 64
-"""Beyond the identity of any ticket."""
+"""Greater than the identity of any ticket."""
 
 
 @final
@@ -47,22 +47,22 @@ class Ticket(Struct, eq=False):
     key: tuple[int, float] = (0, 0.0)
     cached_tokens: int = 0
     answer: Answer | ServiceError | None = None
-    """Once it waits no longer."""
-    since: float = -1.0  # when it began to wait; below 0: it did not
-    until: float = math.inf  # then it has waited too long
-    ask: Ask | None = None  # what the gate was asked of one that waits there
-    asked: Ask | None = None  # what a gate was asked last, whatever came of it
-    said: Decision | None = None  # and what it said
+    """Set once it has stopped waiting."""
+    since: float = -1.0  # when it began to wait; below 0: it did not wait
+    until: float = math.inf  # its deadline
+    ask: Ask | None = None  # the request as the gate saw it, if it waits there
+    asked: Ask | None = None  # the request as a gate last saw it, whatever the outcome
+    said: Decision | None = None  # and the gate's decision
     waiting: Waiting[Ticket] | None = None  # its place in a policy's own queue
     place: int | None = None  # the full worker whose waiting place it holds
-    held: Held | None = None  # what is kept for it of the allowance by which it was let in
-    in_wave: bool = False  # it goes where others of its wave are; see `waves/steps.py`
-    in_session: bool = False  # it goes where its session is; see `booking/sessions.py`
-    watched: float = math.inf  # where it stands among those whose time will be up: no later
+    held: Held | None = None  # allowance held for it since the policy admitted it
+    in_wave: bool = False  # it follows its wave's plan; see `waves/steps.py`
+    in_session: bool = False  # it follows its session; see `booking/sessions.py`
+    watched: float = math.inf  # its key in `Patience`: never later than its deadline
 
     @property
     def deadline(self) -> float:
-        """When it will have waited too long, by its own time or that of a policy's queue."""
+        """When it expires, by its own deadline or that of a policy's queue."""
         return self.until if self.waiting is None else min(self.until, self.waiting.deadline)
 
 
@@ -74,9 +74,9 @@ def order_key(
     fcfs: max(priority_jump, 0) - arrival seconds. wspt: (1 + max(priority_jump, 0)) divided by the
     tokens still to prefill on the best eligible rank. strict_priority goes before either.
 
-    Not of the contract: with `overtaking_s` a place in line by arrival is later by so many seconds
-    for each 1,000 tokens still to prefill, so that who is short overtakes who came so much earlier,
-    and nobody else does.
+    An extension of the contract: `overtaking_s` moves a ticket back by that many seconds for each
+    1,000 tokens still to prefill, so that a short request overtakes longer ones which arrived at
+    most that much earlier.
     """
     request = ticket.request
     jump = max(request.priority_jump or 0.0, 0.0)
@@ -97,7 +97,7 @@ class PendingQueue:
         self._order: SortedKeyList[Ticket, tuple[int, float]] = SortedKeyList(
             key=lambda ticket: ticket.key
         )
-        self.pending = 0  # tickets; asked with every request, so it is a plain number
+        self.pending = 0  # tickets; a plain number, as every request reads it
         self.pending_isl_tokens = 0
         self.pending_cached_tokens = 0
 
@@ -105,18 +105,18 @@ class PendingQueue:
         return self.pending
 
     def push(self, ticket: Ticket) -> None:
-        """Let a ticket with its key set wait; equal keys keep their order of arrival."""
+        """Add a ticket with its key set; equal keys keep their order of arrival."""
         self._order.add(ticket)
         self.pending += 1
         self.pending_isl_tokens += ticket.prompt.isl_tokens
         self.pending_cached_tokens += ticket.cached_tokens
 
     def head(self) -> Ticket | None:
-        """Return who is next, without taking it."""
+        """Return the next ticket without removing it."""
         return self._order[0] if self._order else None
 
     def remove(self, ticket: Ticket) -> bool:
-        """Take a ticket out wherever it stands; False when it is not waiting."""
+        """Remove a ticket from anywhere in the queue; False if it is not waiting."""
         try:
             self._order.remove(ticket)
         except ValueError:
@@ -131,7 +131,7 @@ class PendingQueue:
         return list(self._order)
 
     def check(self) -> None:
-        """State every promise of the queue."""
+        """Assert all invariants of the queue."""
         tickets = self.tickets()
         assert self.pending == len(tickets)
         assert self.pending_isl_tokens == sum(t.prompt.isl_tokens for t in tickets)
@@ -140,11 +140,11 @@ class PendingQueue:
 
 
 class Patience:
-    """Waiting tickets of all scopes whose time will be up, by it. O(log n) to enter and leave.
+    """Waiting tickets of all scopes that can expire, by deadline. O(log n) to enter and leave.
 
-    A ticket stands where its deadline was when it was seen last. It may be later by now, when
-    another policy has let it wait for longer, and never earlier: who stands too early is moved when
-    its turn comes, so that a change of policy need not look at everybody.
+    A ticket is filed under its deadline as last seen. The deadline may since have moved later, when
+    another policy lets it wait longer, but never earlier. A ticket filed too early is moved when
+    its turn comes, so a change of policy need not visit every ticket.
     """
 
     def __init__(self) -> None:
@@ -156,27 +156,27 @@ class Patience:
         return len(self._order)
 
     def watch(self, ticket: Ticket) -> None:
-        """From now on its time counts, if it has an end; again when that has come nearer."""
+        """Watch a ticket's deadline, if it has one; call again if that has moved earlier."""
         self.forget(ticket)
         ticket.watched = ticket.deadline
         if ticket.watched != math.inf:
             self._order.add(ticket)
 
     def forget(self, ticket: Ticket) -> None:
-        """It waits no longer."""
+        """Stop watching a ticket."""
         if ticket.watched != math.inf:
             self._order.discard(ticket)
             ticket.watched = math.inf
 
     def next(self) -> float:
-        """When the first will have waited too long, or rarely before; infinity if nobody will."""
+        """Return the earliest deadline (rarely, an earlier time); infinity if there is none."""
         for _ in range(_LOOK_MAX):
             if not self._order or self._settle_first():
                 break
         return self._order[0].watched if self._order else math.inf
 
     def _settle_first(self) -> bool:
-        """Put the first where it belongs; True when it stood there already."""
+        """Refile the first ticket; True if it was filed correctly."""
         first = self._order[0]
         if first.watched == first.deadline:
             return True
@@ -184,7 +184,7 @@ class Patience:
         return False
 
     def due(self, now: float, limit: int) -> list[Ticket]:
-        """Return up to `limit` tickets whose time is up; they stay until they are forgotten.
+        """Return up to `limit` expired tickets; they stay until they are forgotten.
 
         Looks at no more than that; `next() <= now` tells that there are more to look at.
         """
@@ -196,7 +196,7 @@ class Patience:
         return due
 
     def check(self, waiting: Iterable[Ticket]) -> None:
-        """State every promise, given all who wait."""
+        """Assert all invariants, given all waiting tickets."""
         watched = {id(ticket) for ticket in self._order}
         assert len(watched) == len(self._order), "nobody stands there twice"
         assert watched == {id(one) for one in waiting if one.watched != math.inf}

@@ -1,6 +1,6 @@
-"""What a policy does that keeps its waiting requests itself, as `slo_shed.py`; `gate.py` asks it.
+"""The protocol of policies that keep their waiting requests themselves, like `slo_shed.py`.
 
-A policy that keeps none is in `asks.py`.
+`gate.py` calls it; the protocol of policies without a queue is in `asks.py`.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ class QueueingPolicy(Policy, Protocol[T]):
     """A policy that lets requests wait and keeps them itself."""
 
     def enqueue(self, ask: Ask, item: T, now: float, *, is_promised: bool = False) -> Waiting[T]:
-        """Let one wait of which `judge` said so, or which was told to come about now."""
+        """Queue a request that `judge` says must wait, or that returns in time."""
         ...
 
     def may_go(self, pool: Pool, limit: int) -> Iterator[Waiting[T]]:
-        """Yield up to `limit` of those who may go now; `serve` one, then ask again."""
+        """Yield up to `limit` requests that may go now; `serve` one, then ask again."""
         ...
 
     def clear(self, now: float) -> list[Waiting[T]]:
-        """Take everybody out; charged to nobody."""
+        """Remove all requests; charged to nobody."""
         ...
 
     def outranked(self, ask: Ask, now: float) -> Iterator[Waiting[T]]:
-        """Yield who waits and has to give way to a request, who goes first first."""
+        """Yield the waiting requests that must give way to this one, first to go first."""
 
     def serve(self, one: Waiting[T], now: float) -> None:
-        """It goes: charge it."""
+        """Remove and charge a request that goes."""
         ...
 
     def withdraw(self, one: Waiting[T], now: float) -> bool:
-        """It does not go; False when it does not wait any more."""
+        """Remove a request that does not go; False if it no longer waits."""
         ...
 
     def work_ahead(self, band: int) -> int:
-        """Return the prefill tokens that wait in this band and those above it."""
+        """Return the prefill tokens waiting in this band and those above it."""
         ...
 
     def above(self, band: int, now: float) -> float:
-        """Return the work per second let in before that of a band."""
+        """Return the work per second admitted above this band."""
         ...
 
     def next_expiry(self) -> float:
-        """When `expired` will have something to do; infinity while nobody waits."""
+        """Return when the first waiting request expires; infinity while none waits."""
         ...
 
     def expired(self, now: float, limit: int) -> list[Waiting[T]]:
-        """Take out up to `limit` that have waited too long."""
+        """Remove up to `limit` expired requests."""
         ...

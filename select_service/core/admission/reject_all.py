@@ -1,4 +1,4 @@
-"""Nobody is let in: for tests, and to close a fleet."""
+"""The policy that refuses every request: for tests, and to close a fleet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CLOSED: Final = Verdict("refuse", "reject-all", "reject-all")
 
 
 class RejectAll:
-    """Nobody is let in."""
+    """Refuses every request."""
 
     name: Final = "reject-all"
     charges: Final = False
@@ -23,11 +23,11 @@ class RejectAll:
         return _CLOSED
 
     def charge(self, ask: Ask, now: float) -> None:
-        """Only what was promised earlier is ever charged; there is nothing to take."""
+        """Charge nothing; only requests promised earlier get here."""
 
     def hold(self, ask: Ask, now: float) -> None:
-        """Likewise."""
+        """Hold nothing."""
 
     def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
-        """Nothing that passes would change the answer."""
+        """Return no rate: nothing would change the answer."""
         return "", 0.0

@@ -1,10 +1,10 @@
-"""When a refused request should come again, and that it then finds its place.
+"""Promises to refused requests: when to return, and that they then find a place.
 
-Each refusal is given the next free place on the timeline on which its kind of room drains: a
-virtual schedule, so that those who were refused together do not return together. Who returns at
-its time is recognised by what it asks for and is not refused for load again; it goes, or waits in
-front of nobody more important. Without that, newcomers would take the room it was told to wait
-for. What is promised is bounded in number and time; nobody is promised what cannot be kept.
+Each refusal is given the next free place on the timeline on which its kind of room drains, a
+virtual schedule, so that requests refused together do not return together. A request that returns
+in time is recognised by its content and not refused for load again; it goes, or waits behind only
+more important ones. Without that, newcomers would take the room it was told to wait for. Promises
+are bounded in number and time, and none is made that cannot be kept.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 SLOTS_MAX: Final = 65_536
-"""Promises at once, about 200 bytes each."""
+"""Promises held at once, about 200 bytes each."""
 HORIZON_S: Final = 300.0
-"""No promise lies further ahead; later ones are told to ask again then, without one."""
+"""No promise is made further ahead; later requests are told to ask again by then, without one."""
 GRACE_S: Final = 5.0
-"""A promise holds so long after its time: the header counts whole seconds, networks take some."""
+"""A promise holds this long past its time: the header has whole seconds, networks add delay."""
 GRACE_SHARE: Final = 0.1
-"""And this share of the wait more."""
+"""A promise holds longer by this share of the wait."""
 EARLY_S: Final = 0.05
-"""Timers fire early by no more than that."""
+"""Timers fire at most this early."""
 UNKNOWN_S: Final = 1.0
-"""Where no rate is known: between this and twice this."""
+"""Without a known rate, the wait is between this and twice this."""
 SAME_MAX: Final = 64
-"""Promises for requests nobody can tell apart; one who can be recognised has a single one."""
+"""Promises per key of indistinguishable requests; a request with a unique key has one."""
 FORGOTTEN_PER_CALL: Final = 64
 LINES_MAX: Final = 8_192
-"""Timelines at once: one per pool, or one per tenant with an allowance of its own."""
+"""Timelines held at once: one per pool, or one per tenant with an allowance of its own."""
 _GOLDEN: Final = (math.sqrt(5.0) - 1.0) / 2.0
 
 
 class Room(NamedTuple):
-    """What a refused request waits for."""
+    """The room a refused request waits for."""
 
-    line: str  # whose room: one timeline each
+    line: str  # the timeline of this room
     work: float  # how much of it, in the line's unit
-    rate: float  # units that drain per second; 0 or less: nobody knows
-    earliest_s: float  # before that it is taken by others anyway
+    rate: float  # units that drain per second; 0 or less: unknown
+    earliest_s: float  # until then others are served anyway
 
 
 NO_ROOM: Final = Room("", 0.0, 0.0, 0.0)
@@ -52,20 +52,20 @@ class PromiseCounts(Struct):
     """How promises ended."""
 
     kept: int = 0
-    """Their request came in time."""
+    """The request came in time."""
     broken: int = 0
-    """Nobody came for them."""
+    """No request came for it."""
 
 
 class Promise(NamedTuple):
-    """What a refused request is told."""
+    """The answer to a refused request."""
 
     retry_after_s: float
     is_kept: bool  # whether a place is held
 
 
 class _Line:
-    """One timeline: until when each band's room is promised."""
+    """One timeline: the time until which each band's room is promised."""
 
     __slots__ = ("free_at",)
 
@@ -74,13 +74,13 @@ class _Line:
 
 
 class ReturnBook:
-    """Promised returns by key (who asks for what) and time.
+    """Promised returns by key (requester and content) and time.
 
     Args:
-        bands: how many priorities there are, most important first.
+        bands: the number of priorities, most important first.
         slots_max: promises at once.
         horizon_s: how far ahead.
-        counts: where books count together that follow one another, or stand beside one another.
+        counts: shared by successive or parallel books that count together.
     """
 
     def __init__(
@@ -96,20 +96,20 @@ class ReturnBook:
         self._horizon_s = horizon_s
         self._lines: OrderedDict[str, _Line] = OrderedDict()  # least recently used first
         self._by_key: dict[bytes, list[tuple[float, float]]] = {}  # (at, until), in order given
-        self._expiries: list[tuple[float, bytes]] = []  # a heap of what was given
-        self._given = 0  # draws the spread of those without a rate
+        self._expiries: list[tuple[float, bytes]] = []  # a heap of all promises given
+        self._given = 0  # spreads the returns of requests without a rate
         self.size = 0
         self.counts = counts or PromiseCounts()
 
     def anew(self, bands: int) -> ReturnBook:
-        """Return a book with the same limits and counters, and no promises: those are broken."""
+        """Return a book with the same limits and counters; the promises of this one are broken."""
         self.give_up()
         return ReturnBook(
             bands, slots_max=self._slots_max, horizon_s=self._horizon_s, counts=self.counts
         )
 
     def give_up(self) -> None:
-        """Nobody will look into this book again: what it has promised is broken."""
+        """Count all promises as broken: this book will not be consulted again."""
         self.counts.broken += self.size
         self._by_key.clear()
         self._expiries.clear()
@@ -121,11 +121,12 @@ class ReturnBook:
         """Give a refused request its time to return.
 
         Args:
-            key: what it will be recognised by; empty: it cannot be, and is only told a time.
-            band: its priority's band; promises of bands below do not delay it.
+            key: recognises the request later; empty: it cannot be, and gets a time without a
+                promise.
+            band: of its priority; promises to lower bands do not delay it.
             room: what it waits for.
             now: monotonic seconds.
-            is_unique: whether the key names one request, and not all that look the same.
+            is_unique: whether the key names one request, not all that look the same.
         """
         line, work, rate, earliest_s = room
         self._given += 1
@@ -133,7 +134,7 @@ class ReturnBook:
         held = self._by_key.get(key) if key else None
         most = 1 if is_unique else SAME_MAX
         if held and len(held) >= most and held[-1][0] > now + EARLY_S:
-            return Promise(held[-1][0] - now, is_kept=True)  # it came early: the same answer
+            return Promise(held[-1][0] - now, is_kept=True)  # it came early: repeat the answer
         spread = self._given * _GOLDEN % 1.0
         if rate <= 0.0:
             return Promise(max(earliest_s, UNKNOWN_S) + UNKNOWN_S * spread, is_kept=False)
@@ -178,7 +179,7 @@ class ReturnBook:
         return any(at <= now + EARLY_S and until > now for at, until in held)
 
     def redeem(self, key: bytes) -> None:
-        """It came and goes on: its oldest promise is kept."""
+        """Keep the oldest promise of a request that came and goes on."""
         held = self._by_key.get(key)
         if held is None:
             return
@@ -194,13 +195,13 @@ class ReturnBook:
             heapify(self._expiries)
 
     def _forget(self, now: float) -> None:
-        """Drop some promises nobody came for; the heap holds kept ones, too, for a while."""
+        """Drop some expired promises; kept ones also stay in the heap for a while."""
         for _ in range(FORGOTTEN_PER_CALL):
             if not self._expiries or self._expiries[0][0] > now:
                 return
             until, key = heappop(self._expiries)
             held = self._by_key.get(key, [])
-            # not always the oldest: a later one may have been promised an earlier time
+            # not always the oldest: a later promise may be for an earlier time
             at = next((at for at, (_, one) in enumerate(held) if one == until), None)
             if at is None:
                 continue  # it was kept
@@ -211,7 +212,7 @@ class ReturnBook:
                 del self._by_key[key]
 
     def check(self) -> None:
-        """State every promise of the book."""
+        """Assert all invariants of the book."""
         assert self.size == sum(len(held) for held in self._by_key.values())
         assert all(self._by_key.values()), "no key without a promise"
         assert self.size <= self._slots_max

@@ -1,19 +1,19 @@
 """slo-shed: ceilings per band, early refusal of the hopeless, quotas, fairness. Our own policy.
 
-What it promises, and tests hold it to:
+Its guarantees, which tests check:
 
-* A band's quota is its own: a request is refused as `band-full` only when so many of its own band
-  wait. Nobody below is let in while anybody above waits.
+* A band's quota is its own: a request is refused as `band-full` only when that many requests of
+  its own band wait. No lower band is admitted while a higher one waits.
 * Hence no inversion: between the admission of a sheddable request and the refusal of a critical
   one, more criticals than their quota arrive, or the critical one's own deadline passes.
-* Critical and standard requests are never refused for saturation; they wait. Where all places to
-  wait for a worker (Q) are taken, the last of the sheddable below gives way (`outranked`).
-* Who was told to come and comes waits behind those two only, whatever its band: a promise is kept
-  while more important newcomers go on coming.
-* What is refused, or waits in vain, is charged to nobody.
+* Critical and standard requests are never refused for saturation; they wait. If all places to
+  wait for a worker (Q) are taken, the last of the sheddable requests below gives way (`outranked`).
+* A request that returns in time waits behind those two classes only, whatever its band: its
+  promise is kept while more important newcomers keep coming.
+* A request that is refused, or waits in vain, is charged to nobody.
 
-The queue is part of the policy: `judge` says "wait", the caller `enqueue`s, and finds with
-`may_go` who may go when load has gone.
+The queue is part of the policy: if `judge` says "wait", the caller calls `enqueue`, and asks
+`may_go` which requests may go when load drops.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ SATURATED: Final = "saturated"
 _WAIT: Final = Verdict("wait", "", "waits")
 
 LET_IN_MAX: Final = 64
-"""Requests let in and not charged yet: some 30 µs together."""
+"""Admitted requests whose charge is still pending: some 30 µs together."""
 OUTPUT_WEIGHT_MAX: Final = 1e6
-"""Far beyond what makes sense, and what it is multiplied with remains a number."""
+"""Far beyond any sensible value, yet its product is still a finite number."""
 DEFAULT_TARGETS_S: Final[Mapping[str, float]] = MappingProxyType(
     {"critical": 2.0, "standard": 5.0, "batch": 20.0, "sheddable": 20.0, "background": 60.0}
 )
@@ -55,34 +55,34 @@ DEFAULT_QUOTAS: Final[Mapping[str, int]] = MappingProxyType(
 
 
 def ceilings(bands: int, usage_limit: float) -> tuple[float, ...]:
-    """Return the saturation at which each band is closed, from 1 down to the usage limit."""
+    """Return the saturation at which each band closes, from 1 down to the usage limit."""
     if bands <= 1:
         return (1.0,) * bands
     return tuple(1.0 - band * (1.0 - usage_limit) / (bands - 1) for band in range(bands))
 
 
 class SloShedSettings(Struct, frozen=True):
-    """The numbers of the policy; `bench/admission/README.md` says what they came to.
+    """The settings of the policy; `bench/admission/README.md` reports what they achieve.
 
     Raises:
-        ValueError: one that makes no sense.
+        ValueError: a value that makes no sense.
     """
 
     usage_limit: float = 0.6  # the lowest band's ceiling
-    hysteresis: float = 0.05  # a closed band opens so far below its ceiling
-    feasibility_slack: float = 1.2  # of the target; 0: nothing is refused early
+    hysteresis: float = 0.05  # a closed band reopens this far below its ceiling
+    feasibility_slack: float = 1.2  # factor on the target; 0: no early refusal
     feasibility_critical: bool = False  # whether the highest band is refused early, too
-    output_weight: float = 2.0  # of one expected output token, against one prefill token
+    output_weight: float = 2.0  # weight of one expected output token, against one prefill token
     targets_s: Mapping[str, float] = DEFAULT_TARGETS_S
     quotas: Mapping[str, int] = DEFAULT_QUOTAS
-    default_target_s: float = 20.0  # of classes without one
+    default_target_s: float = 20.0  # of classes without a target
     default_quota: int = 256
     budget_tokens: float | None = None  # allowance per tenant and class; None: none
     budget_tokens_per_s: float = 1_000.0
     tenants_max: int = TENANTS_MAX
 
     def __post_init__(self) -> None:
-        """Check every number."""
+        """Validate every setting."""
         if not 0.0 < self.usage_limit <= 1.0:
             raise ValueError("slo-shed: usage_limit must be above 0 and at most 1")
         if not 0.0 <= self.hysteresis < self.usage_limit:
@@ -104,7 +104,7 @@ class SloShedSettings(Struct, frozen=True):
 class SloShed(Generic[T]):
     """The policy with its queue of waiting items.
 
-    `judge` costs O(bands); everything else O(log n) of what waits.
+    `judge` costs O(bands); everything else O(log n) in the number of waiting items.
     """
 
     name: Final = "slo-shed"
@@ -115,8 +115,8 @@ class SloShed(Generic[T]):
         self._classes = classes
         bands = len(classes.bands)
         self.ceilings = ceilings(bands, self.settings.usage_limit)
-        # One line per band, and one for sheddable requests that were told to come: below what is
-        # never shed, above what is.
+        # One line per band, and one for sheddable requests that return in time: below the bands
+        # that are never shed, above those that are.
         self._promised = sum(priority >= 0 for priority in classes.bands)
         limits = list(self.ceilings)
         limits.insert(self._promised, limits[max(0, self._promised - 1)])
@@ -126,8 +126,8 @@ class SloShed(Generic[T]):
         self._closed = [0] * len(limits)
         self._queue: FairQueue[T] = FairQueue(self._quotas(), tenants_max=self.settings.tenants_max)
         self._traffic = Traffic(len(limits))
-        self._let_in: list[Ask] = []  # while nobody waited, and not charged yet
-        self._in_pool_s = 0.0  # how long the pool takes for what is booked, seen last
+        self._let_in: list[Ask] = []  # admitted while nothing waited, charge pending
+        self._in_pool_s = 0.0  # time the pool needs for the booked load, as last computed
         self._targets_s = {
             name: self.settings.targets_s.get(name, self.settings.default_target_s)
             for name in classes.names
@@ -139,9 +139,10 @@ class SloShed(Generic[T]):
         """By line: whether requests that would be late are refused at once."""
         self._is_refused_early += [is_held] * (len(limits) - 1)
         self._lines = {name: self._terms_of(name) for name in classes.names}
-        """By class: its line, and how late its requests may be; infinity: nobody asks."""
+        """By class: its line, and the predicted TTFT above which a request is refused; infinity:
+        never."""
         self._usual = self._lines[classes.usual]
-        self._judged: Ask | None = None  # last, and
+        self._judged: Ask | None = None  # the last request judged, and its line
         self._judged_line = 0
         capacity, rate = self.settings.budget_tokens, self.settings.budget_tokens_per_s
         self._budgets = (
@@ -152,13 +153,16 @@ class SloShed(Generic[T]):
 
     @property
     def queue(self) -> FairQueue[T]:
-        """Who waits, and what each tenant was charged."""
+        """The waiting requests, and the charges of each tenant."""
         if self._let_in:
             self._settle()
         return self._queue
 
     def _quotas(self) -> list[int]:
-        """Return how many may wait in each line; promises are limited where they are given."""
+        """Return the maximum waiting in each line.
+
+        Promised returns are limited where they are granted.
+        """
         given, usual = self.settings.quotas, self.settings.default_quota
         quotas = [0] * len(self._classes.bands)
         for name in self._classes.names:
@@ -169,7 +173,7 @@ class SloShed(Generic[T]):
 
     @property
     def flaps(self) -> list[int]:
-        """How often each band was closed."""
+        """How often each band has closed."""
         return self._closed[: self._promised] + self._closed[self._promised + 1 :]
 
     def _terms_of(self, name: str) -> tuple[int, float]:
@@ -178,13 +182,13 @@ class SloShed(Generic[T]):
         return line, self._targets_s[name] * self._slack if is_held else math.inf
 
     def line_of(self, band: int) -> int:
-        """Return in which line of the queue a band waits."""
+        """Return the queue's line for a band."""
         return band if band < self._promised else band + 1
 
     # -- on arrival ----------------------------------------------------------------------------
 
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:  # noqa: C901 - all pay for it
-        """Let it in, let it wait, or refuse it; nothing is charged."""
+        """Admit, queue or refuse a request; nothing is charged."""
         line, limit_s = self._lines.get(ask.slo_class, self._usual)
         if self._budgets is not None:
             line = self.line_of(self._band(ask, now))
@@ -199,15 +203,15 @@ class SloShed(Generic[T]):
             if work < 0:
                 work = ask.tokens
             alone_s = work / rate
-            predicted_s = self._in_pool_s = backlog / drains + alone_s  # all that is booked first
+            predicted_s = self._in_pool_s = backlog / drains + alone_s  # after all booked load
             if queue.waiting:
                 predicted_s += self._queued_s(ask, line, work, drains, now)
-            # What an idle pool is given measures anew how fast it is; if all were refused by what
-            # was measured last, one bad minute would close it for ever.
+            # Requests sent to an idle pool measure its speed anew. If the last measurement refused
+            # them all, one bad minute would close the pool for ever.
             if predicted_s > limit_s and (backlog or queue.waiting):
                 return _hopeless(predicted_s, limit_s, alone_s)
         if not queue.waiting and self._is_open[line] and saturation < self._closes_at[line]:
-            return ADMIT  # as a rule
+            return ADMIT  # the usual case
         if self._opens(line, saturation) and not (queue.waiting and queue.first_band() <= line):
             return ADMIT
         if queue.has_room(line):
@@ -224,7 +228,7 @@ class SloShed(Generic[T]):
         )
 
     def _band(self, ask: Ask, now: float) -> int:
-        """Return the band it is judged in: one lower when its tenant is over budget."""
+        """Return the effective band: one lower if the tenant is over budget."""
         band = self._classes.band(ask.slo_class)
         if self._budgets is None:
             return band
@@ -238,22 +242,22 @@ class SloShed(Generic[T]):
         return f"{ask.tenant_id}\0{self._classes.known(ask.slo_class)}"
 
     def target_s(self, ask: Ask) -> float:
-        """Return the time to first token a request is held to: its own, else its class's."""
+        """Return the TTFT target of a request: its own, else its class's."""
         own = ask.target_s
         if own != math.inf:
             return own
         return self._targets_s.get(ask.slo_class, self._usual_target_s)
 
     def _limit_s(self, ask: Ask, line: int) -> float:
-        """Return how late a request may be in a line before it is refused; infinity: for ever."""
+        """Return the predicted TTFT above which a line's request is refused; infinity: never."""
         return self.target_s(ask) * self._slack if self._is_refused_early[line] else math.inf
 
     def _queued_s(self, ask: Ask, line: int, work: int, drains: float, now: float) -> float:
-        """Return how long what waits in a line and above takes.
+        """Return how long the requests waiting in a line and above will take.
 
-        It drains at the rate that those above leave over, for they will go on coming.
+        They drain at the rate the lines above leave over, as those will keep coming.
         """
-        ahead = self.queue.work_before(line, ask.tenant_id, work)  # who was let in is charged
+        ahead = self.queue.work_before(line, ask.tenant_id, work)  # `queue` settles pending charges
         if not ahead:
             return 0.0
         return ahead / max(drains - self._traffic.above(line, now), drains * LEFT_SHARE_MIN)
@@ -270,7 +274,7 @@ class SloShed(Generic[T]):
         return self._is_open[line]
 
     def charge(self, ask: Ask, now: float) -> None:
-        """An arrival goes on at once: its tenant pays, before anybody else has to wait."""
+        """Charge the tenant of an arrival that goes on at once, before any request has to wait."""
         let_in = self._let_in
         if self._queue.waiting or self._budgets is not None:
             self._charge_at_once(ask, now)
@@ -281,9 +285,9 @@ class SloShed(Generic[T]):
         let_in.append(ask)
 
     def _settle(self) -> None:
-        """Charge who was let in since somebody looked: each alone would cost three times as much.
+        """Charge the pending requests together: one by one would cost three times as much.
 
-        No budgets are in force, so each was let in by the line of its class.
+        No budgets are in force, so each was admitted in the line of its class.
         """
         serve, sums = self._queue.serve_directly, self._traffic.sums
         for ask in self._let_in:
@@ -295,20 +299,20 @@ class SloShed(Generic[T]):
 
     def _charge_at_once(self, ask: Ask, now: float) -> None:
         line = self._judged_line
-        if self._judged is not ask:  # it was judged just before, as a rule
+        if self._judged is not ask:  # usually it was judged just before
             line = self.line_of(self._band(ask, now))
         self.queue.serve_directly(line, ask.tenant_id, self.cost(ask))
         self._traffic.add(line, ask.work, now)
         self._pay(ask, now)
 
     def above(self, band: int, now: float) -> float:
-        """Return the work per second let in before that of a band."""
+        """Return the work per second admitted above this band."""
         if self._let_in:
             self._settle()
         return self._traffic.above(self.line_of(band), now)
 
     def cost(self, ask: Ask) -> int:
-        """Return what a request counts for in its tenant's fairness."""
+        """Return what a request costs its tenant in fairness."""
         if not ask.output_tokens:
             return ask.work
         return ask.work + int(self.settings.output_weight * ask.output_tokens)
@@ -323,19 +327,19 @@ class SloShed(Generic[T]):
             bucket.tokens = min(bucket.capacity, bucket.tokens + ask.work)
 
     def hold(self, ask: Ask, now: float) -> None:
-        """Who waits does so in the queue here, and has paid; see `enqueue`."""
+        """Hold nothing: requests wait in this policy's queue and have paid; see `enqueue`."""
 
     def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
-        """What the pool computes is room again."""
+        """Return the pool's drain rate: computed tokens become room."""
         return "pool", pool.prefill_rate * pool.instances
 
     # -- waiting -------------------------------------------------------------------------------
 
     def enqueue(self, ask: Ask, item: T, now: float, *, is_promised: bool = False) -> Waiting[T]:
-        """Let an item wait as long as its target allows; its tenant's allowance is held for it.
+        """Queue an item for as long as its target allows, charging its tenant's budget.
 
-        Nobody who may be refused early goes too late to be in time: the next one would be late
-        for it as well.
+        A line with early refusal gives up waiting early enough for the request to be served in
+        time: a late one would delay the next past its target as well.
         """
         band = self._band(ask, now)
         target_s = self.target_s(ask)
@@ -344,16 +348,16 @@ class SloShed(Generic[T]):
             target_s = max(target_s / 2, target_s - self._in_pool_s)
         if is_promised and self._classes.is_sheddable(band):
             line = self._promised
-        turn = now if is_promised else None  # before all who came later
+        turn = now if is_promised else None  # ahead of all that came later
         one = Waiting(item, ask, line, self.cost(ask), now + target_s, turn)
         self._pay(ask, now)
         self.queue.push(one)
         return one
 
     def may_go(self, pool: Pool, limit: int) -> Iterator[Waiting[T]]:
-        """Yield up to `limit` of those who may go now; `serve` one, then ask again.
+        """Yield up to `limit` requests that may go now; `serve` one, then ask again.
 
-        A band must be open, and a closed one lets nobody below it pass.
+        Its band must be open; a closed band also blocks all bands below it.
         """
         saturation = pool.saturation
         for line in self.queue.bands_waiting():
@@ -366,7 +370,7 @@ class SloShed(Generic[T]):
                 yield one
 
     def outranked(self, ask: Ask, now: float) -> Iterator[Waiting[T]]:
-        """Yield the sheddable who wait in bands below a request's, who would be last first."""
+        """Yield sheddable requests waiting in bands below this request's, last in line first."""
         highest = max(self.line_of(self._band(ask, now)), self._promised)
         for line in reversed(self.queue.bands_waiting()):
             if line <= highest:
@@ -374,34 +378,34 @@ class SloShed(Generic[T]):
             yield from self.queue.last_first(line)
 
     def serve(self, one: Waiting[T], now: float) -> None:
-        """It goes: its tenant pays."""
+        """Serve a waiting request: charge its tenant."""
         self.queue.serve(one)
         self._traffic.add(one.band, one.work, now)
 
     def withdraw(self, one: Waiting[T], now: float) -> bool:
-        """It waits no longer and does not go: its client left. Charged to nobody."""
+        """Remove a request whose client left. Charged to nobody."""
         if not self.queue.remove(one):
             return False
         self._refund(one.ask, now)
         return True
 
     def work_ahead(self, band: int) -> int:
-        """Return the prefill tokens that wait in this band and those above it."""
+        """Return the prefill tokens waiting in this band and those above it."""
         return self.queue.work_ahead(self.line_of(band))
 
     def next_expiry(self) -> float:
-        """When `expired` will have something to do; infinity while nobody waits."""
+        """Return when the first waiting request expires; infinity while none waits."""
         return self.queue.next_expiry()
 
     def expired(self, now: float, limit: int) -> list[Waiting[T]]:
-        """Take out up to `limit` that have waited too long. Charged to nobody."""
+        """Remove up to `limit` expired requests. Charged to nobody."""
         gone = self.queue.expired(now, limit)
         for one in gone:
             self._refund(one.ask, now)
         return gone
 
     def clear(self, now: float) -> list[Waiting[T]]:
-        """Take everybody out, the most important first. Charged to nobody."""
+        """Remove all waiting requests, most important first. Charged to nobody."""
         everybody = [
             one for line in self.queue.bands_waiting() for one in self.queue.in_order(line)
         ]
@@ -410,12 +414,12 @@ class SloShed(Generic[T]):
         return everybody
 
     def check(self) -> None:
-        """State every promise of the queue."""
+        """Assert all invariants of the queue."""
         self.queue.check()
 
 
 def _hopeless(predicted_s: float, limit_s: float, alone_s: float) -> Verdict:
-    """Refuse it until what is booked has gone; for good where its own prefill takes too long."""
+    """Refuse until enough booked load has drained; for good if its own prefill takes too long."""
     again_s = predicted_s - limit_s if alone_s <= limit_s else math.inf
     facts: Facts = {"predicted_ttft_s": predicted_s, "limit": limit_s}
     return Verdict("refuse", HOPELESS, HOPELESS, again_s, facts)

@@ -1,4 +1,4 @@
-"""How admission stands, for people: what is in force, and what became of everybody."""
+"""The status of admission for operators: what is in force, and the outcomes of requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def status_of(admitting: Admitting, membership: Membership) -> AdmissionStatus:
-    """Return what is in force, and what became of everybody."""
+    """Return what is in force, and the outcomes of requests."""
     steps = status_in_steps(admitting, membership)
     while True:
         try:
@@ -31,9 +31,9 @@ def status_of(admitting: Admitting, membership: Membership) -> AdmissionStatus:
 def status_in_steps(
     admitting: Admitting, membership: Membership
 ) -> Generator[None, None, AdmissionStatus]:
-    """Do the same with a pause after every scope and threshold, to let others go first.
+    """Do the same, pausing after every scope and threshold.
 
-    Each is told as it is in its turn; a scope that is given up before is left out.
+    Each is reported as of its turn; a scope removed before its turn is left out.
     """
     counters: dict[str, ClassTally] = {name: ClassTally() for name in admitting.classes.names}
     scopes = []

@@ -1,7 +1,7 @@
-"""What became of every request that asked, in plain integers; metrics read them at scrape time.
+"""Outcomes of all offered requests, as plain integers; metrics read them at scrape time.
 
-One identity always holds, per class and altogether:
-offered = admitted + refused + withdrawn + waiting.
+One identity always holds, per class and in total: offered = admitted + refused + withdrawn +
+waiting.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from select_service.core.admission.classes import SloClasses
 
 TENANT_LABELS_MAX: Final = 32
-"""Tenants with a series of their own; the rest is counted under "other"."""
+"""Tenants with a series of their own; the others count under "other"."""
 OTHER: Final = "other"
 _CONTENDERS: Final = 4
-"""Times as many names are remembered, to see who deserves a label."""
+"""Contenders for a label, as a multiple of the labels."""
 _SAMPLED: Final = 16
-"""Of so many requests without a label, one is looked at: that costs some µs."""
+"""One in this many requests without a label is sampled, as that costs some µs."""
 
 
 class TenantTally:
     """Counts by tenant for the busiest few; the sum over all labels is exact.
 
-    Space-saving (Metwally et al.): who is unknown takes over the smallest count among the
+    Space-saving (Metwally et al.): an unknown tenant takes over the smallest count among the
     contenders. A label changes hands only when a contender has twice the label's count.
     """
 
@@ -35,7 +35,7 @@ class TenantTally:
         self._contenders: dict[str, int] = {}
 
     def add(self, tenant_id: str) -> None:
-        """Count one; O(1), but for one in some of those without a label."""
+        """Count one request; O(1), except for the sampled ones without a label."""
         counts = self.counts
         count = counts.get(tenant_id)
         if count is not None and tenant_id != OTHER:
@@ -63,14 +63,14 @@ class TenantTally:
 
 
 class ByTenant:
-    """Who was let in and who was not, by tenant; of one gate, or of all of a process."""
+    """Admitted and refused requests by tenant, of one gate or of a whole process."""
 
     def __init__(self, labels_max: int = TENANT_LABELS_MAX) -> None:
         self.admitted, self.refused = TenantTally(labels_max), TenantTally(labels_max)
 
 
 class ClassTally(Struct):
-    """What became of the requests of one class."""
+    """Outcomes of the requests of one class."""
 
     offered: int = 0
     admitted: int = 0
@@ -80,7 +80,7 @@ class ClassTally(Struct):
     waited: int = 0  # ever
 
     def check(self) -> None:
-        """State the identity."""
+        """Assert the identity."""
         assert self.offered == self.admitted + self.refused + self.withdrawn + self.waiting
         assert self.waiting >= 0
 
@@ -89,8 +89,8 @@ class Tallies:
     """The counters of one gate; a class, once known, stays.
 
     Args:
-        classes: known from the beginning.
-        by_tenant: where gates count together; None: this one counts alone.
+        classes: known from the start.
+        by_tenant: shared with other gates; None: this gate counts alone.
     """
 
     def __init__(self, classes: SloClasses, by_tenant: ByTenant | None = None) -> None:
@@ -99,18 +99,18 @@ class Tallies:
         self.decisions: dict[tuple[str, str, str, str, str], int] = {}
         """By (policy, gate, outcome, code, class); codes are few and fixed."""
         self.at_capacity = 0
-        """How many of them were refused at N + Q."""
+        """Decisions that refused at N + Q."""
         self.by_tenant = by_tenant or ByTenant()
         self._counts_alone = by_tenant is None
 
     def know(self, classes: SloClasses) -> None:
-        """Classes may come; those that were are kept, with what was counted."""
+        """Add classes; those known before are kept, with their counts."""
         for name in classes.names:
             self.of.setdefault(name, ClassTally())
         self._usual = classes.usual
 
     def name_of(self, slo_class: str) -> str:
-        """Return the class a request is counted under: any there has been, or the usual one."""
+        """Return the class a request counts under: its own if ever known, else the usual one."""
         return slo_class if slo_class in self.of else self._usual
 
     def note(self, policy: str, gate: str, outcome: str, code: str, slo_class: str) -> None:
@@ -128,7 +128,10 @@ class Tallies:
         )
 
     def check(self) -> None:
-        """State the identity, per class and by tenant; who counts with others says it of all."""
+        """Assert the identity per class and, if the gate counts alone, by tenant.
+
+        `Totals` does it for all.
+        """
         for one in self.of.values():
             one.check()
         if self._counts_alone:

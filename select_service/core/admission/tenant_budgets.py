@@ -1,6 +1,6 @@
-"""Tenant budgets around another policy: a tenant beyond its share loses its sheddable work.
+"""Tenant budgets around another policy: a tenant above its share has its sheddable work refused.
 
-The budget is judged before the inner policy, so that what it refuses costs the inner one nothing.
+The budget is checked before the inner policy, so work it refuses costs the inner one nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class TenantBudgets:
 
     Args:
         classes: which work is sheddable.
-        inner: asked when the tenant is within its budget.
-        budgets: tenant → share; others have no budget.
+        inner: decides when the tenant is within its budget.
+        budgets: tenant → share; other tenants have no budget.
         seats_per_instance: requests one instance runs at once (its max_num_seqs).
 
     Raises:
@@ -52,12 +52,12 @@ class TenantBudgets:
 
     @property
     def name(self) -> str:
-        """The inner policy's: budgets are an addition to it."""
+        """The inner policy's name: budgets are an addition to it."""
         return self.inner.name
 
     @property
     def charges(self) -> bool:
-        """Likewise."""
+        """Whether the inner policy charges."""
         return self.inner.charges
 
     def is_over(self, tenant_id: str, in_flight: int, instances: int) -> bool:
@@ -76,15 +76,15 @@ class TenantBudgets:
         return self.inner.judge(ask, pool, now)
 
     def charge(self, ask: Ask, now: float) -> None:
-        """Let the inner policy take what it takes."""
+        """Charge the inner policy."""
         self.inner.charge(ask, now)
 
     def hold(self, ask: Ask, now: float) -> Held | None:
-        """Let it keep what it will take."""
+        """Hold the inner policy's allowance."""
         return self.inner.hold(ask, now)
 
     def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
-        """As the inner policy says; where it refuses nobody, the tenant's share of what drains."""
+        """Return the inner policy's line and rate, or else the tenant's share of the drain rate."""
         line, rate = self.inner.refill(ask, pool)
         share = self._budgets.get(ask.tenant_id)
         if rate > 0.0 or share is None:

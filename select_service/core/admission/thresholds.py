@@ -1,8 +1,8 @@
-"""Busy thresholds and the book that keeps them per model and, optionally, tenant.
+"""Busy thresholds, and the book that keeps them per model and, optionally, tenant.
 
-A book entry is merged field by field, never replaced: what a change leaves out stays. What a
-scope gets is its tenant's entry, else its model's, else the process-wide one, field by field.
-`busy.py` turns thresholds into limits; nothing here knows a load.
+Changes are merged into an entry field by field: what a change leaves out stays. A scope gets its
+tenant's entry, else its model's, else the process-wide one, field by field. `busy.py` turns
+thresholds into limits; nothing here knows a load.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 UNKNOWN_BATCH_TOKENS: Final = 10_000_000
-"""What an unknown max_num_batched_tokens counts as."""
+"""Assumed if max_num_batched_tokens is unknown."""
 
 
 class Thresholds(NamedTuple):
-    """The three checks; None is off. All are strict: equal is free."""
+    """The three checks; None is off. All are strict: a load equal to the limit is not busy."""
 
     active_decode_blocks_threshold: float | None = None
     active_prefill_tokens_threshold: int | None = None
@@ -29,14 +29,14 @@ class Thresholds(NamedTuple):
 
     @property
     def any(self) -> bool:
-        """Whether anything is checked at all."""
+        """Whether any check is on."""
         return self != NOTHING
 
     def prefill_limit(self, max_num_batched_tokens: int | None) -> float:
         """Return the prefill tokens above which a rank is busy; infinity: never."""
         limit = math.inf
         if self.active_prefill_tokens_threshold is not None:
-            limit = self.active_prefill_tokens_threshold  # whole: beyond 2^53 a float may be less
+            limit = self.active_prefill_tokens_threshold  # an int: beyond 2^53 a float may be less
         frac = self.active_prefill_tokens_threshold_frac
         if frac is not None:
             batch = (
@@ -66,7 +66,7 @@ def check_threshold(field: str, value: object) -> float | int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{field} must be a number")  # noqa: TRY004 - one kind of refusal
-    if not abs(value) <= sys.float_info.max:  # JSON has whole numbers that no float holds
+    if not abs(value) <= sys.float_info.max:  # JSON has whole numbers beyond any float
         raise ValueError(f"{field} must be finite")
     if field == "active_decode_blocks_threshold":
         if not 0.0 <= value <= 1.0:
@@ -84,7 +84,7 @@ def check_threshold(field: str, value: object) -> float | int | None:
 
 
 def read_thresholds(values: Mapping[str, object]) -> Thresholds:
-    """Check a mapping of the three fields; those left out are None.
+    """Validate a mapping of the three fields; missing ones are None.
 
     Raises:
         ValueError: as `check_threshold`, and for a field nobody knows.
@@ -106,7 +106,7 @@ class ThresholdBook:
     """Thresholds by (model, tenant); tenant None is the whole model.
 
     Args:
-        defaults: what holds for every model that says nothing.
+        defaults: for every model without an entry.
     """
 
     def __init__(self, defaults: Thresholds = NOTHING) -> None:
@@ -122,10 +122,10 @@ class ThresholdBook:
         *,
         entries_max: int,
     ) -> Thresholds:
-        """Set the thresholds given, switch off those to clear, keep the rest.
+        """Set the given thresholds, switch off those to clear, keep the rest.
 
         Returns:
-            What now holds for this model or tenant.
+            What now applies to this model or tenant.
 
         Raises:
             ValueError: a name in `clear` that is no threshold, or one both set and cleared; the
@@ -149,11 +149,11 @@ class ThresholdBook:
         return self.of(model_name, tenant_id)
 
     def forget(self, model_name: str, tenant_id: str | None) -> bool:
-        """Drop an entry, so that what is above it holds again; False when there was none."""
+        """Drop an entry, so that the more general one applies; False if there was none."""
         return self._entries.pop((model_name, tenant_id), None) is not None
 
     def of(self, model_name: str, tenant_id: str | None) -> Thresholds:
-        """Return what holds: the tenant's word, else the model's, else the process's."""
+        """Return what applies: the tenant's value, else the model's, else the process-wide one."""
         values = dict(zip(FIELDS, self.defaults, strict=True))
         values |= self._entries.get((model_name, None), {})
         if tenant_id is not None:
@@ -161,16 +161,16 @@ class ThresholdBook:
         return _of(values)
 
     def entries(self) -> list[tuple[str, str | None, dict[str, float | int | None]]]:
-        """Return every entry as it was made, in order of names; None in one means switched off."""
+        """Return every entry as set, in order of names; a None in an entry means switched off."""
         ordered = sorted(self._entries.items(), key=lambda item: (item[0][0], item[0][1] or ""))
         return [(model, tenant, dict(entry)) for (model, tenant), entry in ordered]
 
     def entry(self, model_name: str, tenant_id: str | None) -> dict[str, float | int | None] | None:
-        """Return an entry as it was made, None when there is none."""
+        """Return an entry as set, or None."""
         return self._entries.get((model_name, tenant_id))
 
     def restore(self, model_name: str, tenant_id: str | None, entry: Mapping[str, object]) -> None:
-        """Take back an entry of `entries`.
+        """Restore an entry of `entries`.
 
         Raises:
             ValueError: it cannot be one.

@@ -1,7 +1,7 @@
-"""tier-shed: above a load, only classes from a priority on; the field's simulator, text for text.
+"""tier-shed: under load, admits only classes from a priority on; texts as in the field's simulator.
 
-Its load counts what runs and waits twice (in-flight contains both) and one hot instance sheds for
-the whole pool; it is here to be compared with, `slo_shed.py` does it differently.
+Its load counts running and waiting requests twice (in-flight contains both), and one hot instance
+sheds for the whole pool. It exists for comparison; `slo_shed.py` does this differently.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TierShed:
         self._min_priority = min_priority
 
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
-        """Refuse low priorities under load; an empty pool has none."""
+        """Refuse low priorities under load; an empty pool has no load."""
         priority = self._classes.priority(ask.slo_class)
         if priority >= self._min_priority:
             return ADMIT
@@ -53,11 +53,11 @@ class TierShed:
         )
 
     def charge(self, ask: Ask, now: float) -> None:
-        """Nothing costs anything."""
+        """Charge nothing."""
 
     def hold(self, ask: Ask, now: float) -> None:
-        """Likewise."""
+        """Hold nothing."""
 
     def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
-        """What the pool computes is room again."""
+        """Return the pool's drain rate: computed tokens become room."""
         return "pool", pool.prefill_rate * pool.instances

@@ -1,7 +1,7 @@
 """Token buckets: an allowance in input tokens that refills with time.
 
 Bit for bit the arithmetic of the field's simulator: microseconds, doubles, one multiplication and
-one division in that order. One bucket for everybody, or one per tenant, of a bounded number.
+one division in that order. One bucket for all tenants, or one per tenant, up to a limit.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 DEFAULT_CAPACITY: Final = 10_000.0
 DEFAULT_REFILL_RATE: Final = 1_000.0
 TENANTS_MAX: Final = 4096
-"""Buckets at once; about 300 bytes each."""
+"""Buckets held at once; about 300 bytes each."""
 LOOKED_AT_MAX: Final = 16
-"""Buckets passed over, for a new tenant's sake, that keep tokens for requests that wait."""
+"""Buckets skipped to make room for a new tenant because they hold tokens for waiting requests."""
 
 REASON: Final = "insufficient tokens"
 CODE: Final = "insufficient-tokens"
@@ -31,7 +31,7 @@ _EXPONENT_FROM: Final = 1e21
 
 
 def _as_printed(value: float) -> str:
-    """Return a number as the genuine messages print it: 0, -1, 0.5, 1e+21, NaN, +Inf."""
+    """Format a number as the reference implementation does: 0, -1, 0.5, 1e+21, NaN, +Inf."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -47,7 +47,7 @@ class TokenBucket:
         refill_rate: tokens per second.
 
     Raises:
-        ValueError: either is not a finite number above 0; the genuine text.
+        ValueError: either is not a finite number above 0; the reference implementation's text.
     """
 
     __slots__ = ("capacity", "held", "last_us", "refill_rate", "tokens")
@@ -64,11 +64,11 @@ class TokenBucket:
         self.refill_rate = float(refill_rate)
         self.tokens = self.capacity
         self.held = 0
-        """Of them, kept for requests that were let in and wait for a worker."""
+        """Tokens reserved for admitted requests that wait for a worker."""
         self.last_us = 0
 
     def holds(self, tokens: int, t_us: int) -> bool:
-        """Tell whether so many are there now; takes none.
+        """Tell whether this many tokens are available; takes none.
 
         Credits the time since the last decision; time that goes backwards changes nothing.
         """
@@ -84,18 +84,18 @@ class TokenBucket:
         self.holds(0, t_us)
 
     def take(self, tokens: int) -> None:
-        """Take them; below zero if they were promised without being there."""
+        """Take tokens; may go below zero for requests admitted on a promise."""
         self.tokens -= tokens
 
     def filled_in_s(self, tokens: int) -> float:
-        """Return in how many seconds so many will be there; infinity if they never fit."""
+        """Return the seconds until this many tokens are available; infinity if they never fit."""
         if tokens > self.capacity:
             return math.inf
         return max(0.0, (tokens + self.held - self.tokens) / self.refill_rate)
 
 
 class HeldTokens:
-    """Tokens of one bucket, kept for one request; they are nobody else's until released."""
+    """Tokens of a bucket reserved for one request until released."""
 
     __slots__ = ("_bucket", "_tokens")
 
@@ -104,16 +104,16 @@ class HeldTokens:
         bucket.held += tokens
 
     def release(self) -> None:
-        """Keep them no longer; may be said again."""
+        """Release the reservation; idempotent."""
         self._bucket.held -= self._tokens
         self._tokens = 0
 
 
 class TenantBuckets:
-    """A bucket per tenant, of a bounded number.
+    """A bucket per tenant, up to a limit.
 
-    A tenant whose bucket is full again is forgotten without loss. When nobody can be, newcomers
-    share one bucket: a crowd of invented names gains nothing.
+    A tenant whose bucket is full again is forgotten without loss. If none can be, newcomers share
+    one bucket: a crowd of invented names gains nothing.
     """
 
     def __init__(
@@ -140,9 +140,9 @@ class TenantBuckets:
         return bucket
 
     def _forget_one(self, t_us: int) -> bool:
-        """Forget the bucket that was used least lately of those that keep tokens for nobody.
+        """Forget the least recently used bucket without reserved tokens.
 
-        If it is not full neither are those used later, as far as anybody can tell.
+        If it is not full, more recently used ones are assumed not to be either.
         """
         for tenant_id, bucket in list(islice(self._buckets.items(), LOOKED_AT_MAX)):
             if bucket.held:
@@ -157,7 +157,7 @@ class TenantBuckets:
 
 
 class TokenBucketPolicy:
-    """Admits while the bucket holds a request's input tokens."""
+    """Admits requests while the bucket holds their input tokens."""
 
     name: Final = "token-bucket"
     charges: Final = True
@@ -177,11 +177,11 @@ class TokenBucketPolicy:
         self._refusal = Verdict("refuse", REASON, CODE)
 
     def bucket_of(self, tenant_id: str, t_us: int) -> TokenBucket:
-        """Return the bucket that a tenant's requests are charged to."""
+        """Return the bucket a tenant's requests are charged to."""
         return self._only if self._tenants is None else self._tenants.of(tenant_id, t_us)
 
     def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
-        """Refuse what the bucket does not hold; nothing is charged yet."""
+        """Refuse a request the bucket has too few tokens for; nothing is charged yet."""
         t_us = round(now * 1e6)
         if self._tenants is None and self._only.holds(ask.tokens, t_us):
             return ADMIT
@@ -207,10 +207,10 @@ class TokenBucketPolicy:
         self.bucket_of(ask.tenant_id, t_us).take(ask.tokens)
 
     def hold(self, ask: Ask, now: float) -> HeldTokens:
-        """Keep a request's input tokens: else all that wait would be let in by the same ones."""
+        """Reserve a request's input tokens, so that no other waiting request is let in on them."""
         return HeldTokens(self.bucket_of(ask.tenant_id, round(now * 1e6)), ask.tokens)
 
     def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
-        """The bucket's own rate."""
+        """Return the bucket's refill rate."""
         line = "" if self._tenants is None else ask.tenant_id
         return f"bucket {line}", self._only.refill_rate

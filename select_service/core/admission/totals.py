@@ -1,7 +1,7 @@
-"""What all gates count together: it outlives policies, and scopes that are given up.
+"""Counters of all gates together, which outlive policies and removed scopes.
 
-A gate's own counters go with its scope, as the scope's series do. Numbers told of the whole
-process must not fall with them, so they are counted here, or left here by who goes.
+A gate's own counters go with its scope, as the scope's metric series do. Process-wide counters must
+not decrease then, so they are kept here, or handed over here when a gate goes.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ T = TypeVar("T")
 
 
 def bands_closed_by(gate: Gate[T]) -> dict[int, int]:
-    """Return how often the queue that a gate has now has closed each band."""
+    """Return how often a gate's current queue has closed each band."""
     queue = gate.queue
     return dict(enumerate(queue.flaps)) if isinstance(queue, SloShed) else {}
 
 
 class Totals:
-    """Counters of all gates there ever were."""
+    """Counters of all gates, past and present."""
 
     def __init__(self, tenant_labels_max: int = TENANT_LABELS_MAX) -> None:
         self.by_tenant = ByTenant(tenant_labels_max)
         self.promises = PromiseCounts()
         self._at_capacity = 0  # refused by gates that are gone
         self._bands_closed: Counter[int] = Counter()  # by queues that are gone
-        self._rejections: dict[str, Counter[str]] = {}  # by model and endpoint; of gates gone
+        # by model and endpoint, of gates that are gone
+        self._rejections: dict[str, Counter[str]] = {}
         self._admitted = self._refused = 0  # likewise, for `check`
 
-    # -- who goes leaves its counts ------------------------------------------------------------
+    # -- handed over by what goes --------------------------------------------------------------
 
     def left_by_gate(
         self, gate: Gate[T], rejections: Mapping[str, int], model_name: str, *, is_last: bool
     ) -> None:
-        """Keep what the gate of a scope has counted that is given up.
+        """Keep the counts of a gate whose scope is removed.
 
         Args:
-            gate: which goes.
+            gate: that goes.
             rejections: its refusals by endpoint.
             model_name: of the scope.
             is_last: whether no other scope of that model has a gate; then its series end.
@@ -64,29 +65,29 @@ class Totals:
             self._rejections.setdefault(model_name, Counter()).update(rejections)
 
     def left_by_queue(self, queue: QueueingPolicy[T] | None) -> None:
-        """Keep what a queue has counted that another policy takes the place of."""
+        """Keep the counts of a queue that another policy replaces."""
         if isinstance(queue, SloShed):
             self._bands_closed.update(dict(enumerate(queue.flaps)))
 
-    # -- who is there is added up --------------------------------------------------------------
+    # -- sums over past and present ------------------------------------------------------------
 
     def at_capacity(self, gates: Iterable[Gate[T]]) -> int:
-        """Return how many were refused at N + Q, by these gates and those that are gone."""
+        """Return how many requests were refused at N + Q, by these gates and past ones."""
         return self._at_capacity + sum(one.tallies.at_capacity for one in gates)
 
     def bands_closed(self, gates: Iterable[Gate[T]]) -> dict[int, int]:
-        """Return how often slo-shed closed each band, in order."""
+        """Return how often slo-shed closed each band, in order of bands."""
         counts = Counter(self._bands_closed)
         for gate in gates:
             counts.update(bands_closed_by(gate))
         return dict(sorted(counts.items()))
 
     def rejections(self, model_name: str) -> Counter[str]:
-        """Return refusals by endpoint that scopes of this model have left, which has others."""
+        """Return refusals by endpoint from removed scopes of a model that still has others."""
         return self._rejections.get(model_name, Counter())
 
     def check(self, gates: Iterable[Gate[T]]) -> None:
-        """State that nobody is counted under a tenant and in no class, or the other way round."""
+        """Assert that the counts by tenant and by class agree."""
         totals = [gate.tallies.total() for gate in gates]
         admitted = self._admitted + sum(one.admitted for one in totals)
         refused = self._refused + sum(one.refused for one in totals)

@@ -1,4 +1,7 @@
-"""Work let in per second, by line of priority: what is left over for those below."""
+"""Admitted work per second by priority line, to compute what is left over for the lines below.
+
+`gate.py` and `slo_shed.py` add what they admit, and read it for predictions and return times.
+"""
 
 from __future__ import annotations
 
@@ -9,44 +12,45 @@ _STEP_S: Final = 0.25
 MEMORY_S: Final = 10.0
 """How long admitted work counts as traffic of its line."""
 LEFT_SHARE_MIN: Final = 0.05
-"""Of what drains, at least so much counts as left over by the lines above."""
+"""Share of the drain rate that counts as left over by the lines above, at least."""
 
 
 class Traffic:
-    """Exponentially weighted sums; they fade in steps, so that adding is O(1).
+    """Exponentially weighted sums; they decay in steps, so adding is O(1).
 
     Args:
-        lines: how many there are, most important first.
+        lines: their number, most important first.
     """
 
     __slots__ = ("_at", "fades_at", "sums")
 
     def __init__(self, lines: int) -> None:
         self.sums = [0.0] * lines
-        """By line. What was let in before `fades_at` may be added here, until `faded` is asked."""
+        """By line. Callers may add work admitted before `fades_at` directly, until they call
+        `faded`."""
         self.fades_at = _STEP_S
         self._at = 0.0
 
     def add(self, line: int, work: float, now: float) -> None:
-        """So much work of a line was let in."""
+        """Add admitted work of a line."""
         if now > self.fades_at:
             self.fade(now)
         self.sums[line] += work
 
     def faded(self, now: float) -> float:
-        """Let what was let in before count for less if it is time; return when it will be next."""
+        """Decay the sums if it is time; return when the next decay is due."""
         if now > self.fades_at:
             self.fade(now)
         return self.fades_at
 
     def fade(self, now: float) -> None:
-        """Let what was let in before count for less."""
+        """Decay the sums."""
         fade = math.exp((self._at - now) / MEMORY_S)
         self.sums = [one * fade for one in self.sums]
         self._at, self.fades_at = now, now + _STEP_S
 
     def above(self, line: int, now: float) -> float:
-        """Return the work per second let in of the lines above one."""
+        """Return the work per second admitted in the lines above this one."""
         if now > self.fades_at:
             self.fade(now)
         return sum(self.sums[:line]) / MEMORY_S

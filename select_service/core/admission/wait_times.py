@@ -1,4 +1,4 @@
-"""How long requests waited, in plain integers; `edge/metrics/admission.py` reads them."""
+"""Wait times of requests, in plain integers; `edge/metrics/admission.py` reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _WAIT_BUCKETS_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 
 class WaitTimes:
-    """How long the requests of a class waited, as a histogram."""
+    """A histogram of the wait times of one class."""
 
     bounds: Final = _WAIT_BUCKETS_S
 
@@ -17,7 +17,7 @@ class WaitTimes:
         self.seconds = 0.0
 
     def add(self, seconds: float) -> None:
-        """One has waited so long, whatever became of it."""
+        """Count the wait of one request, whatever its outcome."""
         at = sum(seconds > bound for bound in _WAIT_BUCKETS_S)
         self.counts[at] += 1
         self.seconds += seconds

@@ -1,7 +1,7 @@
 """The booking desk: the only place where a reservation begins and ends.
 
-Keeps ledger, ids, counters and replicas in step; whoever chooses a rank (`service.py`) books it
-here. A booking is refused only for its id: everything else was checked before.
+It keeps ledger, ids, counters and replicas in step. The verbs choose a rank and book it here. A
+booking is refused only for its id: everything else was checked before.
 """
 
 from __future__ import annotations
@@ -47,26 +47,27 @@ if TYPE_CHECKING:
     )
 
 _TOLD_AGAIN = 0.125
-"""Of a lease's time to live: so often lifecycle calls here are told to its owner as renewals."""
+"""Fraction of a lease's time to live between two renewals that lifecycle calls here send to its
+owner."""
 
 _NO_FINGERPRINT = b"-"
-"""Nobody's: those are empty or 16 bytes long."""
+"""Matches no fingerprint: those are empty or 16 bytes long."""
 
 _BOOKING_FAILED = "failed to book scheduler state: "
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a caller wants booked, once a rank is known; what comes of it is a claim."""
+    """What to book, once the rank is known; replicas hear of it as a claim."""
 
     reservation_id: str
     fingerprint: bytes
     prompt: Prompt
     prefill_tokens: int
-    track_prefill_tokens: bool  # told to replicas, with the tokens only when true (6.3)
-    lease: Lease | None  # it lives as long as that
-    ttl_s: float  # or, without, so long after its last lifecycle call; 0: for ever
-    fairness_id: str = ""  # whose share of the pool it is
-    pair: str | None = None  # of which it is a leg
+    track_prefill_tokens: bool  # sent to replicas, with the tokens only if true (6.3)
+    lease: Lease | None  # the lease it lives under
+    ttl_s: float  # without a lease: seconds after its last lifecycle call; 0: for ever
+    fairness_id: str = ""  # whose share of the pool it counts against
+    pair: str | None = None  # the pair it is a leg of
 
 
 class Desk:
@@ -80,16 +81,16 @@ class Desk:
         self._counters = counters
         self.announcer = Announcer(limits, router_id, epoch)
         self.show_hashes: Callable[[PackedHashes], list[int]] = unpack_i64
-        """How answers carry hashes: as numbers, or as a JSON text of them when a door asks so."""
+        """How answers carry hashes: as numbers, or as JSON text of them if the edge wants that."""
 
     # -- room ----------------------------------------------------------------------------------
 
     def check_room(self, request: SelectAndReserveRequest | ReservationRequest) -> None:
-        """Refuse a booking that there is no room for, or that would keep what is no name.
+        """Refuse a booking if there is no room for it, or one of its names is invalid.
 
         Raises:
-            TooManyReservations: as many are live or waited for as may be.
-            NameRefused: an id or a name that is too long, or that no log could print.
+            TooManyReservations: as many are live or waited for as allowed.
+            NameRefused: an id or a name that is too long, or not printable.
         """
         limits = self._limits
         if self.bookings.expected >= limits.reservations_max:
@@ -110,7 +111,7 @@ class Desk:
     def repeated_selection(
         self, reservation_id: str, fingerprint: bytes
     ) -> Selection | PairSelection | Ticket | None:
-        """Return the first answer, or the ticket to share, when this request came before.
+        """Return the first answer, or the ticket to share, if this request is a repeat.
 
         Raises:
             ReservationConflict: the id is taken by something else.
@@ -135,7 +136,7 @@ class Desk:
     def repeated_reservation(
         self, reservation_id: str, fingerprint: bytes
     ) -> ReservationAnswer | None:
-        """Return the first answer when this request came before.
+        """Return the first answer if this request is a repeat.
 
         Raises:
             ReservationConflict: the id is taken by something else.
@@ -152,7 +153,7 @@ class Desk:
         return booking.answer
 
     def check_unused(self, reservation_id: str) -> None:
-        """Refuse an id that a leg is to have, and somebody else has.
+        """Refuse an id for a leg that is already taken.
 
         Raises:
             ReservationConflict: it is live.
@@ -163,12 +164,12 @@ class Desk:
             self._counters.reservations_conflicting += 1
             raise
 
-    # -- how long ------------------------------------------------------------------------------
+    # -- time to live --------------------------------------------------------------------------
 
     def terms(
         self, request: SelectAndReserveRequest | ReservationRequest
     ) -> tuple[Lease | None, float]:
-        """Return the lease a booking is to live under, or its own time to live.
+        """Return the lease a booking will live under, or its own time to live.
 
         Raises:
             InvalidField: `ttl_s` is out of bounds, or comes with a lease.
@@ -189,7 +190,7 @@ class Desk:
     # -- begin ---------------------------------------------------------------------------------
 
     def book(self, partition: Partition, slot: int, order: Order, now: float) -> Reservation:
-        """Put the load of a new reservation on a slot; `confirm` makes it known."""
+        """Put the load of a new reservation on a slot; `confirm` then publishes it."""
         reservation = partition.ledger.book(
             order.reservation_id,
             slot,
@@ -216,7 +217,7 @@ class Desk:
         answer: Selection | PairSelection | ReservationAnswer,
         effects: Effects,
     ) -> Effects:
-        """Note whose reservation it is and what was answered, and tell the replicas."""
+        """Record the owner of a reservation and its answer, and tell the replicas."""
         reservation.selection_id = request.selection_id
         reservation.lora_name = request.lora_name
         reservation.expected_output_tokens = request.expected_output_tokens
@@ -238,9 +239,9 @@ class Desk:
         *,
         watched: bool = False,
     ) -> Reservation:
-        """Book what a replica has booked, or own again; its id must not be live here.
+        """Book a reservation of a replica, or one of ours again; its id must not be live here.
 
-        `watched` when a copy of its lease says how long it lives.
+        `watched`: a copy of its lease decides how long it lives.
         """
         lease = None
         if origin == "local" and record.lease is not None:
@@ -272,15 +273,15 @@ class Desk:
         return reservation
 
     def _told_ttl(self, record: ClaimRecord, default_s: float) -> float:
-        """Its time to live alone, by what was told of it."""
+        """Return its own time to live, as told by its owner."""
         told = record.ttl_s if record.lease is None else record.lease.ttl_s
         ttl_s = self.announcer.claims.copies.ttl(told)
         return default_s if ttl_s is None else ttl_s
 
-    # -- go on ---------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------
 
     def prefill_complete(self, name: str, now: float) -> tuple[Partition, Effects]:
-        """The prompt is computed: its prefill tokens leave, its blocks stay. Repeatable.
+        """The prompt is computed: release its prefill tokens, keep its blocks. Repeatable.
 
         Raises:
             ReservationNotFound: nothing live has that id.
@@ -293,7 +294,7 @@ class Desk:
             demand.ttft_s += now - reservation.created
             reservation.first_token_at = now
         partition.ledger.prefill_complete(reservation, now)
-        if (  # as a rule there is nobody to tell
+        if (  # usually none of these applies
             reservation.lease is not None
             or reservation.claim is not None
             or self.bookings.changes is not None
@@ -308,7 +309,7 @@ class Desk:
     def output_block(
         self, name: str, decay_fraction: float | None, now: float, count: int = 1
     ) -> None:
-        """So many more blocks are filled; with a fraction all it alone holds count for so much.
+        """Add `count` output blocks; a fraction reweights all blocks that only this one holds.
 
         Raises:
             ReservationNotFound: nothing live has that id.
@@ -321,7 +322,7 @@ class Desk:
             self.announcer.claims.output(name, decay_fraction, count)
 
     def outputs(self, name: str) -> int:
-        """Return how many output blocks it has, those that other replicas were told of included.
+        """Return its output blocks, including those only other replicas were told of.
 
         Raises:
             ReservationNotFound: nothing live has that id.
@@ -341,19 +342,19 @@ class Desk:
         return booking
 
     def _miss(self, name: str) -> None:
-        """A call came for what is not live: perhaps it was taken for dead too early."""
+        """Count a call for an id that expired: it was perhaps given up too early."""
         if self._lapsed.hear(name):
             self._counters.reservations_expired_early += 1
 
     def _cared_for(self, booking: Booking, now: float) -> None:
-        """A lifecycle call came: it lives, and is ours if its owner is gone."""
+        """A lifecycle call came: renew the reservation, and adopt it if its owner is gone."""
         self._renew_lease(booking, now)
         if self.announcer.speaks and self.announcer.may_adopt(booking.reservation):
             self.adopt(booking, now)
         self.bookings.touched(booking)
 
     def _renew_lease(self, booking: Booking, now: float) -> None:
-        """Whoever cares for one reservation cares for all under the same lease, wherever it is."""
+        """Renew the lease, and so everything under it, wherever its owner is."""
         reservation = booking.reservation
         if reservation.lease is not None:
             self.leases.touch(reservation.lease, now)
@@ -371,7 +372,7 @@ class Desk:
                 self.announcer.claims.say_of_lease(Renewed(lease_id))
 
     def sign_of_life(self, lease_id: str, now: float, ttl_s: float | None = None) -> None:
-        """Somebody cares for a lease, here or at a replica, and perhaps for how long from now."""
+        """Renew a lease here or as a copy, for `ttl_s` from now if given."""
         lease = self.leases.find(lease_id)
         if lease is not None:
             self.leases.touch(lease, now, ttl_s)
@@ -381,7 +382,7 @@ class Desk:
             copies.touch(copy, now, ttl_s)
 
     def adopt(self, booking: Booking, now: float) -> None:
-        """Own an orphan (`may_adopt`), and have its lease open here if there is room for it."""
+        """Own an orphan (`may_adopt`), and open its lease here if there is room."""
         partition, reservation = booking.partition, booking.reservation
         claim = reservation.claim
         assert claim is not None
@@ -439,9 +440,9 @@ class Desk:
         return partition, effects
 
     def expire(self, partition: Partition, limit: int, now: float, effects: Effects) -> int:
-        """End reservations nobody has touched for their TTL; return how many steps that took.
+        """End reservations untouched for their TTL; return the number of steps.
 
-        Takes about `limit` steps. Only the process that booked one tells the replicas.
+        Takes about `limit` steps. Only the process that booked a reservation tells the replicas.
         """
         steps = 0
         for reservation in partition.ledger.expired(now, limit):
@@ -459,15 +460,15 @@ class Desk:
     def clear_leases(
         self, limit: int, now: float, effects: Effects, lease: Lease | None = None
     ) -> tuple[int, set[Partition]]:
-        """End what an ended lease (None: any of them) left behind, in about `limit` steps.
+        """End what an ended lease (None: any ended lease) left behind, in about `limit` steps.
 
         Returns:
-            (steps, partitions): steps taken, 0 when nothing is left; where load went.
+            (steps, partitions): steps taken, 0 when nothing is left; partitions that lost load.
         """
         lighter: set[Partition] = set()
         steps = 0
         while steps < limit and (reservation := self.leases.left_behind(lease)) is not None:
-            if not reservation.live:  # its rank went, and the sweep will forget it
+            if not reservation.live:  # its rank has gone; the sweep will forget it
                 self.leases.leave(reservation)
                 steps += 1
                 continue
@@ -483,7 +484,7 @@ class Desk:
     def _end(
         self, partition: Partition, reservation: Reservation, now: float, effects: Effects
     ) -> int:
-        """End one whose owner was silent, and return the price in steps."""
+        """End a reservation nobody has renewed; return the cost in steps."""
         booking = self.bookings.get(reservation.reservation_id)
         if reservation.origin != "local":
             return self.let_go(booking, now)
@@ -492,7 +493,7 @@ class Desk:
         return self._release_counted(booking, now)
 
     def let_go(self, booking: Booking, now: float) -> int:
-        """End an orphan nobody has cared for, and return the price in steps."""
+        """End an orphan nobody has renewed; return the cost in steps."""
         self.announcer.orphan_expired(booking.partition, booking.reservation)
         return self._release_counted(booking, now)
 
@@ -503,12 +504,12 @@ class Desk:
         return 1 + (before - blocks.blocks) // BLOCKS_PER_STEP
 
     def dropped(self, count: int) -> None:
-        """Note that so many reservations have lost their rank; `sweep` clears them away."""
+        """Count reservations that lost their rank; `sweep` clears them away."""
         self.bookings.expect_dropped(count)
         self._counters.reservations_dropped += count
 
     def sweep(self, partition: Partition, limit: int, now: float) -> int:
-        """Forget up to `limit` reservations whose rank has gone; return how many."""
+        """Forget up to `limit` reservations whose rank has gone; return how many were forgotten."""
         swept = partition.ledger.sweep(limit)
         for reservation in swept:
             self._forget_dropped(reservation, now)
@@ -520,7 +521,7 @@ class Desk:
         self.announcer.dropped(reservation, now)
 
     def release(self, booking: Booking, now: float) -> None:
-        """Take a live reservation out of the ledger; its id counts as freed."""
+        """Remove a live reservation from the ledger; its id counts as freed."""
         reservation = booking.reservation
         booking.partition.ledger.free(reservation)
         if reservation.lease is not None:

@@ -1,8 +1,8 @@
-"""Pairs of reservations: booked in one step, and reached under one id until the last leg ends.
+"""Pairs of reservations: booked in one step, and addressed by one id until the last leg ends.
 
-Each leg is a reservation like any other, with a rank, a load and an id of its own, and travels to
-replicas and to disk as such; that it is a leg is a fact of it. Ids of legs follow from the pair's,
-so that whoever knows the one finds the other. `pricing/pairing.py` chooses the ranks.
+Each leg is an ordinary reservation with its own rank, load and id, and travels to replicas and to
+disk as such, marked with its pair. The ids of the legs derive from the pair's id.
+`pricing/pairing.py` chooses the ranks; `desk.py` books them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Pairs:
-    """Books pairs, and carries lifecycle calls under a pair's id to the legs they mean."""
+    """Books pairs, and passes lifecycle calls under a pair's id on to the right legs."""
 
     def __init__(self, desk: Desk, counters: Counters) -> None:
         self._desk = desk
@@ -78,7 +78,7 @@ class Pairs:
                 partition, plan, couple.decode_slot, ids[1], 0, couple.potential_decode_blocks
             ),
         )
-        # Everything that may be refused has been checked: from here both are booked.
+        # Everything that can fail has been checked: from here on both are booked.
         legs = [
             self._desk.book(partition, slot, order, now)
             for slot, order in ((couple.prefill_slot, computing), (couple.decode_slot, decoding))
@@ -92,7 +92,7 @@ class Pairs:
     def book_one(
         self, ticket: Ticket, plan: Plan, placement: Placement, now: float, effects: Effects
     ) -> tuple[PairSelection, Effects]:
-        """Book the one rank that does better than any pair, under the pair's id.
+        """Book the one rank that is cheaper than any pair, under the pair's id.
 
         Raises:
             ServiceError: as `Desk.terms`.
@@ -133,7 +133,7 @@ class Pairs:
     # -- go on, and end ------------------------------------------------------------------------
 
     def prefill_complete(self, name: str, now: float) -> tuple[Partition | None, Effects] | None:
-        """The prompt is computed and moved: the prefill leg ends. Repeatable; None: no pair."""
+        """The prompt is computed and moved: end the prefill leg. Repeatable; None: no such pair."""
         known = self._legs(name)
         if known is None:
             return None
@@ -142,7 +142,7 @@ class Pairs:
         ids = self._ids(pair, legs)
         done = [leg for leg in legs if leg.reservation.reservation_id == decode_id]
         if decode_id not in ids and legs and legs[0].reservation.origin != "local":
-            # We may have yet to hear of the other leg: with this one the pair would be forgotten.
+            # We may not have heard of the other leg yet: ending this one would forget the pair.
             done, ids = legs, []
         else:
             self._end_unheard(pair, now, prefill_id)
@@ -155,9 +155,10 @@ class Pairs:
         return partition, Effects(published=told) if told else NOTHING
 
     def _computed(self, legs: Iterable[Booking], now: float) -> list[ReplicaMessage]:
-        """Say of prefill legs that they are computed, before they end: given up they are not.
+        """Complete the prefill of these legs before they end: an unfinished one counts as given up.
 
-        How fast ranks compute would not be learnt of them, and their ranks would seem to hang.
+        Otherwise the compute rate would not be learnt from them, and their ranks would seem to
+        hang.
         """
         told: list[ReplicaMessage] = []
         announcer = self._desk.announcer
@@ -173,7 +174,7 @@ class Pairs:
         return told
 
     def output_block(self, name: str, decay_fraction: float | None, now: float, count: int) -> bool:
-        """So many more blocks are filled on the decode leg; False: there is no such pair.
+        """Add output blocks to the decode leg; False: there is no such pair.
 
         Raises:
             ReservationNotFound: its decode leg has ended.
@@ -189,12 +190,12 @@ class Pairs:
         return True
 
     def outputs(self, name: str) -> int | None:
-        """Return how many output blocks the legs have; None: there is no such pair."""
+        """Return the output blocks of both legs; None: there is no such pair."""
         known = self._legs(name)
         return None if known is None else sum(leg.reservation.output_blocks for leg in known[1])
 
     def free(self, name: str, now: float) -> tuple[Partition | None, Effects] | None:
-        """End both legs, or the one that is left; None: there is no such pair."""
+        """End both legs, or the remaining one; None: there is no such pair."""
         known = self._legs(name)
         if known is None:
             return None
@@ -212,9 +213,9 @@ class Pairs:
         return lighter, told
 
     def _end_unheard(self, pair: str, now: float, only: str | None = None) -> None:
-        """Of a replica's pair we may have heard but one leg; the other ends as well.
+        """End the leg of a replica's pair that we have not heard of yet, along with the other.
 
-        Both were booked in one step, so that their claims have neighbouring numbers.
+        Both were booked in one step, so their claims have consecutive numbers.
         """
         announcer = self._desk.announcer
         if not announcer.speaks:
@@ -235,7 +236,7 @@ class Pairs:
                     claims.say_later(Ended(other, *key, freed=True))
 
     def _legs(self, name: str) -> tuple[str, list[Booking]] | None:
-        """Return the pair meant, and those of its legs that are booked here."""
+        """Return the pair with this id (its own or a leg's), and its legs booked here."""
         if not self._desk.bookings.pairs and not self._desk.announcer.speaks:
             return None
         legs = self._desk.bookings.legs(name)
@@ -248,7 +249,7 @@ class Pairs:
         return None
 
     def _ids(self, pair: str, legs: Iterable[Booking]) -> list[str]:
-        """Return the ids of the legs that live: booked here, or on ranks only replicas know."""
+        """Return the ids of the live legs: booked here, or on ranks only replicas know."""
         booked = {leg.reservation.reservation_id for leg in legs}
         elsewhere = self._claimed(pair)
         return [one for one in leg_ids(pair) if one in booked or one in elsewhere]

@@ -1,8 +1,8 @@
-"""Session affinity: requests of one session go where the last one went, while that makes sense.
+"""Session affinity: requests of a session follow its last one to the same rank, while that pays.
 
-A session belongs to one partition, so tenants are separate, and is forgotten when it was silent for
-`session_ttl_s` or when `sessions_max` others were heard of since. Nothing is told other replicas.
-`verbs/placing.py` asks before ranks are priced, and tells who was chosen.
+A session belongs to one partition, so tenants stay separate. It is forgotten after `session_ttl_s`
+of silence, or once `sessions_max` others have been active since. Other replicas are not told.
+`verbs/placing.py` asks for the session's rank before pricing, and notes the rank chosen.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ if TYPE_CHECKING:
 __all__ = ["SessionCounters", "Sessions"]
 
 _FORGOTTEN_AT_ONCE: Final = 2
-"""For each one that comes: so they never become more, and fewer if there were too many."""
+"""Sessions forgotten at most for each one noted: their number never grows past the maximum, and
+shrinks if that was lowered."""
 
 
 class SessionCounters(Struct):
-    """What became of requests with a session; only grows."""
+    """Outcomes of requests with a session; they only grow."""
 
-    begun: int = 0  # nobody had it
+    begun: int = 0  # the session was unknown
     kept: int = 0
-    moved_busy: int = 0  # its rank had more ahead of it than the whole prompt is long
+    # its rank's queue exceeded the shortest by more than the whole prompt
+    moved_busy: int = 0
     moved_ineligible: int = 0  # its rank may not take the request, or drains
-    released: int = 0  # its rank is gone, or has gone and come again
+    released: int = 0  # its rank has gone, or has gone and come back
     expired: int = 0
-    evicted: int = 0  # for later ones
+    evicted: int = 0  # to make room for later sessions
 
 
 class _Seat(NamedTuple):
@@ -45,13 +47,13 @@ class _Seat(NamedTuple):
 
 
 class Sessions:
-    """Which rank a session is on. Every verb is O(1), and the ranks for a look at their queues."""
+    """The rank of each session. Every method is O(1), plus O(ranks) to compare their queues."""
 
     def __init__(self, limits: CoreLimits) -> None:
         self._limits = limits
         self._seats: OrderedDict[tuple[Partition, str], _Seat] = (
             OrderedDict()
-        )  # silent longest first
+        )  # longest silent first
         self.counters = SessionCounters()
 
     def __len__(self) -> int:
@@ -59,17 +61,17 @@ class Sessions:
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody is kept where he was."""
+        """Whether sessions are kept at all."""
         return self._limits.session_ttl_s > 0.0
 
     def rows(
         self, partition: Partition, session_id: str, rows: Rows, isl_tokens: int, now: float
     ) -> Slots | None:
-        """Return the session's rank alone, if it should have the request; None: as anybody.
+        """Return the session's rank alone if it should take the request; None: choose freely.
 
-        It should unless it is no candidate, or a candidate could have computed all of the prompt by
-        the time the rank gets to it: what is queued there is more than what is queued at the least
-        loaded one by more than the prompt's whole length.
+        It should unless it is no candidate, or another candidate could have computed the whole
+        prompt by the time the rank gets to it: its queue exceeds that of the least loaded candidate
+        by more than the prompt's length.
 
         Raises:
             NameRefused: the name is too long, or no log could print it.
@@ -79,7 +81,7 @@ class Sessions:
             raise NameRefused.of("session_id", session_id, most, "id_length_max")
         counters, key = self.counters, (partition, session_id)
         seat = self._seats.get(key)
-        if seat is None or seat.until <= now:  # the latter is swept later
+        if seat is None or seat.until <= now:  # swept later, if expired
             counters.begun += 1
             return None
         slot, ledger = seat.slot, partition.ledger
@@ -98,7 +100,7 @@ class Sessions:
         return np.array([slot], dtype=np.int64)
 
     def note(self, partition: Partition, session_id: str, slot: int, now: float) -> None:
-        """A request of the session went there."""
+        """Record that a request of the session went to this slot."""
         if not self.is_on:
             return
         seats, key = self._seats, (partition, session_id)
@@ -107,7 +109,7 @@ class Sessions:
         self.forget(now, _FORGOTTEN_AT_ONCE)
 
     def forget(self, now: float, limit: int) -> bool:
-        """Let those go that were silent for long, or are too many; True if more should go.
+        """Forget sessions that are expired or too many; True if more should go.
 
         Args:
             now: monotonic seconds.
@@ -128,6 +130,6 @@ class Sessions:
         return bool(seats)
 
     def check(self) -> None:
-        """State every promise."""
+        """Assert all invariants."""
         untils = [seat.until for seat in self._seats.values()]
         assert untils == sorted(untils), "who was silent for longest is the first to be forgotten"

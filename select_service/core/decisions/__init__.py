@@ -1,1 +1,1 @@
-"""The records behind "why this worker?": kept cheaply, explained when somebody asks."""
+"""The records behind "why this worker?": kept cheaply, explained on request."""

@@ -1,7 +1,6 @@
-"""What a request that may take a pair compared: each rank's cost as a leg, and the best two.
+"""The comparison behind a request that may take a pair: each rank's cost as a leg, the best two.
 
-Computed again from the record like all else (`explaining.py` stands behind), by the formulas of
-`pricing/pairing.py`.
+Recomputed from the record by the formulas of `pricing/pairing.py`; `explaining.py` presents it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PairTerms:
-    """The legs of one record, as columns by seat; nan where a rank is no such leg."""
+    """The legs of one record, as columns by seat; nan where a rank cannot be that leg."""
 
     def __init__(self, record: Record, terms: Terms, transfer_cost: float) -> None:
         odds = record.odds
@@ -54,7 +53,7 @@ class PairTerms:
 
     @property
     def is_leg(self) -> NDArray[np.bool_]:
-        """Who might have been one, by seat."""
+        """The ranks that could have been a leg, by seat."""
         mask = np.zeros(len(self._to_move), dtype=np.bool_)
         mask[self._prefill] = mask[self._decode] = True
         return mask
@@ -69,7 +68,7 @@ class PairTerms:
         return np.array([at[slot] for slot in slots.tolist()], dtype=np.int64)
 
     def _moved(self, costs: Floats, couple: Couple) -> Floats:
-        """Return decode costs as seen from the prefill rank chosen; infinite: nothing moves."""
+        """Return decode costs as seen from the prefill rank; infinite: no transfer is possible."""
         odds = self._record.odds
         assert odds is not None
         assert odds.roles is not None
@@ -85,7 +84,7 @@ class PairTerms:
         return costs
 
     def pair(self) -> DecisionPair:
-        """Return what was compared."""
+        """Return the comparison."""
         plan, couple = self._plan, self._plan.couple
         prefill = decode = None
         if couple is not None:
@@ -111,7 +110,10 @@ class PairTerms:
         )
 
     def chosen(self) -> Chosen:
-        """Return the decode leg at the price of both; the other way is one rank for the whole."""
+        """Return the decode leg at the price of both legs.
+
+        The runner-up is one rank for the whole.
+        """
         plan, couple = self._plan, self._plan.couple
         assert couple is not None
         leg = self._leg(couple.decode_slot, self._decoding)
@@ -129,7 +131,7 @@ class PairTerms:
         )
 
     def legs(self, some: slice[int, int, None]) -> list[DecisionLegs]:
-        """Return what some ranks would cost as legs."""
+        """Return the costs of some ranks as legs."""
         decode = set(self._decode.tolist())
         computing, decoding = self._computing[some].tolist(), self._decoding[some].tolist()
         to_move = self._to_move[some].tolist()

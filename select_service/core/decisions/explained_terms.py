@@ -1,7 +1,7 @@
-"""Every term of the cost of every rank, computed again from what a record kept.
+"""Every term of every rank's cost, recomputed from a record.
 
-The contract's formula, in the order of `scoring.py`, so that the numbers are those that
-decided to the last bit. `explaining.py` and `explained_pair.py` tell them.
+The contract's formula, in the order of `scoring.py`, so the numbers match those of the decision to
+the last bit. `explaining.py` and `explained_pair.py` present them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Terms:
-    """Columns by seat, in blocks where nothing else is said."""
+    """Columns by seat, in blocks unless stated otherwise."""
 
     def __init__(self, record: Record) -> None:
-        """Compute them; some 50 µs, and a µs for every ten taints that ranks differ by."""
+        """Compute the terms; some 50 µs, plus a µs for every ten differing sets of taints."""
         seating, weights = record.seating, record.weights
         slots, size, isl = seating.slots, seating.block_size, float(record.isl_tokens)
         columns, matched, shared, trust = record.seen
@@ -43,7 +43,7 @@ class Terms:
         self.overlap = _overlap(record, matched, rows)
         self.shared = _column(shared, rows)[slots]
         self.trust: Floats | None = None if trust is None else np.frombuffer(trust)[slots]
-        self.cached = cached_tokens(self.overlap, weights, size)  # tokens, as far as believed
+        self.cached = cached_tokens(self.overlap, weights, size)  # tokens, weighted by trust
         if self.trust is not None:
             self.cached = np.floor(self.cached * self.trust)
         self.raw: Floats = np.zeros(len(slots))
@@ -53,8 +53,8 @@ class Terms:
         self.factors = _factors(record)
         nothing = np.zeros(len(slots))
         self.expected: Floats = nothing  # booked there, and cached by the time it is computed
-        self.delay: Floats = nothing  # what its own prefill costs those behind it
-        self.eviction: Floats = nothing  # and what it pushes out of the cache
+        self.delay: Floats = nothing  # the delay its own prefill causes those behind it
+        self.eviction: Floats = nothing  # the blocks it evicts from the cache
         if weights.is_kv_cost:
             self.credit, adjusted = self.adjusted(self.considered)
             whole = adjusted + self.bare
@@ -64,19 +64,19 @@ class Terms:
 
     def _look_at_queues(self, loads: Loads) -> None:
         record, slots = self._record, self._record.seating.slots
-        self.unheard: Floats | None = None  # seconds since the queue was known; None: not asked
+        self.unheard: Floats | None = None  # seconds since the queue was known; None: not used
         self.ahead: Floats = np.zeros(len(slots))  # tokens
-        self.worked: Floats = self.ahead  # of them, those that count as computed
+        self.worked: Floats = self.ahead  # the part of them that counts as computed
         if loads.heard is not None and loads.ahead is not None:
             heard, self.ahead = loads.heard[slots], loads.ahead[slots]
             self.unheard = np.where(self.ahead > 0.0, record.at - heard, 0.0)
             self.worked = worked_off(heard, self.ahead, record.weights.pace, record.at)
 
     def adjusted(self, among: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """Return what overlap takes off, and what is left of the prefill, scaled.
+        """Return the credit of overlap, and the remaining prefill, scaled.
 
         Args:
-            among: whose least load the decay of the credit is measured from.
+            among: the decay of the credit is measured from their least load.
         """
         taken: Floats = np.minimum(self._credited(among), self.raw)
         return taken, self._record.weights.prefill_load_scale * (self.raw - taken)
@@ -128,7 +128,7 @@ class Terms:
 
 
 def _considered(record: Record, rows: int) -> NDArray[np.bool_]:
-    """Return who could be chosen, by slot."""
+    """Return the candidates, by slot."""
     mask = np.zeros(rows, dtype=np.bool_)
     if record.rows is not None and not (record.odds is not None and record.odds.is_threshold):
         mask[record.rows] = True
@@ -151,7 +151,7 @@ def _overlap(record: Record, found: Groups | Overlap | None, rows: int) -> Overl
 
 
 def _factors(record: Record) -> Floats | None:
-    """Return what preferred taints make of each cost; None: none is preferred."""
+    """Return the factor of preferred taints on each cost; None: none are preferred."""
     odds = record.odds
     if odds is None or odds.pinned is not None or odds.constraints is None:
         return None

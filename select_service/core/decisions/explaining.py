@@ -1,7 +1,7 @@
-"""A record of a decision, told: every rank with every term of its cost, and who won by how much.
+"""Turns a record into the explanation of its decision: every rank's cost terms, and the winner.
 
-Nothing was told when the decision was made; all of it is made up here, when somebody asks. A large
-fleet may be told in slices (`Told.candidates`).
+Nothing was computed for this when the decision was made; all of it is derived here on demand. A
+large fleet may be sent in slices (`Told.candidates`).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 
 class Told:
-    """One record, told piece by piece."""
+    """One record, explained piece by piece."""
 
     def __init__(self, record: Record, wall_offset: float, transfer_cost: float) -> None:
-        """Look at a record.
+        """Prepare the explanation of a record.
 
         Args:
-            record: it stays as it is.
+            record: is not changed.
             wall_offset: unix seconds when the monotonic clock shows 0.
             transfer_cost: of moving a block, in blocks of prefill.
         """
@@ -67,11 +67,11 @@ class Told:
             self._allowed = frozenset(odds.allowed)
 
     def __len__(self) -> int:
-        """How many candidates there are to tell of."""
+        """The number of candidates."""
         return len(self._record.seating.seats) + len(self._record.seating.absent)
 
     def decision(self) -> Decision:
-        """Return all but the candidates; some 20 µs, and a tenth of one a rank."""
+        """Return everything but the candidates; some 20 µs, and 0.1 µs per rank."""
         record, scope = self._record, self._record.seating.scope
         odds = record.odds
         told = Decision(
@@ -99,7 +99,7 @@ class Told:
         return told
 
     def whole(self) -> Decision:
-        """Return it with all candidates at once; a µs for each of them."""
+        """Return the decision with all candidates at once; a µs per candidate."""
         told = self.decision()
         told.candidates = self.candidates(0, len(self))
         return told
@@ -140,7 +140,7 @@ class Told:
     # -- the ranks ------------------------------------------------------------------------------
 
     def candidates(self, start: int, stop: int) -> list[Candidate]:
-        """Return some of the ranks: those seated, by worker and rank, then the others."""
+        """Return some of the ranks: the seated ones by worker and rank, then the absent ones."""
         seating = self._record.seating
         seated = len(seating.seats)
         told = self._seated(slice(min(start, seated), min(stop, seated)))
@@ -186,7 +186,7 @@ class Told:
         return list(map(Candidate, *columns))
 
     def _excluded(self, seat: Seat) -> Excluded:
-        """Say why a rank was no candidate: the first reason, in the order they are judged."""
+        """Return why a rank was no candidate: the first reason, in the order of evaluation."""
         odds = self._record.odds
         assert odds is not None, "everybody is considered otherwise"
         pinned = odds.pinned
@@ -201,7 +201,7 @@ class Told:
     def _index(self, position: int) -> DecisionIndex:
         states = self._record.lookout[1]
         age = self._wall_at - self._stamps[position]
-        lag = max(age, 0.0) if abs(age) < PLAUSIBLE_LAG_S else None  # nor is nan
+        lag = max(age, 0.0) if abs(age) < PLAUSIBLE_LAG_S else None  # false for nan, too
         state = states[position]
         return DecisionIndex(STREAM_STATES[state], lag, int(state == REPLAYING))
 
@@ -233,7 +233,7 @@ def _shadow_choice(side: Side, record: Record) -> DecisionShadowChoice:
 
 
 def _unfit(odds: Odds, seat: Seat, *, holds_to_cache: bool) -> Excluded:
-    """Say why a rank that meets every wish was no candidate."""
+    """Return why a rank that meets all constraints was no candidate."""
     if not odds.is_pair and not (
         seat.role == "aggregated" or (seat.role == "decode" and holds_to_cache)
     ):

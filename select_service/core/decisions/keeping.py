@@ -1,8 +1,8 @@
-"""The last decisions, for who asks why: a ring bounded by count and by bytes, found by id.
+"""The latest decisions, to be explained on request: a ring bounded by count and by bytes.
 
-A record is a row of references and a copy of the prompt's hashes, and one of the load columns when
-a load has changed. What an answer about it costs is paid by who asks (`explaining.py`).
-`placing.py` leaves what it decides here; what nothing is unusual about goes to the ring at once.
+A record is a row of references with a copy of the prompt's hashes, and of the load columns if a
+load has changed. The cost of explaining it is paid on request (`explaining.py`). `placing.py`
+records its decisions here; those with nothing unusual go to the ring directly.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ if TYPE_CHECKING:
     from select_service.types import CacheHit
 
 EXPLAINED_MAX: Final = 64
-"""Bookings whose answer was explained and whose record stays, ring or none, for who repeats them:
-a client repeats within seconds, and explains by hand."""
+"""Explained bookings whose records stay even without a ring, for repeats: a client repeats within
+seconds, and asks for explanations by hand."""
 
 EXPLAINED_BYTES_MAX: Final = 4 << 20
-"""What they may take together: a client may name a booking by a megabyte."""
+"""Bytes they may take together: a client may name a booking with a megabyte."""
 
-_CHAR_BYTES: Final = 4  # of a text that is not all ASCII, at most
+_CHAR_BYTES: Final = 4  # maximum, in a text that is not all ASCII
 _ODDS_BYTES: Final = 512
 _SIGHTING_BYTES: Final = 768  # two tuples of numbers; the weights are shared
 _PLAN_BYTES_PER_RANK: Final = 160  # columns of a plan
 _REFUSED: Final = frozenset({429, 503})
-"""Refusals that say something of the fleet. Others are the caller's own fault (400), or about an
-id that is somebody's already (409): they must not stand where that one's decision does."""
+"""Refusals that say something about the fleet. Others are the caller's own fault (400), or concern
+an id that is already taken (409): they must not replace the record of that id."""
 
 
 class Decisions:
-    """One ring for the whole process."""
+    """The decisions of the whole process."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class Decisions:
         """Start empty.
 
         Args:
-            catalog: knows who is not schedulable.
+            catalog: knows the unschedulable workers.
             stream_of: the open event stream of a rank.
-            partitions: those there are, by scope; each keeps what is noted of it.
+            partitions: live, by scope; each keeps its lookout.
             count_max: records kept; 0: none.
             bytes_max: bytes they may take together.
-            first: number of the first; beyond those of the process's earlier lives.
+            first: number of the first record; above those of earlier lives of the process.
         """
         self.is_on = count_max > 0 and bytes_max > 0
         self._catalog = catalog
@@ -100,33 +100,33 @@ class Decisions:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody wants decisions to be told here."""
+        """Whether decisions are recorded."""
         return self.is_on
 
     @property
     def keep_usual(
         self,
     ) -> Callable[[Ticket, Placement, Rows, float, CacheHit | None, Lookout], bool]:
-        """Where decisions go at once that nothing is unusual about; see there. Ask once."""
+        """The ring's method for decisions with nothing unusual; see there. Look it up once."""
         return self._ring.keep_usual
 
     @property
     def ring(self) -> RecordRing:
-        """Where records are kept, for who has looked already at what they say of the fleet."""
+        """The ring, for callers with an up-to-date lookout."""
         return self._ring
 
     @property
     def bytes(self) -> int:
-        """What the records take together."""
+        """The bytes of all records."""
         return self._ring.bytes
 
     @property
     def evicted(self) -> int:
-        """Records that had to go for others."""
+        """Records evicted for newer ones."""
         ring = self._ring
         return ring.next - self._first - len(ring)
 
-    # -- what happened --------------------------------------------------------------------------
+    # -- recording ------------------------------------------------------------------------------
 
     def keep(  # noqa: PLR0917 - in one call: all pay for it
         self,
@@ -139,17 +139,17 @@ class Decisions:
         cache_hit: CacheHit | None = None,
         weights: Weights | None = None,
     ) -> Record | None:
-        """A decision was made; its record is returned to who is to have it explained.
+        """Record a decision; return the record if it is to be explained.
 
         Args:
             ticket: the request.
-            seen: what it met, before anything was booked.
+            seen: the state it met, before anything was booked.
             rows: the candidates.
-            slot: who was chosen; -1: nobody.
+            slot: the choice; -1: none.
             now: monotonic seconds.
-            odds: what is unusual, if the caller knows of something.
-            cache_hit: how it stands to a cache-hit threshold, if one is in force.
-            weights: by which it was chosen; None: those of the ticket.
+            odds: unusual facts, if the caller knows any.
+            cache_hit: hit rate and threshold, if one is in force.
+            weights: used for the choice; None: those of the ticket.
         """
         partition, more = ticket.partition, 0
         if odds is None and (
@@ -170,7 +170,7 @@ class Decisions:
         )
 
     def note_explained(self, ticket: Ticket, record: Record) -> None:
-        """Keep a record that was told with its booking, for who repeats that."""
+        """Keep an explained record along with its booking, for repeats of that."""
         name, explained = ticket.reservation_id, self._explained
         if name is None:
             return
@@ -183,7 +183,7 @@ class Decisions:
             self._explained_bytes -= _whole_size(explained.pop(next(iter(explained))))
 
     def paired(self, ticket: Ticket, seen: Seen, match: Match, now: float) -> Record | None:
-        """Two ranks were chosen, or one that does better, and booked."""
+        """Record the booking of a pair, or of the one rank that is cheaper."""
         plan, odds = match.plan, odds_of(ticket)
         odds.plan, odds.legs, odds.roles = plan, match.legs, ticket.partition.seating.roles
         if match.placement is not None:
@@ -194,7 +194,7 @@ class Decisions:
         return self.keep(ticket, seen, plan.whole, slot, now, odds)
 
     def refused(self, ticket: Ticket, refusal: ServiceError, now: float) -> Record | None:
-        """It was turned away, before anybody was priced; if that is a decision."""
+        """Record a refusal before pricing, if it is a decision."""
         gate = refusal.gate if isinstance(refusal, AdmissionRefused) else None
         if gate is None and refusal.status not in _REFUSED:
             return None
@@ -208,7 +208,7 @@ class Decisions:
         seen = ticket.partition.ledger.loads.pack(), None, None, None
         return self.keep(ticket, seen, None, -1, now, odds)
 
-    # -- who sits where -------------------------------------------------------------------------
+    # -- seating --------------------------------------------------------------------------------
 
     def _look_at(self, partition: Partition, now: float) -> Lookout:
         lookout = partition.lookout or self._lookout_for(partition)
@@ -223,19 +223,19 @@ class Decisions:
         return lookout
 
     def _note(self, scope: Scope, worker_id: int) -> None:
-        """Some record is another; of a worker that is seated its partition tells, too."""
+        """Note a changed catalog record; for seated workers the partition does so itself, too."""
         partition = self._partitions.get(scope)
         if partition is None:
             return
         lookout = partition.lookout
         if (
             lookout is None and self.is_on and len(partition.seating.present) >= lookouts.NOTED_MAX
-        ):  # of fewer the first who asks makes it, and partitions may be many
+        ):  # with fewer, the first selection creates it; partitions may be many
             lookout = self._lookout_for(partition)
         if lookout is not None:
             lookout.note(worker_id)
 
-    # -- who asks -------------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------------
 
     def find(
         self,
@@ -243,13 +243,13 @@ class Decisions:
         tenants: frozenset[str] | None = None,
         aliases: frozenset[str] = frozenset(),
     ) -> Record | None:
-        """Return the newest record under an id: a selection's, a reservation's, or one of ours.
+        """Return the newest record of an id: a selection's, a reservation's, or one of ours.
 
-        O(records), some 40 ns each: no selection should pay for finding it.
+        O(records), some 40 ns each: selections must not pay for an index.
 
         Args:
             name: the id.
-            tenants: whose it has to be; None: anybody's.
+            tenants: the record must be of one of these; None: any.
             aliases: names that mean the same.
         """
         names = aliases | {name}
@@ -264,19 +264,22 @@ class Decisions:
         return None if kept is None or not is_of(found := Record._make(kept), tenants) else found
 
     def _numbered(self, name: str) -> Record | None:
-        """Return the record under an id that neither a selection nor a reservation gave."""
+        """Return the record of an id that neither a selection nor a reservation gave."""
         digits = name.removeprefix(PREFIX)
         if name == digits or not digits.isdecimal() or len(digits) > _DIGITS_MAX:
             return None
         return self._ring.numbered(int(digits))
 
     def explained(self, name: str) -> Record | None:
-        """Return the record behind a booking that is repeated."""
+        """Return the record behind a repeated booking."""
         found = self._explained.get(name)
         return self.find(name) if found is None else Record._make(found)
 
     def newest_first(self) -> Iterator[Record]:
-        """Yield the records there are now, whatever comes meanwhile; but not what goes for it."""
+        """Yield the records present now, except those evicted in the meantime.
+
+        Later ones are left out.
+        """
         ring = self._ring
         newest, count = ring.next - 1, len(ring)
         for number in range(newest, newest - count, -1):
@@ -285,7 +288,7 @@ class Decisions:
                 yield Record._make(record)
 
     def check(self) -> None:
-        """State every promise of the ring."""
+        """Assert all invariants of the ring."""
         records = list(self.newest_first())
         assert len(records) <= self._count_max
         before: list[bytes] = [one.seen[0] for one in records[1:]]
@@ -304,13 +307,13 @@ class Decisions:
 
 
 PREFIX: Final = "decision-"
-"""Of an id that neither a selection nor a reservation gave."""
+"""Prefix of ids that neither a selection nor a reservation gave."""
 
-_DIGITS_MAX: Final = 18  # of a number of 64 bits
+_DIGITS_MAX: Final = 18  # of a 64-bit number
 
 
 def odds_of(ticket: Ticket) -> Odds:
-    """Return what is unusual about a request and its moment."""
+    """Return the unusual facts about a request and the current state."""
     request, keeper = ticket.request, ticket.partition.admission
     constraints = request.routing_constraints
     odds = Odds(
@@ -327,7 +330,7 @@ def odds_of(ticket: Ticket) -> Odds:
 
 
 def _size_of(odds: Odds, rows: Rows | None, loads: bytes) -> int:
-    """Return about how many bytes what is odd takes."""
+    """Return the approximate bytes of unusual facts."""
     size = _ODDS_BYTES + 32 * (len(odds.busy) + len(odds.full))
     if rows is not None and not isinstance(rows, slice):
         size += rows.nbytes
@@ -355,7 +358,7 @@ def _whole_size(record: Record) -> int:
 
 
 def is_of(record: Record, tenants: frozenset[str] | None) -> bool:
-    """Tell whether a record is of one of these tenants; None: of whomever."""
+    """Tell whether a record is of one of these tenants; None: any."""
     return tenants is None or record.seating.scope.tenant_id in tenants
 
 
@@ -372,7 +375,7 @@ def only_scope(
 
 
 def chosen_workers(record: Record) -> list[int]:
-    """Return who a decision sends the request to: none, one, or both of a pair."""
+    """Return the workers a decision chose: none, one, or both of a pair."""
     slots, odds, seating = [record.slot], record.odds, record.seating
     if odds is not None and odds.plan is not None and odds.plan.mode == "disaggregated":
         assert odds.plan.couple is not None
@@ -381,7 +384,7 @@ def chosen_workers(record: Record) -> list[int]:
 
 
 def decision_id(record: Record) -> str:
-    """Return the id a record is told under."""
+    """Return the id a record is published under."""
     if record.selection_id is not None:
         return record.selection_id
     return f"{PREFIX}{record.number}" if record.reservation_id is None else record.reservation_id

@@ -1,8 +1,8 @@
-"""Who sits where in a partition and how its event streams stand, for the records of decisions.
+"""The seating of a partition and the state of its event streams, as records of decisions need them.
 
-One worker's change costs what is known of that worker, and one pass over tuples that are there
-already: the next selection pays for it, however many ranks there are. Where many workers change and
-nobody asks, each that comes pays for one that came before.
+A changed worker costs a rebuild of its own part, plus one pass over existing tuples, which the next
+selection pays for, however many ranks there are. Where many workers change without selections, each
+change pays for an earlier one. `keeping.py` owns the lookouts.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from select_service.core.fleet.seating import Seating as SeatingNow
 
 STREAMS_S: Final = 0.25
-"""How old what is written down of event streams may be: to ask a thousand takes 0.2 ms."""
+"""Maximum age of the noted stream states: reading a thousand takes 0.2 ms."""
 
 NOTED_MAX: Final = 16
-"""Workers left to the next selection; the one that changes now is among them. 7 µs each, and where
-nobody has looked at them for a while six times that."""
+"""Changed workers left to the next selection, including the one that is changing now. 7 µs each,
+six times that if none was read for a while."""
 
 _SEAT_BYTES: Final = 240
-_PLACE_BYTES: Final = 112  # of a seat in a seating, and in what that makes if somebody asks
+_PLACE_BYTES: Final = 112  # of a seat in a seating, including what is derived on demand
 _SEATING_BYTES: Final = 512
 _LOOK_BYTES: Final = 192
 _SILENT: Final = STREAM_STATES.index("silent")
@@ -56,13 +56,13 @@ class _Part(NamedTuple):
 
 
 class Lookout:
-    """What a record needs to know of a partition and that seldom changes.
+    """What a record needs to know of a partition that rarely changes.
 
     Attributes:
-        until: what was written down holds until then.
-        everyone: the rows of all who could be chosen then.
-        told: the seating; by seat, states of streams, and wall times as doubles.
-        size: bytes of it that are new: the first record that has them is charged with them.
+        until: what was noted is valid until then.
+        everyone: the rows of all candidates at that time.
+        told: the seating; by seat, stream states, and wall times as doubles.
+        size: its new bytes: the first record that has them is charged with them.
     """
 
     __slots__ = (
@@ -78,21 +78,21 @@ class Lookout:
         catalog: Catalog,
         stream_of: Callable[[WorkerRank], EventStream | None],
     ) -> None:
-        """Nobody is looked at yet.
+        """Start without having looked at any worker.
 
         Args:
             scope: of the partition.
-            seating: who sits where in it, now and later.
+            seating: of the partition, live.
             block_size: of its index, in tokens.
-            catalog: knows who is absent.
-            stream_of: returns what is known of the events of a rank.
+            catalog: knows the absent workers.
+            stream_of: returns the event stream of a rank.
         """
         self._scope, self._seating, self._block_size = scope, seating, block_size
         self._catalog = catalog
         self._stream_of = stream_of
         self._parts: dict[int, _Part] = {}
         self._open: tuple[EventStream | None, ...] = ()  # by seat
-        self._fresh = 0  # seats and absent ranks that no record was charged with yet
+        self._fresh = 0  # seats and absent ranks no record was charged with yet
         here = [worker.worker_id for worker in catalog if worker.scope == scope]
         self._noted = dict.fromkeys([*here, *seating.workers])  # the latest last
         self.told = Seating(scope, block_size, (), ()), b"", b""
@@ -101,16 +101,16 @@ class Lookout:
         self.until = -inf
 
     def note(self, worker_id: int) -> None:
-        """A worker is another, has come or gone; looked at when a record needs it, or later on."""
+        """Note that a worker changed, came or left; it is read when a record needs it, or later."""
         noted = self._noted
-        noted.pop(worker_id, None)  # it may be in the middle of changing: the last to be looked at
+        noted.pop(worker_id, None)  # it may be in the middle of changing: read it last
         noted[worker_id] = None
         self.until = -inf
         if len(noted) > NOTED_MAX:
             self._look_at(next(iter(noted)))
 
     def look(self, now: float) -> None:
-        """Write down who sits where, if that is not as it was, and how the streams stand."""
+        """Rebuild the seating if it changed, and read the stream states."""
         self.size = _LOOK_BYTES
         seating = self._seated_now() if self._noted else self.told[0]
         streams = self._open
@@ -165,7 +165,7 @@ class Lookout:
 
 
 def _state_of(stream: EventStream) -> int:
-    if stream.request is not None:  # while it replays, and only then
+    if stream.request is not None:  # only while it replays
         return REPLAYING
     if stream.kv_state == "uncertain":
         return _UNCERTAIN

@@ -1,7 +1,7 @@
-"""The last records of decisions: a ring bounded by count and by bytes.
+"""The latest records of decisions: a ring bounded by count and by bytes.
 
-The plain twin of `RecordRing` in `_record_ring.pyx`: same names, same records, same sizes. It makes
-the records, too, because every selection pays for that; who asks about one goes to `keeping.py`.
+The pure-Python twin of `RecordRing` in `_record_ring.pyx`: same names, same records, same sizes. It
+also makes the records, because every selection pays for that; `keeping.py` finds and returns them.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordRing"]
 
-_CHAR_BYTES: Final = 4  # of a text that is not all ASCII, at most
+_CHAR_BYTES: Final = 4  # maximum, in a text that is not all ASCII
 _RECORD_BYTES: Final = 640  # the record with its places in the ring; measured, rounded up
 _GROUP_BYTES: Final = 256  # one group of matches, without its slots
-_ASKED_BYTES: Final = 320  # what a gate was asked and said; the classes' names are its own
-_HIT_BYTES: Final = 64  # how it stood to a cache-hit threshold
+_ASKED_BYTES: Final = 320  # the gate's request and decision; class names are shared
+_HIT_BYTES: Final = 64  # hit rate and threshold
 
 
 class RecordRing:
-    """Makes records and keeps the last of them.
+    """Makes records and keeps the latest.
 
     Attributes:
-        bytes: what those kept take together: each its own size, and the columns of each run of
-            records that have the same.
-        next: number of the next one.
+        bytes: of all kept records: each one's size, plus the columns of each run of records that
+            share them.
+        next: number of the next record.
     """
 
     __slots__ = ("_bytes_max", "_columns", "_count_max", "_ring", "bytes", "next")
@@ -54,14 +54,14 @@ class RecordRing:
         Args:
             count_max: records kept; 0: none, they are only made.
             bytes_max: bytes they may take together; 0: none are kept.
-            first: number of the first.
+            first: number of the first record.
         """
         self.bytes = 0
         self.next = first
         self._count_max = count_max if bytes_max else 0
         self._bytes_max = bytes_max
         self._ring: deque[Record] = deque()
-        self._columns = b""  # of the newest
+        self._columns = b""  # of the newest record
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -79,7 +79,7 @@ class RecordRing:
         lookout: Look,
         more: int,
     ) -> Record | None:
-        """Keep the record of a decision, let the oldest go; return it if it is to be told."""
+        """Keep a decision's record, evicting the oldest; return it if it is to be explained."""
         prompt, request, ask = ticket.prompt, ticket.request, ticket.asked
         block_hashes, selection_id = prompt.block_hashes, request.selection_id
         reservation_id = ticket.reservation_id
@@ -93,11 +93,11 @@ class RecordRing:
             size += len(columns) + _GROUP_BYTES * len(shared)
         if trust is not None:
             size += len(trust)
-        if selection_id is not None:  # a caller's words, and of any length
+        if selection_id is not None:  # chosen by the client, of any length
             size += len(selection_id) if selection_id.isascii() else _text_bytes(selection_id)
         if reservation_id is not None:
             size += len(reservation_id) if reservation_id.isascii() else _text_bytes(reservation_id)
-        if ask is not None:  # the tenant is as it was sent
+        if ask is not None:  # the tenant is as sent
             size += _ASKED_BYTES + _text_bytes(ask.tenant_id)
         if cache_hit is not None:
             size += _HIT_BYTES
@@ -112,7 +112,7 @@ class RecordRing:
             self.next += 1
             self._ring.append(record)
             self.bytes += size
-            if columns is not self._columns:  # charged once for a run of records with the same
+            if columns is not self._columns:  # charged once for a run of records that share them
                 self._columns = columns
                 self.bytes += len(columns)
             if self.bytes > self._bytes_max or len(self._ring) > self._count_max:
@@ -128,10 +128,10 @@ class RecordRing:
         cache_hit: CacheHit | None,
         lookout: Lookout,
     ) -> bool:
-        """Keep the record of a decision with nothing unusual about it; False: it has something.
+        """Keep a decision's record if nothing about it is unusual; False: something is.
 
-        Unusual are a choice among some, wishes, who wants it told, and what was written down of
-        the fleet too long ago.
+        Unusual are a choice among a subset, routing constraints, a request to explain, and a
+        lookout that is out of date.
         """
         request, seen = ticket.request, placement.seen
         if (
@@ -147,7 +147,7 @@ class RecordRing:
         return True
 
     def _drop_oldest(self) -> None:
-        """Let go of as many as are too many."""
+        """Evict records until both limits are met."""
         ring = self._ring
         while ring and (len(ring) > self._count_max or self.bytes > self._bytes_max):
             oldest = ring.popleft()
@@ -159,12 +159,12 @@ class RecordRing:
                 self.bytes -= len(columns)
 
     def numbered(self, number: int) -> Record | None:
-        """Return the record of a number, if it is there."""
+        """Return the record of a number, if it is still kept."""
         at = number - (self.next - len(self._ring))
         return self._ring[at] if 0 <= at < len(self._ring) else None
 
     def numbers_of(self, names: frozenset[str]) -> list[int]:
-        """Return the numbers of the records under any of these ids, the newest first."""
+        """Return the numbers of the records with any of these ids, newest first."""
         return [
             one[0]
             for one in reversed(self._ring)

@@ -1,9 +1,9 @@
-"""What is kept of one decision: references and cheap copies, to be read only if somebody asks.
+"""The record of one decision: references and cheap copies, evaluated only if it is asked for.
 
-A record must stay true while ranks come and go and load changes: columns are copied as bytes,
-slot lists are never written to by anybody, and who sat on which slot is in a `Seating` that is
-replaced, not changed. `plain_record_ring.py` and its kernel make and keep records for
-`keeping.py`, `explaining.py` reads them.
+A record must stay true while ranks come and go and load changes: columns are copied as bytes, slot
+lists are never written to, and the seats are in a `Seating` that is replaced, not changed.
+`plain_record_ring.py` and its kernel make and keep records for `keeping.py`; `explaining.py` reads
+them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HASH_BYTES_KEPT: Final = HASHES_KEPT * HASH_BYTES
 
 
 class Seat(NamedTuple):
-    """A rank and its worker as they were."""
+    """A rank and its worker at the time of a decision."""
 
     slot: int
     worker_id: int
@@ -53,7 +53,7 @@ class Absent(NamedTuple):
 
 
 class Seating:
-    """Who sat where in a partition, for as long as no worker changed. Never written to."""
+    """The seats of a partition between two changes of its workers. Never written to."""
 
     def __init__(
         self, scope: Scope, block_size: int, seats: tuple[Seat, ...], absent: tuple[Absent, ...]
@@ -63,7 +63,7 @@ class Seating:
         self.seats = seats  # by worker and rank
         self.absent = absent
 
-    # who asks pays for these, no selection does
+    # computed on demand; selections do not pay for these
 
     @cached_property
     def slots(self) -> Slots:
@@ -77,13 +77,13 @@ class Seating:
 
 
 STREAM_STATES: Final = ("none", "silent", "current", "uncertain", "replaying")
-"""What may be known of a rank's events: of none there is no source."""
+"""The possible states of a rank's event stream; `none` means it has no source."""
 
 REPLAYING: Final = STREAM_STATES.index("replaying")
 
 
 class Odds(Struct, gc=False):
-    """What few decisions have."""
+    """The facts that few decisions have."""
 
     pinned: PinnedWorker | None = None
     allowed: list[int] | None = None
@@ -91,32 +91,31 @@ class Odds(Struct, gc=False):
     busy: frozenset[int] = frozenset()  # slots
     full: frozenset[int] = frozenset()
     refusal: DecisionRefusal | None = None
-    is_threshold: bool = False  # nobody held enough
-    is_pair: bool = False  # whether it might have been one
-    in_wave: bool = False  # its rank was chosen together with others'
-    in_session: bool = False  # its rank is that of its session
+    is_threshold: bool = False  # no candidate held enough
+    is_pair: bool = False  # whether the request could take a pair
+    in_wave: bool = False  # its rank was planned for the whole wave
+    in_session: bool = False  # its rank is its session's
     plan: Plan | None = None  # of a pair
     legs: Legs | None = None
     roles: Roles | None = None
-    shadow: Sighting | None = None  # what other weights would have chosen, if it was scored
+    shadow: Sighting | None = None  # the choice of the shadow weights, if it was scored
 
 
 Look: TypeAlias = "tuple[Seating, bytes, bytes]"
-"""Who sat where; by seat, states of event streams, and wall times of their last batches as
-doubles."""
+"""The seating; by seat, states of event streams and wall times of their last batches (doubles)."""
 
 
 class Record(NamedTuple):
     """One decision. The ring makes and holds plain tuples of these members, in a third of the time.
 
-    Nothing in it leads back to it, so that it ends with its last reference.
+    Nothing it references leads back to it, so it is freed with its last reference.
     """
 
     number: int
     at: float  # monotonic seconds
-    since: float  # when it began to wait; below 0: it did not
+    since: float  # when it began to wait; below 0: it did not wait
     lookout: Look
-    rows: Rows | None  # who could be chosen; None: it did not come to that
+    rows: Rows | None  # the candidates; None: refused before that
     seen: Seen
     block_hashes: PackedHashes  # the first HASHES_KEPT
     blocks: int
@@ -126,14 +125,14 @@ class Record(NamedTuple):
     selection_id: str | None
     reservation_id: str | None
     odds: Odds | None
-    ask: Ask | None  # what a gate was asked, if one was
-    said: GateDecision | None  # and what it said
-    cache_hit: CacheHit | None  # how it stood to a cache-hit threshold, if one was in force
-    size: int  # bytes it is charged with, its columns aside
+    ask: Ask | None  # the request as a gate saw it, if there was one
+    said: GateDecision | None  # and the gate's decision
+    cache_hit: CacheHit | None  # its hit rate and threshold, if one was in force
+    size: int  # the bytes it is charged with, without its columns
 
     @property
     def seating(self) -> Seating:
-        """Who sat where."""
+        """The seating."""
         return self.lookout[0]
 
 
@@ -141,4 +140,4 @@ SELECTION_ID: Final = 11
 RESERVATION_ID: Final = 12
 SIZE: Final = 17
 SEEN: Final = 5
-"""Members by position, where they are looked at in every one of many."""
+"""Positions of members that are read across many records."""

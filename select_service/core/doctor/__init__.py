@@ -1,1 +1,1 @@
-"""What is wired wrong in a fleet, and how one can tell: facts in, findings out."""
+"""Detection of miswirings in a fleet: facts in, findings out."""

@@ -1,7 +1,7 @@
 """The known miswirings, each with its cause and its remedy in words an operator can act on.
 
-Only words and numbers; whether one applies is found in the rooms beside.
-deploy/reference/findings.md is made from them.
+Only texts and numbers; the neighbouring modules find out whether one applies.
+deploy/reference/findings.md is generated from them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Cause(NamedTuple):
     severity: Severity
     why: str
     remedy: str
-    after_s: float = 0.0  # it must have looked like that for so long
+    after_s: float = 0.0  # it must have looked like that for this long
 
 
 WORKER_INCOMPLETE: Final = Cause(

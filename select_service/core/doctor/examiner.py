@@ -1,8 +1,8 @@
-"""One examination of the whole fleet, in steps: whoever runs it may pause after each.
+"""One examination of the whole fleet, in steps: the caller may pause after each.
 
-Facts are read where they are kept; nothing is changed but the examiner's own memory. What is
-suspected is named in the rooms beside (streams, prompts, fleet), and `suspicions.py` says what of
-it has lasted long enough to be told.
+Facts are read where they are kept; only the examiner's own memory changes. The neighbouring modules
+(streams, prompts, fleet) name suspicions, and `suspicions.py` decides which have lasted long enough
+to be reported.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class Examiner:
         self._wall_clock = WallClock()
         self._prompts = PromptWatch()
         self._watches: dict[WorkerRank, StreamWatch] = {}
-        self._stored: dict[Owner, int] = {}  # blocks told of, by the last round
+        self._stored: dict[Owner, int] = {}  # blocks reported by engines, as of the last round
         self._past_missing: set[Owner] = set()
         self.suspicions = Suspicions(limits.findings_max)
         self.rounds = 0
-        self.changes: list[Change] = []  # by the last round
+        self.changes: list[Change] = []  # of the last round
 
     def round(
         self,
@@ -145,7 +145,7 @@ class Examiner:
             if stream.closed:
                 continue
             rank, scope = stream.rank, stream.scope
-            drains = self._drains(rank.worker_id)  # it may end any time, and nobody need be told
+            drains = self._drains(rank.worker_id)  # it may end any time, and need not be reported
             suspect = _overlook if drains else self.suspicions.suspect
             for owner in (scope, (scope, rank)):
                 stored[owner] = stored.get(owner, 0) + stream.tallies.blocks_stored
@@ -181,7 +181,7 @@ class Examiner:
         now: float,
         wall_now: float,
     ) -> Look:
-        if stream.last_event_at is not None:  # then the samples say what it was asked
+        if stream.last_event_at is not None:  # then samples provide its prompts
             return Look(
                 link,
                 replay,

@@ -1,4 +1,4 @@
-"""What shows without looking at events: records, endpoints, replicas, and how callers behave."""
+"""Faults visible without events: in records, endpoints, replicas, and the behaviour of callers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class WallClock:
     """Whether our own wall clock goes on as the monotonic one does."""
 
     def __init__(self) -> None:
-        self._ahead: float | None = None  # of the monotonic one, at the last look
+        self._ahead: float | None = None  # of the monotonic clock, at the last look
         self._set_by = 0.0
         self._told_until = 0.0
 

@@ -1,4 +1,4 @@
-"""How much counters have grown lately: over the last minute or two, at two snapshots each."""
+"""The recent growth of counters: over the last minute or two, from two snapshots each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Growth:
     def of(self, counts: tuple[int, ...], now: float) -> tuple[int, ...]:
         """Return how much each has grown within the window."""
         if now - self._rotated_at >= WINDOW_S:
-            # after a long break between two looks nothing of before counts
+            # after a long break between two looks, earlier growth does not count
             is_long = now - self._rotated_at >= 2 * WINDOW_S
             self._older = counts if is_long else self._younger
             self._younger, self._rotated_at = counts, now

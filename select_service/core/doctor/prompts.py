@@ -1,9 +1,9 @@
-"""Prompts that come again and match nothing: whose blocks should be there, and why they are not.
+"""Prompts that recur and match nothing: whose blocks should be there, and why they are not.
 
-Of the samples (`sampling.py`) one is judged when the same beginning was asked for half a
-minute before: by then an engine has told of it, and the index has it unless something is wrong. One
-that is found clears its scope and its rank of all suspicion. What never matches is tried in other
-ways, with the salts and adapters that events carry, or a token later: a way that matches is proof.
+A sample (`sampling.py`) is judged if the same beginning was requested half a minute earlier: by
+then an engine has reported it, and the index has it unless something is wrong. A hit clears its
+scope and its rank of all suspicion. Prompts that never match are tried in other ways, with the
+salts and adapters that events carry, or shifted by a token: a way that matches is proof.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Verdict(NamedTuple):
     at: float
     is_hit: bool
     sample: Sample
-    stored: int  # blocks the owner had told of by then, ever
+    stored: int  # blocks the owner had ever reported by then
 
 
 class PromptWatch:
@@ -97,7 +97,7 @@ class PromptWatch:
             if len(self._verdicts) > OWNERS_MAX:
                 del self._verdicts[next(iter(self._verdicts))]
         if is_hit and verdicts and verdicts[-1].is_hit:
-            verdicts.pop()  # the last one is enough
+            verdicts.pop()  # one hit is enough
         verdicts.append(Verdict(sample.at, is_hit, sample, stored))
 
     def suspects(
@@ -149,7 +149,7 @@ class PromptWatch:
             return []
         if len({one.sample.beginning for one in verdicts}) < PROMPTS_MIN:
             return []
-        # nothing told since: no engine was sent anything, or `streams` has to say something
+        # nothing reported since: no engine got a prompt, or `streams` will name the fault
         return [one.sample for one in verdicts] if stored > verdicts[0].stored else []
 
 
@@ -158,7 +158,7 @@ def _holds(index: KvIndex, beginning: bytes, slot: int | None) -> bool:
     matches = index.find_matches(beginning)
     blocks = len(beginning) // HASH_BYTES
     whole = [mask for count, mask in matches.groups if count >= blocks]
-    whole += [mask for _, mask in (*matches.host, *matches.disk)]  # it goes on below
+    whole += [mask for _, mask in (*matches.host, *matches.disk)]  # these continue below the device
     if slot is None:
         return bool(whole)
     return any((matches.slots(mask) == slot).any() for mask in whole)

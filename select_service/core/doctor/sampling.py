@@ -1,8 +1,8 @@
-"""A few of the prompts that were placed, for the doctor: the first ones after each examination.
+"""A few of the placed prompts, for the doctor: the first ones after each examination.
 
-A placement asks `left` and, while it is above 0, tells what it did; all others pay for one look at
-a number. Of a prompt no more is kept than its beginning, and no longer than until the next
-examination, or until somebody has to say why it never matches.
+A placement reads `left` and, while it is above 0, adds a sample; all others pay for one comparison.
+Only the beginning of a prompt is kept, until the next examination, or until it has been found out
+why it never matches.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Sample(Struct, frozen=True, gc=False):
     at: float
     beginning: bytes  # hashes of its first blocks: one, or more if they are tiny
     blocks: int
-    new_blocks: int  # that the chosen rank does not hold, as far as the index knows
+    new_blocks: int  # that the index does not have for the chosen rank
     isl_tokens: int
     form: Form
-    namespace: Namespace  # the request's; unknown, and the base, with hashes
-    tokens: list[int]  # the same, and one more; only of prompts that came as tokens
-    end: bytes = b""  # hash of its last block: it tells one chain of blocks from others
+    namespace: Namespace  # the request's; with hashes: unknown, and the base
+    tokens: list[int]  # of that beginning and one more; only for prompts that came as tokens
+    end: bytes = b""  # hash of its last block, to tell chains of blocks apart
 
 
 class Sampler:

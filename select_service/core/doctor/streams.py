@@ -1,7 +1,7 @@
-"""One rank's events: do they come, can they be used, are they whose they should be?
+"""One rank's event stream: do events come, are they usable, and do they belong to the rank?
 
-A `StreamWatch` remembers of one stream what one look cannot show. It is asked once in a round and
-names what it suspects; how long that must last is in the causes.
+A `StreamWatch` remembers what a single look cannot show. It is run once per round and names its
+suspicions; `causes.py` has how long each must last.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ RUN_S: Final = 60.0
 
 _STORES: Final = frozenset({"stored", "unreadable"})
 _USABLE: Final = frozenset({"applied", "placeholder", "duplicate_hash"})
-_NEUTRAL: Final = frozenset({"other_group", "remote", "empty", "no_op"})  # rightly left out
+_NEUTRAL: Final = frozenset({"other_group", "remote", "empty", "no_op"})  # rightly ignored
 _UNREADABLE: Final = ("frames", "sequence", "payload")
 _ANSWERED: Final = ("complete", "overtaken", "past_gone", "wrong_rank")
 _UNANSWERED: Final = ("silent", "deadline", "garbage", "budget", "broken")
@@ -73,9 +73,9 @@ class Look(NamedTuple):
 
     link: LinkState
     replay_endpoint: str | None
-    requests: int  # that the rank carries
+    requests: int  # on the rank
     holds_anything: bool
-    is_past_missing: bool  # it may hold what it never told of
+    is_past_missing: bool  # it may hold blocks it never reported
     now: float
     wall_now: float
 
@@ -94,11 +94,12 @@ class StreamWatch:
         self.stream = stream
         self.known_since = now
         self._lives = Growth(_lives(stream.tallies, connections), now)
-        self._asks = 0  # prompts given since the last word
-        # different ones: a check that selects the same all day, and sends it to nobody, is no sign
+        self._asks = 0  # prompts sent since its last message
+        # distinct ones: a health check that repeats one prompt all day, and sends it nowhere, is no
+        # sign
         self._prompts: set[bytes] = set()
         self._asked_since = 0.0
-        self._requests = requests  # those before may be of an earlier life, and all computed
+        self._requests = requests  # earlier ones may be of another life, and fully computed
         self._heard_at: float | None = None
         self._link_since = now
         self._usable = Run()
@@ -147,7 +148,7 @@ class StreamWatch:
             self._heard_at, self._link_since, self._asks = heard_at, look.link.since, 0
             self._prompts.clear()
         came, self._requests = look.requests - self._requests, look.requests
-        if heard_at is None and not look.holds_anything:  # whatever came is new to it
+        if heard_at is None and not look.holds_anything:  # then every prompt is new to it
             for _ in range(min(came, ASKS_MIN)):
                 self.asked(look.now)
 
@@ -164,7 +165,7 @@ class StreamWatch:
         if look.link.load_reports and not self.stream.tallies.messages:
             return causes.WRONG_TOPIC, "only reports of load arrive, no events"
         if self.stream.tallies.messages and self._heard_at is None:
-            return None  # something comes, and it is no event: see below
+            return None  # something comes, but no events: see below
         for_s = look.now - self._asked_since
         return causes.NO_EVENTS, f"no event for {for_s:.0f} s although it was given prompts"
 
@@ -196,8 +197,8 @@ class StreamWatch:
         lives = seen + hidden
         if lives < RESTARTS_MIN:
             return
-        # a new engine may be seen twice, by its number and by its answer; and one more may have
-        # connected before we looked
+        # a new engine may be counted twice, by its number and by its answer; one more may have
+        # connected before the first look
         if lives <= 2 * (connected + 1):
             if max(seen, hidden) >= RESTARTS_MIN:
                 yield causes.RESTART_STORM, f"the engine began anew {max(seen, hidden)} times"
@@ -210,8 +211,8 @@ class StreamWatch:
         own, names, ranks = self.stream.rank.dp_rank, self.stream.names, self.stream.worker_ranks
         if not names or own in names:
             return  # one publisher may speak for all ranks
-        # an engine that counts its ranks through a whole cluster is no fault; one that was
-        # registered under a number of its own should have that number
+        # an engine that numbers its ranks across a whole cluster is no fault; one registered under
+        # a number of its own should have that number
         others = [name for name in names if name in ranks or (ranks.start and len(ranks) == 1)]
         if others:
             yield causes.RANK_OFFSET, f"its endpoint delivers events of dp_rank {min(others)}"
@@ -224,7 +225,7 @@ class StreamWatch:
         bad = sum(ended.get(outcome, 0) for outcome in _UNANSWERED)
         run = self._answered.go_on(good, bad, look.now)
         if not look.link.is_connected:
-            self._answered.forgive()  # who is gone answers nothing
+            self._answered.forgive()  # a disconnected engine answers nothing
             return
         if look.replay_endpoint is None:
             return
@@ -238,7 +239,8 @@ class StreamWatch:
 
     def _loss(self, look: Look) -> Iterator[Suspect]:
         tallies = self.stream.tallies
-        if tallies.lost_batches > self._lost and self._batches:  # before the first: the past
+        # losses before the first batch are of the past
+        if tallies.lost_batches > self._lost and self._batches:
             self._losses.append(look.now)
         self._lost, self._batches = tallies.lost_batches, tallies.batches
         losses = self._losses
@@ -252,11 +254,11 @@ class StreamWatch:
         made_at, heard_at = stream.last_batch_ts, stream.last_event_at
         if tallies.replayed_batches != self._replayed or stream.is_replaying:
             self._replayed, self._skewed = tallies.replayed_batches, tallies.batches
-            return  # an old batch is no late one
+            return  # a replayed batch is not late
         if made_at is None or heard_at is None:
             return
         skew_s = look.wall_now - (look.now - heard_at) - made_at
-        if tallies.batches != self._skewed:  # there are new ones to judge by
+        if tallies.batches != self._skewed:  # there are new batches to judge by
             self._skewed = tallies.batches
             self._skews = self._skews + 1 if abs(skew_s) >= SKEW_S else 0
         if self._skews >= SKEWS_MIN:

@@ -1,6 +1,6 @@
-"""What looks wrong, since when, and whether for long enough to be told.
+"""Suspicions: since when each is held, and whether for long enough to be reported.
 
-The rooms beside say in each round what they suspect; what is not said again is over.
+The neighbouring modules name their suspicions in each round; one that is not named again is over.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Suspicions:
         self._before: dict[tuple[str, Subject], _Suspicion] = {}
         self._now: dict[tuple[str, Subject], _Suspicion] = {}
         self._told: dict[str, dict[Subject, _Suspicion]] = {}  # by code
-        self.left_out = 0  # findings not told, ever
+        self.left_out = 0  # findings not reported, ever
 
     def begin(self) -> None:
         """Begin a round; what one that was broken off has said does not count."""

@@ -1,1 +1,1 @@
-"""What replicas tell each other, who claims which reservation, and what follows from it."""
+"""The replica plane: its messages, the claims on reservations, and their effects."""

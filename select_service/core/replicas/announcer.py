@@ -1,8 +1,8 @@
-"""What our own callers do, put into words for replicas.
+"""Turns what our own callers do into messages for replicas.
 
-The desk begins, continues and ends reservations; here that becomes claims (`claims.py`) and the
-events of the reference's plane, stamped with our number. A router id of 0 keeps silent: the desk
-asks `speaks` first. What is not worth a message of its own is left to the next batch.
+The desk begins, continues and ends reservations; this module makes of that claims (`claims.py`) and
+events of the reference's plane, stamped with our number. With a router id of 0 nothing is sent: the
+desk checks `speaks` first. What does not warrant its own message goes with the next batch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Announcer:
     # -- what the desk does --------------------------------------------------------------------
 
     def booked(self, partition: Partition, reservation: Reservation) -> ReplicaEnvelope:
-        """Own a new reservation and return its admission; untracked prefill is not told."""
+        """Own a new reservation and return its admission; untracked prefill tokens are not sent."""
         stamp = msgspec.structs.replace(
             self.claims.stamp(),
             isl_tokens=reservation.isl_tokens,
@@ -67,7 +67,7 @@ class Announcer:
         return self._envelope(partition, reservation, AddRequestData(add), stamp)
 
     def _ttl_told(self, reservation: Reservation) -> float | None:
-        """Its own time to live. The default is not told: each of us has one for its orphans."""
+        """Return its own time to live, unless it is the default: replicas have one for orphans."""
         ttl_s = reservation.ttl_s
         is_usual = ttl_s == self._limits.reservation_ttl_s
         return None if reservation.lease is not None or is_usual else ttl_s
@@ -84,15 +84,16 @@ class Announcer:
 
         Args:
             partition: it is booked in.
-            reservation: what is claimed.
+            reservation: to claim.
             born: the number of the claim.
-            adopts: claims of gone replicas that it took over.
-            outputs: its output blocks by the router id that was told of them. Whoever told of some
-                tells so again: as our own they would count twice. All are ours if these are others.
+            adopts: claims of lost replicas that it took over.
+            outputs: its output blocks by the router id that was told of them. Those routers will
+                state theirs again, so counted as our own they would count twice. All are ours if
+                the sum differs.
         """
         before = self.claims.own.by_id.get(reservation.reservation_id)
         if before is not None and before.reservation is not None:
-            # Booked anew although its rank took the first one along and nobody has swept yet.
+            # Booked anew, although the first one was lost with its rank and is not swept yet.
             self.dropped(before.reservation, reservation.created)
         worker, dp_rank = partition.seating.rank_at(reservation.slot)
         record = ClaimRecord(
@@ -127,13 +128,13 @@ class Announcer:
             claim.fraction = reservation.output_fraction
 
     def completed(self, partition: Partition, reservation: Reservation) -> ReplicaEnvelope:
-        """Return the completion of a prefill, said of every claim on the id."""
+        """Return the completion of a prefill, applied to every claim on the id."""
         meant = self.claims.complete(reservation.reservation_id)
         stamp = self.claims.stamp(meant)
         return self._envelope(partition, reservation, "MarkPrefillCompleted", stamp)
 
     def freed(self, partition: Partition, reservation: Reservation, now: float) -> ReplicaEnvelope:
-        """End every claim on the id and return the end of the reservation, which is still live."""
+        """End every claim on the id of a still live reservation; return the event of its end."""
         meant = self.claims.alive(reservation.reservation_id)
         stamp = self.claims.stamp(meant)
         envelope = self._envelope(partition, reservation, "Free", stamp)
@@ -145,9 +146,9 @@ class Announcer:
     def expired(
         self, partition: Partition, reservation: Reservation, now: float
     ) -> ReplicaEnvelope:
-        """End our own claim alone, as nobody has cared for it, and return the end to publish.
+        """End only our own claim, which nobody has renewed, and return the event to publish.
 
-        Somebody may care for the same id where others have booked it.
+        The same id may still be renewed where others have booked it.
         """
         claim = reservation.claim
         assert claim is not None
@@ -167,15 +168,15 @@ class Announcer:
         return self.claims.say([Ended(reservation_id, *one.key, freed=True) for one in meant])
 
     def expires(self, reservation: Reservation) -> bool:
-        """Tell whether time may end it: its owner is who watches the time, while it is there."""
+        """Tell whether a reservation may expire here: while its owner is alive, only there."""
         claim = reservation.claim
         claims = self.claims
         return claim is None or claim.owner == claims.router_id or claim.owner in claims.gone
 
     def orphan_expired(self, partition: Partition, reservation: Reservation) -> None:
-        """Its owner is gone, and nobody has cared since; not said, as others watch it too.
+        """Age the claim of an orphan nobody has renewed; not announced, as others watch it, too.
 
-        The claim stays: its owner may come back with it, and somebody may yet end it here.
+        The claim stays known: its owner may come back with it, and a caller may still end it here.
         """
         claim = reservation.claim
         if claim is not None:
@@ -185,7 +186,10 @@ class Announcer:
             self.claims.homeless.append(reservation.reservation_id)
 
     def dropped(self, reservation: Reservation, now: float) -> None:
-        """Its rank has gone. Ours ends with that; that of others waits for the rank."""
+        """Unlink the claim of a reservation whose rank has left.
+
+        Our own claim ends with that; a claim of others waits for the rank.
+        """
         claim = reservation.claim
         if claim is None:
             return
@@ -195,15 +199,15 @@ class Announcer:
         self.claims.homeless.append(reservation.reservation_id)
 
     def may_adopt(self, reservation: Reservation) -> bool:
-        """Tell whether a booked reservation is an orphan that can be ours."""
+        """Tell whether a booked reservation is an orphan that we can adopt."""
         claim = reservation.claim
         if claim is None or claim.owner not in self.claims.gone:
             return False
-        # Of another claim of ours on this id: it will be booked in its turn.
+        # We have another claim on this id, which will be booked in its turn.
         return reservation.reservation_id not in self.claims.own.by_id
 
     def adopt(self, partition: Partition, reservation: Reservation, now: float) -> None:
-        """Own an orphan from now on, under the lease or with the time to live it has by now."""
+        """Own an orphan from now on, with its current lease or time to live."""
         claim = reservation.claim
         assert claim is not None
         self.claims.adopt(
@@ -214,7 +218,7 @@ class Announcer:
             lease=_lease_of(reservation),
         )
 
-    # -- words ---------------------------------------------------------------------------------
+    # -- messages ------------------------------------------------------------------------------
 
     def _envelope(
         self,
@@ -241,7 +245,7 @@ class Announcer:
 
 
 def _fairness_told(partition: Partition, reservation: Reservation) -> str:
-    """Whose share it is, unless its tenant's: whoever hears of it knows that."""
+    """Return whose share it uses; empty for its tenant's, which receivers know."""
     told = reservation.fairness_id
     return "" if told == partition.scope.tenant_id else told
 

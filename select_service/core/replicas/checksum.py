@@ -1,11 +1,10 @@
-"""A checksum at the end of what replicas of this service tell each other.
+"""A checksum at the end of the messages between replicas of this service.
 
-TCP's own lets one error in 65,536 through, and what runs between two hosts may add its own after
-that was looked at. A flipped bit in an id or a number would be believed: it is a valid message.
+TCP's own checksum misses one error in 65,536, and anything between two hosts may add errors after
+it was verified. A flipped bit in an id or a number would be believed: the message is still valid.
 
-It is one more member of the MessagePack map that every message is, the last one, so that whoever
-does not know it reads the rest as ever. Against errors, not against forgers: those
-are shut out by keys.
+The checksum is one more member, the last, of the MessagePack map that every message is, so older
+readers skip it. It guards against errors, not forgers: those are excluded by keys.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from typing import Final
 from xxhash import xxh3_64_digest
 
 _SUM_BYTES: Final = 8
-_MEMBER: Final = b"\xa8checksum\xc4" + bytes([_SUM_BYTES])  # its name, and the head of its bytes
+_MEMBER: Final = b"\xa8checksum\xc4" + bytes([_SUM_BYTES])  # its name, and the header of its bytes
 _END: Final = -_SUM_BYTES
 _BEGIN: Final = _END - len(_MEMBER)
 
-_SHORT: Final = range(0x80, 0x8F)  # heads of maps that have room for one more in their first byte
+_SHORT: Final = range(0x80, 0x8F)  # headers of maps whose first byte has room for one more member
 _SHORT_FULL: Final = 0x8F
-_LONG: Final = 0xDE  # two bytes with the number of members follow
+_LONG: Final = 0xDE  # followed by two bytes with the number of members
 
 
 class GarbledReplicaMessage(Exception):
-    """A message that is not what its sender has put the checksum under."""
+    """A message that does not match its checksum."""
 
 
 def with_checksum(payload: bytes) -> bytes:
@@ -43,10 +42,10 @@ def with_checksum(payload: bytes) -> bytes:
 
 
 def is_checked(payload: bytes) -> bool:
-    """Tell whether a message has a checksum, False: it has none.
+    """Tell whether a message has a checksum, and verify it.
 
     Raises:
-        GarbledReplicaMessage: it has another than belongs to these bytes.
+        GarbledReplicaMessage: the checksum is not that of these bytes.
     """
     if payload[_BEGIN:_END] != _MEMBER:
         return False

@@ -1,6 +1,6 @@
-"""One claim, the lease it is under, and all that one publisher owns: what is known of each.
+"""One claim, the lease it lives under, and the set of claims of one publisher.
 
-A claim is named (owner, born) and only grows until it has ended. `claims.py` keeps everybody's.
+A claim is named (owner, born) and only grows until it has ended. `claims.py` keeps all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NOTHING: Final = Growth()
 
 
 class Claim:
-    """One publisher's word that an id is booked on a rank; see ClaimRecord for the facts."""
+    """One publisher's statement that an id is booked on a rank; see ClaimRecord for the facts."""
 
     __slots__ = (
         "aged",
@@ -61,12 +61,12 @@ class Claim:
         self.reservation_id = record.reservation_id
         self.learn_facts(record, hashes_digest)
         self.reservation: Reservation | None = None  # its booking in our ledger
-        self.dead = False  # has ended, but its owner does not say so yet
-        self.aged = False  # its owner is gone and its time was up; a return wakes it
-        self.tellers: set[int] | None = None  # who, but for its owner, told us how it grew
-        self.lease: LeaseCopy | None = None  # it lives under; of our own, the booking knows
-        self.noted = False  # we have said how it grew, and it is not ours
-        self.hearsay = False  # its owner has not told us of it: its terms may be others
+        self.dead = False  # ended, but its owner has not stated so yet
+        self.aged = False  # its owner is lost and its time is up; the owner's return revives it
+        self.tellers: set[int] | None = None  # routers other than its owner that told us of growth
+        self.lease: LeaseCopy | None = None  # None for our own: their booking has it
+        self.noted = False  # we have told of growth of a claim that is not ours
+        self.hearsay = False  # not stated to us by its owner: its terms may differ
         growth = record.growth
         self.prefill_done = growth.prefill_done
         self.outputs = dict(growth.outputs)
@@ -74,20 +74,20 @@ class Claim:
         self.fraction = growth.fraction
 
     def learn_facts(self, record: ClaimRecord, hashes_digest: int | None = None) -> None:
-        """Take over all that a record says but for what became of it; nothing may be booked."""
+        """Take over a record's facts, not its growth; the claim must not be booked."""
         if hashes_digest is None:
             hashes_digest = xxhash.xxh3_64_intdigest(record.hashes)
         self.hashes_digest = hashes_digest
         self.scope = Scope(record.model_name, record.tenant_id)
         self.record = msgspec.structs.replace(record, hashes=b"", growth=_NOTHING)
         self.digest = _digest(record, hashes_digest)
-        self.hashes = record.hashes  # as long as it is not booked; the ledger has them then
+        self.hashes = record.hashes  # while it is not booked; then the ledger has them
 
     def agrees(self, record: ClaimRecord) -> bool:
-        """Tell whether a record of the same name says what we know.
+        """Tell whether a record of the same name matches this claim.
 
-        Not compared are what became of it, which only grows, how long its lease lasts, which may
-        change, and terms that its owner has not told us of (`believe_owner`).
+        Not compared are its state, which only grows, the duration of its lease, which may change,
+        and terms known only by hearsay (`believe_owner`).
         """
         known = self.record
         leases = [one and one.lease_id for one in (known.lease, record.lease)]
@@ -107,7 +107,7 @@ class Claim:
 
     @property
     def names(self) -> set[Key]:
-        """Its own, and those of the claims it took over."""
+        """Its own name, and those of the claims it took over."""
         return {self.key, *self.record.adopts}
 
     @property
@@ -117,20 +117,20 @@ class Claim:
 
     @property
     def output_blocks(self) -> int:
-        """How many it counts with."""
+        """Its output blocks, capped."""
         return min(sum(self.outputs.values()), OUTPUT_BLOCKS_MAX)
 
     def succeeded(self, born: int) -> ClaimRecord:
-        """What somebody states who adopts it: the same but for name, growth and terms."""
+        """Return what an adopter states: the same except for name, growth and terms."""
         adopts = [*self.record.adopts[1 - ANCESTORS_MAX :], self.key]
         return msgspec.structs.replace(self.record, born=born, adopts=adopts)
 
     def growth(self) -> Growth:
-        """What became of it so far."""
+        """Its state so far."""
         return Growth(self.prefill_done, dict(self.outputs), self.faded_at, self.fraction)
 
     def join(self, growth: Growth) -> bool:
-        """Take in what somebody knows of it; tells whether that was news."""
+        """Merge a state; returns whether it was news."""
         news = False
         if growth.prefill_done and not self.prefill_done:
             self.prefill_done = news = True
@@ -157,17 +157,20 @@ def _digest(record: ClaimRecord, hashes_digest: int) -> int:
 
 
 class LeaseCopy:
-    """What is known of one lease through others. Written by `lease_copies.py`, but for the last.
+    """What is known of one lease through other replicas, written by `lease_copies.py`.
+
+    The desk and `shared_leases.py` write the attributes from `renewed_at` on, too.
 
     Attributes:
         claims: living ones under it, by owner; never empty.
-        lease_ttl_s: the lease's time to live; `ttl_s` is that, or how soon to look again.
-        seen_at: its last sign of life heard here; `touched` may be when it was looked at.
-        renewed_at: when a caller of ours last cared for it, None: never.
+        lease_ttl_s: the lease's time to live; `ttl_s` is that, or the time until it is checked
+            again.
+        seen_at: its last renewal heard here; `touched` may be the time of a check.
+        renewed_at: when a caller of ours last renewed it, None: never.
         told_at: when the others were last told so.
-        ageing: its time is up, and those whose owner is gone are being let go.
-        adopting: they are being taken over.
-        ending: what we claim of it ourselves, besides, is being ended.
+        ageing: its time is up, and its orphans are being released.
+        adopting: its orphans are being adopted.
+        ending: our own unbooked claims under it are being ended.
         closed: by a caller of ours.
     """
 
@@ -189,36 +192,36 @@ class LeaseCopy:
 
     @property
     def state(self) -> LeaseState:
-        """What a lease of ours in its place would be."""
+        """The lease as we would have it open."""
         return LeaseState(self.lease_id, self.owner, self.lease_ttl_s)
 
 
 class ClaimSet:
-    """What one publisher owns, by id, with the digest of it all."""
+    """The claims of one publisher by id, with their digest."""
 
     def __init__(self) -> None:
         self.by_id: dict[str, Claim] = {}
-        self.digest = 0  # a sum, so that order does not matter and parts can leave
-        self.tied = 0  # those the ledger carries
+        self.digest = 0  # a sum, so order does not matter and claims can be removed
+        self.tied = 0  # number of claims with a booking
 
     def __len__(self) -> int:
         return len(self.by_id)
 
     def add(self, claim: Claim) -> None:
-        """Take a claim in; its id must be free in this set."""
+        """Add a claim; its id must be free in this set."""
         assert claim.reservation_id not in self.by_id
         self.by_id[claim.reservation_id] = claim
         self.digest = (self.digest + claim.digest) & _DIGEST_MASK
         self.tied += claim.reservation is not None
 
     def remove(self, claim: Claim) -> None:
-        """Let a claim of this set go."""
+        """Remove a claim of this set."""
         del self.by_id[claim.reservation_id]
         self.digest = (self.digest - claim.digest) & _DIGEST_MASK
         self.tied -= claim.reservation is not None
 
     def find(self, reservation_id: str, born: int) -> Claim | None:
-        """Return the claim of that name."""
+        """Return the claim with this id and number."""
         claim = self.by_id.get(reservation_id)
         return claim if claim is not None and claim.born == born else None
 
@@ -227,7 +230,7 @@ class ClaimSet:
         return self.by_id.get(claim.reservation_id) is claim
 
     def check(self) -> None:
-        """State every promise."""
+        """Assert all invariants."""
         assert self.tied == sum(one.reservation is not None for one in self.by_id.values())
         assert self.digest == sum(one.digest for one in self.by_id.values()) & _DIGEST_MASK
         assert all(one.reservation_id == name for name, one in self.by_id.items())

@@ -1,8 +1,8 @@
-"""Who claims which reservation: our own claims and everybody's, and what became of each.
+"""All claims on reservations, our own and those of others, and the state of each.
 
 A claim is named (owner, born) and only grows until it has ended; its end is remembered for a while,
-so that statements may arrive in any order and any number of times. The desk opens, grows and ends
-claims here when its callers do; `hearing.py` does so when publishers say so, and books the winner.
+so statements may arrive in any order and any number of times. The desk opens, grows and ends claims
+on behalf of its callers, `hearing.py` on behalf of publishers; `resolver.py` books the winner.
 Nothing here knows a ledger, a publisher's silence or a snapshot.
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from select_service.types import CoreLimits, LeaseState
 
 SEQ_BITS: Final = 40
-"""Statements of one life; the epoch stands above them, so that numbers never repeat."""
+"""Bits for statements of one life; the epoch is above them, so numbers never repeat."""
 
 
 def _name_digest(name: str) -> bytes:
@@ -51,9 +51,9 @@ def _name_digest(name: str) -> bytes:
 
 
 class Claims:
-    """Everybody's claims, the ends of claims, and what we have yet to say about them.
+    """All claims, the ends of claims, and our pending statements about them.
 
-    All moves O(1); a router id of 0 keeps no claims at all.
+    All operations O(1); with a router id of 0 no claims are kept at all.
     """
 
     def __init__(self, limits: CoreLimits, router_id: int, epoch: int) -> None:
@@ -61,22 +61,23 @@ class Claims:
         self.epoch = epoch
         self.seq = (epoch - 1) << SEQ_BITS
         self.own = ClaimSet()
-        self.sets = {router_id: self.own}  # by owner; one for each publisher we know
-        self.ready: list[Said] = []  # to be published with the next turn
-        self.homeless: list[str] = []  # ids that have lost their booking; see `plane.py`
-        self.gone: set[int] = set()  # owners that have fallen silent; `publishers.py` knows when
+        self.sets = {router_id: self.own}  # by owner; one per known publisher
+        self.ready: list[Said] = []  # to be published in the next turn
+        self.homeless: list[str] = []  # ids that lost their booking; see `plane.py`
+        self.gone: set[int] = set()  # silent owners; `publishers.py` decides when
         self.ends = Ends(limits.replica_ended_max)
         self.copies = LeaseCopies(limits)
         self.counters = ReplicaCounters()
-        self.early_lost = 0  # growth of claims we never heard of, forgotten for its number
+        self.early_lost = 0  # growth of unknown claims, forgotten because of the limit
         self.adopted = 0
-        self._of_id: dict[str, list[Claim]] = {}  # whosever, dead ones too
-        self._waiting: dict[tuple[Scope, int], dict[Claim, None]] = {}  # by the worker not here
+        self._of_id: dict[str, list[Claim]] = {}  # of all owners, dead ones too
+        self._waiting: dict[tuple[Scope, int], dict[Claim, None]] = {}  # by absent worker
         self._early: OrderedDict[Key, tuple[Growth, float, set[int]]] = OrderedDict()
         self._freed_here: Memory[bytes] = Memory()  # by `_name_digest`
-        self._unsaid: dict[Key, Claim | str] = {}  # what has grown; the id of what has ended
-        self._outputs: dict[Key, Claim | str] = {}  # what has filled blocks; said together
-        self._lease_news: dict[str, Renewed | Closed] = {}  # one a lease; see `say_of_lease`
+        # claims that grew, and ids of ended ones, to be stated
+        self._unsaid: dict[Key, Claim | str] = {}
+        self._outputs: dict[Key, Claim | str] = {}  # claims that filled blocks; stated together
+        self._lease_news: dict[str, Renewed | Closed] = {}  # one per lease; see `say_of_lease`
         self._outputs_said_at = 0.0
         self._limits = limits
 
@@ -87,15 +88,15 @@ class Claims:
         return [one for one in self._of_id.get(reservation_id, ()) if not one.dead]
 
     def is_silent(self, router_id: int) -> bool:
-        """Tell whether nobody under that name is heard."""
+        """Tell whether no publisher with that id is heard."""
         return router_id in self.gone or router_id not in self.sets
 
     @property
     def ended_bytes(self) -> int:
-        """What is remembered of ends takes so much."""
+        """The memory that remembered ends take."""
         return self.ends.nbytes + self._freed_here.nbytes
 
-    # -- what we say ---------------------------------------------------------------------------
+    # -- our statements ------------------------------------------------------------------------
 
     def stamp(self, of: Iterable[Claim] = ()) -> Stamp:
         """Number the statement that is about to be published."""
@@ -108,9 +109,9 @@ class Claims:
         return Said(self.router_id, self.epoch, self.seq, items)
 
     def say_later(self, what: Claim | Ended) -> None:
-        """Have growth or an end said with the next batch, once however often it changed.
+        """Queue growth or an end for the next batch, once however often it changed.
 
-        As it is by then: with what else grew, and who is the heir.
+        The statement will have the state at that time, including further growth and the heir.
         """
         if isinstance(what, Claim):
             self._unsaid.setdefault(what.key, what)
@@ -118,29 +119,29 @@ class Claims:
             self._unsaid[what.owner, what.born] = what.reservation_id
 
     def say_of_lease(self, what: Renewed | Closed) -> None:
-        """Have it said with the next batch, once however often; what was closed stays closed."""
+        """Queue a statement for the next batch, one per lease; a close is not replaced."""
         if not isinstance(self._lease_news.get(what.lease_id), Closed):
             self._lease_news[what.lease_id] = what
 
     def release_outputs(self, now: float) -> None:
-        """Every so often, have said what has filled blocks meanwhile.
+        """Periodically queue the claims that filled output blocks.
 
-        A stream fills several blocks a second, and its load on the others is off by these few at
-        most. The reference's plane has no output blocks at all.
+        A stream fills several blocks a second, and others' view of its load is off by at most those
+        few. The reference's plane has no output blocks at all.
         """
         if now - self._outputs_said_at >= self._limits.replica_output_interval_s:
             self._outputs_said_at = now
             if self._outputs:
-                self._outputs.update(self._unsaid)  # at the speed of C, however many
+                self._outputs.update(self._unsaid)  # at C speed, however many
                 self._unsaid, self._outputs = self._outputs, {}
 
     @property
     def unsaid_count(self) -> int:
-        """How much there is to be said."""
+        """The number of pending statements."""
         return len(self._unsaid) + len(self._lease_news)
 
     def batch(self, limit: int) -> Said | None:
-        """Return up to `limit` things that have yet to be said."""
+        """Return up to `limit` of the pending statements."""
         news = [self._lease_news.pop(name) for name in list(islice(self._lease_news, limit))]
         items: list[Statement] = [*news]
         for key in list(islice(self._unsaid, limit - len(items))):
@@ -163,7 +164,7 @@ class Claims:
         return claim
 
     def learn(self, claim: Claim, now: float) -> bool:
-        """Take in what an owner says it owns; False when that is known, or over."""
+        """Record what an owner claims; False if it is already known, or over."""
         name, born = claim.reservation_id, claim.born
         if self.ends.is_word_of_owner(name, claim.key):
             return False
@@ -172,14 +173,14 @@ class Claims:
         if before is not None:
             if before.born >= born:
                 return False
-            self.forget(before)  # its owner tells of its end; with this id garbled, it has none
+            self.forget(before)  # its owner states its end; a garbled id never has one
         claim.dead = self.ends.has(name, claim.key)
         early = self._early.pop(claim.key, None)
         if early is not None:
             claim.join(early[0])
             claim.tellers = early[2]
             if any(map(self.is_silent, early[2])):
-                self.say_later(claim)  # its owner may have missed it, and cannot ask them
+                self.say_later(claim)  # its owner may have missed it, and cannot ask the tellers
         self._inherit(claim, now)
         owners.add(claim)
         self._of_id.setdefault(name, []).append(claim)
@@ -188,7 +189,7 @@ class Claims:
         return True
 
     def learn_again(self, claim: Claim, record: ClaimRecord, now: float) -> None:
-        """Its owner states anew what we know: it is there, and its lease."""
+        """Note that an owner restated a known claim: it is alive, and so is its lease."""
         if claim.dead:
             return
         claim.aged = claim.aged and claim.owner in self.gone
@@ -200,9 +201,9 @@ class Claims:
                 self.copies.touch(claim.lease, now, ttl_s)
 
     def correct(self, claim: Claim, record: ClaimRecord, now: float) -> None:
-        """Its owner says otherwise than we have heard; nothing of it is booked.
+        """Replace the facts of a claim by what its owner states now; it must not be booked.
 
-        It stays the claim it is, with what became of it and what has yet to be said of that.
+        It remains the same claim, with its state and pending statements.
         """
         owned = self.sets[claim.owner]
         owned.remove(claim)
@@ -215,7 +216,7 @@ class Claims:
         self.counters.claims_corrected += 1
 
     def believe_owner(self, claim: Claim, record: ClaimRecord) -> bool:
-        """Its owner itself tells of what others told us before; True: on other terms than they."""
+        """Accept the owner's own terms for a claim known by hearsay; True: they differ."""
         before = claim.record
         claim.hearsay = False
         leases = [one and one.lease_id for one in (before.lease, record.lease)]
@@ -226,12 +227,12 @@ class Claims:
         return True
 
     def age(self, claim: Claim) -> None:
-        """Its owner is gone and its time is up. It stays known: the owner may come back with it."""
+        """Mark an orphan as expired. It stays known: its owner may come back with it."""
         claim.aged = True
         self.copies.leave(claim)
 
     def _inherit(self, claim: Claim, now: float) -> None:
-        """What happened here to the claims it took over has happened to it."""
+        """Apply the state of the claims it took over to a claim, and the other way round."""
         for kin in self.kin_of(claim.reservation_id, claim.names):
             if kin.join(claim.growth()):
                 self.say_later(kin)
@@ -243,7 +244,7 @@ class Claims:
                 self.end(claim, now, by_owner=False, freed=True)
 
     def _freed_since(self, claim: Claim, ancestor: Key) -> bool:
-        """Whether a caller freed its id when we knew only that this ancestor of it had ended."""
+        """Whether a caller freed its id when we knew only that this ancestor had ended."""
         since = self.ends.since(claim.reservation_id, ancestor)
         if since is None:
             return False
@@ -252,7 +253,7 @@ class Claims:
         return any(at is not None and at >= since for at in freed)
 
     def tie(self, claim: Claim, reservation: Reservation) -> None:
-        """The ledger carries this claim's load from now on."""
+        """Link a claim to the booking that carries its load."""
         owned = self.sets[claim.owner]
         owned.tied += owned.holds(claim) and claim.reservation is None
         claim.reservation = reservation
@@ -261,7 +262,7 @@ class Claims:
         reservation.origin = "local" if claim.owner == self.router_id else claim.owner
 
     def untie(self, claim: Claim, hashes: bytes) -> None:
-        """The ledger does not carry it any more."""
+        """Unlink a claim from its booking."""
         if claim.reservation is not None:
             owned = self.sets.get(claim.owner)
             if owned is not None and owned.holds(claim):
@@ -271,12 +272,12 @@ class Claims:
         claim.hashes = hashes
 
     def wait(self, claim: Claim) -> None:
-        """Its worker is not here; `waited_for` names it when that comes, unless it is forgotten."""
+        """Let a claim wait for its absent worker, until `waited_for` or until it is forgotten."""
         where = claim.scope, claim.record.worker_id
         self._waiting.setdefault(where, {})[claim] = None
 
     def waited_for(self, scope: Scope, worker_id: int) -> Iterator[str]:
-        """A worker has come: return the ids of the claims that waited for it."""
+        """Return the ids of the claims that waited for this worker, which has come."""
         return (claim.reservation_id for claim in self._waiting.pop((scope, worker_id), ()))
 
     def _waits_no_more(self, claim: Claim) -> None:
@@ -290,10 +291,10 @@ class Claims:
     # -- growth --------------------------------------------------------------------------------
 
     def kin_of(self, reservation_id: str, names: set[Key]) -> list[Claim]:
-        """Return the claims, dead ones too, that are the reservation which had these names.
+        """Return the claims, dead ones too, that stand for the reservation with these names.
 
-        Two may adopt one orphan at once, and somebody may know it by its old name yet: what is said
-        of one of them has happened to all.
+        Two replicas may adopt one orphan at once, and others may still know it by its old name: a
+        statement about one of these claims applies to all.
         """
         claims = self._of_id.get(reservation_id, ())
         return [one for one in claims if not names.isdisjoint(one.names)]
@@ -301,7 +302,7 @@ class Claims:
     def grow_early(
         self, reservation_id: str, key: Key, growth: Growth, teller: int, now: float
     ) -> None:
-        """Keep what became of a claim nobody has told us of yet."""
+        """Keep the growth of a claim we have not heard of yet."""
         if self.ends.has(reservation_id, key):
             return
         before = self._early.pop(key, None)
@@ -315,7 +316,7 @@ class Claims:
             self.early_lost += 1
 
     def complete(self, reservation_id: str) -> list[Claim]:
-        """Our caller says the prefill is done; returns the claims that are meant."""
+        """Complete the prefill of an id for our caller; returns the claims concerned."""
         claims = self.alive(reservation_id)
         for claim in claims:
             claim.prefill_done = True
@@ -323,7 +324,7 @@ class Claims:
         return claims
 
     def output(self, reservation_id: str, fraction: float | None, count: int) -> None:
-        """Our caller says so many more blocks are filled."""
+        """Add output blocks for our caller."""
         for claim in self.alive(reservation_id):
             ours = claim.outputs.get(self.router_id, 0) + count
             claim.outputs[self.router_id] = min(ours, OUTPUT_BLOCKS_MAX)
@@ -343,7 +344,7 @@ class Claims:
         heir: Key | None = None,
         freed: bool = False,
     ) -> None:
-        """It is over. Its owner's set keeps it, dead, until the owner says so itself."""
+        """End a claim. Its owner's set keeps it, dead, until the owner itself states the end."""
         claim.dead = True
         self.copies.leave(claim)
         self.note_end(
@@ -360,36 +361,36 @@ class Claims:
         heir: Key | None = None,
         freed: bool = False,
     ) -> None:
-        """Remember that a claim is over, whether we ever heard of it or not."""
+        """Remember that a claim is over, whether or not we ever heard of it."""
         self.ends.note(reservation_id, key, now, by_owner=by_owner, heir=heir, freed=freed)
         self._early.pop(key, None)
 
     def end_own_said(
         self, claim: Claim, now: float, *, heir: Key | None = None, freed: bool = False
     ) -> None:
-        """Our own claim is over, and that is being published."""
+        """End our own claim, whose end is being published."""
         self.end(claim, now, heir=heir, freed=freed)
         self.forget(claim)
 
     def end_own(
         self, claim: Claim, now: float, *, heir: Key | None = None, freed: bool = False
     ) -> None:
-        """Our own claim is over without anybody having said so; we do with the next batch."""
+        """End our own claim, and state so with the next batch."""
         self.end_own_said(claim, now, heir=heir, freed=freed)
         self.say_later(Ended(claim.reservation_id, *claim.key))
 
     def note_freed(self, name: str, now: float) -> None:
-        """Our caller means whatever is under this name, also what we have yet to hear of.
+        """Remember that our caller freed this name, including claims we have yet to hear of.
 
-        An adoption says that the old claim has ended, and who owns it now. We may have heard the
-        first elsewhere, and not the second; then we know no claim that could be ended.
+        An adoption states that the old claim has ended, and who owns the new one. We may have heard
+        only the first, elsewhere; then we know of no claim that could be ended.
         """
         self._freed_here.put(_name_digest(name), now)
         if len(self._freed_here) > self._limits.replica_ended_max:
             self._freed_here.pop_oldest(inf)
 
     def end_all(self, reservation_id: str, claims: list[Claim], now: float) -> None:
-        """Our caller has ended an id, and that is being published."""
+        """End all claims on an id for our caller; that is being published."""
         self.note_freed(reservation_id, now)
         for claim in claims:
             ours = claim.owner == self.router_id
@@ -400,15 +401,15 @@ class Claims:
                 self.forget(claim)
 
     def note_freed_before(self, claim: Claim, now: float) -> None:
-        """It has been freed: so has what took over a claim that it took over."""
+        """Mark the claims it took over as freed, so that other heirs of theirs end, too."""
         for key in claim.record.adopts:
             self.note_end(claim.reservation_id, key, now, by_owner=False, freed=True)
 
     def forget(self, claim: Claim) -> None:
-        """Take a claim out of its owner's set and of ours."""
+        """Remove a claim from its owner's set and from all our indexes."""
         self.sets[claim.owner].remove(claim)
         self.copies.leave(claim)
-        self.untie(claim, b"")  # from what its rank has left behind, if that is not swept yet
+        self.untie(claim, b"")  # also from a booking whose rank left and that is not swept yet
         self._unsaid.pop(claim.key, None)
         self._waits_no_more(claim)
         of_id = self._of_id[claim.reservation_id]
@@ -425,7 +426,7 @@ class Claims:
         ttl_s: float | None = None,
         lease: LeaseState | None = None,
     ) -> None:
-        """Own from the next number on, and on these terms, what a gone owner has left behind."""
+        """Own an orphan of a lost owner from the next number on, on these terms."""
         reservation = old.reservation
         assert reservation is not None
         record = msgspec.structs.replace(
@@ -442,7 +443,7 @@ class Claims:
         self.ready.append(self.say([full, self.ends.told(old.reservation_id, old.key)]))
 
     def purge(self, now: float, limit: int) -> None:
-        """Forget what is kept only for a while, up to `limit` of each kind."""
+        """Forget entries past their time, up to `limit` of each kind."""
         horizon = now - self._limits.replica_ended_s
         self.ends.purge(horizon, limit)
         for _ in range(limit):
@@ -459,7 +460,7 @@ class Claims:
         yield from [one.by_id for one in self.sets.values()]
 
     def check(self) -> None:
-        """State every promise."""
+        """Assert all invariants."""
         self.own.check()
         self.copies.check(
             one

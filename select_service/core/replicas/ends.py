@@ -1,10 +1,10 @@
-"""Which claims are over, who says so, and which claim took each one over.
+"""Ended claims: which are over, who said so, and which claim took each one over.
 
-What has ended has ended for good, so ends are remembered, for a while and in bounds: whatever else
-is said of such a claim comes too late. Only `claims.py` writes here.
+An end is final, so ends are remembered for a while, up to a limit: any later statement on such a
+claim is outdated. Only `claims.py` writes here.
 
-An end is that of a claim on one id: a word about another id under the same name was garbled on its
-way, and ends nothing.
+An end is that of a claim on one id: a statement with the same claim name but another id was
+garbled, and ends nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class _End(msgspec.Struct, array_like=True, frozen=True):
-    """That a claim is over, as we know it; packed, it is remembered from when we last heard it."""
+    """The end of a claim as we know it; packed, and remembered since it was last heard."""
 
     name: str  # the id it was on
-    by_owner: bool  # its owner itself says so
+    by_owner: bool  # its owner said so itself
     since: float  # when we first heard it
     heir: Key | None  # the claim that took it over
-    freed: bool  # as somebody has freed the reservation
+    freed: bool  # whether the reservation was freed
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -40,33 +40,33 @@ _read_lasts = msgspec.msgpack.Decoder(dict[int, int]).decode
 
 
 def _name(reservation_id: str, key: Key) -> bytes:
-    """Pack the name of a claim with its id's digest: 32 bits, or each would take 36 bytes more.
+    """Pack the name of a claim with a 32-bit digest of its id, which saves 36 bytes.
 
-    Of what a long id is remembered by, which is all that a state directory knows of it.
+    The digest is of `key_of` the id, as a state directory keeps no more of a long id.
     """
     name = key_of(reservation_id).encode("utf-8", "surrogatepass")
     return _pack((*key, xxhash.xxh32_intdigest(name)))
 
 
 class Ends:
-    """Ends by the name of the claim and its id, oldest word first. All moves O(1).
+    """Ends by claim name and id, in the order last heard. All operations O(1).
 
     Attributes:
-        lost: forgotten before their time, for their number.
+        lost: forgotten early, because of the limit.
     """
 
     def __init__(self, ends_max: int) -> None:
         self.lost = 0
         self._ends_max = ends_max
         self._ends: Memory[bytes] = Memory()  # a `_name` → a packed `_End`
-        self._on: Memory[str] = Memory()  # `key_of` the id → each owner's last one, packed
+        self._on: Memory[str] = Memory()  # `key_of` the id → each owner's last ended claim, packed
 
     def __len__(self) -> int:
         return len(self._ends)
 
     @property
     def nbytes(self) -> int:
-        """What they take."""
+        """Their size in memory."""
         return self._ends.nbytes + self._on.nbytes
 
     def has(self, reservation_id: str, key: Key) -> bool:
@@ -78,17 +78,17 @@ class Ends:
         return None if found is None else _read_end(found)
 
     def is_word_of_owner(self, reservation_id: str, key: Key) -> bool:
-        """Tell whether its owner itself said so."""
+        """Tell whether its owner said so itself."""
         entry = self._find(reservation_id, key)
         return entry is not None and entry.by_owner
 
     def was_freed(self, reservation_id: str, key: Key) -> bool:
-        """Tell whether somebody freed the reservation: then all that took it over is over too."""
+        """Tell whether the reservation was freed: then all claims that took it over are over."""
         entry = self._find(reservation_id, key)
         return entry is not None and entry.freed
 
     def since(self, reservation_id: str, key: Key) -> float | None:
-        """Return when that was heard first, None: it is not over, as far as we know."""
+        """Return when the end was first heard; None: it has not ended, as far as we know."""
         entry = self._find(reservation_id, key)
         return None if entry is None else entry.since
 
@@ -103,13 +103,13 @@ class Ends:
     # -- heirs ---------------------------------------------------------------------------------
 
     def heir_of(self, reservation_id: str, key: Key) -> Key | None:
-        """Return the claim that lives on in place of one that has ended; None: none we know of."""
+        """Return the claim that lives on in place of an ended one; None: none is known."""
         return self.living(reservation_id, key) if self.has(reservation_id, key) else None
 
     def living(self, reservation_id: str, key: Key) -> Key | None:
-        """Return that claim, or the last in the row of those that took it over one after another.
+        """Return this claim, or the last in the chain of those that took it over.
 
-        None when that one is over too.
+        None if that is over, too.
         """
         for _ in range(ANCESTORS_MAX):
             entry = self._find(reservation_id, key)
@@ -120,15 +120,15 @@ class Ends:
             key = entry.heir
         return None
 
-    # -- words ---------------------------------------------------------------------------------
+    # -- statements ----------------------------------------------------------------------------
 
     def told(self, reservation_id: str, key: Key) -> Ended:
-        """Put into words that a claim is over."""
+        """Return the statement that a claim is over."""
         heir = self.heir_of(reservation_id, key)
         return Ended(reservation_id, *key, heir, self.was_freed(reservation_id, key))
 
     def retold(self) -> Iterator[Ended]:
-        """Yield what is remembered now; it may change meanwhile."""
+        """Yield the statements of all ends known now; the table may change meanwhile."""
         for packed, _, _ in self._ends.items():
             found = self._ends.get(packed)
             if found is not None:
@@ -147,7 +147,7 @@ class Ends:
         heir: Key | None,
         freed: bool,
     ) -> None:
-        """Remember an end, whether we ever heard of the claim or not."""
+        """Remember an end, whether or not we ever heard of the claim."""
         packed = _name(reservation_id, key)
         before = self._ends.get(packed)
         if before is None:
@@ -171,13 +171,13 @@ class Ends:
             self.lost += 1
 
     def purge(self, horizon: float, limit: int) -> None:
-        """Forget up to `limit` of which nobody has spoken since then."""
+        """Forget up to `limit` ends last heard before `horizon`."""
         for _ in range(limit):
             if not self._forget_oldest(horizon):
                 break
 
     def _forget_oldest(self, until: float) -> bool:
-        """Forget the one of which was spoken longest ago, if that was by then."""
+        """Forget the end heard longest ago, if that was by `until`."""
         oldest = self._ends.pop_oldest(until)
         if oldest is None:
             return False
@@ -193,7 +193,7 @@ class Ends:
         return True
 
     def check(self) -> None:
-        """State every promise."""
+        """Assert all invariants."""
         assert len(self._ends) <= self._ends_max
         known: dict[str, set[Key]] = {}
         for name, _, packed in self._ends.items():

@@ -1,6 +1,6 @@
-"""What replicas tell each other about reservations, in the reference's envelope.
+"""Messages about reservations in the reference's envelope.
 
-Shapes only. `announcer.py` fills them, `replicas/wire.py` turns them into bytes and back.
+Shapes only. `announcer.py` fills them, `replicas/wire.py` encodes and decodes them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from select_service.types import LeaseState
 
 TOPIC: Final = b"dynamo.slot-tracker.v1"
 
-# What is read of our own is held to its ranges as the reference's is: one number below 0 would stay
-# in the load of a rank for as long as its claim lives. MessagePack itself ends at 64 bits.
+# Fields we read are range-checked as strictly as by the reference: one number below 0 would stay in
+# the load of a rank for as long as its claim lives. MessagePack itself ends at 64 bits.
 U64: TypeAlias = Annotated[int, Meta(ge=0)]
 U32: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
 EpochNumber: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 24)]  # its statements fit in 64 bits
 
 TEXT_CHARS_MAX: Final = 65_536
-"""Of any id or name from a replica: beyond what the flags for lengths let clients choose, with what
-is put before a tenant's. One message may be megabytes, and what it names is kept."""
+"""Limit of any id or name from a replica: above what the length flags let clients choose, plus what
+is put before a tenant's. A message may be megabytes, and its names are stored."""
 
 Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
 
@@ -30,7 +30,7 @@ Ending: TypeAlias = Literal["MarkPrefillCompleted", "Free"]
 
 
 class Duration(Struct, frozen=True):
-    """A span of time as the reference writes it."""
+    """A duration as the reference writes it."""
 
     secs: int
     nanos: int
@@ -44,7 +44,7 @@ class PrefillLoadHint(Struct, frozen=True):
 
 
 class Hashes:
-    """Sequence hashes, packed as everywhere here: they are numbers on the wire only."""
+    """Sequence hashes, packed as everywhere here; they are numbers only on the wire."""
 
     __slots__ = ("packed",)
 
@@ -62,7 +62,7 @@ class Hashes:
 
 
 class AddRequest(Struct, frozen=True):
-    """A booking: its sequence hashes as unsigned 64 bit."""
+    """A booking; its sequence hashes are unsigned 64-bit numbers."""
 
     token_sequence: Hashes | None = None
     track_prefill_tokens: bool = True
@@ -94,10 +94,10 @@ class ReplicaEvent(Struct, frozen=True):
 
 
 class Stamp(Struct, frozen=True, omit_defaults=True):
-    """What we add to the reference's envelope; foreign readers skip it.
+    """Our addition to the reference's envelope; foreign readers skip it.
 
-    `seq` numbers everything a publisher states, `of` names the claims that are meant, each by its
-    owner and the owner's seq at its booking.
+    `seq` numbers all statements of a publisher, `of` names the claims concerned, each by its owner
+    and the owner's seq at its booking.
     """
 
     epoch: EpochNumber
@@ -105,10 +105,11 @@ class Stamp(Struct, frozen=True, omit_defaults=True):
     of: list[tuple[U64, U64]] = []
     isl_tokens: U64 = 0  # of an admission
     selection_id: str | None = None  # of an admission
-    ttl_s: float | None = None  # of an admission; None: no more than the default
-    lease: LeaseState | None = None  # of an admission: what it lives under
-    fairness_id: str = ""  # of an admission: whose share of the pool it is, unless the tenant's
-    lapsed: bool = False  # of an end: for its time was up, which may be otherwise at who adopted it
+    ttl_s: float | None = None  # of an admission; None: the default
+    lease: LeaseState | None = None  # of an admission: the lease it lives under
+    fairness_id: str = ""  # of an admission: whose share of the pool it uses; empty: its tenant's
+    # of an end: its time was up, which may differ at a replica that adopted it
+    lapsed: bool = False
     pair: str | None = None  # of an admission: the pair it is a leg of
 
 

@@ -1,8 +1,8 @@
-"""The reference's own selectors on the replica plane: what they say, as far as it goes (6.4).
+"""The reference's own selectors on the replica plane, as far as they can be supported (6.4).
 
-They number nothing, repeat nothing and own nothing that could be fetched again, so what they have
-booked is a reservation without a claim, which yields to a claim of ours. What they say about ours
-is said again under our own number, as others of us may have missed it.
+They number and repeat nothing, and have no snapshots. What they book is thus a reservation without
+a claim, which yields to any claim of ours. Their statements about our reservations are repeated
+under our own number, as other replicas of ours may have missed them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Foreigner(Struct):
 
 
 class _Fading(Struct):
-    """A prefill whose booker said how long it takes."""
+    """A prefill with an expected duration, as stated by the selector that booked it."""
 
     partition: Partition
     tokens: int
@@ -43,7 +43,7 @@ class _Fading(Struct):
 
 
 class Foreigners:
-    """Selectors that do not number what they say."""
+    """Selectors that do not number their statements."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Foreigners:
         self._fading: dict[Reservation, _Fading] = {}
 
     def heard(self, peer: str, envelope: ReplicaEnvelope, event: ReplicaEvent, now: float) -> None:
-        """Take in one of their events."""
+        """Apply one of their events."""
         foreigner = self._known.pop(event.router_id, None) or _Foreigner(peer, now)
         foreigner.peer, foreigner.heard_at = peer, now
         self._known[event.router_id] = foreigner
@@ -82,7 +82,7 @@ class Foreigners:
             self._book_foreign(envelope, event, now)
 
     def _end_as_told(self, reservation_id: str, now: float) -> None:
-        """A foreigner has freed an id of ours: its owner may not have heard it."""
+        """End our claims on an id freed by a foreigner, and tell owners that may have missed it."""
         claims = self._claims
         for claim in claims.alive(reservation_id):
             self._resolver.touch(claim, now)
@@ -97,7 +97,7 @@ class Foreigners:
         name = event.request_id
         assert isinstance(event.data, AddRequestData)
         if self._desk.bookings.live(name) is not None or self._claims.alive(name):
-            self._counters.ignored += 1  # the reference books twice, and leaks the first
+            self._counters.ignored += 1  # the reference books twice, and leaks the first booking
             return
         record = claimed(envelope, event, event.data, None)
         claim = Claim(event.router_id, record)
@@ -114,16 +114,16 @@ class Foreigners:
         self._counters.booked += 1
 
     def fade(self, now: float) -> None:
-        """The oldest prefill of a rank runs: of what it was said to take, that much is left.
+        """Reduce the oldest prefill of a rank to what remains of its expected duration.
 
-        Looks at a few, and at others next time.
+        Visits a few per call, in turn.
         """
         for _ in range(min(len(self._fading), self._limits.replica_resolved_per_turn_max)):
             reservation = next(iter(self._fading))
             fading = self._fading.pop(reservation)
             if not reservation.live or reservation.prefill_done:
                 continue
-            self._fading[reservation] = fading  # at the end
+            self._fading[reservation] = fading  # moved to the end
             there = fading.partition.ledger.reservations_on(reservation.slot)
             if next(one for one in there if not one.prefill_done) is not reservation:
                 continue
@@ -158,7 +158,7 @@ class Foreigners:
 def claimed(
     envelope: ReplicaEnvelope, event: ReplicaEvent, data: AddRequestData, stamp: Stamp | None
 ) -> ClaimRecord:
-    """What an admission says, as a claim (6.4: tokens only when tracked)."""
+    """Return the claim in an admission (6.4: tokens only when tracked)."""
     add = data.AddRequest
     hint = add.prefill_load_hint
     tracked = add.track_prefill_tokens and hint is not None

@@ -1,8 +1,8 @@
-"""What publishers say, understood: claims are learnt, grow and end, and the books follow.
+"""Applies the statements of publishers: claims are learnt, grow and end, and the books follow.
 
-Whatever is heard changes claims (`claims.py`); then `resolver.py` makes the ledger say what the
-claims on that id say. Both take statements in any order, so that what a publisher said and we
-missed can come later, in its snapshot.
+A statement changes claims (`claims.py`); then `resolver.py` brings the ledger in line with the
+claims on that id. Both accept statements in any order, so a statement we missed can come later, in
+the publisher's snapshot. `plane.py` and the verbs call this module.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DONE = Growth(prefill_done=True)
 
 
 class Hearing:
-    """The way from what publishers say into our ledger."""
+    """The path from publishers' statements to our ledger."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Hearing:
     def heard(
         self, peer: str, message: ReplicaMessage, now: float, *, checked: bool = False
     ) -> None:
-        """Take in one message; `checked`: with a checksum, which was right."""
+        """Apply one message; `checked`: it had a correct checksum."""
         router_id = _speaker(message)
         if router_id == self._claims.router_id:
             self._counters.namesakes += not self._is_echo(message)
@@ -84,14 +84,14 @@ class Hearing:
             self._heard_envelope(peer, message, now, checked=checked)
 
     def _is_garbled(self, router_id: int, message: ReplicaMessage, *, checked: bool) -> bool:
-        """Whether it cannot be what its sender said.
+        """Whether a message cannot be what its sender sent.
 
-        Older versions of ours send no checksum, and the reference's selectors no stamp. Whoever
-        does belong to those is listened to again once the one it follows is not heard any more.
+        Our older versions send no checksum, and the reference's selectors no stamp. A sender
+        replaced by one of those is heard again once the earlier one counts as lost.
         """
         stamped = message.select_service if isinstance(message, ReplicaEnvelope) else message
         if stamped is not UNSET and stamped.seq >> SEQ_BITS != stamped.epoch - 1:
-            return True  # no number of that life
+            return True  # not a number of that life
         if checked:
             return False
         view = self._publishers.views.get(router_id)
@@ -100,7 +100,7 @@ class Hearing:
     def _heard_heartbeat(self, peer: str, beat: Heartbeat, now: float, *, checked: bool) -> None:
         known = self._publishers.views.get(beat.router_id)
         if known is not None and known.is_old(beat):
-            self._counters.repeated += 1  # no sign of life either: somebody may have kept it
+            self._counters.repeated += 1  # no sign of life either: it may be a recording
             return
         view = self._publishers.heard_from(beat.router_id, beat.epoch, peer, now, checked=checked)
         if view is None:
@@ -108,13 +108,13 @@ class Hearing:
         view.follow(beat)
         if not view.announced(beat, now, self._limits):
             self._counters.digests_differed += 1
-        if beat.left and beat.seq >= view.high:  # of this life, and none before
+        if beat.left and beat.seq >= view.high:  # a `left` of this life, not of an earlier one
             self._publishers.lose(view)
         else:
             view.greet(beat, now, self._limits)
 
     def _is_echo(self, message: ReplicaMessage) -> bool:
-        """Whether we may have said this ourselves; else somebody lives on a copy of our state."""
+        """Whether we may have sent this; else another process runs on a copy of our state."""
         if isinstance(message, ReplicaEnvelope):
             stamp = message.select_service
             if stamp is UNSET:
@@ -178,7 +178,7 @@ class Hearing:
         live: bool = False,
         told_of: bool = False,
     ) -> None:
-        """Its owner says so, or (`told_of`) somebody who has heard it."""
+        """Apply a claim stated by its owner, or (`told_of`) by another that has heard it."""
         if len(record.hashes) % HASH_BYTES or len(view.claims) >= self._limits.replica_claims_max:
             self._counters.claims_refused += 1
             return
@@ -190,10 +190,10 @@ class Hearing:
             was_booked = before is not None and before.booked
             if not self._claims.learn(claim, now):
                 return
-            if was_booked:  # and is nobody's now, also if the new claim is over itself
+            if was_booked:  # its booking has no claim now, even if the new claim is over itself
                 self._resolver.free_unclaimed(record.reservation_id, now)
         else:
-            if not (live or told_of or claim.agrees(record)):  # its owner's snapshot
+            if not (live or told_of or claim.agrees(record)):  # in a snapshot of its owner
                 self._resolver.unbook(claim, now)
                 self._claims.correct(claim, record, now)
             if claim.hearsay and not told_of and self._claims.believe_owner(claim, record):
@@ -207,7 +207,7 @@ class Hearing:
         self._resolver.resolve(claim.reservation_id, now)
 
     def grown(self, view: View, item: Grown, now: float, *, live: bool = False) -> None:
-        """Something has become of a claim, or of one that has not been heard yet."""
+        """Apply growth of a claim, or keep it if the claim is not known yet."""
         key = item.owner, item.born
         owners = self._claims.sets.get(item.owner)
         claim = None if owners is None else owners.find(item.reservation_id, item.born)
@@ -220,7 +220,7 @@ class Hearing:
     def _grows(self, view: View, claim: Claim, growth: Growth, now: float, *, live: bool) -> None:
         news = claim.join(growth)
         if news and claim.owner == self._claims.router_id:
-            self._claims.say_later(claim)  # for those who missed who said it to us
+            self._claims.say_later(claim)  # for those that missed it
         elif news and claim.owner != view.router_id:
             claim.tellers = (claim.tellers or set()) | {view.router_id}
         if claim.booked:
@@ -229,7 +229,7 @@ class Hearing:
             self._resolver.touch(claim, now)
 
     def ended(self, view: View, item: Ended, now: float, *, live: bool = False) -> None:
-        """A claim has ended: with its reservation, or because somebody else's takes its place."""
+        """End a claim: with its reservation, or because another claim takes its place."""
         claims, key = self._claims, (item.owner, item.born)
         owners = claims.sets.get(item.owner)
         claim = None if owners is None else owners.find(item.reservation_id, item.born)
@@ -244,7 +244,7 @@ class Hearing:
         elif item.heir is not None and not claim.dead:
             self._succeed(claim, claims.ends.living(item.reservation_id, item.heir), now)
             if not claims.sets[item.owner].holds(claim):
-                return  # ours, and booking its heir has shown that its rank is not here
+                return  # our own: booking its heir has shown that its rank is not here
         kin = [] if claim is None else [claim]
         if item.freed:
             names = {key} if claim is None else claim.names
@@ -258,7 +258,7 @@ class Hearing:
     def _end(self, claim: Claim, item: Ended, now: float, *, live: bool, by_owner: bool) -> None:
         claims = self._claims
         ours = claim.owner == claims.router_id
-        if ours and live:  # a caller of theirs, who lives
+        if ours and live:  # a caller there renews the reservation
             self._resolver.touch(claim, now)
         self._resolver.unbook(claim, now)
         heir = item.heir if claim.born == item.born else None
@@ -272,9 +272,9 @@ class Hearing:
             claims.forget(claim)
 
     def unlearn(self, claim: Claim, now: float) -> None:
-        """Its owner has never stated it: what was heard was garbled.
+        """Forget a claim its owner never stated: the message was garbled.
 
-        No end of it is noted, as another claim has that name, or will have it.
+        No end is noted, as another claim has that name, or will have it.
         """
         self._resolver.unbook(claim, now)
         self._claims.forget(claim)
@@ -282,10 +282,11 @@ class Hearing:
         self._resolver.resolve(claim.reservation_id, now)
 
     def _succeed(self, claim: Claim, heir: Key | None, now: float) -> None:
-        """A claim ends because somebody has adopted it: know that one's claim, heard or not.
+        """Record the claim that adopted an ending one, even if it was not heard yet.
 
-        Else the reservation would be unknown here, although it lives, until that is heard. All but
-        its terms follows from the old one; if it is over too, its owner does not have it.
+        Otherwise the reservation would be unknown here, though it lives, until the adoption is
+        heard. All but its terms follows from the old claim; if it is over, too, its owner does not
+        have it.
         """
         if heir is None or heir[0] in (claim.owner, self._claims.router_id):
             return

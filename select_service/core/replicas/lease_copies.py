@@ -1,8 +1,8 @@
-"""Leases of other replicas, as far as claims of theirs name them, and who is under each.
+"""Leases of other replicas, as far as their claims name them, and the claims under each.
 
-A copy has one time to live for all claims under one lease id, whosever they are: who renews a
-lease anywhere keeps them all, at the same price whatever they are. Nothing here knows who is
-alive: `shared_leases.py` asks which copies nobody has cared for, and decides what becomes of them.
+A copy has one time to live for all claims under one lease id, of all owners: renewing a lease
+anywhere keeps them all, at the same cost however many there are. Nothing here knows which owners
+are alive: `shared_leases.py` asks for the copies nobody has renewed, and decides what to do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LeaseCopies:
         self._by_id: dict[str, LeaseCopy] = {}
         self._by_owner: dict[str, dict[str, LeaseCopy]] = {}
         self._deadlines: Deadlines[LeaseCopy] = Deadlines()
-        self.adopted_from: dict[str, None] = {}  # of whose orphans one is ours now
+        self.adopted_from: dict[str, None] = {}  # leases with an orphan that is now ours
         self.refused = 0  # since start
 
     def __len__(self) -> int:
@@ -42,11 +42,11 @@ class LeaseCopies:
         return iter(self._by_id.values())
 
     def find(self, lease_id: str) -> LeaseCopy | None:
-        """Return what is known of a lease, None if no living claim names it."""
+        """Return the copy of a lease, None if no living claim names it."""
         return self._by_id.get(lease_id)
 
     def join(self, claim: Claim, now: float) -> None:
-        """Note under which lease a living claim of another's is, and that the lease lives. O(1)."""
+        """Put a living claim of another replica under its lease, and renew the lease. O(1)."""
         terms = claim.record.lease
         if terms is None or claim.lease is not None:
             return
@@ -62,11 +62,11 @@ class LeaseCopies:
             self._let_expire(copy, ttl_s, now)
             copy.lease_ttl_s = ttl_s
         else:
-            copy.closed = False  # used again, after that
+            copy.closed = False  # it is in use again
             self.touch(copy, now, ttl_s)
         copy.claims.setdefault(claim.owner, OrderedDict())[claim] = None
         claim.lease = copy
-        claim.record = msgspec.structs.replace(claim.record, lease=copy.state)  # its names, once
+        claim.record = msgspec.structs.replace(claim.record, lease=copy.state)  # share the names
 
     def _has_room_for(self, terms: LeaseState) -> bool:
         longest = self._limits.lease_name_length_max
@@ -74,13 +74,13 @@ class LeaseCopies:
         return short and len(self._by_id) < self._limits.lease_copies_max
 
     def ttl(self, ttl_s: float | None) -> float | None:
-        """Return a time to live that was told as it may be used here, None for one that may not."""
+        """Return a stated time to live in the form used here; None: it is out of bounds."""
         if ttl_s is None or not 0.0 < ttl_s <= self._limits.reservation_ttl_max_s:
             return None
         return rounded_up(ttl_s)
 
     def leave(self, claim: Claim) -> None:
-        """It has ended, or aged; idempotent. O(1)."""
+        """Remove a claim that has ended or aged; idempotent. O(1)."""
         copy, claim.lease = claim.lease, None
         if copy is None:
             return
@@ -98,7 +98,7 @@ class LeaseCopies:
                 del self._by_owner[copy.owner]
 
     def touch(self, copy: LeaseCopy, now: float, ttl_s: float | None = None) -> None:
-        """Somebody cares for it, and perhaps for how long from now on (see `ttl`). O(1)."""
+        """Renew a copy, for `ttl_s` (see `ttl`) from now if given. O(1)."""
         if ttl_s is not None:
             copy.lease_ttl_s = ttl_s
         copy.ageing = False
@@ -106,7 +106,7 @@ class LeaseCopies:
         self._let_expire(copy, copy.lease_ttl_s, now)
 
     def look_again(self, copy: LeaseCopy, now: float) -> None:
-        """Nobody has cared for it, and its time is not up yet: have it due again soon. O(1)."""
+        """Check an unrenewed copy again soon, as its time is not up yet. O(1)."""
         self._let_expire(copy, self._limits.replica_heartbeat_s, now)
 
     def _let_expire(self, copy: LeaseCopy, ttl_s: float, now: float) -> None:
@@ -118,13 +118,13 @@ class LeaseCopies:
             self._deadlines.add(copy, ttl_s, now)
 
     def due(self, now: float, limit: int) -> list[LeaseCopy]:
-        """Return up to `limit` nobody has cared for; each again until it is touched or empty."""
+        """Return up to `limit` unrenewed copies; each again until it is touched or empty."""
         return self._deadlines.due(now, limit)
 
     # -- reading -------------------------------------------------------------------------------
 
     def record(self, copy: LeaseCopy, now: float) -> LeaseRecord:
-        """Describe it for its owner."""
+        """Describe a copy for its owner."""
         return LeaseRecord(
             *(copy.lease_id, copy.owner, copy.lease_ttl_s, max(0.0, copy.deadline - now)),
             sum(map(len, copy.claims.values())),
@@ -134,14 +134,14 @@ class LeaseCopies:
     def listed(
         self, owner: str | None, limit: int, now: float, prefixes: tuple[str, ...] | None = None
     ) -> tuple[list[LeaseRecord], int]:
-        """Describe the first `limit` of one owner or of all, and tell how many there are."""
+        """Describe the first `limit` leases, of one owner or all, and return the total."""
         chosen = self._by_id if owner is None else self._by_owner.get(owner, {})
         if prefixes is not None:
             chosen = {name: one for name, one in chosen.items() if name.startswith(prefixes)}
         return [self.record(copy, now) for copy in islice(chosen.values(), limit)], len(chosen)
 
     def check(self, claims: Iterable[Claim]) -> None:
-        """State every promise, given all claims of others; O(everything)."""
+        """Assert all invariants, given all claims of others; O(everything)."""
         self._deadlines.check(self._by_id.values())
         under = {claim for copy in self for some in copy.claims.values() for claim in some}
         assert under == {claim for claim in claims if claim.lease is not None}

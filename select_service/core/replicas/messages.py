@@ -1,10 +1,10 @@
-"""What replicas of this service tell each other beyond the reference's plane, and their snapshots.
+"""Messages between replicas of this service, beyond the reference's plane, and their snapshots.
 
-Shapes only. `wire.py` turns them into bytes, `plane.py` and `hearing.py` say and understand them.
+Shapes only. `wire.py` encodes them; `plane.py` and `hearing.py` send and handle them.
 
 A *claim* is "publisher P says id X is booked on rank R with this load". Its name is (owner, born):
-the router id of P and the number P's statement had. What becomes of a claim only ever grows, so
-whoever has heard all statements, in whatever order and however often, knows the same.
+the router id of P and the number of P's statement. The state of a claim only ever grows, so all who
+have heard the same statements, in any order and any number of times, agree.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from select_service.types import LeaseState
 OWN_TOPIC: Final = b"select-service.replica.v1"
 
 OUTPUT_BLOCKS_MAX: Final = 1 << 24
-"""Output blocks that a claim counts with, whatever is told: some 200 million tokens. As many claims
-as are remembered of as many replicas as are, each with that, still are a sum that a double holds to
-the last block; a larger one would take what others have booked with it when it goes."""
+"""Output blocks a claim counts at most, whatever is stated: some 200 million tokens. Even if all
+claims remembered of all replicas have that many, a double holds their sum to the last block; a
+larger sum would take other bookings' load with it when it is removed."""
 
 OUTPUT_TELLERS_MAX: Final = 1024
 """Routers whose output blocks of one claim are counted: four times as many as are remembered."""
 
 ANCESTORS_MAX: Final = 8
-"""Owners in a row that may go while a reservation lives on, each adopted by the next."""
+"""Successive owners that may vanish while a reservation lives on, each adopted by the next."""
 
 ITEMS_MAX: Final = 64
-"""Statements heard under one number: twice as many as are ever said. They are taken in without a
+"""Statements accepted under one number: twice as many as are ever sent. They are applied without a
 pause, some 20 µs each."""
 
 Key: TypeAlias = tuple[int, int]
-"""(owner, born): names one claim for ever."""
+"""(owner, born): the permanent name of a claim."""
 
-Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]  # which leaves NaN out, too
+Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]  # excludes NaN, too
 
 Outputs: TypeAlias = Annotated[
     dict[U64, Annotated[int, Meta(ge=0, le=OUTPUT_BLOCKS_MAX)]], Meta(max_length=OUTPUT_TELLERS_MAX)
@@ -50,12 +50,12 @@ Outputs: TypeAlias = Annotated[
 
 
 class Growth(Struct, frozen=True, omit_defaults=True):
-    """What became of a claim so far; joined with `max`, so that order and repeats do not matter.
+    """The state of a claim so far; joined with `max`, so order and repeats do not matter.
 
     Attributes:
         prefill_done: the prompt is computed.
         outputs: output blocks by the router that was told of them.
-        faded_at: how many there were when the last decay fraction came.
+        faded_at: their number when the last decay fraction came.
         fraction: that fraction.
     """
 
@@ -68,8 +68,8 @@ class Growth(Struct, frozen=True, omit_defaults=True):
 class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     """A claim as its owner states it; `hashes` are packed u64, little-endian.
 
-    `adopts` names the claims of gone owners that it took over: whoever frees those means this.
-    `lease` is what it lives under; without, `ttl_s` is its own time to live, None the default.
+    `adopts` names the claims of lost owners that it took over: freeing those frees this. `lease` is
+    the lease it lives under; without one, `ttl_s` is its own time to live, None the default.
     """
 
     reservation_id: Text
@@ -90,12 +90,12 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     adopts: Annotated[list[tuple[U64, U64]], Meta(max_length=ANCESTORS_MAX)] = []
     ttl_s: float | None = None
     lease: LeaseState | None = None
-    fairness_id: Text = ""  # whose share of the pool it is, unless the tenant's
+    fairness_id: Text = ""  # whose share of the pool it uses; empty: its tenant's
     pair: Text | None = None  # the id of the pair it is a leg of
 
 
 class Grown(Struct, frozen=True, tag="grown"):
-    """News about a claim of anybody's."""
+    """News about the state of a claim, whoever owns it."""
 
     reservation_id: Text
     owner: U64
@@ -106,9 +106,9 @@ class Grown(Struct, frozen=True, tag="grown"):
 class Ended(Struct, frozen=True, omit_defaults=True, tag="ended"):
     """This claim is over, for good.
 
-    `heir` names the claim that took it over, if one did and is not known to be over itself: who has
-    not heard of that one yet still knows that the reservation lives. `freed`: somebody has freed
-    the reservation, and with it whatever took this claim over.
+    `heir` names the claim that took it over, if one did and is not known to be over itself: a
+    replica that has not heard of the heir yet still knows that the reservation lives. `freed`: the
+    reservation was freed, and with it every claim that took this one over.
     """
 
     reservation_id: Text
@@ -119,7 +119,7 @@ class Ended(Struct, frozen=True, omit_defaults=True, tag="ended"):
 
 
 class Renewed(Struct, frozen=True, omit_defaults=True, tag="renewed"):
-    """The owner of a lease has shown itself to me: whoever has it open renews it.
+    """A client renewed a lease at the sender: the replica that has it open renews it.
 
     `ttl_s` is a new time to live, `age_s` how long ago that was (in a snapshot).
     """
@@ -130,9 +130,9 @@ class Renewed(Struct, frozen=True, omit_defaults=True, tag="renewed"):
 
 
 class Closed(Struct, frozen=True, tag="closed"):
-    """The owner of a lease has closed it at mine: these replicas end theirs.
+    """A client closed a lease at the sender: the named replicas end theirs.
 
-    They are named, as the same id may have been opened anew meanwhile, elsewhere.
+    They are named because the same id may have been opened anew elsewhere in the meantime.
     """
 
     lease_id: Text
@@ -140,11 +140,11 @@ class Closed(Struct, frozen=True, tag="closed"):
 
 
 class Heartbeat(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
-    """I live, have stated this much, and own so many claims with this digest.
+    """The sender lives, has stated this much, and owns this many claims with this digest.
 
-    `leaving`: I shall go soon, and am asked by fewer and fewer. `left`: this is my last word: what
-    is mine is whose it is told of. `number` counts the heartbeats of this epoch from 1: one that
-    comes again, or late, says nothing about now.
+    `leaving`: it will go soon, and gets fewer and fewer requests. `left`: this is its last message;
+    its claims go to whoever gets calls for them. `number` counts the heartbeats of this epoch from
+    1: a repeated or late one says nothing about the present.
     """
 
     router_id: U64
@@ -172,7 +172,7 @@ class Said(Struct, frozen=True, tag="said"):
 
 
 class SnapshotHead(Struct, frozen=True, tag="head"):
-    """Who speaks, and up to which statement this is certainly complete."""
+    """The sender, and the statement up to which the snapshot is certainly complete."""
 
     router_id: U64
     epoch: EpochNumber
@@ -180,14 +180,14 @@ class SnapshotHead(Struct, frozen=True, tag="head"):
 
 
 class Hearsay(Struct, frozen=True, tag="hearsay"):
-    """A claim of somebody the speaker does not hear any more."""
+    """A claim of an owner the sender no longer hears."""
 
     owner: U64
     claim: ClaimRecord
 
 
 class SnapshotEnd(Struct, frozen=True, tag="end"):
-    """Nothing was cut off; `claims` of the speaker's own were sent."""
+    """Nothing was cut off; `claims` of the sender's own were sent."""
 
     claims: U64
 

@@ -1,7 +1,7 @@
-"""Our side of the replica plane: what is said in its time, and what is left over is settled.
+"""Our side of the replica plane: sends what is due, and works off what is pending.
 
-What others say goes to `hearing.py`, what they know as a whole to `snapshots.py`; who they are is
-in `publishers.py`. The verbs stand before this room, the edge carries out what a turn asks for.
+`hearing.py` handles peers' messages, `snapshots.py` their snapshots, `publishers.py` their
+presence. The verbs call this module; the edge carries out the effects of a turn.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BATCHES_PER_TURN = 4
 
 
 class Replicas:
-    """All replicas as this process deals with them."""
+    """All replicas, as seen by this process."""
 
     def __init__(
         self, limits: CoreLimits, claims: Claims, desk: Desk, membership: Membership
@@ -54,7 +54,7 @@ class Replicas:
     # -- time ----------------------------------------------------------------------------------
 
     def tick(self, now: float, effects: Effects) -> bool:
-        """Say what has to be said, note who is silent, settle and resolve a few; more to do?"""
+        """Do one turn: detect silence, settle, send, beat, request pulls; True: more to do."""
         self.publishers.look_around(now)
         self.hearing.foreigners.fade(now)
         self.leases.tick(now)
@@ -69,7 +69,7 @@ class Replicas:
                 break
             effects.published.append(said)
         if claims.unsaid_count:
-            return True  # a heartbeat must not speak of what has not been said
+            return True  # a heartbeat must not count statements that were not sent
         if self._beat_at is None or now - self._beat_at >= self._limits.replica_heartbeat_s:
             self._beat_at = now
             effects.published.append(self._heartbeat())
@@ -81,12 +81,12 @@ class Replicas:
         return more
 
     def leave(self) -> None:
-        """Say with the next turn, and from then on, that we shall go."""
+        """Announce from the next turn on that we are leaving."""
         self.is_leaving = True
         self._beat_at = None
 
     def last_word(self) -> Heartbeat:
-        """Return what peers take for our end, behind all that `tick` had to say."""
+        """Return the message that peers take for our end; send it after all that `tick` sends."""
         return msgspec.structs.replace(self._heartbeat(), left=True)
 
     def _heartbeat(self) -> Heartbeat:
@@ -105,7 +105,7 @@ class Replicas:
         )
 
     def _settle(self, now: float) -> bool:
-        """Do a slice of what is left over; True while there is more."""
+        """Do a slice of the pending work; True while there is more."""
         claims = self._claims
         budget = self._limits.replica_resolved_per_turn_max
         while budget > 0 and self._chores:
@@ -124,18 +124,18 @@ class Replicas:
     # -- inspection ----------------------------------------------------------------------------
 
     def unsettled(self) -> list[str]:
-        """Say in words what replicas have told, or tried to, that is not in the books yet."""
+        """Return, in words, which statements of replicas are not in the books yet."""
         behind = sum(one.state == "behind" for one in self.publishers.views.values())
         told = [f"statements of {behind} replica{'s' if behind > 1 else ''}"] if behind else []
         return [*told, "claims of replicas"] if self.resolver.again else told
 
     def status(self, now: float) -> list[ReplicaStatus]:
-        """Return every publisher heard of, by router id."""
+        """Return every known publisher, by router id."""
         rows = self.publishers.status(now) + self.hearing.foreigners.status(now)
         return sorted(rows, key=lambda row: row.router_id)
 
     def check(self) -> None:
-        """State every promise."""
+        """Assert all invariants."""
         self._claims.check()
         self.publishers.check()
         for view in self.publishers.views.values():

@@ -1,7 +1,7 @@
-"""Everybody heard of on the replica plane: who is there, who has gone, and who is forgotten.
+"""All publishers heard of on the replica plane: present, lost, and to be forgotten.
 
-A `View` says how far one of them has been heard. Nothing that they say is understood here; what a
-publisher that is back may have missed, and what one that has gone leaves, is worked off in slices.
+A `View` says how far each has been heard. Their statements are not interpreted here. Slices of work
+remind a returned publisher of what it may have missed, and clear what a lost one leaves.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from select_service.types import CoreLimits
 
 LOOKS_PER_STEP = 64
-"""Claims that are only looked at in one step of a chore."""
+"""Claims visited in one step of a chore without being changed."""
 
 
 class Publishers:
     """The views of all publishers, by router id."""
 
     def __init__(self, limits: CoreLimits, claims: Claims, chores: list[Iterator[None]]) -> None:
-        """Know nobody.
+        """Start without publishers.
 
         Args:
             limits: bounds.
             claims: of all publishers, and ours.
-            chores: where to leave long work, which is done in slices.
+            chores: takes long work, done in slices.
         """
         self.views: dict[int, View] = {}
         self._limits = limits
@@ -43,7 +43,7 @@ class Publishers:
     def heard_from(
         self, router_id: int, epoch: int, peer: str, now: float, *, checked: bool
     ) -> View | None:
-        """Return the view of who speaks; None: it is nobody we listen to."""
+        """Return the view of a sender; None: it is not listened to."""
         view = self.views.get(router_id)
         if view is None:
             if len(self.views) >= self._limits.replica_publishers_max:
@@ -51,7 +51,7 @@ class Publishers:
                 return None
             view = self._open_view(router_id, epoch, now)
         elif view.peer != peer and not view.gone:
-            # who speaks under a name keeps it as long as it is heard: nobody else may end its own
+            # a live publisher keeps its name: nobody else may end its claims
             self._counters.impostors += 1
             return None
         view.heard_at = now
@@ -65,7 +65,7 @@ class Publishers:
         return view
 
     def told_of(self, router_id: int, now: float) -> View | None:
-        """Return what is known of a publisher that others have heard; to us it may be gone."""
+        """Return the view of a publisher that others have heard; to us it may be lost."""
         view = self.views.get(router_id)
         if view is None:
             if len(self.views) >= self._limits.replica_publishers_max:
@@ -83,7 +83,7 @@ class Publishers:
         return view
 
     def look_around(self, now: float) -> None:
-        """Note who is silent, and who has been for so long that it can be forgotten."""
+        """Mark silent publishers as lost, and bury those silent for long."""
         for view in list(self.views.values()):
             silent_s = now - view.heard_at
             if not view.gone and silent_s > self._limits.replica_timeout_s:
@@ -95,14 +95,14 @@ class Publishers:
                 self._chores.append(self._bury(view))
 
     def lose(self, view: View) -> None:
-        """It is silent, or has said its last word: whoever is told of what it owns adopts that."""
+        """Mark a publisher as silent, or left: callers' lifecycle calls now adopt its claims."""
         view.gone = True
         view.pulling_since = view.incoming = None
         self._claims.gone.add(view.router_id)
         self._chores.append(self._repeat_last_words())
 
     def _bury(self, view: View) -> Iterator[None]:
-        """Forget one that has been gone for long, with all it owned that has no load any more."""
+        """Forget a long-lost publisher, with all its claims that have no load any more."""
         for claim in list(view.claims.by_id.values()):
             if not view.gone:
                 break
@@ -110,7 +110,7 @@ class Publishers:
             if known and not claim.booked:
                 self._claims.forget(claim)
             yield
-        view.buried = False  # what is still booked has been cared for lately: come again
+        view.buried = False  # remaining bookings were renewed lately: try again later
         if view.gone and not view.claims:
             del self.views[view.router_id], self._claims.sets[view.router_id]
             self._claims.gone.discard(view.router_id)
@@ -120,7 +120,7 @@ class Publishers:
             yield from self._remind(view)
 
     def _remind(self, view: View) -> Iterator[None]:
-        """What the gone said about its claims it may have missed, and cannot ask them again."""
+        """Repeat statements of lost publishers about its claims: it may have missed them."""
         for number, claim in enumerate(list(view.claims.by_id.values())):
             if view.gone:  # it is reminded when it comes back
                 break
@@ -132,7 +132,7 @@ class Publishers:
                 yield
 
     def status(self, now: float) -> list[ReplicaStatus]:
-        """Return every publisher of our own kind."""
+        """Return the status of every publisher of our own kind."""
         return [
             ReplicaStatus(
                 router_id=view.router_id,
@@ -151,7 +151,7 @@ class Publishers:
         ]
 
     def check(self) -> None:
-        """State every promise."""
+        """Assert all invariants."""
         for router_id, view in self.views.items():
             assert self._claims.sets[router_id] is view.claims
             view.claims.check()

@@ -1,8 +1,8 @@
-"""Of the claims on an id, one is booked: the same one wherever the same claims are known.
+"""Of all claims on an id, one is booked: the same one wherever the same claims are known.
 
-It is that of the lowest router id among those that have not ended and whose rank is here; with it
-comes all that became of it. `hearing.py` and `foreigners.py` ask for it whenever the claims on an
-id change; claims whose rank is away wait until it comes.
+It is the one with the lowest router id among those that have not ended and whose rank is here; its
+state becomes the booking's. `hearing.py` and `foreigners.py` call this whenever the claims on an id
+change; claims whose rank is absent wait until it comes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class Resolver:
-    """From claims to bookings; the desk does the booking."""
+    """Turns claims into bookings, through the desk."""
 
     def __init__(
         self, claims: Claims, desk: Desk, membership: Membership, counters: ReplicaCounters
     ) -> None:
-        self.touched: dict[Partition, None] = {}  # where load has become less
+        self.touched: dict[Partition, None] = {}  # partitions that lost load
         self.again: dict[str, None] = {}  # ids to resolve, a few each turn
         self._claims = claims
         self._desk = desk
@@ -34,7 +34,7 @@ class Resolver:
         self._counters = counters
 
     def resolve(self, reservation_id: str, now: float) -> None:
-        """Make the ledger say what the claims on an id say."""
+        """Bring the ledger in line with the claims on an id."""
         winner, seat = self._winner(reservation_id, now)
         booking = self._desk.bookings.live(reservation_id)
         if winner is None or seat is None:
@@ -57,7 +57,7 @@ class Resolver:
     def _winner(
         self, reservation_id: str, now: float
     ) -> tuple[Claim | None, tuple[Partition, int] | None]:
-        """Return the claim that counts, of those that could be booked here."""
+        """Return the winning claim, of those that can be booked here."""
         claims = self._claims
         for claim in sorted(claims.alive(reservation_id), key=lambda one: one.owner):
             if claim.aged:
@@ -67,9 +67,9 @@ class Resolver:
             ours = claim.owner == claims.router_id
             if ours and (seat is None or lost or self.is_over(claim)):
                 self.unbook(claim, now)
-                claims.end_own(claim, now)  # with its rank, as any reservation
+                claims.end_own(claim, now)  # with its rank, as any reservation ends
             elif seat is not None:
-                if lost:  # the rank has gone and come back
+                if lost:  # the rank has left and come back
                     claims.untie(claim, self.chain(claim))
                 return claim, seat
             else:
@@ -77,7 +77,7 @@ class Resolver:
         return None, None
 
     def is_over(self, claim: Claim) -> bool:
-        """Whether the lease of a claim of ours ended while another's was the one booked."""
+        """Whether our claim's lease ended while another claim was the booked one."""
         lease = claim.record.lease
         return (
             not claim.booked
@@ -86,14 +86,14 @@ class Resolver:
         )
 
     def chain(self, claim: Claim) -> bytes:
-        """The hashes of a claim: booked, or not, or of a rank that has gone, swept or not."""
+        """Return the hashes of a claim: booked or not, or of a lost rank, swept or not."""
         if claim.hashes or claim.reservation is None:
             return claim.hashes
         partition = self._membership.partitions[claim.scope]
         return partition.ledger.blocks.chain(claim.reservation.chain)
 
     def seat(self, claim: Claim) -> tuple[Partition, int] | None:
-        """Return where it would be booked, None while its rank is not here."""
+        """Return where a claim would be booked; None while its rank is not here."""
         partition = self._membership.partitions.get(claim.scope)
         if partition is None or partition.index.block_size != claim.record.block_size:
             return None
@@ -103,7 +103,7 @@ class Resolver:
         return partition, worker.slots[claim.record.dp_rank]
 
     def follow(self, claim: Claim, now: float, *, is_news: bool = True) -> None:
-        """Let a booking be what its claim has become; no news: before it was booked here."""
+        """Apply a claim's state to its booking; not news: it happened before the booking here."""
         reservation = claim.reservation
         assert reservation is not None
         partition = self._membership.partitions[claim.scope]
@@ -112,14 +112,14 @@ class Resolver:
             ledger.prefill_complete(reservation, now, is_news=is_news)
             self.touched[partition] = None
         outputs = claim.output_blocks
-        faded_at = min(claim.faded_at, outputs)  # else whoever told of them told nonsense
+        faded_at = min(claim.faded_at, outputs)  # otherwise the sender's numbers are inconsistent
         faded = faded_at if claim.fraction != 1.0 else 0
         seen = reservation.output_blocks, reservation.faded_outputs, reservation.output_fraction
         if seen != (outputs, faded, claim.fraction):
             ledger.learn_outputs(reservation, outputs, faded_at, claim.fraction)
 
     def touch(self, claim: Claim, now: float) -> None:
-        """Somebody cares for a claim, and so for all under the same lease."""
+        """Renew a claim, and with it everything under its lease."""
         if claim.record.lease is not None:
             self._desk.sign_of_life(claim.record.lease.lease_id, now)
         if not claim.booked:
@@ -130,7 +130,7 @@ class Resolver:
         self._desk.bookings.touched(booking)
 
     def unbook(self, claim: Claim, now: float) -> None:
-        """Take its load out of the ledger, if it is there; it is about to end."""
+        """Remove the load of a claim that is about to end, if it is in the ledger."""
         if not claim.booked:
             if claim.reservation is not None:
                 self._claims.untie(claim, claim.hashes)
@@ -142,38 +142,38 @@ class Resolver:
         self.release(booking, now)
 
     def book_anew(self, claim: Claim, now: float) -> None:
-        """It lives on other terms than it was booked on; `resolve` books it again."""
+        """Unbook a claim that has other terms than it was booked with; `resolve` books it again."""
         booking = self._desk.bookings.live(claim.reservation_id)
         if booking is not None and booking.reservation.claim is claim:
             self._give_up(booking, now)
 
     def _give_up(self, booking: Booking, now: float) -> None:
-        """Another claim counts; this one stays a claim, with its hashes."""
+        """Release a booking whose claim lost; the claim keeps its hashes."""
         claim = booking.reservation.claim
         if claim is not None:
             self._claims.untie(claim, booking.partition.ledger.chain_of(booking.reservation))
         self.release(booking, now)
 
     def release(self, booking: Booking, now: float) -> None:
-        """End a booking that is nobody's claim any more."""
+        """End a booking that no longer belongs to a claim."""
         self._desk.release(booking, now)
         self._counters.freed += 1
         self.touched[booking.partition] = None
 
     def worker_came(self, scope: Scope, worker_id: int) -> None:
-        """Claims on this worker may be booked now."""
+        """Resolve the claims that waited for this worker."""
         self.again.update(dict.fromkeys(self._claims.waited_for(scope, worker_id)))
 
-    # -- what has no claim: told by the reference's selectors ----------------------------------
+    # -- bookings without a claim, made by the reference's selectors ---------------------------
 
     def free_unclaimed(self, reservation_id: str, now: float) -> None:
-        """End a booking that never was a claim."""
+        """End a booking that never had a claim."""
         booking = self._desk.bookings.live(reservation_id)
         if booking is not None and booking.reservation.claim is None:
             self.release(booking, now)
 
     def complete_unclaimed(self, reservation_id: str, now: float) -> None:
-        """The prefill of such a booking is done."""
+        """Complete the prefill of such a booking."""
         booking = self._desk.bookings.live(reservation_id)
         if booking is not None and booking.reservation.claim is None:
             booking.partition.ledger.prefill_complete(booking.reservation, now)

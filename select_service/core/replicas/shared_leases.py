@@ -1,9 +1,9 @@
-"""One lease, several replicas: a client may renew or close it at any of them.
+"""Leases across replicas: a client may renew or close its lease at any of them.
 
-Who has it open is told, and does it. What an owner who is gone leaves under it is adopted by the
-replica the client turns to, ages with the lease when nobody turns to anybody, and is freed when
-the lease is closed; all of that in slices. `leases.py` has what is open here, `lease_copies.py`
-what is known through others; `hearing.py` and `service.py` stand before it.
+The replica that has it open is told, and does so. Claims that a lost owner leaves under it are
+adopted by the replica the client turns to, age with the lease if it turns to none, and are freed
+when the lease is closed, all in slices. `leases.py` keeps the leases open here, `lease_copies.py`
+those known through others; `hearing.py` and `service.py` call this module.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 
 
 ADOPTION_STEPS: Final = 2
-"""What owning an orphan and telling it costs, in claims looked at again."""
+"""The cost of adopting and announcing an orphan, in visited claims."""
 
 BLOCKS_TOLD_PER_STEP: Final = 256
 
 
 class SharedLeases:
-    """What callers ask of a lease, and what replicas say of it."""
+    """Callers' requests on leases, and replicas' statements on them."""
 
     def __init__(self, limits: CoreLimits, claims: Claims, desk: Desk, resolver: Resolver) -> None:
-        self.chores: list[Iterator[None]] = []  # long work, for `plane.py` to do in slices
+        self.chores: list[Iterator[None]] = []  # long work, done by `plane.py` in slices
         self._limits = limits
         self._claims = claims
         self._copies = claims.copies
         self._desk = desk
         self._leases = desk.leases
         self._resolver = resolver
-        self._now = 0.0  # of the turn a chore is done in
+        self._now = 0.0  # of the turn a chore runs in
 
-    # -- what callers do -----------------------------------------------------------------------
+    # -- callers -------------------------------------------------------------------------------
 
     def open(self, lease_id: str, owner: str, ttl_s: float, now: float) -> LeaseRecord:
         """Open a lease here, or renew the one this owner has under this id, here or elsewhere.
@@ -68,14 +68,14 @@ class SharedLeases:
         return self._leases.record(lease, now)
 
     def renew(self, lease_id: str, ttl_s: float | None, now: float) -> LeaseRecord:
-        """Renew all that lives under a lease, whoever has it open.
+        """Renew everything under a lease, whichever replica has it open.
 
         Returns:
-            What is known of it here; `reservations` are all of it, whosever they are.
+            What is known of it here; `reservations` counts those of all replicas.
 
         Raises:
             InvalidField: a time to live out of bounds.
-            LeaseNotFound: nobody has it, as far as is known here.
+            LeaseNotFound: no replica has it, as far as is known here.
         """
         copy, lease = self._copies.find(lease_id), self._leases.find(lease_id)
         if lease is not None or copy is None or copy.closed:
@@ -83,7 +83,7 @@ class SharedLeases:
             ttl_s = None if ttl_s is None else lease.ttl_s
         elif ttl_s is not None:
             ttl_s = self._leases.checked_ttl(ttl_s)
-        if self._claims.router_id:  # also when we know of nobody: it may be open without load
+        if self._claims.router_id:  # even if none is known: it may be open without load
             self._claims.say_of_lease(Renewed(lease_id, ttl_s))
         if copy is None:
             assert lease is not None
@@ -96,7 +96,7 @@ class SharedLeases:
         return msgspec.structs.replace(record, reservations=record.reservations + elsewhere)
 
     def _care_for(self, copy: LeaseCopy, now: float, ttl_s: float | None) -> Lease | None:
-        """Keep all under it alive; what is nobody's becomes ours; the lease, if open here."""
+        """Keep everything under it alive, adopting orphans; return the lease if it is open here."""
         self._copies.touch(copy, now, ttl_s)
         copy.renewed_at = copy.told_at = now
         lease = self._leases.find(copy.lease_id)
@@ -105,12 +105,12 @@ class SharedLeases:
         if lease is None:
             lease = self._leases.admit(copy.state, now)
             self._claims.counters.leases_adopted += lease is not None
-        if lease is not None:  # without, they are at least kept alive
+        if lease is not None:  # otherwise they are at least kept alive
             self._adopt(copy)
         return lease
 
     def close(self, lease_id: str, now: float) -> Lease | None:
-        """End a lease here and where it is known to be; the one here, if there was one to end.
+        """End a lease here and wherever it is known; return the one here, if there was one to end.
 
         Raises:
             LeaseNotFound: it was never open, as far as anybody remembers.
@@ -136,17 +136,17 @@ class SharedLeases:
     ) -> LeaseList:
         """Describe open leases, oldest first, then those known through others.
 
-        O(all of them) when only those are asked for whose ids begin with one of the `prefixes`.
+        O(all leases) if filtered by `prefixes` of their ids.
         """
         limit = min(limit, LISTED_MAX)
         here = self._leases.listed(owner, limit, now, prefixes)
         there, total = self._copies.listed(owner, limit - len(here.leases), now, prefixes)
         return LeaseList([*here.leases, *there], here.total + total)
 
-    # -- what replicas say ---------------------------------------------------------------------
+    # -- statements of replicas ----------------------------------------------------------------
 
     def renewed(self, said: Renewed, now: float) -> None:
-        """Its owner has shown itself elsewhere."""
+        """Apply a renewal that came in at another replica."""
         lease = self._leases.find(said.lease_id)
         ttl_s = self._copies.ttl(said.ttl_s)
         if lease is not None and now - said.age_s > lease.touched:
@@ -158,22 +158,22 @@ class SharedLeases:
             self._copies.touch(copy, now, ttl_s)
 
     def closed(self, said: Closed, now: float) -> None:
-        """Its owner has closed it elsewhere; housekeeping frees what is under ours."""
+        """Apply a close that came in at another replica; housekeeping frees what is under ours."""
         lease = self._leases.find(said.lease_id)
         if lease is not None and self._claims.router_id in said.router_ids:
             self._leases.end(lease, "closed", now)
             self._claims.counters.leases_closed += 1
 
-    # -- what we say ---------------------------------------------------------------------------
+    # -- our statements ------------------------------------------------------------------------
 
     def retold(self, now: float) -> Iterator[Renewed]:
-        """Yield what callers of ours have renewed lately, for those who missed it."""
+        """Yield our callers' recent renewals, for replicas that missed them."""
         for copy in list(self._copies):
             if copy.renewed_at is not None and now - copy.renewed_at < copy.lease_ttl_s:
                 yield Renewed(copy.lease_id, copy.lease_ttl_s, now - copy.renewed_at)
 
     def terms(self, claim: Claim) -> LeaseState | None:
-        """The lease of a claim with its time to live as it is by now."""
+        """Return the lease of a claim with its current time to live."""
         if claim.lease is not None:
             return claim.lease.state
         terms = claim.record.lease
@@ -185,9 +185,9 @@ class SharedLeases:
     # -- time ----------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Adopt with one orphan all of its lease, and see to leases nobody has cared for.
+        """Adopt the rest of a lease once one orphan is ours, and handle copies nobody has renewed.
 
-        While somebody has such a lease open, it does.
+        While a replica has such a lease open, it watches the time.
         """
         self._now = now
         while self._copies.adopted_from:
@@ -198,13 +198,14 @@ class SharedLeases:
             self._copies.look_again(copy, now)
             lease = self._leases.find(copy.lease_id)
             if not copy.claims.keys() <= self._claims.gone:
-                # an owner watches it, and would say so; we are one, too, of what is not booked
+                # an owner watches it, and would announce its end; we own the unbooked claims
+                # ourselves
                 if lease is None and not copy.ending:
                     copy.ending = True
                     self.chores.append(self._end_ours(copy))
             elif lease is not None:
-                # what is said of an adoption keeps the lease alive elsewhere: one that is about to
-                # be missed here, too, would live twice as long as its owner
+                # announcing an adoption keeps the lease alive elsewhere: a lease about to expire
+                # here, too, would outlive its owner by another time to live
                 if lease.deadline - now > self._limits.replica_heartbeat_s:
                     self._adopt(copy)
             elif not copy.ageing:
@@ -218,7 +219,7 @@ class SharedLeases:
             self.chores.append(self._adopt_orphans(copy))
 
     def _adopt_orphans(self, copy: LeaseCopy) -> Iterator[None]:
-        """Own what is booked of it, one a step."""
+        """Adopt its booked orphans, one per step."""
         for claim in self._orphans(copy):
             if self._leases.find(copy.lease_id) is None:
                 break  # it has ended meanwhile
@@ -233,10 +234,10 @@ class SharedLeases:
         copy.adopting = False
 
     def _age_out(self, copy: LeaseCopy) -> Iterator[None]:
-        """Let go of it; not said, as others watch it too."""
+        """Release its orphans; not announced, as others watch the time, too."""
         for claim in self._orphans(copy):
             if not copy.ageing:
-                break  # its owner has shown itself after all
+                break  # its client has renewed it after all
             booking = self._booking(claim)
             if booking is None:
                 self._claims.age(claim)
@@ -248,7 +249,7 @@ class SharedLeases:
         copy.ageing = False
 
     def _end_ours(self, copy: LeaseCopy) -> Iterator[None]:
-        """Claims of ours on the same ids that were not the ones booked when our lease ended.
+        """End our claims on the same ids that were not the booked ones when our lease ended.
 
         Nothing ended them with it, and while they live the others wait for us.
         """
@@ -262,7 +263,7 @@ class SharedLeases:
         copy.ending = False
 
     def _free_orphans(self, copy: LeaseCopy) -> Iterator[None]:
-        """Its owner has closed it here: nobody else will end what is nobody's."""
+        """Free its orphans: the client closed the lease here, and nobody else will end them."""
         for claim in self._orphans(copy):
             name, key = claim.reservation_id, claim.key
             self._resolver.unbook(claim, self._now)
@@ -272,7 +273,7 @@ class SharedLeases:
             yield
 
     def _orphans(self, copy: LeaseCopy) -> Iterator[Claim]:
-        """Yield each claim of owners who are gone; what is done to it may take it away."""
+        """Yield each claim of lost owners; the caller may remove it."""
         for router_id in sorted(copy.claims):
             for claim in _in_turn(copy, router_id):
                 if router_id not in self._claims.gone:
@@ -284,7 +285,10 @@ class SharedLeases:
 
 
 def _in_turn(copy: LeaseCopy, router_id: int) -> Iterator[Claim]:
-    """Yield each claim of one owner, those that come meanwhile left out; any may go meanwhile."""
+    """Yield each present claim of one owner, without those added later.
+
+    Any may be removed meanwhile.
+    """
     for _ in range(len(copy.claims.get(router_id, ()))):
         claims = copy.claims.get(router_id)
         if not claims:

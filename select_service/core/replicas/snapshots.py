@@ -1,7 +1,7 @@
-"""Snapshots of the plane: what we know, given part by part, and what a peer's settles here.
+"""Snapshots of the replica plane: ours, sent part by part, and the effects of a peer's here.
 
-`plane.py` says when one is to be fetched, the edge carries it. Its parts are understood as what is
-said live is (`hearing.py`); what the publisher owned before and does not name any more has ended.
+`plane.py` decides when to fetch one, the edge transfers it. Its parts are applied like live
+statements (`hearing.py`); earlier claims of the publisher that it does not contain have ended.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NOTHING = Growth()
 
 
 class Snapshots:
-    """Gives ours, and takes in those of others."""
+    """Gives our snapshot, and applies those of others."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class Snapshots:
         self._leases = leases
 
     def give(self, now: float) -> Iterator[SnapshotPart]:
-        """Yield what we know; what changes between two parts has a number above the head's.
+        """Yield our snapshot; changes between two parts have numbers above the head's.
 
-        Claims of publishers we do not hear either go along: who asks may have come too late. One
-        that restarts under another name is back before anybody calls the old one gone, hence two
-        heartbeats.
+        It includes claims of publishers we do not hear, as the requester may have come too late to
+        hear them. A publisher that restarts under another name is back before its old one counts as
+        lost; hence the two heartbeats.
         """
         claims = self._claims
         silent_since = now - 2 * self._limits.replica_heartbeat_s
@@ -96,7 +96,7 @@ class Snapshots:
         )
 
     def begin(self, router_id: int, head: SnapshotHead, now: float) -> bool:
-        """A snapshot comes in; False when it is not whose we asked for."""
+        """Begin a snapshot; False if it is not from the publisher we asked."""
         view = self._publishers.views.get(router_id)
         if view is None or head.router_id != router_id or view.pulling_since is None:
             return False
@@ -106,18 +106,18 @@ class Snapshots:
         return True
 
     def part(self, router_id: int, part: SnapshotPart, now: float) -> None:
-        """Take in one part of it."""
+        """Apply one part of a snapshot."""
         view = self._publishers.views.get(router_id)
         if view is None or view.incoming is None:
             return
-        view.pulling_since = now  # it goes on
+        view.pulling_since = now  # it makes progress
         if isinstance(part, SnapshotEnd):
             view.incoming.promised = part.claims
         elif isinstance(part, ClaimRecord):
             name, key = part.reservation_id, (router_id, part.born)
             view.incoming.seen[part.born] = name
             if self._claims.ends.is_word_of_owner(name, key):
-                # its state was put back to what it was before that: somebody must remind it
+                # its state was reset to a time before that end: remind it
                 self._claims.say_later(Ended(name, *key))
             self._hearing.claimed(view, part, now)
         elif isinstance(part, Grown):
@@ -130,11 +130,11 @@ class Snapshots:
             self._hearsay(view, part, now)
 
     def _hearsay(self, teller: View, part: Hearsay, now: float) -> None:
-        """Believe what is said about somebody we do not hear ourselves."""
+        """Accept a claim of a publisher that we do not hear ourselves."""
         owner = part.owner
         view = self._publishers.views.get(owner)
         if owner == self._claims.router_id or (view is not None and not view.gone):
-            claim = part.claim  # they are heard here, but what became of it may be news
+            claim = part.claim  # we hear its owner, but the growth may be news
             grown = Grown(claim.reservation_id, owner, claim.born, claim.growth)
             self._hearing.grown(teller, grown, now)
             return
@@ -143,11 +143,11 @@ class Snapshots:
             self._hearing.claimed(view, part.claim, now, told_of=True)
             known = view.claims.find(part.claim.reservation_id, part.claim.born)
             if known is not None and part.claim.growth != _NOTHING:
-                # the owner may not know, and the teller be gone by the time it is back
+                # the owner may not know, and the teller may be gone when it returns
                 known.tellers = (known.tellers or set()) | {teller.router_id}
 
     def end(self, router_id: int, now: float, *, complete: bool) -> None:
-        """It has come to its end, or has broken off."""
+        """End a snapshot, complete or broken off."""
         view = self._publishers.views.get(router_id)
         if view is None:
             return
@@ -160,9 +160,9 @@ class Snapshots:
         self._leases.chores.append(self._forget_unseen(view, incoming, now))
 
     def _forget_unseen(self, view: View, incoming: Incoming, now: float) -> Iterator[None]:
-        """What the publisher owned before the snapshot, and not in it, has ended.
+        """End the publisher's claims from before the snapshot that are not in it.
 
-        And what it has under another id, or under a number it has not come to yet, it never owned.
+        Claims it has under another id, or under numbers it has not reached yet, never existed.
         """
         for number, claim in enumerate(list(view.claims.by_id.values())):
             named = incoming.seen.get(claim.born)

@@ -1,8 +1,8 @@
-"""One publisher as we see it: how far we have heard it, and what is missing.
+"""How far one publisher has been heard, and what is missing.
 
-Numbers only. Statements apply in any order, so what comes out of order is taken as it comes; this
-room knows which numbers have not been heard, when that is a reason to fetch the publisher's
-snapshot, and what a snapshot settles. `publishers.py` keeps them.
+Numbers only. Statements apply in any order, so those out of order are applied as they come; this
+module tracks which numbers were missed, when that is a reason to fetch the publisher's snapshot,
+and what a snapshot settles. `publishers.py` keeps the views.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Incoming:
-    """A snapshot on its way in."""
+    """A snapshot being received."""
 
     __slots__ = ("promised", "seen", "seq")
 
     def __init__(self, seq: int) -> None:
         self.seq = seq
-        self.seen: dict[int, str] = {}  # numbers of the claims it holds, with their ids
-        self.promised: int | None = None  # how many there are, by its last part
+        self.seen: dict[int, str] = {}  # born numbers of its claims, with their ids
+        self.promised: int | None = None  # the number of claims, from its last part
 
 
 class View:
@@ -35,35 +35,35 @@ class View:
         self.router_id = router_id
         self.claims = claims
         self.epoch = epoch
-        self.high = (epoch - 1) << SEQ_BITS  # the newest number we know of
-        self.missing: dict[int, float] = {}  # numbers below it not heard; since when
-        self.hole: int | None = None  # only a snapshot from here on makes the picture whole
+        self.high = (epoch - 1) << SEQ_BITS  # the highest number we know of
+        self.missing: dict[int, float] = {}  # lower numbers not heard → since when
+        self.hole: int | None = None  # only a snapshot from this number on completes the view
         self.peer = ""
         self.http_port = 0
         self.url: str | None = None
         self.heard_at = now
         self.gone = False
-        self.checked = False  # its last message had a checksum, which was right
-        self.leaving = False  # it has said that it will go
-        self.beaten = (0, 0)  # statement and number of the newest heartbeat
-        self.buried = False  # being forgotten
+        self.checked = False  # its last message had a correct checksum
+        self.leaving = False  # it announced that it will go
+        self.beaten = (0, 0)  # statement and number of the latest heartbeat
+        self.buried = False  # it is being forgotten
         self.bury_at = 0.0  # not before
         self.greeted = False
         self.ask_again_at: float | None = None
         self.pulls = self.pulls_failed = 0
         self.pulling_since: float | None = None
         self.next_pull_at = 0.0
-        self.asked_high: int | None = None  # the newest number we knew of when we asked for it
+        self.asked_high: int | None = None  # `high` at the time of the request
         self.incoming: Incoming | None = None
         self.gaps = 0
 
     @property
     def whole(self) -> bool:
-        """Whether everything it has said up to `high` is known."""
+        """Whether all its statements up to `high` are known."""
         return not self.missing and self.hole is None
 
     def hear(self, seq: int, now: float, limits: CoreLimits) -> bool:
-        """A statement has arrived; False when it was heard before."""
+        """Register a statement; False if it was heard before."""
         if seq <= self.high:
             return self.missing.pop(seq, None) is not None
         self._skip_to(seq - 1, now, limits)
@@ -71,23 +71,23 @@ class View:
         return True
 
     def is_old(self, beat: Heartbeat) -> bool:
-        """Tell whether a heartbeat was heard before, or a later one was; also of one that is gone.
+        """Tell whether this or a later heartbeat was heard before, also for a lost publisher.
 
-        Of another life statements are numbered higher, and so are its heartbeats.
+        Another life numbers statements higher, and so its heartbeats compare higher, too.
         """
         return bool(beat.number) and (beat.seq, beat.number) <= self.beaten
 
     def follow(self, beat: Heartbeat) -> None:
-        """Believe what it says of itself, unless it has said more since."""
-        if beat.seq >= self.high or not any(self.beaten):  # the first, or no late one
+        """Take over what a heartbeat says of its sender, unless there is later news."""
+        if beat.seq >= self.high or not any(self.beaten):  # the first, or not a late one
             self.http_port, self.url = beat.http_port, beat.url
             self.leaving = beat.leaving
         self.beaten = beat.seq, beat.number
 
     def announced(self, beat: Heartbeat, now: float, limits: CoreLimits) -> bool:
-        """It says how much it has said; False when it must have said something else than we know.
+        """Compare a heartbeat with what is known; False: something differs from what it stated.
 
-        Only comparable when nothing is missing.
+        The two are comparable only if nothing is missing.
         """
         if beat.seq > self.high:
             self._skip_to(beat.seq, now, limits)
@@ -100,8 +100,8 @@ class View:
         return False
 
     def _skip_to(self, seq: int, now: float, limits: CoreLimits) -> None:
-        """All numbers up to this one exist; those that are new have not been heard."""
-        if seq >> SEQ_BITS != self.high >> SEQ_BITS:  # a new life: of the old one nothing counts
+        """Mark all new numbers up to this one as existing, but not heard."""
+        if seq >> SEQ_BITS != self.high >> SEQ_BITS:  # a new life: nothing of the old one counts
             self.missing.clear()
             self.hole = (seq >> SEQ_BITS) << SEQ_BITS
             self.epoch = (seq >> SEQ_BITS) + 1
@@ -118,25 +118,24 @@ class View:
             self.missing[number] = now
 
     def has_heard(self, seq: int) -> bool:
-        """Tell whether what it said under this number is certainly known, or over by now."""
+        """Tell whether the statement with this number is certainly known, or over by now."""
         heard = seq <= self.high and seq not in self.missing
         return heard and (self.hole is None or seq > self.hole)
 
     def mentioned(self, seq: int, now: float, limits: CoreLimits) -> None:
-        """Somebody else has heard it say something under this number, in this life."""
+        """Register that others have heard a statement with this number, in the current life."""
         if seq > self.high and seq >> SEQ_BITS == self.high >> SEQ_BITS:
             self._skip_to(seq, now, limits)
             self.high = seq
 
     def doubt(self) -> None:
-        """Something was certainly missed: nothing short of a new snapshot will do."""
+        """Note that something was certainly missed: only a new snapshot can repair that."""
         self.hole = self.high
 
     def greet(self, beat: Heartbeat, now: float, limits: CoreLimits) -> None:
-        """At first sight fetch what it knows, and once more when it must have noticed who is gone.
+        """Request a snapshot at first sight, and again once it must have noticed lost publishers.
 
-        What it has never stated itself (of replicas that died before we came) is heard no other
-        way.
+        Claims it never stated itself (of replicas that died before we came) reach us no other way.
         """
         if not self.greeted and (beat.http_port or beat.url):
             self.greeted = True
@@ -160,18 +159,18 @@ class View:
         return self.hole is not None or now - oldest >= limits.replica_gap_grace_s
 
     def asks(self, now: float) -> None:
-        """Its snapshot is being fetched from now on."""
+        """Note that its snapshot is being fetched."""
         self.pulling_since = now
         self.pulls += 1
-        if self.asked_high is None:  # an earlier answer may be on its way yet
+        if self.asked_high is None:  # an earlier response may still be on its way
             self.asked_high = self.high
 
     def comes_in(self, seq: int, now: float) -> bool:
-        """Its snapshot begins; False when it has said less, by that, than we took it for.
+        """Begin a snapshot; False if it ends below the number we knew of when we requested it.
 
-        What we knew of when we asked it had said by then, unless that was garbled, or it has lost
-        what it knew. All above is heard anew, and what was missed meanwhile the next heartbeat
-        tells.
+        The publisher had stated that number by then, unless the message was garbled, or it lost its
+        state. Higher numbers will be heard anew, and the next heartbeat tells of any missed
+        meanwhile.
         """
         self.pulling_since = now
         self.incoming = Incoming(seq)
@@ -186,7 +185,7 @@ class View:
         return False
 
     def pulled(self, seq: int | None, now: float, limits: CoreLimits) -> None:
-        """The picture is whole up to this number; None: the pull has failed."""
+        """Complete the view up to this number; None: the pull failed."""
         self.pulling_since = None
         self.incoming = None
         self.next_pull_at = now + limits.replica_pull_retry_s
@@ -201,7 +200,7 @@ class View:
 
     @property
     def state(self) -> Literal["synced", "behind", "leaving", "gone"]:
-        """In one word."""
+        """The state of the view in one word."""
         if self.gone:
             return "gone"
         if not self.whole:

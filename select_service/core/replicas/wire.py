@@ -1,7 +1,7 @@
 """Replica messages and snapshot parts as MessagePack, as strict as the reference's receivers are.
 
-The reference's events come as maps or as arrays in field order, with optional members left out;
-our own come as we write them. Pure: frames in, messages out, one error for whatever is wrong.
+The reference's events come as maps or as arrays in field order, with optional members left out; our
+own come as we write them. Pure functions: frames in, messages out, and one error for all faults.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from select_service.core.replicas.messages import (
 _U32_END = 1 << 32
 _U64_END = 1 << 64
 
-# level by level, so that no object is made of what does not belong: a megabyte of empty arrays took
-# a second to read
+# Decoded level by level, so that no object is made of data that does not belong: a megabyte of
+# empty arrays took a second to read.
 _map: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 _array: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _string: Final = msgspec.msgpack.Decoder(str).decode
@@ -47,8 +47,8 @@ _switch: Final = msgspec.msgpack.Decoder(bool).decode
 _stamp: Final = msgspec.msgpack.Decoder(Stamp).decode
 
 _NIL = 0xC0
-_MEMBERS_MAX: Final = 64  # of a level: the longest has a tenth of that
-_LONG_HEADS: Final = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # bytes that say how many there are
+_MEMBERS_MAX: Final = 64  # per level: the longest has a tenth of that
+_LONG_HEADS: Final = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # header → size of the count that follows
 
 Value: TypeAlias = "msgspec.Raw | UnsetType"
 _own: Final[msgspec.msgpack.Decoder[OwnMessage]] = msgspec.msgpack.Decoder(OwnMessage)
@@ -56,7 +56,7 @@ _part: Final[msgspec.msgpack.Decoder[SnapshotPart]] = msgspec.msgpack.Decoder(Sn
 
 
 def _told(value: object) -> list[int]:
-    """Write what is no type of MessagePack's."""
+    """Encode the one type that MessagePack does not have."""
     assert isinstance(value, Hashes)
     return unpack_u64(value.packed)
 
@@ -75,7 +75,7 @@ def encode_message(message: ReplicaMessage) -> tuple[bytes, bytes]:
 
 
 def decode_message(topic: bytes, payload: bytes) -> ReplicaMessage:
-    """Read what a peer has published.
+    """Decode a message published by a peer.
 
     Raises:
         MalformedReplicaMessage: another topic, or bytes that mean nothing.
@@ -96,7 +96,7 @@ def encode_part(part: SnapshotPart) -> bytes:
 
 
 def decode_part(frame: bytes) -> SnapshotPart:
-    """Read one frame of a snapshot.
+    """Decode one frame of a snapshot.
 
     Raises:
         MalformedReplicaMessage: bytes that mean nothing.
@@ -154,7 +154,7 @@ def _data(raw: Value) -> AddRequestData | Ending:
 
 
 def _tagged(raw: msgspec.Raw) -> tuple[str, msgspec.Raw | None]:
-    """Return the name of a variant and what comes with it: a text, or a map of one member."""
+    """Return the name and content of a variant: a text, or a map of one member."""
     if _announced(raw) == 1 and _is_map(raw):
         ((kind, content),) = _map(raw).items()
         return kind, content
@@ -213,7 +213,7 @@ def _is_map(raw: msgspec.Raw) -> bool:
 
 
 def _announced(raw: msgspec.Raw) -> int:
-    """Return how many elements a map or an array says it has."""
+    """Return how many elements a map or an array announces."""
     view = memoryview(raw)
     if not view:
         raise ValueError("nothing at all")

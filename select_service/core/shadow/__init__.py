@@ -1,1 +1,1 @@
-"""Weights that score live traffic and act on nothing."""
+"""Shadow weights, which score live traffic without acting on it."""

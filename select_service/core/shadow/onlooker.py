@@ -1,9 +1,9 @@
 """A second set of weights that scores live traffic and acts on nothing.
 
-Of a share of the decisions it prices the same candidates at the same moment again, and notes whom
-it would have chosen and what either choice costs by either's weights. It draws no number from the
-service's generator and changes nothing that decides, so that decisions are the same with it and
-without. What it sees is open-loop: the loads are those that the live choices made.
+For a sample of decisions it prices the same candidates at the same moment, and records which one it
+would have chosen and the cost of either choice by either weights. It draws nothing from the
+service's generator and changes nothing that decides, so decisions are the same with and without it.
+It is open-loop: the loads it sees result from the live choices. `placing.py` calls it.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 __all__ = ["BURST_S", "SKIPPED", "Shadow", "Shadowing"]
 
 BURST_S: Final = 1.0
-"""So many seconds' budget may be spent at once: requests come in bursts."""
+"""Seconds of budget that may be spent at once: requests come in bursts."""
 
 SKIPPED: Final = ("sample", "budget", "only", "pair", "wave")
-"""Why a decision was not scored: it was not drawn; or of those drawn: the budget was spent, there
-was one candidate, it was about two ranks, its rank was chosen for a wave as a whole."""
+"""Why a decision was not scored: it was not sampled; or, if it was: the budget was spent, there was
+one candidate, it was about a pair, its rank was chosen for a wave as a whole."""
 
 _STEP: Final = 0.6180339887498949
-"""Share of the golden section: its multiples fall evenly into [0, 1) however many there are, and in
-step with no period of the traffic. Drawing would change the live decisions."""
+"""The golden section: its multiples are spread evenly over [0, 1) however many there are, and
+follow no period of the traffic. Drawing random numbers would change the live decisions."""
 
 
 class Budget:
-    """Time that may go into it: it comes at a share of the time that passes, and is paid back.
+    """A time budget: it accrues at a share of the time that passes, and measured time is deducted.
 
     Attributes:
         share: Of the time that passes.
-        spent_s: In all.
+        spent_s: In total.
     """
 
     def __init__(self, clock: Callable[[], float] | None) -> None:
@@ -66,17 +66,17 @@ class Budget:
         self._filled_at = -math.inf
 
     def has_any(self, now: float) -> bool:
-        """Tell whether something is left at this time, in monotonic seconds."""
+        """Tell whether any budget is left at this time, in monotonic seconds."""
         left_s = self._left_s + (now - self._filled_at) * self.share
         self._left_s, self._filled_at = min(self.share * BURST_S, left_s), now
         return self._left_s > 0.0
 
     def began(self) -> float:
-        """Return when something begins that is to be paid."""
+        """Return the start time of an operation to be paid."""
         return 0.0 if self._clock is None else self._clock()
 
     def pay(self, began: float) -> None:
-        """Pay for what has been done since."""
+        """Pay for the time since `began`."""
         if self._clock is not None:
             took_s = max(0.0, self._clock() - began)
             self._left_s -= took_s
@@ -84,15 +84,15 @@ class Budget:
 
 
 class Shadowing:
-    """Which other weights look on, and what came of it in all.
+    """The current shadow weights, and their totals.
 
     Attributes:
         shadow: None while there is none.
-        scored: Decisions since the start of the process, whatever the weights were.
-        agreed: Of them, those that both sides made alike.
-        live_prefill_tokens: To compute on the ranks that were chosen, of those decisions' prompts.
-        own_prefill_tokens: The same on those that the shadow would have chosen.
-        budget: What it may cost, and has.
+        scored: Decisions since the start of the process, with whatever weights.
+        agreed: Of them, those on which both sides agreed.
+        live_prefill_tokens: To compute on the chosen ranks, for those decisions' prompts.
+        own_prefill_tokens: The same on the ranks the shadow would have chosen.
+        budget: The time it may use, and has used.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class Shadowing:
         partitions: Mapping[Scope, Partition],
         clock: Callable[[], float] | None,
     ) -> None:
-        """Look at nothing yet.
+        """Start without a shadow.
 
         Args:
-            config: what is in force; a shadow says what differs.
-            partitions: those there are.
-            clock: seconds, to measure what it costs; None: it may cost what it wants.
+            config: in force; a shadow states its differences.
+            partitions: live.
+            clock: seconds, to measure its time; None: not limited.
         """
         self._config = config
         self._partitions = partitions
@@ -119,17 +119,17 @@ class Shadowing:
         self.own_prefill_tokens = 0
 
     def note(self, seen: Sighting) -> None:
-        """A decision was scored."""
+        """Count a scored decision."""
         self.scored += 1
         self.agreed += seen.agrees
         self.live_prefill_tokens += seen.live.prefill_tokens
         self.own_prefill_tokens += seen.shadow.prefill_tokens
 
     def follow(self, settings: ShadowSettings | None, now: float) -> Shadow | None:
-        """Put other settings in force; counts begin anew where the weights are others.
+        """Put other settings in force; counts restart if the weights differ.
 
         Args:
-            settings: checked; None: no shadow.
+            settings: validated; None: no shadow.
             now: monotonic seconds.
         """
         before = self.shadow
@@ -148,11 +148,11 @@ class Shadowing:
 
 
 class Shadow:
-    """One set of weights, for as long as it looks on.
+    """One set of shadow weights, for as long as it is in force.
 
     Attributes:
-        budget: What it may cost.
-        weights: Where a request says nothing else; what it says counts for both sides.
+        budget: The time it may use.
+        weights: Unless a request overrides them; its override applies to both sides.
         since: When it began.
     """
 
@@ -173,27 +173,27 @@ class Shadow:
         self.adjust(settings)
 
     def adjust(self, settings: ShadowSettings) -> None:
-        """Sample otherwise from now on, with the same weights."""
+        """Change the sampling, with the same weights."""
         self.settings = settings
         self._sample = settings.sample
 
     def skip(self, ticket: Ticket, why: str) -> None:
-        """A decision is not scored."""
+        """Count a decision that is not scored."""
         _tally(ticket.partition).skip(why)
 
     def watch(
         self, ticket: Ticket, rows: Rows, matches: Matches | None, now: float, rng: random.Random
     ) -> Watch | None:
-        """Begin to look on as a rank is about to be chosen; None: not this time, and counted.
+        """Begin to score a decision before the live choice; None: not this time, and counted.
 
         Args:
             ticket: the request.
             rows: the candidates, at least one.
-            matches: what the index finds for the prompt, if somebody has looked.
+            matches: of the prompt in the index, if already looked up.
             now: monotonic seconds.
-            rng: what the live choice will be drawn with; it stays as it is.
+            rng: the generator of the live choice; it stays unchanged.
         """
-        phase = self._phase + _STEP  # straight on: every decision pays for this much
+        phase = self._phase + _STEP  # inlined: every decision pays for this much
         self._phase = phase = phase - 1.0 if phase >= 1.0 else phase
         if phase >= self._sample:
             tally = ticket.partition.shadow_tally or _tally(ticket.partition)
@@ -218,7 +218,7 @@ class Shadow:
         return None
 
     def _copied(self, rng: random.Random) -> random.Random:
-        """Return a generator that draws what this one will draw, and leaves it as it is."""
+        """Return a generator in the same state, leaving this one unchanged."""
         began = self.budget.began()
         if self._dice is None:
             self._dice = copy(rng)
@@ -228,13 +228,13 @@ class Shadow:
         return self._dice
 
     def note(self, partition: Partition, seen: Sighting) -> None:
-        """A decision was scored."""
+        """Count a scored decision."""
         _tally(partition).note(seen)
         self._room.note(seen)
 
 
 class Watch:
-    """One decision that is looked at; to be scored before anything is booked."""
+    """One decision being scored; to be scored before anything is booked."""
 
     __slots__ = ("_dice", "_now", "_rows", "_shadow", "_ticket", "_weights", "matches")
 
@@ -257,7 +257,7 @@ class Watch:
         self._now = now
 
     def score(self, placement: Placement) -> Sighting:
-        """Choose among the same candidates by the other weights, and compare.
+        """Choose among the same candidates with the shadow weights, and compare.
 
         Args:
             placement: the live choice.
@@ -276,7 +276,7 @@ class Watch:
         return sighting
 
     def _compare(self, placement: Placement) -> tuple[Side, Side]:
-        """Price all candidates by both sides' weights."""
+        """Price all candidates with both weights."""
         ticket, rows, slot = self._ticket, self._rows, placement.slot
         asked = ticket.request, ticket.prompt, rows
         projection, costs = ticket.partition.priced(*asked, ticket.weights, self._now, self.matches)
@@ -287,18 +287,18 @@ class Watch:
         return _side(live, rows, *seen), _side(own, rows, *seen)
 
     def _pick(self, costs: Floats, live: int) -> int:
-        """Return the position of the shadow's choice: among equals the live one, else the first."""
+        """Return the position of the shadow's choice: of equals the live one, else the first."""
         if self._dice is not None:
             return pick(costs, self._weights.temperature, self._dice)
         best = int(costs.argmin())
         return live if costs[live] == costs[best] else best
 
     def _compare_plainly(self, placement: Placement) -> tuple[Side, Side]:
-        """The same where there is little to the cost, at a third of the price."""
+        """Do the same for plain costs, at a third of the price."""
         ticket, partition, live = self._ticket, self._ticket.partition, placement.slot
         prompt = ticket.prompt
         seen = placement.seen or partition.see(prompt, self.matches)
-        device = cast("Groups | None", seen[1])  # lower tiers take no part
+        device = cast("Groups | None", seen[1])  # there are no lower tiers here
         found = self._now, device, seen[2]
         alone = np.array([live], dtype=np.int64)
         _, others, decode = partition.quote(prompt, alone, self._weights, *found)

@@ -1,4 +1,4 @@
-"""What a shadow policy would have done, told: sums over partitions, by scope and in all."""
+"""The results of a shadow policy: sums over partitions, by scope and in total."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["ShadowTelling"]
 
 
 class ShadowTelling:
-    """One answer, put together scope by scope."""
+    """Builds one answer, scope by scope."""
 
     def __init__(self, shadowing: Shadowing, scopes_max: int) -> None:
         self._shadowing = shadowing
@@ -36,7 +36,7 @@ class ShadowTelling:
         self._total = ShadowTally()
 
     def add(self, scope: Scope, tally: ShadowTally | None) -> None:
-        """Tell of one more scope: in the sum, and singly if there is room."""
+        """Add a scope: to the total, and singly if there is room."""
         tally = tally or ShadowTally()
         self._total.add(tally)
         self._scopes_total += 1
@@ -48,7 +48,7 @@ class ShadowTelling:
 
         Args:
             now: monotonic seconds.
-            with_cost: what it costs is the business of who runs the process.
+            with_cost: include its time, which only the operator of the process may see.
         """
         shadow, live = self._shadowing.shadow, ShadowWeights(**self._shadowing.live._asdict())
         cost_s = self._shadowing.budget.spent_s if with_cost else UNSET

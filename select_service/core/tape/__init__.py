@@ -1,1 +1,1 @@
-"""Recordings: what is noted of a service's life, how it is written, and decisions made again."""
+"""Recordings of a service: the notes, their format on disk, and reading them back."""

@@ -1,13 +1,13 @@
-"""The words of a recording: one Struct an item, written as MessagePack arrays.
+"""The items of a recording: one Struct each, written as MessagePack arrays.
 
-A file is `MAGIC` with the number of the format and an end of line, then frames: length and CRC-32
-of what follows as big-endian u32, then a zlib stream of items, each behind its length as a
-big-endian u32. The first item of a file is a Header; nothing in a file refers to another one. New
-members go to the end, with a default; what an older reader would read wrong is a new `VERSION`.
+A file is `MAGIC` with the format number and an end of line, then frames: length and CRC-32 of what
+follows as big-endian u32, then a zlib stream of items, each preceded by its length as a big-endian
+u32. The first item of a file is a Header; no file refers to another one. New members are appended,
+with a default; a change that older readers would misread needs a new `VERSION`.
 
 Slots are little-endian u32, columns little-endian doubles (requests: i64), hashes u64.
 
-Format 3 has in `load` all that `first-token` multiplies with (2 had no context).
+Format 3 has in `load` all columns that `first-token` uses (2 had no context).
 """
 
 from __future__ import annotations
@@ -58,44 +58,45 @@ FRAME: Final = Layout(">II")
 LENGTH: Final = Layout(">I")
 
 FRAME_RAW_MAX: Final = 64 << 20
-"""Bytes that a frame may have once it is no longer compressed: a reader's protection. A writer ends
-a frame at 256 KiB, and one item more."""
+"""Maximum bytes of a decompressed frame, to protect readers. A writer ends a frame at 256 KiB plus
+one item."""
 
 CHUNK_BYTES: Final = 512
-"""Of block hashes, that are written once: 64 blocks. Prompts that begin alike share them."""
+"""Bytes of block hashes that are written once and then referred to: 64 blocks. Prompts with a
+common beginning share them."""
 
 CHUNKS_MAX: Final = 32_768
-"""Remembered on both sides, 16 MiB; then both forget all of them."""
+"""Chunks remembered on both sides, 16 MiB; at the limit both forget all of them."""
 
 
 _DIGITS: Final = 6
 
 
 def numbered(name: str, number: int) -> str:
-    """Return what a file of that name is called once it is full."""
+    """Return the name of a file once it is full."""
     return f"{name}.{number:0{_DIGITS}d}"
 
 
 def number_of(name: str, file: str) -> int | None:
-    """Return the number of a file that was put aside from one of that name; None: it was not."""
+    """Return the number of a full file of that name; None: it is none."""
     found = re.fullmatch(re.escape(name) + rf"\.(\d{{{_DIGITS},}})", file)
     return None if found is None else int(found[1])
 
 
 class Header(Struct, array_like=True, tag="H"):
-    """What a file begins with."""
+    """The first item of a file."""
 
     service: str  # its version
-    recording: str  # the same in all files of one
+    recording: str  # the same in all files of one recording
     file: int  # from 1
     wall_s: float  # unix time of this file's beginning
-    at: float  # and the monotonic one, which everything else is told in
+    at: float  # the monotonic time then; all other times are monotonic
     config: RouterConfig
     note: str = ""
 
 
 class SeatedWorker(Struct, array_like=True):
-    """A worker and where it sits."""
+    """A worker and its slots."""
 
     spec: WorkerSpec
     slots: list[tuple[int, int]]  # dp_rank, slot
@@ -103,9 +104,9 @@ class SeatedWorker(Struct, array_like=True):
 
 
 class Seats(Struct, array_like=True, tag="S"):
-    """Who sits where in a scope, or what is new of it."""
+    """The seating of a scope, or its changes."""
 
-    scope: int  # how the items behind it call this scope
+    scope: int  # the number of this scope in later items
     model_name: str
     tenant_id: str
     block_size: int
@@ -115,7 +116,7 @@ class Seats(Struct, array_like=True, tag="S"):
 
 
 class Column(Struct, array_like=True):
-    """A column by slot: whole, or what differs from the last one of its kind and scope."""
+    """A column by slot: whole, or its differences from the last one of its kind and scope."""
 
     whole: bytes | None = None
     at: bytes = b""  # positions, u32
@@ -123,7 +124,7 @@ class Column(Struct, array_like=True):
 
 
 class Found(Struct, array_like=True):
-    """(blocks, slots) that a prompt finds on the device, and beyond on host and disk."""
+    """A prompt's matches as (blocks, slots): on the device, and beyond on host and disk."""
 
     device: list[tuple[int, bytes]]
     host: list[tuple[int, bytes]] = []
@@ -131,14 +132,14 @@ class Found(Struct, array_like=True):
 
 
 class Prompted(Struct, array_like=True):
-    """A prompt: hashes in chunks, those that were there before by number; never tokens."""
+    """A prompt: hashes in chunks, earlier ones by number; never tokens."""
 
     hashes: list[int | bytes]
     isl_tokens: int
 
 
 class Asked(Struct, array_like=True):
-    """What few requests ask for."""
+    """Options that few requests use."""
 
     pinned: tuple[int, int] | None = None
     allowed: list[int] | None = None
@@ -160,7 +161,7 @@ class Asked(Struct, array_like=True):
 
 
 class Pair(Struct, array_like=True):
-    """A request that may take two ranks: who could be chosen, and who was."""
+    """A request that may take a pair: the candidates, and the choice."""
 
     whole: bytes
     prefill: bytes
@@ -170,12 +171,12 @@ class Pair(Struct, array_like=True):
 
 
 class Decided(Struct, array_like=True, tag="D"):
-    """A decision and what decided it."""
+    """A decision and its inputs."""
 
     at: float
     since: float
     scope: int
-    rows: int | bytes | None  # the first so many slots, or these; None: it did not come to that
+    rows: int | bytes | None  # the first so many slots, or these; None: refused before that
     load: Column  # `books/loads.py`: prefill tokens by slot, decode blocks, churn, context; totals
     # and, where queues were told of: since when each is known, tokens ahead, and the pace
     found: Found | None
@@ -193,7 +194,7 @@ class Decided(Struct, array_like=True, tag="D"):
     refused: str | None = None  # the code of the refusal
     is_threshold: bool = False
     in_wave: bool = False
-    is_pair: bool = False  # whether it might have been one
+    is_pair: bool = False  # whether the request could take a pair
     in_session: bool = False  # the candidate is its session's rank
 
 
@@ -201,7 +202,7 @@ class Member(Struct, array_like=True):
     """One request of a wave."""
 
     number: int
-    prompt: int  # position among the wave's
+    prompt: int  # index among the wave's prompts
     weights: list[float | bool]  # members of `Weights`, in order
     rows: int | bytes
     asked: Asked | None = None
@@ -218,7 +219,7 @@ class Step(Struct, array_like=True):
 
 
 class Wave(Struct, array_like=True, tag="W"):
-    """The plan of a wave in one scope; each of its requests is a decision of its own, later."""
+    """The plan of a wave in one scope; each of its requests follows as a decision of its own."""
 
     at: float
     scope: int
@@ -227,17 +228,16 @@ class Wave(Struct, array_like=True, tag="W"):
     prompts: list[Prompted]
     members: list[Member]
     steps: list[Step]
-    planned_at: float = 0.0  # as of when queues counted; 0: nothing was told of queues
-    sequence_blocks: int = 0  # that each request has in the context beside its prompt
+    planned_at: float = 0.0  # queues counted as of then; 0: queues were unknown
+    sequence_blocks: int = 0  # added to the context by each request, besides its prompt
 
 
 class Life(Struct, array_like=True, tag="L"):
-    """One step in the life of a reservation; the core notes it as it is written.
+    """One step in the life of a reservation; the core makes the note in its written form.
 
-    `booked` or `learnt` (of a replica), with where and how many tokens to prefill; then
-    `prefill_complete`, `output_block` (how many, and what fades them); in the end, with all its
-    blocks of output, `freed`, `expired`, `lease_ended` or `told` (by a replica), or `dropped` with
-    its worker.
+    `booked` or `learnt` (from a replica), with rank and tokens to prefill; then `prefill_complete`,
+    `output_block` (the count, and the decay fraction); in the end, with all its output blocks,
+    `freed`, `expired`, `lease_ended` or `told` (by a replica), or `dropped` with its worker.
     """
 
     at: float
@@ -252,10 +252,10 @@ class Life(Struct, array_like=True, tag="L"):
 
 
 class Events(Struct, array_like=True, tag="E"):
-    """KV events of one message. Names of blocks are the engine's own, u64.
+    """KV events of one message. Block names are the engine's own, u64.
 
-    Each event is (what, names, parent, tier, group): `stored`, `removed`, `cleared`, or why it
-    cannot be read.
+    Each event is (what, names, parent, tier, group): `stored`, `removed`, `cleared`, or the reason
+    why it is unreadable.
     """
 
     at: float
@@ -268,7 +268,7 @@ class Events(Struct, array_like=True, tag="E"):
 
 
 class Change(Struct, array_like=True, tag="C"):
-    """Settings that were put in force."""
+    """Settings put in force."""
 
     at: float
     what: str
@@ -276,9 +276,10 @@ class Change(Struct, array_like=True, tag="C"):
 
 
 class Gap(Struct, array_like=True, tag="G"):
-    """So much is missing here; nothing behind it refers to what stands before it if it `resets`.
+    """Missing notes; if it `resets`, later items refer to nothing before it.
 
-    For `seats` it is the plan of a wave, during which workers came or went; its decisions are here.
+    For `seats` the plan of a wave is missing, during which workers came or went; its decisions are
+    here.
     """
 
     notes: int
@@ -287,7 +288,7 @@ class Gap(Struct, array_like=True, tag="G"):
 
 
 class End(Struct, array_like=True, tag="Z"):
-    """The file was ended, not cut off; it goes on in the next one unless the service ended."""
+    """The regular end of a file; another file follows unless the service ended."""
 
     at: float
     items: int

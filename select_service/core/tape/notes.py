@@ -1,7 +1,7 @@
-"""What the loop notes for a recording: references to what is never written to again, no copies.
+"""Notes of the event loop for a recording: references to immutable data, no copies.
 
-`witness.py` makes notes, the writer's thread takes them (`packing.py`): what a note costs the loop
-is an object with references, whatever it takes to write it down. None leads back to itself.
+`witness.py` makes notes, the writer's thread packs them (`packing.py`): a note costs the loop one
+object with references, however long writing it takes. No note leads back to itself.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ __all__ = [
 ]
 
 Draws: TypeAlias = "Sequence[float | int]"
-"""What chance said, in the order in which it was asked."""
+"""Random draws, in order."""
 
 ThresholdsInForce: TypeAlias = "tuple[float, int, str, str]"
-"""The process's cache-hit threshold, attempts, basis and scope."""
+"""The process-wide cache-hit threshold, attempts, basis and scope."""
 
 Seated: TypeAlias = "tuple[WorkerSpec, tuple[tuple[int, int], ...], str | None]"
-"""A worker's record, its slots by rank, and why it drains."""
+"""A worker's record, its slots by rank, and the reason of its drain."""
 
 
 class SeatsNote(Struct, frozen=True, gc=False):
-    """Who sits where in a partition from now on."""
+    """The seating of a partition from now on."""
 
     scope: Scope
     block_size: int
@@ -56,10 +56,10 @@ class SeatsNote(Struct, frozen=True, gc=False):
 
 
 class DecisionNote(Struct, frozen=True, gc=False):
-    """One decision, with all that decided it."""
+    """One decision with all its inputs."""
 
     at: float
-    since: float  # when it began to wait; below 0: it did not
+    since: float  # when it began to wait; below 0: it did not wait
     scope: Scope
     rows: Rows | None
     seen: Seen
@@ -69,7 +69,7 @@ class DecisionNote(Struct, frozen=True, gc=False):
     request: SelectRequest
     reservation_id: str | None
     odds: Odds | None
-    couple: Couple | None  # of a pair that was chosen
+    couple: Couple | None  # of a chosen pair
     thresholds: ThresholdsInForce | None
     draws: Draws
     in_wave: bool
@@ -77,11 +77,11 @@ class DecisionNote(Struct, frozen=True, gc=False):
 
 
 class StepNote(Struct, frozen=True, gc=False):
-    """What one step of a wave's plan met, and whom it seated."""
+    """The inputs of one step of a wave's plan, and its seats."""
 
     columns: bytes
     requests: bytes
-    looked: list[tuple[int, Seen]]  # by position in the wave: whose prompt was looked up
+    looked: list[tuple[int, Seen]]  # by position in the wave: prompts that were looked up
     draws: Draws
     seats: list[tuple[int, int]]  # position in the wave, slot
 
@@ -95,12 +95,12 @@ class WaveNote(Struct, frozen=True, gc=False):
     keep_together: int
     members: list[tuple[int, Prompt, SelectRequest, Weights, Rows]]
     steps: list[StepNote]
-    planned_at: float  # as of when loads counted
+    planned_at: float  # loads counted as of then
     sequence_blocks: int
 
 
 class BirthNote(Struct, frozen=True, gc=False):
-    """A reservation begins: `booked` here, or `learnt` of a replica."""
+    """The beginning of a reservation: `booked` here, or `learnt` from a replica."""
 
     at: float
     what: str
@@ -113,7 +113,7 @@ class BirthNote(Struct, frozen=True, gc=False):
 
 
 class EventNote(Struct, frozen=True, gc=False):
-    """A message of an engine, as it came."""
+    """A message of an engine, as received."""
 
     at: float
     scope: Scope
@@ -124,7 +124,7 @@ class EventNote(Struct, frozen=True, gc=False):
 
 
 class ChangeNote(Struct, frozen=True, gc=False):
-    """Settings that were put in force."""
+    """Settings put in force."""
 
     at: float
     what: str

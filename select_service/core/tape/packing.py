@@ -1,6 +1,7 @@
-"""Notes to bytes: what stayed the same since the last note of a file is not written again.
+"""Packs notes into bytes: whatever is unchanged since the last note of a file is not repeated.
 
-Works in the writer's thread, an item at a time; knows nothing of files but where one begins.
+Runs in the writer's thread, one item at a time; of files it knows only where one begins.
+`reading.py` is the inverse.
 """
 
 from __future__ import annotations
@@ -60,17 +61,17 @@ if TYPE_CHECKING:
 __all__ = ["Packer", "message"]
 
 TEXT_MAX: Final = 256
-"""Characters of an id that are written; a selection's may be as long as a body."""
+"""Characters written of an id; a selection's id may be as long as a body."""
 
 SEATS_PER_ITEM: Final = 32
-"""Workers in one item, so that none takes long to write."""
+"""Workers per item, so that writing one item is quick."""
 
 EVENTS_AT_ONCE: Final = 64
 WAVE_AT_ONCE: Final = 16
-"""Of a message, and of a wave, between two pauses."""
+"""Events of a message, and members or steps of a wave, packed between two pauses."""
 
 _VALUE: Final = 8  # bytes
-_DIFFERENCE: Final = 12  # bytes of a value that differs, with its position
+_DIFFERENCE: Final = 12  # bytes of a changed value with its position
 _LIVE_FRAMES: Final = 3
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -79,27 +80,28 @@ _ORDINARY = Asked()
 
 
 def message(item: Item) -> bytes:
-    """Return an item as it stands in a frame."""
+    """Return an item in the form it has in a frame."""
     body = _encode(item)
     return LENGTH.pack(len(body)) + body
 
 
 class Packer:
-    """Makes the items of one file after the other."""
+    """Packs the items of successive files."""
 
     def __init__(self) -> None:
-        self._seats: dict[Scope, SeatsNote] = {}  # the last of each, whatever file it came in
+        # the latest of each scope, in whatever file it was
+        self._seats: dict[Scope, SeatsNote] = {}
         self.begin()
 
     def begin(self) -> None:
-        """A new file begins, or what was written last is lost: nothing is known to its reader."""
+        """Start a new file, or restart after lost writes: the reader knows nothing."""
         self._scopes: dict[Scope, int] = {}
         self._told: dict[Scope, dict[int, Seated]] = {}
         self._columns: dict[tuple[str, int], bytes] = {}
         self._chunks: dict[bytes, int] = {}
 
     def pack(self, note: Note) -> Iterator[Item | None]:
-        """Yield the items of a note, in order; None where others should have their turn."""
+        """Yield the items of a note, in order; None where others should get a turn."""
         if isinstance(note, Life | Gap):
             yield note
         elif isinstance(note, DecisionNote):
@@ -121,10 +123,10 @@ class Packer:
             assert isinstance(note, ChangeNote)
             yield Change(note.at, note.what, note.values)
 
-    # -- who sits where --------------------------------------------------------------------------
+    # -- seating ---------------------------------------------------------------------------------
 
     def _name(self, scope: Scope) -> Iterator[Item]:
-        """Say who sits in a scope, if this file has not said so."""
+        """Write the seating of a scope, if this file does not have it yet."""
         if scope not in self._scopes:
             yield from self._seated(self._seats.get(scope) or SeatsNote(scope, 0, ()))
 
@@ -217,7 +219,7 @@ class Packer:
         )
 
     def _column(self, kind: str, scope: int, now: bytes) -> Column:
-        """Write what differs from the last column of its kind."""
+        """Return the differences from the last column of its kind."""
         before = self._columns.get((kind, scope))
         if before is now:
             return Column()
@@ -251,7 +253,7 @@ class Packer:
         return Life(note.at, note.what, name, scope, *facts)
 
     def _events(self, note: EventNote) -> Iterator[Item | None]:
-        """Decode a message; tokens stay behind."""
+        """Decode a message; tokens are left out."""
         scope, frames = self._scopes[note.scope], note.frames
         seq, told = -1, []
         if len(frames) >= _LIVE_FRAMES and len(frames[-2]) == _VALUE:
@@ -306,7 +308,7 @@ def _found(found: list[tuple[int, Slots]] | Overlap | None) -> Found | None:
 
 
 def _by_blocks(column: Floats) -> list[tuple[int, bytes]]:
-    """Return the slots of each number of blocks but 0."""
+    """Return the slots of each number of blocks except 0."""
     slots = np.flatnonzero(column)
     held = column[slots]
     return [(int(blocks), _slots(slots[held == blocks])) for blocks in np.unique(held)]
@@ -321,7 +323,7 @@ def _pair(note: DecisionNote, odds: Odds | None) -> Pair | None:
 
 
 def _asked(request: SelectRequest) -> Asked | None:
-    """Return what is unusual; None: nothing."""
+    """Return the unusual options of a request; None: it has none."""
     constraints, pinned = request.routing_constraints, request.pinned_worker
     asked = Asked(
         None if pinned is None else (pinned.worker_id, pinned.dp_rank),

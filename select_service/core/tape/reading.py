@@ -1,7 +1,7 @@
-"""Bytes of a recording back to items, for who trusts none of them.
+"""Reads items from the bytes of a recording, trusting none of them.
 
-A file that was cut off ends with its last whole frame, and says so; anything else that is not as
-`items.py` has it is refused with its place.
+A truncated file ends with its last whole frame, and is reported as torn; any other deviation from
+`items.py` is refused, with its position.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["BadRecording", "House", "Tape", "hashes_of", "slots_of"]
 
 COLUMN_BYTES_MAX: Final = 64 << 20
-"""Four million ranks: nobody has them, and a reader should not make room for more."""
+"""Four million ranks: no fleet has as many, and a reader should not allocate more."""
 
 _decode = msgspec.msgpack.Decoder(Item).decode
 _VALUE: Final = 8
@@ -50,11 +50,11 @@ _POSITION: Final = 4
 
 
 class BadRecording(ValueError):
-    """This is no recording, or not one that can be read; the text says where it goes wrong."""
+    """Not a recording, or not a readable one; the text says where it goes wrong."""
 
 
 class House(NamedTuple):
-    """Who sits where in a scope. A change makes another one."""
+    """The seating of a scope. A change makes another one."""
 
     scope: Scope
     block_size: int
@@ -73,14 +73,14 @@ def _changed(before: bytes, told: Column) -> bytes:
 
 
 def hashes_of(prompt: Prompted) -> bytes:
-    """Return the block hashes of a prompt that came out of a Tape."""
+    """Return the block hashes of a prompt that came from a Tape."""
     (hashes,) = prompt.hashes
     assert isinstance(hashes, bytes)
     return hashes
 
 
 def slots_of(told: bytes, ranks: int) -> Slots:
-    """Return slots as the core has them.
+    """Return slots in the form the core uses.
 
     Raises:
         BadRecording: there are none such.
@@ -98,16 +98,16 @@ class Tape:
 
     Attributes:
         header: once something was read.
-        houses: by the file's number of a scope, as they are at the last item.
+        houses: by the file's number of a scope, as of the last item.
         is_torn: whether it ends in the middle of a frame.
         frames: whole ones, so far.
     """
 
     def __init__(self, read: Callable[[int], bytes], name: str) -> None:
-        """Read nothing yet.
+        """Prepare to read; nothing is read yet.
 
         Args:
-            read: returns so many bytes, fewer only at the end.
+            read: returns this many bytes, fewer only at the end.
             name: of the file, for errors.
         """
         self._read = read
@@ -121,7 +121,7 @@ class Tape:
         self._chunks: list[bytes] = []
 
     def __iter__(self) -> Iterator[Item]:
-        """Yield the items behind the header, Seats last seen in `houses` already.
+        """Yield the items after the header; `houses` already includes the last Seats.
 
         Columns are whole, and prompts have all their hashes.
 
@@ -169,20 +169,20 @@ class Tape:
         self.houses[item.scope] = House(scope, item.block_size, workers)
 
     def house(self, scope: int) -> House:
-        """Return who sits in a scope.
+        """Return the seating of a scope.
 
         Raises:
-            BadRecording: nobody said so.
+            BadRecording: the file does not have it.
         """
         house = self.houses.get(scope)
         if house is None:
             raise BadRecording(f"scope {scope} was never named")
         return house
 
-    # -- what stayed the same ----------------------------------------------------------------------
+    # -- unchanged data ----------------------------------------------------------------------------
 
     def _fill(self, item: Decided | Wave) -> None:
-        """Put whole columns and hashes where the item refers to what came before it."""
+        """Complete columns and hashes that refer to earlier items."""
         if isinstance(item, Decided):
             self._fill_column("load", item.scope, item.load)
             if item.trust is not None:
@@ -229,7 +229,7 @@ class Tape:
             raise BadRecording("a prompt shorter than nothing")
         prompt.hashes = [b"".join(whole)]
 
-    # -- frames ----------------------------------------------------------------------------------
+    # -- frames ------------------------------------------------------------------------------------
 
     def _items(self) -> Iterator[Item]:
         opening = self._read(len(OPENING))
@@ -250,7 +250,7 @@ class Tape:
                 at += size
 
     def _complain(self, opening: bytes) -> None:
-        """Say what is wrong with the first bytes, unless they are too few."""
+        """Refuse wrong first bytes, unless the file is merely too short."""
         if OPENING.startswith(opening):
             self.is_torn = True
         elif opening.startswith(MAGIC):
@@ -263,7 +263,7 @@ class Tape:
             raise BadRecording("this is no recording of select-service")
 
     def _frame(self) -> bytes | None:
-        """Return what the next frame holds; None: there is none, or not all of it."""
+        """Return the content of the next frame; None: there is none, or not all of it."""
         head = self._read(FRAME.size)
         if len(head) < FRAME.size:
             self.is_torn = bool(head)

@@ -1,1 +1,1 @@
-"""How far a rank's index is believed, by what its engine found and how fresh its events are."""
+"""How far a rank's index is trusted, from its engine's reports and the freshness of its events."""

@@ -1,12 +1,11 @@
-"""How far a rank's index is believed: what its engines found of what was predicted, and how fresh.
+"""Trust factors of ranks, from the accuracy of their index's predictions and its freshness.
 
-A factor from 0 to 1 for each slot of a partition, by which its overlap credit is multiplied; 1.0,
-exactly, of everybody who gives no reason. Pure arithmetic: `trusting.py` tells of finished prompts
-and of event streams and has a doubtful index read again, `projection.py` and the pricer ask.
+Each slot of a partition has a factor from 0 to 1 by which its overlap credit is multiplied; it is
+exactly 1.0 without a reason to doubt. Pure arithmetic: `trusting.py` reports finished prompts and
+event streams and has doubtful indexes reread; `projection.py` and the pricer read the factors.
 
-Only what was predicted and not found counts. What was found and not predicted is no reason to
-predict less: others may have computed it meanwhile, and less credit would be further from the
-truth.
+Only tokens predicted and not found count. Tokens found but not predicted are no reason to predict
+less: others may have computed them meanwhile, and less credit would be further from the truth.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ if TYPE_CHECKING:
     from select_service.types import TrustSettings
 
 Reason: TypeAlias = Literal["prediction", "lag", "gaps"]
-"""Why credit shrinks; part of the API."""
+"""Why credit is reduced; part of the API."""
 
 OUTLIER: Final = 4.0
-"""One prompt weighs at most so many average ones: a single long one that was evicted is no lie."""
+"""The weight of one prompt, in average ones, at most: one long evicted prompt proves little."""
 
 HOPELESS: Final = 0.8
-"""From this share on what a rank is said to hold is not worth keeping if it cannot be read anew."""
+"""The missing share from which a rank's blocks are not worth keeping if they cannot be reread."""
 
 
 class RankTrust:
-    """What is known of one rank."""
+    """The state of one rank."""
 
     __slots__ = (
         "_count",
@@ -53,50 +52,51 @@ class RankTrust:
     )
 
     def __init__(self) -> None:
-        self.reports = 0  # prompts whose cached tokens were told
-        self.mean_error_tokens = 0.0  # of them, predicted - actual
-        self.samples = 0  # of them, those of which anything was predicted
-        self._count = 0.0  # the same, older ones weighing less
-        self._weight = 0.0  # what was predicted for them, likewise
-        self._missing = 0.0  # and was not found
+        self.reports = 0  # prompts with a report of their cached tokens
+        self.mean_error_tokens = 0.0  # over those: predicted - actual
+        self.samples = 0  # those with a prediction above 0
+        self._count = 0.0  # the same, with older ones fading
+        self._weight = 0.0  # predicted tokens, fading likewise
+        self._missing = 0.0  # of those, the ones not found
         self.is_distrusted = False
         self.freshness = 1.0
         self.stale: tuple[Reason, ...] = ()
         self.rereads = 0
-        self.clearings = 0  # of its stream, when it was looked at last
-        self.void_before = float("-inf")  # predictions are of an index that is no more
-        self.reread_after = 0.0  # no earlier than this the next
+        self.clearings = 0  # of its stream, as of the last check
+        # earlier predictions were of an index that no longer exists
+        self.void_before = float("-inf")
+        self.reread_after = 0.0  # no reread before this time
         self.reread_wait_s = 0.0
-        self.reread_samples = 0  # how many there were at the last one
+        self.reread_samples = 0  # samples at the last reread
 
     @property
     def missing_share(self) -> float:
-        """The share of what was predicted lately that was not found, 0 to 1."""
+        """The share of recently predicted tokens that were not found, 0 to 1."""
         return self._missing / self._weight if self._weight else 0.0
 
     @property
     def factor(self) -> float:
-        """By what the credit is multiplied: of what is predicted, so much is expected to be there.
+        """The factor on the credit: the share of predicted tokens expected to be there.
 
-        1.0 exactly without a reason.
+        Exactly 1.0 without a reason.
         """
         believed = 1.0 - self.missing_share if self.is_distrusted else 1.0
         return believed * self.freshness
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """Why it is below 1."""
+        """Why the factor is below 1."""
         return ("prediction", *self.stale) if self.is_distrusted else self.stale
 
     def tell(self, predicted: int, actual: int, window: int) -> None:
-        """Take in one prompt."""
+        """Record one prompt."""
         self.reports += 1
         self.mean_error_tokens += (predicted - actual - self.mean_error_tokens) / min(
             self.reports, window
         )
 
     def count(self, predicted: int, actual: int, window: int) -> None:
-        """Weigh one prompt of which something was predicted; older ones fade."""
+        """Weigh one prompt with a prediction; older ones fade."""
         kept = 1.0 - 1.0 / window
         weight = float(predicted)
         if self._count:
@@ -111,8 +111,8 @@ class Trust:
     """The ranks of one partition, by slot.
 
     Attributes:
-        column: factors by slot; None: everybody's is 1.0, which is nearly always so.
-        changed: slots whose reasons have changed since somebody looked, with those before.
+        column: factors by slot; None: all are 1.0, as nearly always.
+        changed: slots whose reasons changed since the last look, with the reasons before.
     """
 
     def __init__(self, settings: TrustSettings) -> None:
@@ -122,9 +122,9 @@ class Trust:
         self._factors: Floats = np.ones(0)
         self._below: set[int] = set()  # slots whose factor is not 1
         self._ranks: dict[int, RankTrust] = {}
-        self._has_found = False  # whether any engine ever told more than 0
+        self._has_found = False  # whether any engine ever reported more than 0
         self._compared = 0  # ranks with samples
-        self._doubted = 0  # of them, those distrusted
+        self._doubted = 0  # the distrusted ones among them
 
     def ensure(self, rows: int) -> None:
         """Make room for slots below `rows`; never shrinks."""
@@ -132,11 +132,11 @@ class Trust:
         self._show()
 
     def factor(self, slot: int) -> float:
-        """By what the overlap credit of a slot is multiplied."""
+        """Return the factor on the overlap credit of a slot."""
         return 1.0 if self.column is None else float(self.column[slot])
 
     def find(self, slot: int) -> RankTrust | None:
-        """Return what is known of a slot, if anything is."""
+        """Return the state of a slot, if there is any."""
         return self._ranks.get(slot)
 
     def distrusted(self) -> list[int]:
@@ -146,7 +146,7 @@ class Trust:
         return [slot for slot in self._below if self._ranks[slot].is_distrusted]
 
     def forget(self, slot: int) -> None:
-        """Its rank has gone; the next one there is believed."""
+        """Forget a rank that has gone; the next one on its slot starts trusted."""
         gone = self._ranks.pop(slot, None)
         if gone is not None and gone.samples:
             self._compared -= 1
@@ -160,18 +160,18 @@ class Trust:
     # -- reasons ---------------------------------------------------------------------------------
 
     def void(self, slot: int, clearings: int, now: float) -> None:
-        """What was predicted is void if a rank's index was cleared since the last call."""
+        """Void earlier predictions if the rank's index was cleared since the last call."""
         rank = self._rank(slot)
         if clearings != rank.clearings:
             rank.clearings, rank.void_before = clearings, now
 
     def compare(self, slot: int, predicted: int, actual: int, since: float) -> None:
-        """An engine says what it found of a prompt.
+        """Compare an engine's report on a prompt with the prediction.
 
         Args:
             slot: of its rank.
-            predicted: cached tokens its index promised, of those an engine can find at all.
-            actual: what it found.
+            predicted: cached tokens according to its index, of those an engine can find at all.
+            actual: reported as found.
             since: when that was predicted, monotonic.
         """
         rank = self._rank(slot)
@@ -187,14 +187,14 @@ class Trust:
             rank.is_distrusted = rank.missing_share >= self._settings.error_clear
             if not rank.is_distrusted:
                 rank.reread_after = rank.reread_wait_s = 0.0
-        # engines that do not count what they find are told of as 0, all of them, for ever
+        # engines that do not count their hits report 0 for all prompts, for ever
         elif self._has_found and rank.samples >= self._settings.samples / 2:
             rank.is_distrusted = rank.missing_share > self._settings.error_max
         self._doubted += rank.is_distrusted - was_distrusted
         self._apply(slot, rank, before)
 
     def note_freshness(self, slot: int, factor: float, stale: tuple[Reason, ...]) -> None:
-        """Take in how fresh the events of a slot's rank are; (1.0, ()): fresh."""
+        """Set the freshness of the events of a slot's rank; (1.0, ()): fresh."""
         rank = self._ranks.get(slot)
         if rank is None:
             if not stale:
@@ -206,7 +206,7 @@ class Trust:
 
     @property
     def most_tell_the_truth(self) -> bool:
-        """Whether most of those compared do; else the fault may lie with the reports."""
+        """Whether most compared ranks are accurate; otherwise the reports may be at fault."""
         return 2 * self._doubted < self._compared
 
     def _rank(self, slot: int) -> RankTrust:
@@ -232,7 +232,7 @@ class Trust:
         self.column = self._factors if self._below else None
 
     def check(self) -> None:
-        """State every promise."""
+        """Assert all invariants."""
         assert (self.column is None) == (not self._below), "nobody pays where all are believed"
         assert self._compared == sum(rank.samples > 0 for rank in self._ranks.values())
         assert self._doubted == sum(rank.is_distrusted for rank in self._ranks.values())

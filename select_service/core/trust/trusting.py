@@ -1,9 +1,8 @@
-"""Keeps every partition's trust up: what engines found of a prompt, how fresh their events are.
+"""Keeps the trust of every partition up to date, from engines' reports and event freshness.
 
-`factors.py` does the arithmetic. Here it meets bookings (what was predicted for a prompt), event
-streams (lag, gaps, and the way to have a doubtful index read again) and who asks about it. Event
-streams are looked at by housekeeping, some of them a turn; nothing here is on the way of a request
-but the comparison that a caller has asked for.
+`factors.py` does the arithmetic. This module connects it to bookings (the predictions), event
+streams (lag, gaps, rereads of doubtful indexes) and the API. Housekeeping looks at a few event
+streams per turn; a request pays only for the comparison its caller reports.
 """
 
 from __future__ import annotations
@@ -40,39 +39,40 @@ if TYPE_CHECKING:
     TrustSeat: TypeAlias = tuple[Partition, WorkerRank]
 
 LOOK_S: Final = 1.0
-"""Between two looks at one event stream."""
+"""Seconds between two looks at one event stream."""
 
 PLAUSIBLE_S: Final = 86_400.0
-"""An engine whose clock is off by more than a day has none that a delay could be read from."""
+"""If an engine's clock is off by more than a day, no delay can be read from it."""
 
 BASE_S: Final = 3600.0
-"""For how long the fastest batch is what others are compared with: clocks drift and are set."""
+"""How long the fastest batch is the baseline for others: clocks drift and are set."""
 
 SET_BACK_S: Final = 1.0
-"""An engine makes its batches one after another; one made so much before the last was not."""
+"""An engine makes its batches in order; one this much older than the last means a reset clock."""
 
 DOUBTFUL_PER_TURN: Final = 32
-"""Distrusted ranks looked at in one turn of housekeeping: to give up what one holds takes 5 µs."""
+"""Distrusted ranks handled per turn of housekeeping: forgetting a rank's blocks takes 5 µs."""
 
 LOST_SHARE: Final = 0.05
-"""Of all batches, so many may be lost before what is left counts for less."""
+"""The share of batches that may be lost before credit is reduced."""
 
 
 class _Watch:
-    """What is remembered of a stream from one look to the next."""
+    """The state of a stream between two looks."""
 
     __slots__ = ("base", "base_before", "base_until", "gap_since", "lag_s", "made_at")
 
     def __init__(self) -> None:
-        self.base: float | None = None  # the least delivery offset of this hour
-        self.base_before: float | None = None  # and of the one before
+        self.base: float | None = None  # the smallest delivery offset of this hour
+        self.base_before: float | None = None  # and of the hour before
         self.base_until = 0.0
         self.gap_since: float | None = None
         self.lag_s: float | None = None
-        self.made_at: float | None = None  # the last live batch, by the engine's clock
+        # when the last live batch was made, by the engine's clock
+        self.made_at: float | None = None
 
     def look(self, stream: EventStream, now: float, wall_ahead: float | None) -> None:
-        """Follow the stream."""
+        """Update the state from the stream."""
         is_open = stream.is_replaying and bool(stream.backlog)
         if not is_open:
             self.gap_since = None
@@ -84,13 +84,14 @@ class _Watch:
             return
         before_at, self.made_at = self.made_at, stream.last_batch_ts or 0.0
         if before_at is not None and self.made_at < before_at - SET_BACK_S:
-            self.base, self.base_until = None, now  # its clock was set: nothing is late by that
+            # its clock was set: older offsets do not compare
+            self.base, self.base_until = None, now
         if now >= self.base_until:
             self.base_before, self.base, self.base_until = self.base, None, now + BASE_S
         self.base = offset if self.base is None else min(self.base, offset)
         before = self.base_before
         lag_s = offset - (self.base if before is None else min(self.base, before))
-        # with nothing heard for as long as that, nothing is on its way any more
+        # after that much silence, nothing is still on its way
         is_over = stream.last_event_at is None or now - stream.last_event_at >= lag_s
         self.lag_s = 0.0 if is_over else lag_s
 
@@ -105,7 +106,7 @@ _NO_INDEX: Final = IndexFreshness(state="none", lag_s=None, open_gaps=0, lost_ba
 
 
 class Trusting:
-    """Compares, watches, and has read again."""
+    """Compares predictions with reports, watches streams, and requests rereads."""
 
     def __init__(
         self,
@@ -118,19 +119,21 @@ class Trusting:
         settings.check()
         self._streams_per_turn = streams_per_turn
         self.wall_ahead: float | None = None
-        """Wall clock less monotonic, about; None: not known, and no lag is."""
+        """Wall clock minus monotonic clock, roughly; None: unknown, and so is every lag."""
         self._settings = settings
         self._membership = membership
         self._bookings = bookings
         self._told = counters.cached_tokens_told
         self._rereads = counters.rereads
         self._watches: dict[EventStream, _Watch] = {}
-        self._round: deque[EventStream] = deque()  # still to be looked at
-        self._looked: dict[EventStream, _Watch] = {}  # in this round
-        self._found: dict[tuple[Partition, WorkerRank], _Verdict] = {}  # who is stale, likewise
-        self._stale: dict[tuple[Partition, WorkerRank], _Verdict] = {}  # as the last round found
+        self._round: deque[EventStream] = deque()  # still to be visited
+        self._looked: dict[EventStream, _Watch] = {}  # visited in this round
+        # stale ranks found in this round
+        self._found: dict[tuple[Partition, WorkerRank], _Verdict] = {}
+        # stale ranks of the last round
+        self._stale: dict[tuple[Partition, WorkerRank], _Verdict] = {}
         self._verdicts: list[tuple[Partition, WorkerRank, _Verdict]] = []  # still to be told
-        self._doubtful: dict[tuple[Partition, int], None] = {}  # still to be looked at
+        self._doubtful: dict[tuple[Partition, int], None] = {}  # still to be handled
         self._next_look = 0.0
         self._rereading: list[EventStream] = []
         self._asked: list[EventStream] = []  # since the last `take_rereads`
@@ -138,16 +141,17 @@ class Trusting:
     # -- what engines found ----------------------------------------------------------------------
 
     def hear(self, name: str, cached_tokens: int, now: float) -> None:
-        """A prompt was computed, and so much of it was found cached. Before it is completed.
+        """Apply the engine's report of a prompt's cached tokens.
 
-        Only the first completion counts, and only where a selection here has predicted anything.
+        Call it before the prefill completes. Only the first completion counts, and only if a
+        selection here made a prediction.
 
         Raises:
             InvalidField: more than the prompt is long; nothing has changed.
         """
         booking = self._booking(name)
         if booking is None:
-            self._count("elsewhere")  # if it is anywhere
+            self._count("elsewhere")  # if anywhere
             return
         reservation = booking.reservation
         isl_tokens = reservation.isl_tokens
@@ -170,14 +174,14 @@ class Trusting:
         partition.trust.compare(slot, predicted, cached_tokens, reservation.created)
 
     def _look_for_a_clearing(self, partition: Partition, slot: int, now: float) -> None:
-        """An engine that dropped its cache, or was restarted, is no liar for what was before."""
+        """Void predictions from before a cleared cache: a restarted engine is not inaccurate."""
         at = partition.index.rank_of(slot)
         stream = None if at is None else self._membership.stream_at(at)
         if stream is not None:
             partition.trust.void(slot, stream.clearings, now)
 
     def _booking(self, name: str) -> Booking | None:
-        """Return the reservation whose prompt it is: of a pair, the leg that computes."""
+        """Return the reservation that computes the prompt: of a pair, the prefill leg."""
         legs = self._bookings.legs(name) if self._bookings.pairs else []
         if not legs:
             return self._bookings.find(name)
@@ -192,7 +196,7 @@ class Trusting:
     # -- time ------------------------------------------------------------------------------------
 
     def keep(self, now: float) -> bool:
-        """Look at some streams, and have doubtful indexes read again; True: there is more to do."""
+        """Look at some streams, and have doubtful indexes reread; True: there is more to do."""
         more = self._settings.weigh_freshness and self._look(now)
         for partition, slot in list(islice(self._doubtful, DOUBTFUL_PER_TURN)):
             del self._doubtful[partition, slot]
@@ -232,7 +236,7 @@ class Trusting:
             self._found[partition, rank] = min(worse, verdict)
 
     def _judge(self, stream: EventStream, watch: _Watch, now: float) -> _Verdict:
-        """Say how fresh a stream is: the late lose credit by halves, the lost their share."""
+        """Return how fresh a stream is: lag halves the credit repeatedly, loss takes its share."""
         settings = self._settings
         factor = 1.0
         stale: list[Reason] = []
@@ -250,7 +254,7 @@ class Trusting:
         return _Verdict(factor, tuple(stale))
 
     def _conclude(self) -> None:
-        """A round is over: tell partitions who is stale, and who is so no longer."""
+        """End a round: queue the verdicts on ranks that are stale, and on those no longer stale."""
         fresh = dict.fromkeys(self._stale, _FRESH)
         self._verdicts = [(*at, verdict) for at, verdict in (fresh | self._found).items()]
         self._stale, self._found = self._found, {}
@@ -266,7 +270,7 @@ class Trusting:
                 partition.trust.note_freshness(slot, *verdict)
 
     def _reread(self, partition: Partition, slot: int, rank: RankTrust, now: float) -> None:
-        """Have the index of a distrusted rank read again, from time to time."""
+        """Have the index of a distrusted rank reread, with growing intervals."""
         settings = self._settings
         fresh = rank.samples - rank.reread_samples
         is_again = rank.reread_wait_s > 0.0
@@ -279,7 +283,7 @@ class Trusting:
             return
         outcome: str = "no_stream" if stream is None else stream.reread(now)
         if outcome == "later":
-            return  # something is on its way anyhow
+            return  # a replay is on its way anyway
         if stream is not None and outcome == "asked":
             self._rereading.append(stream)
             self._asked.append(stream)
@@ -301,12 +305,12 @@ class Trusting:
         rank.reread_samples = rank.samples
 
     def take_rereads(self) -> list[EventStream]:
-        """Return the streams that ask for their past since the last call."""
+        """Return the streams that requested a replay since the last call."""
         asked, self._asked = self._asked, []
         return asked
 
     def look_at(self, partition: Partition) -> list[TrustNews]:
-        """Return the ranks of a scope whose reasons have changed; note those that are in doubt."""
+        """Return a scope's ranks whose reasons changed; note those in doubt."""
         trust = partition.trust
         if trust.column is not None:
             self._doubtful |= dict.fromkeys((partition, at) for at in trust.distrusted())
@@ -325,7 +329,7 @@ class Trusting:
     # -- looking ---------------------------------------------------------------------------------
 
     def seats(self, model_name: str | None = None, tenant_id: str | None = None) -> list[TrustSeat]:
-        """Return who there is to tell of."""
+        """Return the seats to report."""
         steps = self.seats_in_steps(model_name, tenant_id)
         while True:
             try:
@@ -337,21 +341,21 @@ class Trusting:
     def seats_in_steps(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> Generator[None, None, list[TrustSeat]]:
-        """Do the same with a pause after every scope; those of each are of one moment."""
+        """Do the same, pausing after every scope; the seats of one scope are a snapshot."""
         seats: list[TrustSeat] = []
         for scope in self._membership.scopes(model_name, tenant_id):
             partition = self._membership.partitions.get(scope)
-            if partition is not None:  # it may have been given up meanwhile
+            if partition is not None:  # it may have been removed meanwhile
                 seats += [(partition, rank) for rank, _ in partition.seating.seats()]
             yield
         return seats
 
     def table(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:
-        """Return how far every rank's index is believed; O(ranks), a µs for each."""
+        """Return the trust in every rank's index; O(ranks), a µs for each."""
         return TrustTable([self.row(*seat) for seat in self.seats(model_name, tenant_id)])
 
     def row(self, partition: Partition, rank: WorkerRank) -> RankTrustRow:
-        """Return how far one rank's index is believed; who has gone since is told without any."""
+        """Return the trust in one rank's index; a rank that has gone is reported without any."""
         slot = partition.seating.slot_of(rank)
         known = None if slot is None else partition.trust.find(slot)
         return RankTrustRow(
@@ -369,12 +373,12 @@ class Trusting:
         )
 
     def lag_of(self, stream: EventStream) -> float | None:
-        """Return by how many seconds its events are late; None: its clock does not say."""
+        """Return by how many seconds a stream's events are late; None: its clock does not tell."""
         watch = self._watches.get(stream)
         return None if watch is None else watch.lag_s
 
     def freshness(self, rank: WorkerRank) -> IndexFreshness:
-        """Return how the event stream of a rank stands."""
+        """Return the state of a rank's event stream."""
         stream = self._membership.stream_at(rank)
         if stream is None:
             return _NO_INDEX
@@ -389,10 +393,10 @@ class Trusting:
 
 
 def _predicted(booking: Booking) -> int | None:
-    """Return the cached tokens a selection here has counted on; None: there was none.
+    """Return the cached tokens predicted by a selection here; None: there was no prediction.
 
-    Of a distrusted rank that is what its index says, whatever was believed of it: how else could it
-    show that it tells the truth again?
+    For a distrusted rank this is what its index says, not what was credited: otherwise it could
+    never show that it is accurate again.
     """
     answer, reservation = booking.answer, booking.reservation
     if isinstance(answer, PairSelection):
@@ -410,12 +414,12 @@ def _predicted(booking: Booking) -> int | None:
 
 
 def _findable(partition: Partition, isl_tokens: int) -> int:
-    """Return the tokens of a prompt that an engine can have cached at all.
+    """Return the tokens of a prompt that an engine can possibly have cached.
 
-    Whole blocks and never the last token, which has to be computed for the first output.
+    Whole blocks only, and never the last token, which must be computed for the first output.
     """
     size = partition.index.block_size
     blocks = max(0, isl_tokens - 1) // size
     if partition.index.is_eagle:
-        blocks -= 1  # its drafting model needs the last block that is found computed again
+        blocks -= 1  # its draft model recomputes the last block found
     return max(0, blocks) * size

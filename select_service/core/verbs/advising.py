@@ -1,11 +1,12 @@
-"""Which workers are cheapest to lose: the answer to "scale down by so many, but whom?".
+"""Scale-down advice: which workers are cheapest to lose together.
 
-A worker that goes takes along what it computes, and the blocks nobody else has. The first is its
-active load, in tokens. The second counts as far as those blocks are in use: what requests found on
-the worker lately, spread evenly over its blocks. Blocks that several hold are lost with the last of
-them, and what was found on any of them with it. So it is a set that is chosen, by
-`fleet/cheapest_set.py`; here is what is at stake, and how many of a set are advised to go at all:
-where caches are full their room is missed, whoever goes, and it is worth what was found in it.
+Losing a worker loses the work in flight on it and the blocks no other worker holds. The first is
+its active load, in tokens. The second is weighted by use: the tokens that requests recently found
+on the worker, spread evenly over its blocks. A block held by several workers, and the hits on it,
+are lost only with the last of them, so the answer is a set, which `fleet/cheapest_set.py` chooses.
+
+This module computes what is at stake, and how many workers of the set may go at all. Where caches
+are full, the room itself is missed, whichever worker goes; it is worth the hits found in it.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ if TYPE_CHECKING:
 __all__ = ["Advising"]
 
 DELETION_COST_MAX: Final = 2**31 - 1
-"""Of `controller.kubernetes.io/pod-deletion-cost`, an int32."""
+"""Maximum of `controller.kubernetes.io/pod-deletion-cost`, an int32."""
 
 COLD: Final = 1e-3
-"""What a token that nobody asked for lately counts, of one that is computed: it breaks ties."""
+"""Weight of a cached token without recent hits, relative to a computed token; it breaks ties."""
 
 MASKS_PER_SLICE: Final = 32
 WORKERS_PER_SLICE: Final = 8
 
 
 class _Seen(NamedTuple):
-    """Who held what in one partition when that was counted."""
+    """A partition's holders, and the blocks they held when they were counted."""
 
     partition: Partition
     owners: dict[int, int]  # holder id → worker_id
@@ -51,25 +52,26 @@ class _Seen(NamedTuple):
 
 
 class _Seat(NamedTuple):
-    """One who may go: what is told of it, and what that says of its loss."""
+    """A worker that may go: what the answer says of it, and what its loss would cost."""
 
     told: ScaleDownCandidate
     load: float
-    block_worth: float  # tokens that are lost with one of its blocks
-    room: float | None  # its share of the KV blocks of those asked for, if all have said
-    found: float  # on it, as a share of the prompt tokens its scope was asked for lately
-    displaced: float  # hits that its share of all that was computed would push out elsewhere
+    block_worth: float  # tokens lost with one of its blocks
+    # its share of the KV blocks of the scope's workers in question, if all report theirs
+    room: float | None
+    found: float  # hits on it, as a share of the scope's recent prompt tokens
+    displaced: float  # hits elsewhere that its share of the computed tokens would evict
 
 
 class _Lost(NamedTuple):
-    """What is lost once all of a set of places are gone."""
+    """Losses by set of places: each entry is lost once all places in the set are gone."""
 
     blocks: dict[int, float]
     tokens: dict[int, float]
 
 
 class Advising:
-    """Ranks workers by what their loss would cost."""
+    """Ranks workers by the cost of losing them."""
 
     def __init__(self, partitions: Mapping[Scope, Partition]) -> None:
         self._partitions = partitions
@@ -82,11 +84,11 @@ class Advising:
         role: Role | None = None,
         hit_rate_loss_max: float = HIT_RATE_LOSS_MAX,
     ) -> Generator[None, None, list[ScaleDownCandidate]]:
-        """Return up to `count` workers that are cheap to lose together, in the order to lose them.
+        """Return up to `count` workers that are cheap to lose together, in order of removal.
 
-        Workers that drain already come first: they are leaving anyway. None: of all models, of all
-        tenants, whatever they are for. What others hold, too, is not lost. Advised are those with
-        whom no more than `hit_rate_loss_max` of the hit rate can go. Yields between slices of work,
+        Draining workers come first: they are leaving anyway. None as a filter means all models,
+        tenants or roles. Blocks that other workers hold too are not lost. A worker is advised while
+        the loss of hit rate so far stays within `hit_rate_loss_max`. Yields between slices of work,
         O(nodes of all ranks) in all.
         """
         partitions = [
@@ -118,7 +120,7 @@ class Advising:
 
 
 def _asked_for(partition: Partition, role: Role | None) -> list[Worker]:
-    """Return the workers of a role, who has none is aggregated; None: all."""
+    """Return the workers with this role (no role is aggregated), or all workers for None."""
     present = partition.seating.present.values()
     return [one for one in present if role in (None, one.spec.role or "aggregated")]
 
@@ -128,13 +130,13 @@ def _ranks(worker: Worker) -> list[WorkerRank]:
 
 
 def _ranks_of_most(partition: Partition, count: int) -> int:
-    """Return how many ranks so many workers have at most."""
+    """Return the most ranks that `count` workers can have."""
     present = partition.seating.present.values()
     return sum(nlargest(count, (len(worker.slots) for worker in present)))
 
 
 def _sit(seen: _Seen, role: Role | None, seats: list[_Seat]) -> Generator[None, None, None]:
-    """Add those who are still there, each as it is at one moment: from then on it is numbers."""
+    """Add a seat for each worker still present; each one's numbers are read without a break."""
     partition, copies = seen.partition, seen.held.copies
     index, loads = partition.index, partition.ledger.loads
     present = _asked_for(partition, role)
@@ -171,7 +173,7 @@ def _sit(seen: _Seen, role: Role | None, seats: list[_Seat]) -> Generator[None, 
             decode_blocks=sum(int(loads.decode[slot]) for slot in slots),
             pod_deletion_cost=0,
         )
-        # a block on two tiers is found once
+        # a block on two tiers counts once
         distinct = max(1, told.blocks - extra.get(worker.worker_id, 0))
         decode_blocks = sum(float(loads.decode[slot]) for slot in slots)
         load = told.prefill_tokens + decode_blocks * index.block_size
@@ -185,11 +187,12 @@ def _sit(seen: _Seen, role: Role | None, seats: list[_Seat]) -> Generator[None, 
 def _lost(
     seats: Sequence[_Seat], seen: Sequence[_Seen], count: int
 ) -> Generator[None, None, _Lost]:
-    """Say in places what the partitions told in holders."""
+    """Translate the losses of the partitions from holders to places."""
     place_of = {seat.told.worker_id: place for place, seat in enumerate(seats)}
     found = _Lost({}, {})
     for one in seen:
-        # who left meanwhile holds nothing; who came keeps what it has: ~0 is more than may go
+        # a holder that left has nothing to lose; one that came in the meantime keeps its blocks: ~0
+        # stands for more holders than may go
         bit_of = {
             holder: 1 << place_of[worker_id] if worker_id in place_of else 0
             for holder, worker_id in one.owners.items()
@@ -241,18 +244,18 @@ def _told(
 
 
 def _hit_rate_loss(found: float, displaced: float) -> float:
-    """Return what the hit rate will lose by those on whom so much of it was found.
+    """Return by how much the hit rate falls without the workers that had `found` of the hits.
 
-    At once what was found on them is missed: that is `found`. Then their prompts are computed by
-    the others, where they are found again, and push out as much as they did here: in the long run
-    hits go down with the room, by `displaced`. The cheapest to lose had bad luck lately, so that
-    the first alone says too little of them; the mean of both is within six tenths of a point of
-    what a recorded trace lost (`bench/planner/README.md`).
+    At first the hits on these workers are missing: `found`. Then the remaining workers compute
+    those prompts, hit them again, and evict as much as these workers did: in the long run hits
+    shrink with the room, by `displaced`. The cheapest workers have been unlucky lately, so `found`
+    alone understates their loss; the mean of both is within 0.6 percentage points of what a
+    recorded trace lost (`bench/planner/README.md`).
     """
     return max(found, (found + displaced) / 2)
 
 
 def _deletion_cost(cost: float, *, drains: bool) -> int:
-    """Return the int32 that Kubernetes sorts pods by: who drains is below everybody else."""
+    """Return the int32 that Kubernetes sorts pods by; draining workers rank below all others."""
     capped = min(int(cost), DELETION_COST_MAX)
     return capped - DELETION_COST_MAX - 1 if drains else capped

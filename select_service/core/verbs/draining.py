@@ -1,7 +1,8 @@
-"""The verbs of an operator who empties a worker: it takes no more work, and what it has goes on.
+"""The verbs of draining: a worker takes no new work, and its reservations live on.
 
-A drain is no part of a worker's record (`fleet/catalog.py`): it ends when it is undone, or with the
-record. Who waits for nobody but that worker is told so at once (`waiting_room.py`).
+A drain is not part of a worker's record (`fleet/catalog.py`): it ends when an operator undoes it or
+the record is removed. Requests that only this worker could serve are refused at once
+(`waiting_room.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Draining:
-    """Takes workers out of service, tells how far they are, and puts them back."""
+    """Takes workers out of service, reports their progress, and puts them back."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Draining:
         return self._told(worker), effects
 
     def status(self, worker_id: int) -> DrainStatus:
-        """Tell what is in flight on a worker, whether it drains or not.
+        """Report what is in flight on a worker, whether or not it drains.
 
         Raises:
             WorkerNotFound: no such id.

@@ -1,4 +1,4 @@
-"""The verbs that only look: loads now, loads with a prompt, and what every rank holds of it."""
+"""The read-only verbs: current loads, projected loads with a prompt, and overlap per rank."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Inspecting:
         return [one for one in told if one is not None]
 
     def load_of(self, scope: Scope) -> ScopeLoads | None:
-        """Return the load of every rank of a scope; None: it was given up."""
+        """Return the load of every rank of a scope; None if the scope no longer exists."""
         partition = self._partitions.get(scope)
         if partition is None:
             return None
@@ -45,7 +45,7 @@ class Inspecting:
         return ScopeLoads(*scope, _loads(partition), *waiting)
 
     def potential_loads(self, request: PotentialLoadsRequest) -> list[LoadRow]:
-        """Return what every rank would carry with this prompt.
+        """Return the load every rank would carry with this prompt.
 
         Raises:
             ServiceError: of the scope or the prompt; see `reading.py`.
@@ -54,7 +54,7 @@ class Inspecting:
         return _potential_loads(partition, prompt, weights)
 
     def overlap_scores(self, request: OverlapScoresRequest) -> OverlapScores:
-        """Return what every rank holds of this prompt.
+        """Return the blocks of this prompt that every rank holds.
 
         Raises:
             ServiceError: of the scope or the prompt; see `reading.py`.
@@ -69,7 +69,7 @@ class Inspecting:
 
 
 def _loads(partition: Partition) -> list[LoadRow]:
-    """Return the present load of every rank."""
+    """Return the current load of every rank."""
     loads = partition.ledger.loads
     left, requests = loads.prefill_left, loads.requests.tolist()
     decode = loads.decode.astype(np.int64).tolist()
@@ -86,7 +86,8 @@ def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> 
     left, requests = loads.prefill_left, loads.requests.tolist()
     isl_tokens = prompt.isl_tokens if weights.track_prefill_tokens else 0
     matches = partition.index.find_matches(prompt.block_hashes)
-    if matches.empty and not ledger.blocks.begins(prompt.first_hash):  # all of it is new to all
+    # every block is new to every rank
+    if matches.empty and not ledger.blocks.begins(prompt.first_hash):
         decode = loads.decode.astype(np.int64).tolist()
         blocks = prompt.blocks
         return [

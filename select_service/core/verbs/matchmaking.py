@@ -1,7 +1,7 @@
-"""Requests that may take a pair, and advice on those that did not ask for one.
+"""Requests that may take a prefill/decode pair, and advice for those that did not ask for one.
 
-Stands between the verbs of selection and three rooms: who may be chosen (`roles.py`), what costs
-less (`pricing/pairing.py`), and the booking of it (`booking/pairs.py`).
+The verbs of selection call it; it combines the candidates of each role (`roles.py`), the cheaper
+plan (`pricing/pairing.py`) and its booking (`booking/pairs.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Matchmaker:
-    """Finds pairs, and says when one would be better."""
+    """Finds pairs, and advises when a pair would be better."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class Matchmaker:
         *,
         transfer_cost: float,
     ) -> None:
-        """Remember whom to ask.
+        """Take the collaborators.
 
         Args:
-            pairs: books what is found.
-            cache_hits: knows the threshold a request is held to.
+            pairs: books the plan.
+            cache_hits: applies a request's cache-hit threshold.
             counters: count the advice.
-            rng: draws ties.
+            rng: breaks ties.
             transfer_cost: of moving one block, in blocks of prefill.
         """
         self.pairs = pairs
@@ -63,16 +63,16 @@ class Matchmaker:
     def serve(
         self, ticket: Ticket, rows: Rows, now: float, effects: Effects
     ) -> tuple[PairSelection, Effects, Match]:
-        """Book a pair, or the one rank that does better, for a request that need not wait.
+        """Book a pair, or the one rank that is cheaper, for a request that need not wait.
 
         Args:
             ticket: the request.
-            rows: the candidates it may use now, of the whole and of the prefill leg.
+            rows: the usable candidates, for the whole request and for its prefill leg.
             now: monotonic seconds.
             effects: to add to.
 
         Raises:
-            ServiceError: nobody is left, or as `Pairs.book`.
+            ServiceError: no candidate is left, or as `Pairs.book`.
         """
         partition, request = ticket.partition, ticket.request
         legs = _within(partition, partition.legs(request), rows)
@@ -88,7 +88,7 @@ class Matchmaker:
         return *booked, Match(legs, found, placement)
 
     def advise(self, ticket: Ticket) -> Advice | UnsetType:
-        """Say whether a pair would do better than one worker, where anybody has a role."""
+        """Return whether a pair would be cheaper than one worker; UNSET if no worker has a role."""
         if not ticket.partition.seating.roles.given:
             return UNSET
         found = self._plan(ticket, ticket.partition.legs(ticket.request))
@@ -107,12 +107,12 @@ class Matchmaker:
 
 
 def _within(partition: Partition, legs: Legs, rows: Rows) -> Legs:
-    """Leave out who is not among the candidates; `Partition.legs` has looked at decode ranks."""
+    """Drop ranks that are not candidates; `Partition.legs` has already filtered decode ranks."""
     allowed = np.arange(rows.stop) if isinstance(rows, slice) else rows
     legs = legs._replace(whole=legs.whole[np.isin(legs.whole, allowed)])
     if legs.can_pair and partition.seating.roles.may_move(
         legs
-    ):  # else they only say why it is no pair
+    ):  # else they only tell why no pair is possible
         legs = legs._replace(prefill=legs.prefill[np.isin(legs.prefill, allowed)])
     return legs
 

@@ -1,6 +1,7 @@
-"""The verbs of admission's operators, and of workers that tell their load.
+"""The verbs that change admission, and that take in workers' load reports.
 
-`admitting.py` changes what is in force; whoever waits may be let in, or be refused, by that.
+`admitting.py` changes what is in force; the waiting requests that this lets in or refuses are then
+handled through `waiting_room.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Operating:
-    """Changes admission while requests come."""
+    """Changes admission at run time."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Operating:
     def reconfigure(
         self, limits: Mapping[str, object], admission: Mapping[str, object], now: float
     ) -> Effects:
-        """Put other limits and admission settings in force at once; the values were judged.
+        """Put other, already validated limits and admission settings in force at once.
 
         Args:
             limits: changed fields of CoreLimits.
@@ -68,19 +69,19 @@ class Operating:
         return self._relieve(self._admitting.follow_settings(now), now, to_judge=False)
 
     def admission(self) -> AdmissionStatus:
-        """Describe what is in force."""
+        """Describe the admission settings in force."""
         return status_of(self._admitting, self._membership)
 
     def admission_in_steps(self) -> Generator[None, None, AdmissionStatus]:
-        """Do the same with a pause after every scope and threshold."""
+        """Do the same, pausing after every scope and threshold."""
         return status_in_steps(self._admitting, self._membership)
 
     def change_admission(
         self, change: AdmissionChange, now: float
     ) -> tuple[AdmissionStatus, Effects]:
-        """Put another policy in force at once; the first of who waits are judged again by it.
+        """Put another policy in force at once; the first waiting requests are judged again by it.
 
-        Housekeeping goes on with the rest.
+        Housekeeping continues with the rest.
 
         Raises:
             InvalidField: there is no such policy, or its configuration makes no sense.
@@ -92,11 +93,11 @@ class Operating:
     def change_admission_in_steps(
         self, change: AdmissionChange
     ) -> Generator[Effects, float, AdmissionStatus]:
-        """Do the same a scope at a time: each step is sent the time, and yields what is to be done.
+        """Do the same one scope at a time: each step is sent the time, and yields its effects.
 
-        From the first on the policy is the one of new gates; a gate there is judges by the one
-        before until its turn comes. Of two changes at a time the later holds everywhere in the end.
-        All steps must be taken.
+        From the first step on, new gates use the new policy; an existing gate keeps the old one
+        until its turn comes. If two changes overlap, the later one ends up in force everywhere. All
+        steps must be taken.
 
         Raises:
             InvalidField: as above, with the first step.
@@ -119,11 +120,11 @@ class Operating:
             yield NOTHING
 
     def busy_thresholds(self) -> BusyThresholds:
-        """List what is in force."""
+        """List the thresholds in force."""
         return self._admitting.busy_thresholds()
 
     def busy_thresholds_in_steps(self) -> Generator[None, None, BusyThresholds]:
-        """Do the same with a pause after every one."""
+        """Do the same, pausing after every threshold."""
         return self._admitting.busy_thresholds_in_steps()
 
     def change_threshold(
@@ -140,12 +141,12 @@ class Operating:
     def forget_threshold(
         self, model: str, tenant_id: str | None, now: float
     ) -> tuple[BusyThreshold, Effects]:
-        """Let what is above hold again."""
+        """Drop a threshold, so that the more general one applies again."""
         answer, touched = self._admitting.forget_threshold(model, tenant_id, now)
         return answer, self._relieve(touched, now, to_judge=False)
 
     def _relieve(self, partitions: Sequence[Partition], now: float, *, to_judge: bool) -> Effects:
-        """Let in who may go now; another policy judges them first."""
+        """Let in the waiting requests that may go now; under a new policy they are judged first."""
         effects = Effects()
         for partition in partitions:
             if partition.pending_count:
@@ -158,7 +159,7 @@ class Operating:
     def report(
         self, worker_id: int, metrics: WorkerMetrics, now: float
     ) -> tuple[WorkerMetricsAnswer, Effects]:
-        """Take in what a worker says of its ranks.
+        """Apply a worker's report of its ranks' load.
 
         Raises:
             WorkerNotFound: no such worker.

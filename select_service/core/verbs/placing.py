@@ -1,7 +1,7 @@
-"""Placing: choose a rank for a request and book it, in one step that nothing interrupts.
+"""Placing: choose a rank for a request and book it, in one uninterrupted step.
 
-`partition.py` chooses, `cache_hits.py` says who holds enough, `desk.py` books. Who asks (selecting)
-and who waited (waiting room) are placed alike.
+`partition.py` chooses the rank, `cache_hits.py` applies the cache-hit threshold, `desk.py` books.
+`selecting.py` calls this for new requests, `waiting_room.py` for those that waited.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ class Placing:
         self._counters = counters
         self._rng = rng
         self._trace_decisions = trace_decisions
-        self.sampler: Sampler | None = None  # from when on somebody examines the fleet
-        self.sessions: Sessions | None = None  # where requests may name the session they are of
-        self.shadow: Shadow | None = None  # while other weights look on
-        self.expects: Callable[[Matches], Matches] | None = None  # beside what is there now
+        self.sampler: Sampler | None = None  # set once an examiner samples the fleet
+        self.sessions: Sessions | None = None  # set where requests may name their session
+        self.shadow: Shadow | None = None  # set while other weights run in shadow
+        # adds expected matches to the present ones
+        self.expects: Callable[[Matches], Matches] | None = None
 
     def place(  # noqa: C901, PLR0912, PLR0915 - straight on: all pay for it
         self,
@@ -82,7 +83,7 @@ class Placing:
     ) -> tuple[Answer, Effects]:
         """Choose a rank, or a pair, and book it; nothing has changed if this raises.
 
-        What the index finds for the prompt is looked up unless somebody just did.
+        The prompt is looked up in the index unless the caller passes its `matches`.
         """
         partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
         if request.is_pair:
@@ -145,9 +146,9 @@ class Placing:
         return answer, effects
 
     def _seated(self, ticket: Ticket, session_id: str, rows: Rows, now: float) -> Rows:
-        """Return the rank of the request's session alone, if it stays there; else all rows.
+        """Return only the rank of the request's session if it stays there; else all rows.
 
-        Where a wave goes was decided for all of it together.
+        A wave decides for all its requests together, so sessions do not apply to them.
         """
         if self.sessions is None or not self.sessions.is_on or ticket.in_wave:
             return rows
@@ -163,7 +164,7 @@ class Placing:
     def _refuse_threshold(
         self, ticket: Ticket, rows: Rows, matches: Matches, found: Found, now: float
     ) -> CacheThreshold:
-        """It goes nowhere because nobody holds enough of it; there is a record of that, too."""
+        """Answer that too few tokens are cached on any candidate; this is recorded, too."""
         refused = found.refused
         assert refused is not None
         refused.advice = self._matchmaker.advise(ticket)
@@ -187,7 +188,7 @@ class Placing:
         seen = ticket.partition.see(ticket.prompt)  # before anything is booked
         answer, effects, match = self._matchmaker.serve(ticket, rows, now, effects)
         record = self.decisions.paired(ticket, seen, match, now)
-        if record is not None:  # what was confirmed stays as it is, for who repeats it
+        if record is not None:  # the confirmed answer is kept unchanged for repeats
             answer = replace(answer)
             _explain(answer, record)
             self.decisions.note_explained(ticket, record)
@@ -222,7 +223,7 @@ class Placing:
         answer.isl_tokens = prompt.isl_tokens
         answer.track_prefill_tokens = track
         answer.potential_decode_blocks = placement.potential_decode_blocks
-        kept = replace(answer)  # without the hashes: the ledger has them
+        kept = replace(answer)  # without the hashes, which the ledger has
         effects = self._desk.confirm(partition, reservation, request, kept, effects)
         answer.sequence_hashes = self._desk.show_hashes(prompt.sequence_hashes)
         return effects
@@ -244,7 +245,7 @@ class Placing:
         return answer
 
     def refuse(self, ticket: Ticket | None, refusal: ServiceError, now: float) -> None:
-        """Count a selection that was refused; without a ticket it did not come to a partition."""
+        """Count a refused selection; without a ticket it never reached a partition."""
         failed = self._counters.selections_failed
         failed[refusal.code] = failed.get(refusal.code, 0) + 1
         if ticket is not None:
@@ -255,9 +256,9 @@ class Placing:
                 refusal.decision = Record._make(record)
 
     def repeated(self, request: SelectAndReserveRequest, known: Answer) -> Answer:
-        """Explain an answer that was given before, if its record is still there."""
+        """Attach the explanation to a repeated answer, if its record still exists."""
         if not request.explain or isinstance(known, CacheThreshold):
-            return known  # without looking through the ring: who repeats does so under load
+            return known  # do not scan the ring: repeats come under load
         record = self.decisions.explained(request.reservation_id or "")
         if record is not None:
             known = replace(known)
@@ -266,7 +267,7 @@ class Placing:
 
 
 def sketch(partition: Partition, slot: int) -> Selection:
-    """Return the answer that sends somebody to a slot for whom nothing matches; a shortcut's."""
+    """Return the answer for a request sent to this slot without matches; used by the shortcut."""
     worker, dp_rank = partition.seating.rank_at(slot)
     return _selection(partition, worker, dp_rank, partition.no_overlap(worker), 0)
 
@@ -288,8 +289,8 @@ def _selection(
 
 
 def _explain(answer: Answer, record: Record) -> None:
-    """Leave the record where the decision is to stand; whoever sends the answer reads it.
+    """Store the record as the answer's decision; whoever sends the answer reads it then.
 
-    So nobody who does not ask pays, and a fleet of a thousand ranks can be told in slices.
+    Requests without `explain` thus pay nothing, and a fleet of a thousand ranks is sent in slices.
     """
     answer.decision = cast("Decision", Record._make(record))

@@ -1,11 +1,11 @@
-"""The line of a plain selection in a few frames, from its request to its answer.
+"""Plain selections in a few frames, from request to answer.
 
-The plain twin of `Shortcut` in `_shortcut.pyx`, and less eager: taken is a request that says
-nothing but whom it is for, what its prompt is, in packed hashes, and what it is called, of a
-partition where nobody judges, waits or is doubted, and which has nothing of it on lower tiers. For
-all others `Selecting` with all behind it (`reading.py`, `placing.py`, `partition.py`) does the
-same, to the same objects. It decides nothing of its own: the index finds, the pricer prices and
-picks, the ledger books, the ring keeps. What it saves is frames that carry arguments on.
+The pure-Python twin of `Shortcut` in `_shortcut.pyx`, and less eager. It takes requests with
+nothing but scope, prompt as packed hashes, and ids, in a partition without gate, waiting requests
+or trust factors, whose lower tiers hold nothing of the prompt. All others take the full path
+through `Selecting` (`reading.py`, `placing.py`, `partition.py`), which does the same to the same
+objects. Nothing is decided here: the index finds, the pricer prices and picks, the ledger books,
+the ring records. It saves frames that only pass arguments on.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ if TYPE_CHECKING:
 
     _Plain: TypeAlias = tuple[Partition, "Glance", bytes, bytes, int, Groups | None]
     """What a plain request comes down to: its partition, block hashes, sequence hashes and tokens,
-    and who has what of it."""
+    and the matches per slot."""
 
 __all__ = ["Shortcut"]
 
 _BOOKING: Final = SelectAndReserveRequest.__name__.encode()
-"""How what is fingerprinted of a booking begins; see `fingerprint_of`."""
+"""How the fingerprinted bytes of a booking begin; see `fingerprint_of`."""
 
 
 def _says_more(request: SelectRequest) -> bool:
-    """Whether a request has a member that not every plain one has; one by one: all pay for it."""
+    """Whether a request has a member plain ones lack; unrolled, as every request pays for it."""
     return not (
         request.token_ids is None
         and request.mm_routing_info is None
@@ -89,7 +89,7 @@ def _says_more(request: SelectRequest) -> bool:
 
 
 class Glance:
-    """What was seen of a partition since somebody last came, went or changed there."""
+    """What was derived from a partition since a worker last came, went or changed there."""
 
     __slots__ = (
         "answers",
@@ -120,10 +120,10 @@ class Glance:
         self.loads = partition.ledger.loads
         self.queue = partition.queues.of_class[0]
         self.busy_above = partition.queues.busy_above(0, 0)
-        self.answers: list[Selection | None] = [None] * self.count  # made for who is sent there
+        self.answers: list[Selection | None] = [None] * self.count  # by slot; built on first use
 
     def answer(self, partition: Partition, slot: int) -> Selection:
-        """Return the answer to one that matches nothing and is sent to this slot."""
+        """Return the answer for a request without matches that goes to this slot."""
         answer = self.answers[slot]
         if answer is None:
             answer = self.answers[slot] = sketch(partition, slot)
@@ -152,12 +152,12 @@ class Shortcut:
             partitions: by scope.
             limits: of the core.
             settings: of admission.
-            weights: in force for who has none of its own; such that `suits`.
+            weights: of requests without an override; they satisfy `suits`.
             placing: places whatever is not plain.
             decisions: keeps records.
             counters: of the core.
             rng: draws.
-            desk: it itself, no kind of it that notes what it does.
+            desk: the plain Desk, not a subclass that records its calls.
             new_id: makes the id of a booking that has none.
         """
         self._partitions, self._limits, self._settings = partitions, limits, settings
@@ -174,16 +174,16 @@ class Shortcut:
         return weights.overlap_score_credit_decay <= 0.0 and weights.temperature == 0.0
 
     def select(self, request: SelectRequest, now: float) -> tuple[Answer, Effects] | None:
-        """Return (answer, effects) as `Selecting.select` does; None: that is to do it."""
+        """Return (answer, effects) as `Selecting.select` does; None: leave it to that."""
         if type(request) is not SelectRequest or request.reservation_id is not None:
-            return None  # it would stand in the record
+            return None  # the record would contain it
         found = self._look(request)
         return None if found is None else self._place(*found, request, None, b"", now)
 
     def select_and_reserve(
         self, request: SelectAndReserveRequest, now: float
     ) -> tuple[Answer, Effects] | None:
-        """Return (answer, effects) as `Selecting.select_and_reserve` does; None: it is to."""
+        """As `Selecting.select_and_reserve`, or None: leave it to that."""
         if (
             type(request) is not SelectAndReserveRequest
             or request.lease_id is not None
@@ -268,7 +268,7 @@ class Shortcut:
         fingerprint: bytes,
         now: float,
     ) -> tuple[Answer, Effects]:
-        """Choose, and book if there is a name to book under."""
+        """Choose a rank, and book it if there is a name to book under."""
         ledger, weights, shared = partition.ledger, self._weights, None
         if chain[:HASH_BYTES] in glance.chains.children:
             shared = ledger.shared_groups(chain)
@@ -332,7 +332,7 @@ class Shortcut:
         return answer, effects
 
     def _count(self, demand: DemandTally, worker_id: int, isl_tokens: int, left: int) -> None:
-        """Count a selection whose prompt has `left` tokens to be computed where it goes."""
+        """Count a selection with `left` tokens of its prompt to compute."""
         counters = self._counters
         counters.selections += 1
         counters.selected_isl_tokens += isl_tokens
@@ -341,7 +341,7 @@ class Shortcut:
 
     @staticmethod
     def _packed(partition: Partition) -> bytes:
-        """Return the columns of loads as they are; see `SlotLoads.pack`."""
+        """Return the packed load columns; see `SlotLoads.pack`."""
         loads = partition.ledger.loads
         packed = loads.packed
         if not packed:
@@ -358,7 +358,7 @@ class Shortcut:
         request: SelectRequest,
         kept: Selection,
     ) -> Effects:
-        """Note whose a reservation is and what is answered, and tell the replicas."""
+        """Record the owner of a reservation and its answer, and tell the replicas."""
         reservation.track_prefill_tokens = self._weights.track_prefill_tokens
         reservation.selection_id = request.selection_id
         reservation.expected_output_tokens = request.expected_output_tokens
@@ -373,7 +373,7 @@ class Shortcut:
     def _note(
         self, ticket: Ticket, seen: Seen, rows: Rows, slot: int, now: float, present: Weights
     ) -> None:
-        """Have a record kept of a decision: by the ring at once if somebody has looked lately."""
+        """Record a decision: in the ring directly while the lookout is up to date."""
         lookout = ticket.partition.lookout
         if lookout is None or now >= lookout.until or rows is not lookout.everyone:
             self._keep(ticket, seen, rows, slot, now, None, None, present)

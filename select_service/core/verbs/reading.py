@@ -1,7 +1,7 @@
-"""From a request to what it is about: its partition, its prompt in one form, the weights in force.
+"""Reads a request against the current state: its partition, its normalised prompt, its weights.
 
-What every verb does first, and the order in which a request's faults are found.
-Nothing is decided here, and nothing changed but what is counted.
+Every verb starts here, so this fixes the order in which a request's faults are reported. Nothing is
+decided, and only counters change.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     )
 
 _OVERRIDES_MAX: Final = 256
-"""Overrides of which it is remembered what they make of the weights; then that begins anew."""
+"""Distinct overrides whose weights are cached; at the limit the cache starts anew."""
 
 
 class Reader:
-    """Reads requests against what is there now."""
+    """Reads requests against the current workers and configuration."""
 
     def __init__(
         self,
@@ -49,20 +49,20 @@ class Reader:
         self._limits = limits
         self.config = config
         self.schedulable = 0
-        """Workers, in the whole process."""
+        """Schedulable workers in the whole process."""
         self.strayed = 0
-        """Requests for a scope without workers while others had some."""
+        """Requests for a scope without workers while other scopes had some."""
         self.strayed_to: Scope | None = None
-        """Where the last of them went."""
+        """The scope of the last of them."""
         self.unserved = Unserved()
-        """Requests for a worker of scopes that have none any more."""
+        """Requests for scopes that no longer have a worker."""
         self._partitions, self._pins = partitions, pins
         self._overridden: dict[tuple[float | bool | None, ...], Weights] = {}
         self.weights = weights_in_force(config, None)
-        """In force for who has none of its own."""
+        """The weights of requests without an override."""
 
     def selection(self, request: SelectRequest) -> tuple[Partition, Prompt, Weights]:
-        """Read a prompt that looks for a worker.
+        """Read a selection request.
 
         Raises:
             ServiceError: of the scope, the prompt, or what it wishes for.
@@ -81,7 +81,7 @@ class Reader:
         return partition, prompt, weights
 
     def prompt(self, request: PromptFields) -> tuple[Partition, Prompt, Weights]:
-        """Read any prompt.
+        """Read a request with a prompt, of any kind.
 
         Raises:
             ServiceError: of the scope or the prompt.
@@ -98,7 +98,7 @@ class Reader:
         return partition, prompt, self.weights if override is None else self.weights_for(request)
 
     def draining(self, request: PromptFields) -> Partition | None:
-        """Return the partition asked for if all its workers drain: what was booked lives on."""
+        """Return the requested partition if all its workers drain: its reservations live on."""
         partition = self._partitions.get(request.scope)
         drains = (
             partition is not None and partition.seating.present and not partition.seating.workers
@@ -106,7 +106,7 @@ class Reader:
         return partition if drains else None
 
     def seated(self, request: PromptFields) -> Partition:
-        """Return the partition asked for, also where all workers drain.
+        """Return the requested partition, even if all its workers drain.
 
         Raises:
             NoSchedulableWorker: it has no worker.
@@ -119,7 +119,7 @@ class Reader:
         )
 
     def usable(self, request: PromptFields) -> Partition:
-        """Return the partition asked for.
+        """Return the requested partition.
 
         Raises:
             NoSchedulableWorker: it has no worker.
@@ -143,12 +143,12 @@ class Reader:
         return partition
 
     def weights_for(self, request: PromptFields) -> Weights:
-        """Return the weights of a request: its own, on top of the process's."""
+        """Return the weights of a request: its override on top of the process's configuration."""
         override = request.router_config_override
         return self.weights if override is None else self.overridden(override)
 
     def overridden(self, override: RouterConfigOverride) -> Weights:
-        """Return the weights in force for who overrides them so; a fleet does so in few ways."""
+        """Return the weights in force for an override; a fleet uses few distinct ones."""
         key = (
             override.overlap_score_credit,
             override.prefill_load_scale,

@@ -1,7 +1,7 @@
-"""The verbs of the catalog: workers come, change and go, and what that does to load and listeners.
+"""The verbs of the catalog: workers come, change and go, and so do their load and listeners.
 
-`catalog.py` judges a record alone, `membership.py` puts it into its scope; here both become one
-step, and the reservations that lost their rank are cleared away.
+`catalog.py` judges a record alone, `membership.py` puts it into its scope; this module makes both
+one step and clears away the reservations that lost their rank.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Registering:
         room: WaitingRoom,
     ) -> None:
         self.sources: set[str] = set()
-        """Sources of workers that are at work; only they may change what they registered."""
+        """Sources now active; only they may change the workers they registered."""
         self._catalog = catalog
         self._membership = membership
         self._desk = desk
@@ -69,7 +69,7 @@ class Registering:
         return self._replace(self._catalog.admit(spec, source), now)
 
     def restore(self, spec: WorkerSpec, now: float, source: str, drain: str | None) -> Effects:
-        """Register a worker of an earlier life again, also if fewer may be registered now."""
+        """Register a worker restored from disk, even if fewer workers may be registered now."""
         self._check_source(spec.worker_id, source)
         worker = self._catalog.admit(spec, source)
         worker.drain = drain
@@ -113,7 +113,7 @@ class Registering:
         return worker.record(), effects
 
     def set_drain(self, old: Worker, drain: str | None, now: float, effects: Effects) -> Worker:
-        """Let a worker drain, for this reason, or no more."""
+        """Let a worker drain for this reason, or no longer (None)."""
         worker = self._catalog.admit(old.spec, old.source)
         worker.drain = drain
         self._put(worker, now, effects)
@@ -134,7 +134,7 @@ class Registering:
         self._recount()
 
     def _reseat(self, old: Worker | None, new: Worker | None, effects: Effects, now: float) -> None:
-        """Let ranks go and come; of the load that goes, the first slice is cleared away at once."""
+        """Replace a worker's ranks; the first slice of the lost load is cleared away at once."""
         self._desk.dropped(self._membership.replace(old, new, effects))
         partition = None if old is None else self._membership.partitions.get(old.scope)
         if partition is not None:
@@ -146,7 +146,7 @@ class Registering:
     def _tell_gates(
         self, old: Worker | None, new: Worker | None, effects: Effects, now: float
     ) -> None:
-        """Open a gate if there is reason to now, and let in who waited for a worker like this."""
+        """Open a gate if there is reason to, and let in requests that waited for such a worker."""
         if new is None and old is not None:
             self._admitting.reports.forget(old.worker_id)
         touched = [] if new is None else [self._admitting.follow(new)]
@@ -156,7 +156,8 @@ class Registering:
             if partition is not None and partition.pending_count:
                 self._room.gather(partition, now, to_judge=False)
                 keeper = partition.admission
-                if keeper is not None and keeper.waiting_count:  # others: when load goes (3.6)
+                # those in the policy file's queue go when load goes (3.6)
+                if keeper is not None and keeper.waiting_count:
                     self._room.relieve(partition, now, effects)
 
     def _partition_with_gate(self, worker: Worker) -> Partition | None:
@@ -164,10 +165,10 @@ class Registering:
         return partition if partition is not None and partition.admission is not None else None
 
     def refuse_source(self, rank: WorkerRank, why: str, now: float) -> Effects:
-        """Put a worker out of service whose event source cannot be listened to.
+        """Take a worker out of service because its event source cannot be listened to.
 
         Args:
-            rank: whose source it is.
+            rank: the source's rank.
             why: what the socket said.
             now: monotonic seconds.
         """
@@ -183,7 +184,7 @@ class Registering:
         return effects
 
     def retry_source(self, worker_id: int, now: float) -> Effects:
-        """Judge a worker anew whose event source was refused for a reason that may have gone."""
+        """Judge a worker again whose event source was refused for a reason that may be gone."""
         effects = Effects()
         old = self._catalog.find(worker_id)
         if old is not None and old.lifecycle == "incomplete":
@@ -211,14 +212,14 @@ class Registering:
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[WorkerRecord]:
         """Return records by ascending id, filtered exactly. O(workers), some 5 µs each."""
-        doubtful = self._membership.doubtful_streams()  # of all, as a rule none: asked once
+        doubtful = self._membership.doubtful_streams()  # read once for all; usually empty
         return [
             worker.record(_doubts(doubtful.get(worker.worker_id, ())))
             for worker in self._matching(model_name, tenant_id)
         ]
 
     def worker_ids(self, model_name: str | None = None, tenant_id: str | None = None) -> list[int]:
-        """Return whose records those are."""
+        """Return the ids of those records."""
         return [worker.worker_id for worker in self._matching(model_name, tenant_id)]
 
     def _matching(self, model_name: str | None, tenant_id: str | None) -> Iterator[Worker]:
@@ -230,7 +231,7 @@ class Registering:
         )
 
     def ready(self, *, with_workers: bool = True) -> Ready:
-        """Return whether at least one worker can be scheduled, with all records if wanted."""
+        """Return whether at least one worker is schedulable, with all records if wanted."""
         schedulable = self._reader.schedulable
         return Ready(schedulable > 0, schedulable, self.workers() if with_workers else [])
 

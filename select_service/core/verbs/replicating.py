@@ -1,6 +1,7 @@
-"""The verbs of the replica plane: what others say is taken in, and who waited for it is let in.
+"""The verbs of the replica plane: take in what replicas say, and let waiting requests in.
 
-`replicas/` understands the plane; what it changes in the ledger may be capacity for somebody.
+`replicas/` implements the plane; the load it removes from the ledger may be capacity for a request
+in the waiting room.
 """
 
 from __future__ import annotations
@@ -25,28 +26,28 @@ if TYPE_CHECKING:
 
 
 class Replicating:
-    """Speaks with other replicas."""
+    """Exchanges messages with other replicas."""
 
     def __init__(self, replicas: Replicas, room: WaitingRoom) -> None:
         self._replicas = replicas
         self._room = room
 
     def announce(self, http_port: int, url: str | None = None) -> None:
-        """Tell where our snapshot can be had; heartbeats carry it."""
+        """Set where our snapshot can be fetched; heartbeats carry it."""
         self._replicas.http_port, self._replicas.url = http_port, url
 
     def heard(
         self, peer: str, message: ReplicaMessage, now: float, *, checked: bool = False
     ) -> Effects:
-        """Take in one decoded message that came from this peer endpoint.
+        """Apply one decoded message from this peer endpoint.
 
-        `checked`: it had a checksum, and that was right.
+        `checked`: the message had a checksum, and it was correct.
         """
         self._replicas.hearing.heard(peer, message, now, checked=checked)
         return self._relieved(now, NOTHING)
 
     def tick(self, now: float) -> tuple[bool, Effects]:
-        """Do a bounded turn: what is to be said, heartbeats, who is gone, what must be resolved.
+        """Do a bounded turn: outgoing messages, heartbeats, lost replicas, conflicts to resolve.
 
         Call it every 100 ms or so.
 
@@ -58,37 +59,37 @@ class Replicating:
         return more, self._relieved(now, effects)
 
     def leave(self) -> None:
-        """Tell, from the next turn on, that this process will end."""
+        """Announce, from the next turn on, that this process will end."""
         self._replicas.leave()
 
     def last_word(self) -> Heartbeat:
-        """Return what is to be published last of all, behind what `tick` still has to say."""
+        """Return the message to publish last, after everything `tick` still publishes."""
         return self._replicas.last_word()
 
     def snapshot(self, now: float) -> Iterator[SnapshotPart]:
-        """Yield what we know, from head to end; anything may happen between two parts."""
+        """Yield our snapshot from head to end; the state may change between two parts."""
         return self._replicas.snapshots.give(now)
 
     def snapshot_begin(self, pull: Pull, head: SnapshotHead, now: float) -> bool:
-        """A pulled snapshot arrives; False when it is not who was asked: read no further."""
+        """Begin a pulled snapshot; False if it is not from the replica asked: read no further."""
         return self._replicas.snapshots.begin(pull.router_id, head, now)
 
     def snapshot_part(self, router_id: int, part: SnapshotPart, now: float) -> Effects:
-        """Take in one part; a few at a time between two turns of the loop."""
+        """Apply one part of a snapshot; apply a few between two turns of the event loop."""
         self._replicas.snapshots.part(router_id, part, now)
         return self._relieved(now, NOTHING)
 
     def snapshot_end(self, router_id: int, now: float, *, complete: bool) -> Effects:
-        """It is all there; or the pull failed at any point after `Effects.pulls` asked for it."""
+        """End a pull: it is complete, or it failed at any point after `Effects.pulls` asked."""
         self._replicas.snapshots.end(router_id, now, complete=complete)
         return self._relieved(now, NOTHING)
 
     def status(self, now: float) -> list[ReplicaStatus]:
-        """Return every publisher heard of, by router id."""
+        """Return every known publisher, by router id."""
         return self._replicas.status(now)
 
     def _relieved(self, now: float, effects: Effects) -> Effects:
-        """Admit who waited for what replicas have freed."""
+        """Let in the requests that waited for load that replicas have freed."""
         touched = self._replicas.resolver.touched
         while touched:
             partition, _ = touched.popitem()

@@ -1,4 +1,4 @@
-"""The verbs of a reservation's life: booked by the caller's choice, going on, ended, under leases.
+"""The verbs of a reservation's life: booked by the caller's choice, progressing, ended, leased.
 
 The desk does the booking (`booking/desk.py`); whatever frees load lets waiting requests in
 (`waiting_room.py`).
@@ -67,7 +67,7 @@ def _only(slot: int) -> Rows:
 
 
 class Reserving:
-    """Books what the caller has chosen, and follows every reservation to its end."""
+    """Books ranks that callers have chosen, and follows every reservation to its end."""
 
     def __init__(  # noqa: PLR0917 - the rooms a reservation passes through
         self,
@@ -90,8 +90,8 @@ class Reserving:
         self._pairs = pairs
         self._trusting = trusting
         self._new_id = new_id
-        self.clerk: Clerk | None = None  # for what is plain
-        self.shortcut: Shortcut | None = None  # for who asks for nothing special
+        self.clerk: Clerk | None = None  # for plain lifecycle calls
+        self.shortcut: Shortcut | None = None  # for plain requests
 
     def reserve(
         self, request: ReservationRequest, now: float, *, unknown: bytes = b""
@@ -147,7 +147,7 @@ class Reserving:
         return answer, self._desk.confirm(partition, reservation, request, answer, NOTHING)
 
     def _check_cap(self, partition: Partition, slot: int, now: float) -> None:
-        """Hold to N also who has chosen for himself; policies are for those who ask.
+        """Enforce N for explicit bookings, too; policies apply to selections only.
 
         Raises:
             AdmissionRefused: the worker has as many requests as it may.
@@ -195,12 +195,12 @@ class Reserving:
         return (prompt.isl_tokens if track else 0), track
 
     def prefill_complete(self, name: str, now: float, cached_tokens: int | None = None) -> Effects:
-        """The prompt is computed: its prefill tokens leave, its blocks stay. Repeatable.
+        """The prompt is computed: release its prefill tokens, keep its blocks. Repeatable.
 
         Args:
             name: its reservation_id or selection_id, or a pair's.
             now: monotonic seconds.
-            cached_tokens: how much of it the engine has found cached, if it says so.
+            cached_tokens: how much of it the engine found cached, if reported.
 
         Raises:
             InvalidField: more than the prompt is long.
@@ -224,7 +224,7 @@ class Reserving:
     def output_block(
         self, name: str, decay_fraction: float | None, now: float, count: int = 1
     ) -> Effects:
-        """So many more blocks are filled; with a fraction all it alone holds count for so much.
+        """Add `count` output blocks; a fraction reweights all blocks that only this one holds.
 
         Raises:
             InvalidRequest: a fraction outside 0..1; checked before the id.
@@ -261,7 +261,7 @@ class Reserving:
         return self._room.relieve(partition, now, effects)
 
     def check_batch(self, request: BatchRequest) -> None:
-        """Refuse more operations than may come at once; then `operate` each in turn.
+        """Refuse a batch of too many operations; then call `operate` for each in turn.
 
         Raises:
             InvalidField: too many.
@@ -296,7 +296,7 @@ class Reserving:
     # -- leases --------------------------------------------------------------------------------
 
     def open_lease(self, request: LeaseRequest, now: float) -> tuple[LeaseRecord, Effects]:
-        """Open a lease, or renew the one its owner has under this id.
+        """Open a lease, or renew it if its owner has it open under this id.
 
         Raises:
             ServiceError: as `Leases.open`.
@@ -315,9 +315,9 @@ class Reserving:
         return self._leases.renew(lease_id, request.ttl_s, now), NOTHING
 
     def close_lease(self, lease_id: str, now: float) -> tuple[Lease | None, Effects]:
-        """End a lease and the first of what is under it; the lease, when there was one to end.
+        """End a lease and the first of its reservations; return the lease if there was one to end.
 
-        `clear_lease` goes on while `lease.reservations` says so; housekeeping does too.
+        `clear_lease` continues while `lease.reservations` is not empty; housekeeping does, too.
 
         Raises:
             LeaseNotFound: it was never open, as far as anybody remembers.
@@ -326,7 +326,7 @@ class Reserving:
         return lease, NOTHING if lease is None else self.clear_lease(lease, now)
 
     def clear_lease(self, lease: Lease, now: float) -> Effects:
-        """End a turn's worth of what an ended lease left behind."""
+        """End one turn's worth of the reservations an ended lease left behind."""
         effects = Effects()
         limit = self._limits.expired_per_turn_max
         for partition in self._desk.clear_leases(limit, now, effects, lease)[1]:

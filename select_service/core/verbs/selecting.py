@@ -1,9 +1,8 @@
 """The verbs of selection: choose a worker, book it in the same step, or let the request wait.
 
-One call is one step: nothing is awaited between a choice and its booking, which is why
-select-and-reserve is atomic without a lock. Who is let in at all is judged by a gate, where there
-is one (`gatekeeping.py`), in the same step; `placing.py` chooses and books, and who must wait goes
-to the waiting room.
+One call is one step: nothing is awaited between a choice and its booking, so select-and-reserve is
+atomic without a lock. In the same step the gate, where there is one, decides on admission
+(`gatekeeping.py`); then `placing.py` chooses and books, or the request goes to the waiting room.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _BOOK: Final = "select_and_reserve"
 
 
 class Selecting:
-    """Answers who asks for a worker."""
+    """Answers requests for a worker."""
 
     def __init__(
         self,
@@ -66,10 +65,10 @@ class Selecting:
         self._placing = placing
         self._room = room
         self._rng = rng
-        self.shortcut: Shortcut | PlainShortcut | None = None  # for who asks for nothing special
+        self.shortcut: Shortcut | PlainShortcut | None = None  # for plain requests
 
     def select(self, request: SelectRequest, now: float) -> tuple[Answer | Ticket, Effects]:
-        """Choose a worker; a Ticket when the request has to wait.
+        """Choose a worker; returns a Ticket if the request has to wait.
 
         Raises:
             ServiceError: of the prompt (`reading.py`), for want of a worker, or by the gate.
@@ -90,12 +89,12 @@ class Selecting:
     def select_and_reserve(
         self, request: SelectAndReserveRequest, now: float, *, unknown: bytes = b""
     ) -> tuple[Answer | Ticket, Effects]:
-        """Choose a worker and book it in the same step; a Ticket when it has to wait.
+        """Choose a worker and book it in the same step; returns a Ticket if it has to wait.
 
         Args:
             request: as sent.
             now: monotonic seconds.
-            unknown: canonical bytes of members nobody knows; part of what makes a repeat equal.
+            unknown: canonical bytes of the unknown members; they are part of the fingerprint.
 
         Raises:
             ServiceError: as of `select`, or of the id (`core/booking/desk.py`).
@@ -131,7 +130,7 @@ class Selecting:
     def _booked_before(
         self, request: SelectAndReserveRequest, refusal: ServiceError, unknown: bytes
     ) -> Selection | PairSelection | Ticket | None:
-        """Return the first answer to a repeat that comes when all workers drain."""
+        """Return the first answer if this is a repeat that comes while all workers drain."""
         name = request.reservation_id
         if name is None or not isinstance(refusal, NoSchedulableWorker):
             return None
@@ -142,16 +141,16 @@ class Selecting:
     def _again(
         self, request: SelectAndReserveRequest, known: Selection | PairSelection | Ticket
     ) -> Answer | Ticket:
-        """Return what was answered before, or the ticket that is waited for."""
+        """Return the earlier answer, or the ticket of the request that still waits."""
         if isinstance(known, Ticket):
             return known
         return self._placing.repeated(request, known) if request.explain else known
 
     def _enter(self, ticket: Ticket, now: float) -> tuple[Answer | Ticket, Effects]:
-        """Place a request, or let it wait; where there is a gate, it is asked first."""
+        """Place a request or let it wait; the gate, if there is one, decides first."""
         partition, request = ticket.partition, ticket.request
         if request.priority is not None:
-            self._admitting.class_of(request)  # does it contradict itself?
+            self._admitting.class_of(request)  # raises if the request contradicts itself
         if partition.admission is not None:
             return self._ask_gate(ticket, partition.admission, now)
         number, rows = self._candidates(ticket)
@@ -167,7 +166,7 @@ class Selecting:
         try:
             return number, partition.candidates(ticket.request)
         except WorkerDraining:
-            raise  # whoever is in front of it goes elsewhere
+            raise  # requests ahead of it use other workers
         except NoEligibleWorker:
             if partition.queues.of_class[number]:  # no overtaking, not even towards a refusal (3.6)
                 return number, slice(0, 0)
@@ -178,7 +177,7 @@ class Selecting:
     def _ask_gate(  # noqa: C901, PLR0912 - in one frame and straight on: all pay for it
         self, ticket: Ticket, keeper: Gatekeeper, now: float
     ) -> tuple[Answer | Ticket, Effects]:
-        """Let the gate judge; what it decides is settled in the step that does it."""
+        """Let the gate judge, and settle its decision in the same step."""
         changes, gate, gone = keeper.changes, keeper.gate, NOTHING
         keeper.now = now
         if changes.look:
@@ -191,12 +190,12 @@ class Selecting:
             none.retry_after_s = refused.retry_after_s
             raise
         matches = verdict = None
-        if gate.queue is not None:  # it wants to know what is left to compute
+        if gate.queue is not None:  # its predictions need the tokens left to compute
             matches = ticket.partition.index.find_matches(ticket.prompt.block_hashes)
             if matches.groups or matches.host or matches.disk:
                 ask = _measured(ticket, ask, rows, matches)
         if not (changes.look or gate.returns.size):
-            verdict = gate.policy.judge(ask, gate.pool, now)  # as a rule there is nothing else
+            verdict = gate.policy.judge(ask, gate.pool, now)  # usually no other gate needs a look
         if verdict is ADMIT:
             ticket.asked, ticket.said = ask, gate.admitted
         else:
@@ -221,7 +220,7 @@ class Selecting:
     def _turn_back(
         self, ticket: Ticket, decision: Decision, ask: Ask, rows: Rows, now: float
     ) -> Ticket:
-        """Let one wait at the gate, or refuse it."""
+        """Let a request wait at the gate, or refuse it."""
         keeper = ticket.partition.admission
         assert keeper is not None
         if decision.outcome == "refuse":
@@ -232,7 +231,7 @@ class Selecting:
         return self._room.waits_at_gate(ticket, now)
 
     def _wait_in_file(self, ticket: Ticket, ask: Ask, number: int, rows: Rows, now: float) -> None:
-        """Let one wait in the policy file's queue, whose limits may refuse it."""
+        """Let a request wait in the policy file's queue, whose limits may refuse it."""
         keeper = ticket.partition.admission
         assert keeper is not None
         try:
@@ -255,6 +254,6 @@ class Selecting:
 
 
 def _measured(ticket: Ticket, ask: Ask, rows: Rows, matches: Matches) -> Ask:
-    """Say what the best candidate would still have to compute."""
+    """Return the request with the tokens its best candidate would still have to compute."""
     cached = ticket.partition.best_cached_tokens(ticket.prompt, rows, ticket.weights, matches)
     return replace(ask, prefill_tokens=max(0, ask.tokens - cached))

@@ -1,8 +1,8 @@
-"""The waiting room: who waits leaves it placed, refused, too late, withdrawn, or judged again.
+"""The waiting room: a waiting request is placed, refused, expired, withdrawn, or judged again.
 
-Where a ticket stands in line is known by its partition: in the policy file's queues
-(`partition.py`) or at the gate (`gatekeeping.py`). Here is what happens when it leaves, which is
-one of five things, and each is counted once.
+Its position in line is kept by its partition: in the policy file's queues (`partition.py`) or at
+the gate (`gatekeeping.py`). This module handles the five ways a ticket leaves, and counts each
+once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PAIR: Final = "select_pair"
 
 
 class WaitingRoom:
-    """Everybody who waits, whatever for."""
+    """All waiting requests, in whichever queue."""
 
     def __init__(
         self,
@@ -59,18 +59,18 @@ class WaitingRoom:
         self._counters = counters
         self._limits = limits
         self._patience = Patience()
-        self._waiting = 0  # tickets, in whichever line
+        self._waiting = 0  # tickets in all queues
         self._crowded: dict[Partition, None] = {}
         self._looked_per_turn_max = limits.judged_per_turn_max
         self._to_look_at: dict[Partition, deque[Ticket]] = {}
 
     def waits_at_gate(self, ticket: Ticket, now: float) -> Ticket:
-        """It waits in the policy's queue, which has its own deadlines, or for a worker."""
+        """Let a ticket wait in the policy's queue, which has its own deadlines, or for a worker."""
         given = self._admitting.deadline_s(for_worker=ticket.waiting is None)
         return self._waits(ticket, now, given)
 
     def waits_in_file(self, ticket: Ticket, now: float) -> Ticket:
-        """It waits in the policy file's queue, for ever unless told otherwise."""
+        """Let a ticket wait in the policy file's queue; without a configured deadline, for ever."""
         return self._waits(ticket, now, self._admitting.deadline_s(for_worker=False))
 
     def _waits(self, ticket: Ticket, now: float, deadline_s: float) -> Ticket:
@@ -82,7 +82,7 @@ class WaitingRoom:
         return ticket
 
     def withdraw(self, ticket: Ticket) -> bool:
-        """One caller of a waiting request went away; the last one takes the ticket with it.
+        """Note that one caller of a waiting request left; the ticket leaves with its last caller.
 
         Returns:
             True when the ticket left the queue.
@@ -106,9 +106,10 @@ class WaitingRoom:
         self._desk.bookings.waited(ticket)
 
     def relieve(self, partition: Partition, now: float, effects: Effects) -> Effects:
-        """Load has become less: let in who waited for that, each booked before the next.
+        """Let in requests that waited for load to drop, booking each before the next.
 
-        A turn of the event loop lets in so many; housekeeping goes on at once with the others.
+        A turn of the event loop lets in a bounded number; housekeeping continues at once with the
+        rest.
         """
         if not self._waiting or not partition.pending_count:
             return effects
@@ -125,29 +126,29 @@ class WaitingRoom:
         return effects
 
     def go_on(self, partition: Partition) -> bool:
-        """Tell whether `relieve` left somebody it did not look at; it is told once."""
+        """Tell whether `relieve` left requests it did not look at; this resets it."""
         is_crowded = partition in self._crowded
         self._crowded.pop(partition, None)
         return is_crowded
 
     @property
     def unfinished(self) -> list[Partition]:
-        """Where `relieve` or `look_on` has to be called again."""
+        """Partitions for which `relieve` or `look_on` has to be called again."""
         return [*self._crowded, *self._to_look_at]
 
-    # -- whom nobody can serve any more ----------------------------------------------------------
+    # -- requests nobody can serve any more ----------------------------------------------------
 
     def look_again(self, partition: Partition, now: float, effects: Effects) -> None:
-        """A worker drains, or does no more: tell those it was the last for, let in who may go.
+        """A drain began or ended: refuse requests nobody else can serve, let in those that may go.
 
-        They are told wherever they stand in line: no end of a request in front of them helps.
+        They are refused wherever they stand in line: waiting for the requests ahead would not help.
         """
         if partition.pending_count:
             self._to_look_at[partition] = deque(partition.tickets())
             self.look_on(partition, now, effects)
 
     def look_on(self, partition: Partition, now: float, effects: Effects) -> None:
-        """Go on with that for a turn; housekeeping calls until all have been looked at."""
+        """Continue `look_again` for one turn; housekeeping calls until all tickets are visited."""
         tickets = self._to_look_at.get(partition)
         if tickets is None:
             return
@@ -162,7 +163,7 @@ class WaitingRoom:
         self.relieve(partition, now, effects)
 
     def _finish(self, ticket: Ticket, now: float, effects: Effects) -> Effects:
-        """Place one that waited, or tell it why not."""
+        """Place a request that waited, or answer it with the refusal."""
         effects = Effects() if effects is NOTHING else effects
         self._stops_waiting(ticket)
         answer = self._admit(ticket, now, effects)
@@ -183,17 +184,18 @@ class WaitingRoom:
             rows = partition.candidates(request)
             if partition.admission is not None:
                 rows = partition.admission.usable(rows)
-            if ticket.reservation_id is not None:  # taken by an explicit booking meanwhile?
+            # was it taken by an explicit booking in the meantime?
+            if ticket.reservation_id is not None:
                 self._desk.repeated_selection(ticket.reservation_id, b"")
                 assert isinstance(request, SelectAndReserveRequest)
-                self._desk.terms(request)  # has its lease ended meanwhile?
+                self._desk.terms(request)  # has its lease ended in the meantime?
             return self._placing.place(ticket, rows, now, effects)[0]
         except ServiceError as refusal:
             self._placing.refuse(ticket, refusal, now)
             return refusal
 
     def check(self, partitions: Iterable[Partition]) -> None:
-        """State the promise: who waits, waits in one place, and its time counts."""
+        """Assert that each waiting request stands in one place and its deadline is watched."""
         everybody: list[Ticket] = []
         for one in partitions:
             everybody += one.tickets()
@@ -201,16 +203,16 @@ class WaitingRoom:
         assert self._waiting == len(everybody)
         self._patience.check(everybody)
 
-    # -- whose time is up ----------------------------------------------------------------------
+    # -- deadlines -----------------------------------------------------------------------------
 
     def next_deadline(self) -> float:
-        """When the first waiting request will have waited too long; infinity: none will."""
+        """Return when the first waiting request expires; infinity if none will."""
         return self._patience.next()
 
     def refuse_late(self, now: float, limit: int, effects: Effects) -> Effects:
-        """Refuse up to `limit` that have waited too long, first come first; charged to nobody.
+        """Refuse up to `limit` expired requests, first come first; charged to nobody.
 
-        None of them stands in the way of another any more when it is told when to come again.
+        All of them leave their queues before any is told when to return, so none delays another.
         """
         late = self._patience.due(now, limit)
         for ticket in late:
@@ -251,7 +253,7 @@ class WaitingRoom:
         return effects
 
     def give_way(self, ask: Ask, keeper: Gatekeeper, rows: Rows, now: float) -> Effects:
-        """Turn away who holds the place to wait that a more important request needs, if anybody."""
+        """Refuse the request whose waiting place a more important one needs, if there is one."""
         ticket = keeper.outranked(ask, rows, now)
         if ticket is None:
             return NOTHING
@@ -260,9 +262,10 @@ class WaitingRoom:
     # -- another policy ------------------------------------------------------------------------
 
     def gather(self, partition: Partition, now: float, *, to_judge: bool) -> None:
-        """A gate was opened, or has another policy: who waits in the policy file's queues is its.
+        """After a gate opened or changed policy: hand it the requests in the policy file's queues.
 
-        They count as offered; another policy judges them again like those who wait at the gate.
+        They count as offered. After a change of policy they are judged again, like those waiting at
+        the gate.
         """
         keeper = partition.admission
         assert keeper is not None
@@ -280,7 +283,7 @@ class WaitingRoom:
     def judge_again(
         self, partition: Partition, now: float, limit: int, effects: Effects
     ) -> Effects:
-        """Judge up to `limit` of those who waited under another policy."""
+        """Judge up to `limit` of the requests that waited under the previous policy."""
         keeper = partition.admission
         assert keeper is not None
         keeper.refresh(now)
@@ -315,7 +318,7 @@ class WaitingRoom:
         return self._finish(ticket, now, effects)
 
     def _in_file_again(self, ticket: Ticket, rows: Rows, now: float) -> bool:
-        """Let one wait on in the policy file's queue; what is full there has no say any more."""
+        """Let a request go on waiting in the policy file's queue, even if that is full."""
         partition = ticket.partition
         number = partition.class_of(ticket.prompt, ticket.weights)
         if not partition.queues.must_wait(number, rows):
@@ -325,11 +328,12 @@ class WaitingRoom:
 
 
 def next_at_gate(partition: Partition) -> Ticket | None:
-    """Return who of those at the gate has a worker now, or never will; it stays where it is."""
+    """Return the request at the gate that has a worker now, or never will; it keeps its place."""
     keeper = partition.admission
     if keeper is None or not keeper.waiting:
         return None
-    if not partition.seating.workers:  # a policy lets nobody go then; nobody need wait to hear that
+    # no policy lets any go then; they need not wait for a refusal
+    if not partition.seating.workers:
         return next(iter(keeper.waiting))
     for ticket in keeper.in_order():
         try:
@@ -342,7 +346,7 @@ def next_at_gate(partition: Partition) -> Ticket | None:
 
 
 def _take_next(partition: Partition) -> Ticket | None:
-    """Take the next in the queues that has a free rank, or that nobody may serve any more."""
+    """Take the next in the queues that has a free rank, or that no worker may serve any more."""
     keeper, queues = partition.admission, partition.queues
 
     def may_go(number: int, ticket: Ticket) -> bool:
@@ -368,7 +372,7 @@ def _may_be_served(ticket: Ticket) -> bool:
 
 
 def endpoint_of(ticket: Ticket) -> str:
-    """Return the route it came by."""
+    """Return the route of the request."""
     if isinstance(ticket.request, SelectPairRequest):
         return _PAIR
     return _SELECT if ticket.reservation_id is None else _BOOK

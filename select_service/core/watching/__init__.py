@@ -1,1 +1,1 @@
-"""The rooms of a request as they are where it is traced or recorded."""
+"""The kinds of rooms that trace or record the requests passing through them."""

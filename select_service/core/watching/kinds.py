@@ -1,7 +1,7 @@
-"""Who looks on while a service works, and which rooms it is built of for their sake.
+"""The observers of a service, and the kinds of rooms to build for them.
 
-`core/service.py` asks before it builds. What the rooms that tell somebody do is in `recording.py`
-and `witness.py`, which nobody imports who neither traces nor records.
+`core/service.py` calls this before it builds. The observing rooms are in `recording.py` and
+`witness.py`, which are imported only for tracing or recording.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = ["Kinds", "Watch", "kinds_for"]
 
 
 class Watch(Struct, frozen=True):
-    """Who looks on while the core works."""
+    """The observers of a core."""
 
     recorder: Recorder | None = None
-    """Takes the marks of requests that are traced; None: none is."""
+    """Takes the marks of traced requests; None: nothing is traced."""
     witness: Witness | None = None
-    """Notes what happens, for a recording; None: nobody does."""
+    """Notes events for a recording; None: nothing is recorded."""
     stopwatch: Callable[[], float] | None = None
-    """Seconds, to measure what a shadow policy costs; None: it is not bounded."""
+    """Seconds, to measure the time of a shadow policy; None: it is not limited."""
     trace_decisions: bool = False
     """Whether every placement is reported in `Effects.decided`."""
 
 
 class Kinds(NamedTuple):
-    """Which rooms to build: plain ones, or those that tell somebody what they do."""
+    """The rooms to build: plain ones, or observed ones."""
 
     desk: type[Desk] = Desk
     placing: type[Placing] = Placing
@@ -47,20 +47,20 @@ class Kinds(NamedTuple):
     decisions: type[Decisions] = Decisions
     plan: type[WavePlan] = WavePlan
     draws: list[float | int] | None = None
-    """What was drawn for a decision, where that is noted."""
+    """The random draws for a decision, where they are noted."""
     has_shortcut: bool = True
-    """Whether a request need not pass through every room."""
+    """Whether plain requests may bypass the rooms."""
 
 
 def kinds_for(watch: Watch) -> Kinds:
-    """Return the rooms to build a service of where these look on."""
+    """Return the rooms to build for these observers."""
     recorder, witness, kinds = watch.recorder, watch.witness, Kinds()
     if recorder is not None:
-        from select_service.core.watching import recording  # for who traces
+        from select_service.core.watching import recording  # only when tracing
 
         kinds = Kinds(*recording.rooms_for(recorder), has_shortcut=False)
     if witness is not None:
-        from select_service.core.watching.witness import rooms_for  # for who records
+        from select_service.core.watching.witness import rooms_for  # only when recording
 
         rooms = rooms_for(witness, kinds.desk, kinds.placing)
         kinds = Kinds(

@@ -1,7 +1,7 @@
-"""When the steps of one request began: what somebody who traces it wants to know besides its end.
+"""The times at which the steps of a request began, for tracing.
 
-The clock is handed in with the marks, for there is none in here. `recording.py` makes the marks
-while it serves a request; who reads them is `edge/tracing/spans.py`.
+The clock is passed in with the marks, as the core has none. `recording.py` makes the marks while it
+serves a request; `edge/tracing/spans.py` reads them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BOOK: Final = "book"
 
 
 class Booked(NamedTuple):
-    """What was booked for who had chosen the rank himself."""
+    """A booking whose rank the caller chose."""
 
     model_name: str
     tenant_id: str
@@ -37,55 +37,55 @@ class Booked(NamedTuple):
 
 
 class Marks:
-    """The steps of one request, and what it led to."""
+    """The steps of one request, and its results."""
 
     __slots__ = ("_clock", "answer", "booked", "ids", "placement", "steps", "ticket")
 
     def __init__(self, clock: Callable[[], int], ids: Mapping[str, str]) -> None:
-        """Begin without any.
+        """Start without steps.
 
         Args:
-            clock: nanoseconds, from whenever.
-            ids: what the request is called in logs.
+            clock: nanoseconds, with any origin.
+            ids: the request's ids in logs.
         """
         self._clock = clock
         self.ids = ids
         self.steps: list[tuple[str, int]] = []
-        """Each with when it began; the next one ends it. One without a name is none."""
+        """Each with its start; the next one ends it. An empty name is no step."""
         self.ticket: Ticket | None = None
         self.placement: Placement | None = None
-        self.answer: Answer | None = None  # given at once
+        self.answer: Answer | None = None  # if answered at once
         self.booked: Booked | None = None
 
     def enter(self, step: str) -> None:
-        """A step begins, and ends the one before; one that goes on does not begin again."""
+        """Begin a step and end the one before; a step already in progress does not begin again."""
         if not self.steps or self.steps[-1][0] != step:
             self.steps.append((step, self._clock()))
 
     def leave(self) -> None:
-        """The last step has ended."""
+        """End the last step."""
         if self.steps:
             self.enter("")
 
 
 class Recorder:
-    """Whose marks are to be made: the caller sets `current` for as long as one call takes."""
+    """Where marks go: the caller sets `current` for the duration of one call."""
 
     __slots__ = ("current", "waiting")
 
     def __init__(self) -> None:
         self.current: Marks | None = None
         self.waiting: dict[Ticket, Marks] = {}
-        """Of requests that wait; who reads them takes them out with `forget`."""
+        """Marks of waiting requests; their reader removes them with `forget`."""
 
     def forget(self, marks: Marks) -> None:
-        """It waits no longer."""
+        """Remove the marks of a request that no longer waits."""
         ticket = marks.ticket
         if ticket is not None and self.waiting.get(ticket) is marks:
             del self.waiting[ticket]
 
     def of(self, ticket: Ticket) -> Marks | None:
-        """Return whose ticket it is, if anybody wants its marks."""
+        """Return the marks of a ticket, if it is traced."""
         current = self.current
         if current is not None and current.ticket is ticket:
             return current

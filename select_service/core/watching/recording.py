@@ -1,7 +1,7 @@
-"""The rooms a request passes through, as they are where requests are traced.
+"""The traced kinds of the rooms a request passes through.
 
-Each does what the one it stands for does, and marks when. A service that traces nothing has the
-plain rooms and pays nothing; here who is not traced pays for one look at `Recorder`.
+Each does what its base does, and marks the time. A service without tracing has the plain rooms and
+pays nothing; here a request that is not traced pays for one look at `Recorder`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["rooms_for"]
 
 
 def rooms_for(recorder: Recorder) -> tuple[type[Desk], type[Placing], type[Selecting]]:
-    """Return the rooms to build a service of whose marks go to this recorder."""
+    """Return the kinds of rooms whose marks go to this recorder."""
 
     class OfDesk(RecordingDesk):
         pass
@@ -74,7 +74,7 @@ class RecordingSelecting(Selecting):
             marks.answer = answer
             marks.leave()
             return
-        marks.ticket = answer  # perhaps one that somebody else has brought, who asked the same
+        marks.ticket = answer  # perhaps that of an earlier caller with the same request
         marks.enter(WAIT)
         self.recorder.waiting.setdefault(answer, marks)
 
@@ -88,7 +88,7 @@ class RecordingSelecting(Selecting):
 
 
 class RecordingPlacing(Placing):
-    """Marks when a rank is chosen, for who has just come and for who has waited."""
+    """Marks when a rank is chosen, for new requests and for those that waited."""
 
     recorder: Recorder
 
@@ -109,7 +109,7 @@ class RecordingPlacing(Placing):
         recorder.current = marks  # not the caller's, whose call may have let others in
         try:
             if marks is not None:
-                if matches is None:  # else who judged it has looked them up
+                if matches is None:  # otherwise the gate has looked them up
                     marks.enter(MATCH)
                     matches = ticket.partition.index.find_matches(ticket.prompt.block_hashes)
                 marks.enter(PICK)

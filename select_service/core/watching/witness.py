@@ -1,7 +1,7 @@
-"""The rooms a request passes through, as they are where a service is recorded.
+"""The recorded kinds of the rooms a request passes through.
 
-Each does what the one it stands for does, and notes what it met: references, no copies. A service
-that records nothing has the plain rooms and pays nothing. `tape/notes.py` says what is noted.
+Each does what its base does, and notes its inputs: references, no copies. A service without
+recording has the plain rooms and pays nothing. `tape/notes.py` has the notes.
 """
 
 from __future__ import annotations
@@ -49,30 +49,30 @@ if TYPE_CHECKING:
 __all__ = ["Rooms", "Sink", "Witness", "rooms_for"]
 
 LIFE_BYTES: Final = 256
-"""What a note of a reservation is charged with."""
+"""Bytes charged for a note of a reservation."""
 
 SCOPES_KEPT: Final = 64
-"""After so many more scopes those that have closed are forgotten."""
+"""Closed scopes are forgotten after this many new ones."""
 
 
 class Sink(Protocol):
-    """Where notes go.
+    """Takes the notes.
 
     Attributes:
-        draws: what chance says is put here by who draws.
+        draws: random draws are appended here as they are made.
     """
 
     draws: list[float | int]
 
     def put(self, note: Note, size: int) -> bool:
-        """Take a note of about so many bytes; False: there is no room, and it is counted."""
+        """Take a note of about this many bytes; False: there is no room, and it is counted."""
 
     def leave_out(self) -> None:
-        """Count a note that would mean nothing without one that found no room."""
+        """Count a note omitted because a note it depends on found no room."""
 
 
 class Rooms(NamedTuple):
-    """The kinds of rooms to build a service of."""
+    """The kinds of rooms to build."""
 
     desk: type[Desk]
     placing: type[Placing]
@@ -81,19 +81,20 @@ class Rooms(NamedTuple):
 
 
 class Witness:
-    """Notes what happens in one service, in order."""
+    """Notes the events of one service, in order."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
-        self.settings: AdmissionSettings | None = None  # as they are in force; set by the service
-        self._roles: dict[Scope, tuple[Partition, Roles]] = {}  # another object: another seating
-        self._last: Roles | None = None  # looked up last, which is mostly the same again
-        self._columns = b""  # charged last
+        self.settings: AdmissionSettings | None = None  # in force; set by the service
+        # another object means another seating
+        self._roles: dict[Scope, tuple[Partition, Roles]] = {}
+        self._last: Roles | None = None  # the last one looked up, usually the same again
+        self._columns = b""  # the last columns charged
         self.now = 0.0
-        """When something was noted last."""
+        """When something was last noted."""
 
     def seats(self, partition: Partition) -> bool:
-        """Note who sits where, if that is not as it was; False: there was no room for it."""
+        """Note the seating if it changed; False: there was no room for it."""
         roles = partition.seating.roles
         if roles is self._last:
             return True
@@ -121,7 +122,7 @@ class Witness:
         self._roles = {scope: one for scope, one in self._roles.items() if one[0].seating.present}
 
     def draws(self) -> tuple[float | int, ...]:
-        """Take what chance has said."""
+        """Take the random draws since the last call."""
         draws = self.sink.draws
         if not draws:
             return ()
@@ -169,12 +170,12 @@ class Witness:
         self.sink.put(note, size)
 
     def change(self, now: float, what: str, values: dict[str, object]) -> None:
-        """Note settings that were put in force."""
+        """Note settings put in force."""
         self.sink.put(ChangeNote(now, what, values), 512)
 
 
 def rooms_for(witness: Witness, desk: type[Desk], placing: type[Placing]) -> Rooms:
-    """Return the rooms to build a service of whose life this witness notes."""
+    """Return the kinds of rooms whose events this witness notes."""
     told = {"witness": witness}
     return Rooms(
         cast("type[Desk]", type("WitnessedDesk", (_Desk, desk), told)),
@@ -185,7 +186,7 @@ def rooms_for(witness: Witness, desk: type[Desk], placing: type[Placing]) -> Roo
 
 
 class _Placing(Placing):
-    """Lets no draw of a decision that failed be taken for one of the next."""
+    """Discards the draws of a failed decision before the next one."""
 
     witness: Witness
 
@@ -203,14 +204,14 @@ class _Placing(Placing):
 
 
 class _Decisions(Decisions):
-    """Notes every decision, whether it is kept or not."""
+    """Notes every decision, whether or not its record is kept."""
 
     witness: Witness
 
     @property
     @override
     def keep_usual(self) -> Callable[[object, object, object, float, object, object], bool]:
-        return _nothing_is_usual  # else the ring would take it, and nobody hear of it
+        return _nothing_is_usual  # otherwise the ring would take it, unnoticed
 
     @property
     @override
@@ -234,15 +235,15 @@ class _Decisions(Decisions):
 
 
 class _Desk(Desk):
-    """Notes what becomes of reservations."""
+    """Notes the lives of reservations."""
 
     witness: Witness
-    _why = "told"  # the end that is being made; by a replica, unless one of those below
+    _why = "told"  # the reason of an end in progress; by a replica, unless set below
 
     def _begun(
         self, what: str, partition: Partition, slot: int, facts: tuple[str, int, int], now: float
     ) -> None:
-        """Note where a reservation begins; its id, tokens to prefill, and length."""
+        """Note where a reservation begins, with its id, prefill tokens and length."""
         witness = self.witness
         witness.now = now
         if not witness.seats(partition):
@@ -329,11 +330,11 @@ class _Desk(Desk):
 
 
 class _WavePlan(WavePlan):
-    """Notes what each step of a plan met, and the whole of it once it is made."""
+    """Notes the inputs of each step of a plan, and the whole plan once it is made."""
 
     witness: Witness
     _looked: list[tuple[int, Seen]]
-    _roles: Roles  # who sat where when it was begun
+    _roles: Roles  # the seating when it was begun
 
     @override
     def seats(self) -> Iterator[list[Seat]]:
@@ -359,7 +360,7 @@ class _WavePlan(WavePlan):
             (one.number, one.prompt, one.request, one.weights, one.rows) for one in self._members
         ]
         facts = partition.scope, self._load_limit, self._keep_together
-        if self._roles is not partition.seating.roles:  # its slots may be others' now
+        if self._roles is not partition.seating.roles:  # its slots may belong to others now
             witness.sink.put(Gap(1, "seats"), LIFE_BYTES)
             return
         if not witness.seats(partition):

@@ -1,1 +1,1 @@
-"""Many prompts placed in one call: the plan, and the way of each to its place."""
+"""Many prompts placed in one call: the plan, and how each prompt gets to its rank."""

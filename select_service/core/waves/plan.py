@@ -1,9 +1,9 @@
-"""Where each prompt of a wave should go: equal prefixes are computed once, and nobody drowns.
+"""Plans a wave: shared prefixes are computed once, and no rank is overloaded.
 
 Prompts of one partition with a common prefix form a group. Groups are placed largest first, each on
-the rank where it costs least by the formula of single requests (`scoring.py`), with what the wave
-has brought so far counted in; a rank takes no more than its share of the wave's requests, and what
-does not fit goes on elsewhere. Nothing is changed here: `steps.py` carries the plan out.
+the rank where it costs least by the formula of single requests (`scoring.py`), including the wave's
+load so far. A rank takes no more than its share of the wave's requests; the rest of a group goes on
+elsewhere. Nothing is changed here: `steps.py` carries the plan out.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 __all__ = ["Group", "Member", "Seat", "WavePlan", "common_blocks", "even_share", "groups_of"]
 
 _PART_IN_COMMON: Final = 2
-"""Prompts belong together if this part of the longer one's blocks is common to both, or more: then
-to compute it twice costs more than all that is different."""
+"""Prompts form a group if they share at least 1/this of the longer one's blocks: then computing the
+shared part twice costs more than all that differs."""
 
 _ROUNDING: Final = 1e-9
 _MEMBERS_PER_STEP: Final = 64
-"""Looked at in one step; a µs each."""
+"""Visited in one step; a µs each."""
 
 
 class Member(NamedTuple):
@@ -51,14 +51,14 @@ class Member(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Members with a common prefix, sorted so that who has most in common stands side by side."""
+    """Members with a common prefix, sorted so that those with the most in common are adjacent."""
 
     members: list[Member]
-    common: list[int]  # blocks each has in common with the one before; 0 for the first
+    common: list[int]  # blocks in common with the previous member; 0 for the first
 
     @property
     def isl_tokens(self) -> int:
-        """The length of all its prompts."""
+        """The total length of its prompts."""
         return sum(member.prompt.isl_tokens for member in self.members)
 
 
@@ -67,18 +67,18 @@ class Seat(NamedTuple):
 
     member: Member
     slot: int
-    mate: int  # position in the wave of who is there and has most in common with it; -1: nobody
-    shared_blocks: int  # that both begin with
+    mate: int  # wave position of the member there with the longest common prefix; -1: none
+    shared_blocks: int  # blocks of that prefix
 
 
 def common_blocks(one: Prompt, other: Prompt, least: int = 0) -> int:
-    """Return how many blocks two prompts begin with alike, 0 if fewer than `least`."""
+    """Return the length of the common prefix in blocks, or 0 if it is below `least`."""
     common = runs.common_blocks(one.block_hashes, 0, other.block_hashes, 0)
     return common if common >= least else 0
 
 
 def groups_of(members: Iterable[Member]) -> list[Group]:
-    """Sort members with the same wishes into groups. O(n log n) comparisons."""
+    """Sort members with equal wishes into groups. O(n log n) comparisons."""
     groups: list[Group] = []
     ordered = sorted(members, key=lambda one: one.prompt.block_hashes)
     last: Prompt | None = None
@@ -97,7 +97,7 @@ def groups_of(members: Iterable[Member]) -> list[Group]:
 
 
 def _wishes(member: Member) -> tuple[object, ...]:
-    """Return what has to be the same for two members to be placed as one."""
+    """Return what two members must have in common to be placed together."""
     rows, constraints = member.rows, member.request.routing_constraints
     preferred = () if constraints is UNSET else sorted(constraints.preferred_taints.items())
     here = rows.stop.to_bytes(8) if isinstance(rows, slice) else b"-" + rows.tobytes()
@@ -105,9 +105,9 @@ def _wishes(member: Member) -> tuple[object, ...]:
 
 
 def even_share(standing: Sequence[int] | Slots, arriving: int) -> float:
-    """Return the requests each rank would have if they were spread as evenly as can be.
+    """Return the requests per rank if spread as evenly as possible.
 
-    Those with more keep what they have: the level L with Σ max(0, L - standing) = arriving.
+    Ranks above that level keep what they have: the level L with Σ max(0, L - standing) = arriving.
     """
     level, below = 0.0, 0
     ordered = sorted(int(one) for one in standing)
@@ -124,11 +124,12 @@ class WavePlan:
 
     Args:
         partition: of all members.
-        members: those to be placed.
-        load_limit: requests a rank may get to, as a multiple of its even share.
-        keep_together: members of a group that go to one rank together whatever its share is.
-        now: monotonic seconds; it takes some turns of the loop, and queues count as they are now.
-        rng: draws among ranks that cost the same.
+        members: to be placed.
+        load_limit: the most requests a rank may get to, as a multiple of its even share.
+        keep_together: members of a group that go to one rank together whatever its share.
+        now: monotonic seconds; planning takes several turns of the loop, and queues count as of
+            now.
+        rng: breaks ties between ranks.
     """
 
     def __init__(
@@ -150,15 +151,15 @@ class WavePlan:
         self.groups: list[Group] = []
         size = partition.index.capacity
         self._placed = np.zeros(size, dtype=np.int64)  # requests of the wave, by slot
-        self._prefill = np.zeros(size)  # and the tokens to compute for them
-        self._decode = np.zeros(size)  # and their distinct blocks
-        self._context = np.zeros(size)  # and what they add to the context
-        self._share = self._limit = 0  # requests: a rank's even share, and what it may get to
+        self._prefill = np.zeros(size)  # tokens to compute for them
+        self._decode = np.zeros(size)  # their distinct blocks
+        self._context = np.zeros(size)  # what they add to the context
+        self._share = self._limit = 0  # requests: the even share, and the limit of a rank
 
     def seats(self) -> Iterator[list[Seat]]:
         """Yield the plan piece by piece: members of one group that go to one rank.
 
-        Each piece is O(ranks); but for one that sorts them all, O(members).
+        Each piece is O(ranks), except for one that sorts all members: O(members).
         """
         kinds: dict[tuple[object, ...], int] = {}
         used = np.zeros(len(self._placed), dtype=bool)
@@ -188,7 +189,7 @@ class WavePlan:
         first = group.members[0]
         rows = first.rows
         base, cached = self._price(first)
-        left, last_at = 0, dict[int, int]()  # where the last of the group sits, by slot
+        left, last_at = 0, dict[int, int]()  # position of the group's last member, by slot
         while left < len(group.members):
             remaining = len(group.members) - left
             load = self._partition.ledger.loads.requests[rows] + self._placed[rows]
@@ -198,7 +199,7 @@ class WavePlan:
                 is_open = load == load.min()
             fits = np.maximum(room, self._limit - load) >= remaining
             prices = self._with_wave(base, rows, first)
-            # who would have to split the group lets its prefix be computed once more elsewhere
+            # splitting the group would compute its prefix once more elsewhere
             prices = prices + np.where(fits, 0.0, self._prefix_price(group, left, first))
             among = np.flatnonzero(is_open)
             at = int(among[pick(prices[among], first.weights.temperature, self._rng)])
@@ -209,7 +210,7 @@ class WavePlan:
             left += count
 
     def _price(self, member: Member) -> tuple[Floats, Floats]:
-        """Return what a prompt costs on each of its rows without the wave, and finds cached."""
+        """Return a prompt's cost on each of its rows without the wave, and its cached tokens."""
         projection = self._partition.project(member.prompt, member.rows, member.weights)
         asked = member.rows, member.weights, self._now
         prices = self._partition.costs(projection, *asked)

@@ -1,8 +1,8 @@
-"""The verb of a wave: many prompts are placed together, each for itself, or all or none.
+"""The verb of a wave: many prompts placed together, independently or all-or-none.
 
-A wave is carried out step by step, so that a thousand prompts do not hold the loop: the caller
-drives a generator, hands in the time and carries out the effects. `waves/plan.py` says where each
-prompt should go, `ushering.py` takes it there.
+A wave runs in steps, so that a thousand prompts do not block the loop: the caller drives a
+generator, sends it the time and carries out the effects. `waves/plan.py` decides where each prompt
+should go, `ushering.py` takes it there.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ if TYPE_CHECKING:
 __all__ = ["Wave", "Waves"]
 
 _SAMPLES_PER_STEP: Final = 16
-"""Copied, or planned, in one step: some tens of microseconds."""
+"""Copied or planned in one step: some tens of microseconds."""
 
 
 class _Sample(Struct, eq=False):
-    """One sample under way."""
+    """One sample in progress."""
 
-    item: int  # position of its request
+    item: int  # index of its request
     request: SelectAndReserveRequest
     unknown: bytes
     read: Read | None = None
-    rows: Rows | None = None  # None: it is not planned
+    rows: Rows | None = None  # None: not planned
     shared_tokens: int = 0
-    placed_at: int = -1  # the slot where it went
+    placed_at: int = -1  # the slot it went to
     result: WaveResult | None = None
-    booked: str | None = None  # by this wave, and by nobody before
+    booked: str | None = None  # id of its booking, if this wave made it
 
 
 class Waves:
-    """Begins waves, with all they work with."""
+    """Starts waves, and holds their collaborators."""
 
     def __init__(  # noqa: PLR0917 - whom they work with
         self,
@@ -87,12 +87,12 @@ class Waves:
         self._limits = limits
 
     def begin(self, request: SelectBatchRequest, items: Sequence[Item]) -> Wave:
-        """Look at a wave as a whole; nothing is chosen yet.
+        """Validate a wave as a whole; nothing is chosen yet.
 
         Args:
-            request: what is wanted of the wave; its `requests` are not looked at.
-            items: what is, each with the canonical bytes of members nobody knows; or why it cannot
-                be read.
+            request: the options of the wave; its `requests` are not read.
+            items: the requests, each with the canonical bytes of its unknown members; or the error
+                that made it unreadable.
 
         Raises:
             InvalidField: too many samples, or `atomic` without `reserve`.
@@ -110,11 +110,11 @@ class Waves:
 
 
 class Wave:
-    """One wave under way; nothing awaits anything, and each step takes about as long as a request.
+    """One wave in progress; no step awaits anything, and each takes about as long as a request.
 
     Args:
-        waves: where it was begun.
-        wants: what is wanted of it.
+        waves: its origin, with the collaborators.
+        wants: the options.
         items: its requests.
     """
 
@@ -125,15 +125,16 @@ class Wave:
         self._samples: list[_Sample] = []
         self._groups = 0
         self._computed = 0
-        self._ranks: dict[tuple[str, str, int, int], list[int]] = {}  # requests, prefill tokens
-        self._hold = Hold(is_whole=wants.atomic)  # all or none is one commit
+        # values: requests, prefill tokens
+        self._ranks: dict[tuple[str, str, int, int], list[int]] = {}
+        self._hold = Hold(is_whole=wants.atomic)  # all-or-none is one commit
 
     def steps(self, now: float) -> Steps:
-        """Place the wave, a step each time the generator is sent what time it is.
+        """Place the wave, one step for each time sent to the generator.
 
         Raises:
-            BatchNotPlaced: one of them cannot be placed, and all or none was asked for; what had
-                been booked is free again.
+            BatchNotPlaced: all-or-none was requested and a sample cannot be placed; all bookings of
+                this wave are freed again.
         """
         for at, item in enumerate(self._items):
             for _ in self._read(at, item, now):
@@ -156,32 +157,32 @@ class Wave:
         return self._answer()
 
     def undo(self, now: float) -> Generator[Effects, float, None]:
-        """End what this wave has booked, one by one, unless somebody has ended it. Idempotent."""
+        """End this wave's bookings one by one, except those already ended. Idempotent."""
         bookings = self._waves.desk.bookings
         for sample in self._samples:
             if sample.booked is not None:
                 name, sample.booked = sample.booked, None
                 booking = bookings.live(name)
                 if booking is None or booking.hold is not self._hold:
-                    continue  # the id is somebody else's by now
+                    continue  # by now the id belongs to another booking
                 try:
                     effects = self._waves.free(name, now)
-                except ServiceError:  # its worker went, and it with it
+                except ServiceError:  # its worker has gone, and the booking with it
                     continue
                 now = yield effects
         self._release()
 
     def _release(self) -> None:
-        """What is booked stands from now on: others may be told, and it is written."""
+        """Make the bookings final: from now on replicas hear of them, and the disk gets them."""
         self._hold.is_open = False
         changes = self._waves.desk.bookings.changes
         if changes is not None:
             changes.release(self._hold)
 
-    # -- who comes -------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------
 
     def _read(self, at: int, item: Item, now: float) -> Generator[None, None, None]:
-        """Read a prompt once for all its samples, and find who may take it."""
+        """Read a prompt once for all its samples, and find its candidates."""
         if isinstance(item, ServiceError):
             self._samples.append(_Sample(at, SelectAndReserveRequest(), b""))
             self._refuse(self._samples[-1], item)
@@ -212,19 +213,19 @@ class Wave:
         )
 
     def _repeats(self, now: float) -> Generator[Effects, float, float]:
-        """Answer who came before as then, or that the id is somebody else's; they bring no load."""
+        """Answer repeats with their first answer, or the conflict; they add no load."""
         for sample in self._samples:
             if sample.result is None and self._is_repeat(sample):
                 sample.rows = None
                 now = yield self._place(sample, -1, 0, now)
         return now
 
-    # -- where they go ---------------------------------------------------------------------------
+    # -- placing ---------------------------------------------------------------------------------
 
     def _seat(
         self, partition: Partition, numbers: list[int], now: float
     ) -> Generator[Effects, float, float]:
-        """Plan and place what is for one partition.
+        """Plan and place the samples of one partition.
 
         Raises:
             BatchNotPlaced: as `_check_all`.
@@ -249,24 +250,25 @@ class Wave:
             seats += piece
             now = yield NOTHING
         self._groups += len(plan.groups)
-        before: dict[int, tuple[int, int]] = {}  # by number: mate and blocks, of who was placed
-        for seat in seats:  # the whole plan first: what is booked would be counted twice
+        # by number of a placed sample: its mate and shared blocks
+        before: dict[int, tuple[int, int]] = {}
+        for seat in seats:  # plan everything first: bookings would count twice
             mate, shared = seat.mate, seat.shared_blocks
             if mate >= 0 and self._samples[mate].placed_at != seat.slot:
-                # refused, or elsewhere: who sits before that one has its prefix, too
+                # refused, or elsewhere: its own mate has the prefix, too
                 mate, common = before[mate]
                 shared = min(shared, common)
             before[seat.member.number] = mate, shared
             sample, tokens = self._samples[seat.member.number], shared * size if mate >= 0 else 0
             now = yield self._place(sample, seat.slot, tokens, now)
             if not _is_placed(sample):
-                # at once: what it went on to book might be what an equal wave is about to, which
-                # came first, and would be undone for it
+                # Give up at once: further bookings might take ids of an equal, earlier wave, which
+                # would then be undone because of this one.
                 self._check_all()
         return now
 
     def _place(self, sample: _Sample, slot: int, shared_tokens: int, now: float) -> Effects:
-        """Select for one sample, and book if that is wanted; a refusal is a result."""
+        """Select for one sample, and book if wanted; a refusal becomes its result."""
         was_known = self._is_repeat(sample)
         usher = self._waves.usher
         try:
@@ -301,7 +303,7 @@ class Wave:
     def _book(
         self, sample: _Sample, slot: int, shared_tokens: int, now: float
     ) -> tuple[Answer, Effects]:
-        """Book one sample, to be told of when the wave is done."""
+        """Book one sample; it is published when the wave is done."""
         bookings = self._waves.desk.bookings
         bookings.hold = self._hold
         try:
@@ -317,7 +319,7 @@ class Wave:
         rank[0] += 1
         rank[1] += answer.effective_prefill_tokens
 
-    # -- what came of it -------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------
 
     def _refuse(self, sample: _Sample, refusal: ServiceError) -> None:
         field: str | UnsetType = UNSET
@@ -335,7 +337,7 @@ class Wave:
         )
 
     def _check_all(self) -> None:
-        """Give up where all or none was asked for, and one has been refused.
+        """Give up if all-or-none was requested and a sample was refused.
 
         Raises:
             BatchNotPlaced: naming the first of them.
@@ -363,7 +365,7 @@ def _is_placed(sample: _Sample) -> bool:
 
 
 def _alone(item: WaveItem, k: int) -> SelectAndReserveRequest:
-    """Return sample k as the request it would be alone."""
+    """Return sample k as a single request."""
     fields = {name: getattr(item, name) for name in SelectAndReserveRequest.__struct_fields__}
     if item.n > 1:
         for name in ("reservation_id", "selection_id"):

@@ -1,9 +1,9 @@
-"""One request of a wave on its way to the rank the plan has for it, judged like any other.
+"""Takes one request of a wave to its planned rank, judged like any other request.
 
-What differs from a request that comes alone: its prompt has been read, its rank is known as long as
-that may be chosen, what others of the wave compute there counts as cached, and it never waits. Its
-caller starts nothing before the whole wave is answered, so that what it would wait for might be
-behind it.
+Unlike for a single request, its prompt is already read, its planned rank is chosen if it may be,
+prefixes that others of the wave compute there count as cached, and it never waits. The caller
+starts nothing before the whole wave is answered, so whatever it would wait for might come after it.
+`steps.py` calls this for each sample.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = ["Usher", "expecting"]
 
 
 class Usher:
-    """Places the samples of waves, one after the other."""
+    """Places the samples of waves, one by one."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Usher:
     def choose(
         self, request: SelectRequest, read: Read | None, slot: int, shared_tokens: int, now: float
     ) -> tuple[Answer, Effects]:
-        """Select for one sample.
+        """Select a worker for one sample.
 
         Args:
             request: the sample's.
@@ -94,7 +94,7 @@ class Usher:
         shared_tokens: int,
         now: float,
     ) -> tuple[Answer, Effects]:
-        """Select for one sample, and book it.
+        """Select a worker for one sample, and book it.
 
         Raises:
             ServiceError: as /select_and_reserve, and `WouldWait`.
@@ -110,7 +110,7 @@ class Usher:
 
 
 class _KnownPrompt:
-    """Stands for the reader: the prompt of a sample has been read with its request."""
+    """Replaces the reader: the prompt of a sample was read along with its request."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -122,7 +122,7 @@ class _KnownPrompt:
 
 
 class _Guided:
-    """Stands for placing: says what of a prompt others of the wave compute where it goes."""
+    """Replaces placing: adds the prefix that others of the wave compute on the sample's rank."""
 
     def __init__(self, placing: Placing, settings: AdmissionSettings) -> None:
         self._placing = placing
@@ -149,7 +149,7 @@ class _Guided:
         if asked is None and not self._settings.cache_hit_threshold > 0.0:
             matches = expecting(matches, self.slot, blocks)
             return self._placing.place(ticket, rows, now, effects, matches)
-        # who may take it goes by what is there now
+        # the threshold applies to what is cached now
         self._placing.expects = partial(expecting, slot=self.slot, blocks=blocks)
         try:
             return self._placing.place(ticket, rows, now, effects, matches)
@@ -158,7 +158,7 @@ class _Guided:
 
 
 class _Guiding(Selecting):
-    """Selects as always, with a rank in mind, and lets nobody wait."""
+    """Selects as always, but prefers a rank, and refuses requests that would wait."""
 
     slot = -1
 
@@ -176,7 +176,7 @@ class _Guiding(Selecting):
         return self._placing.place(ticket, self._guide(rows, partition), now, NOTHING)
 
     def _guide(self, rows: Rows, partition: Partition) -> Rows:
-        """Leave the planned rank alone, if it may be chosen."""
+        """Return only the planned rank, if it may be chosen."""
         slot, keeper = self.slot, partition.admission
         there = 0 <= slot < rows.stop if isinstance(rows, slice) else bool((rows == slot).any())
         if not there:
@@ -185,7 +185,7 @@ class _Guiding(Selecting):
         return alone if keeper is None or keeper.can_take(alone) else rows
 
     def _pass_gate(self, ticket: Ticket, keeper: Gatekeeper, now: float) -> tuple[Answer, Effects]:
-        """As at the gate of single requests, but for that nobody gives way, and nobody waits."""
+        """Pass the gate as single requests do, except that none gives way and none waits."""
         partition, gate = ticket.partition, keeper.gate
         keeper.now = now
         if keeper.changes.look:
@@ -224,7 +224,7 @@ class _Guiding(Selecting):
 
 
 class _OneSlotMore:
-    """Slots of masks, but for one slot, which stands by itself."""
+    """The slots of masks without one slot, which has a mask of its own."""
 
     def __init__(self, matches: Matches, slot: int) -> None:
         self._matches = matches
@@ -232,7 +232,7 @@ class _OneSlotMore:
         self._alone = np.array([slot], dtype=np.int64)
 
     def slots(self, mask: int) -> NDArray[np.int64]:
-        """Return the slots behind a mask; -1 is the one's."""
+        """Return the slots of a mask; -1 is the mask of the one slot."""
         if mask == _ALONE:
             return self._alone
         slots = self._matches.slots(mask)
@@ -244,7 +244,7 @@ _ALONE = -1
 
 
 def expecting(matches: Matches, slot: int, blocks: int) -> Matches:
-    """Return what a prompt finds once a slot holds its first blocks; at least what it finds now."""
+    """Return the matches once a slot holds the prompt's first blocks; at least the present ones."""
     if sum(matches.rows().get(slot, (0,))) >= blocks:
         return matches
     table = _OneSlotMore(matches, slot)

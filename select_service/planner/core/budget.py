@@ -1,8 +1,8 @@
-"""Several pools, one number of GPUs: minima first, then one by one to whom it helps most.
+"""Distributes one budget of GPUs over several pools: minima first, then the largest gains.
 
-The ceiling is hard. What a replica helps is the pool's class weight times how much of its need is
-still unmet; so pools fill up like connected vessels, and none gets more than it needs. The
-reference rounds shares, and minima go over its budget.
+The ceiling is hard. The gain of a replica is the pool's class weight times the unmet share of its
+need; so pools fill up like connected vessels, and none gets more than it needs. The reference
+rounds shares, and its minima may exceed the budget.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ __all__ = ["PoolNeed", "check_minima", "share_out"]
 
 
 class PoolNeed(NamedTuple):
-    """What one pool would like to have."""
+    """The need of one pool."""
 
     pool: PoolKey
     gpus: int
-    """Of one replica."""
+    """Per replica."""
     least: int
     wanted: int
     engines: float
-    """The need before rounding up: what the marginal gain is computed from."""
+    """The need before rounding up; the marginal gain is computed from it."""
     weight: float = 1.0
 
 
 def check_minima(needs: Sequence[PoolNeed], gpus_max: int) -> None:
-    """See that the minima can be paid for.
+    """Verify that the minima fit the budget.
 
     Raises:
-        InfeasiblePlan: they cannot, whatever the load.
+        InfeasiblePlan: they do not, whatever the load.
     """
     total = sum(one.least * one.gpus for one in needs)
     if total > gpus_max:
@@ -61,7 +61,7 @@ def share_out(needs: Sequence[PoolNeed], gpus_max: int) -> dict[PoolKey, int]:
         one = needs[index]
         have = counts[one.pool]
         if have >= one.wanted or one.gpus > left:
-            continue  # it has enough, or will never be affordable again
+            continue  # it has enough, or can never be afforded again
         counts[one.pool] = have + 1
         left -= one.gpus
         heappush(queue, (-_gain(one, have + 1), index))

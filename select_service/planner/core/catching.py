@@ -1,9 +1,9 @@
-"""What of a forecast that was too low the fast loop would have caught in time.
+"""The part of a forecast's shortfall that the fast loop would have caught in time.
 
-Engines are kept ready for what nobody foresees, and only as many as nobody can order when it
-shows: a rise of ten minutes surprises a forecast made two minutes ahead, but not a loop that counts
-every few seconds and whose engines start in one. So forecasts are judged together with what the
-counts said when those engines had to be ordered.
+Engines are kept ready for unforeseen traffic only as far as they cannot be ordered once it shows: a
+ten-minute rise surprises a forecast made two minutes ahead, but not a loop that counts every few
+seconds and whose engines start in one. So forecasts are judged together with what the counts showed
+when those engines had to be ordered.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ if TYPE_CHECKING:
 __all__ = ["COUNT_S", "PARTS_BEFORE", "caught", "deviations", "is_surge"]
 
 COUNT_S: Final = 30.0
-"""Arrivals are counted over that time, or less after a jump."""
+"""Arrivals are counted over this time, or less after a jump."""
 COUNTED_MIN: Final = 20
-"""Requests; fewer have no rate."""
+"""Requests; fewer do not make a rate."""
 DEVIATIONS: Final = 4.0
-"""So far above what is expected is no chance of Poisson arrivals any more."""
+"""This many deviations above the expectation rule out chance in Poisson arrivals."""
 
 PARTS_BEFORE: Final = 11 * PARTS
-"""Parts that are looked back at, at most: engines are ordered ten intervals ahead at the most."""
+"""The most parts looked back at: engines are ordered at most ten intervals ahead."""
 
 
 def is_surge(count: float, expected: float) -> bool:
-    """Say whether so many requests are more than was expected, and not by chance."""
+    """Return whether a count exceeds the expectation by more than chance."""
     return count >= COUNTED_MIN and deviations(count, expected) >= DEVIATIONS
 
 
 def deviations(count: float, expected: float) -> float:
-    """Return how far a count is above what was expected, in those of Poisson arrivals."""
+    """Return how far a count exceeds the expectation, in deviations of Poisson arrivals."""
     return (count - expected) / math.sqrt(max(expected, 1.0))
 
 
 def caught(
     forecast: float, before: Sequence[float], parts: Parts, lead_s: float, part_s: float
 ) -> float:
-    """Return the requests of an interval that both loops together would have engines for.
+    """Return the requests of an interval for which both loops together would have engines.
 
     Args:
         forecast: of the interval's requests, by the slow loop.
         before: requests of the parts right before it, oldest first.
         parts: of the interval itself.
-        lead_s: from a look until engines that it orders have started, and the next look.
-        part_s: how long a part is.
+        lead_s: from a look until engines it orders have started, plus the next look.
+        part_s: length of a part.
     """
     planned = forecast / PARTS
     counts = [*before, *parts]
     span = max(1, round(COUNT_S / part_s))
-    # a part is counted when it is over, and what is ordered then has started so many parts later
+    # a part is counted when it is over; what is ordered then starts this many parts later
     lead = -int(-lead_s // part_s)
     found = 0.0
     for index in range(len(before), len(counts)):

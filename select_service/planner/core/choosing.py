@@ -1,9 +1,8 @@
-"""Which of several models to believe: the one whose forecasts cost least lately.
+"""Picks one of several models: the one whose recent forecasts cost least.
 
-Too few workers hurt more than too many: what was forecast too low counts three times. The last
-value is always among the candidates: on bursts nothing does better, and whoever is clever has to
-be better than that. Judged is what was forecast one and two intervals ahead: engines take their
-time to start.
+Too few workers hurt more than too many: an error on the low side counts three times. The last value
+is always among the candidates: on bursts nothing is better, and a complex model must beat it.
+Forecasts one and two intervals ahead are judged, as engines take time to start.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["UNDER_COSTS", "Chooser", "Model", "loss_of"]
 
 UNDER_COSTS: Final = 3.0
-_MEMORY: Final = 0.96  # of a loss, per interval: about twenty-five intervals count
-_FAITH: Final = 0.95  # another has to be better than this share of the loss to take over
-_EARLY: Final = 8  # intervals in which the first candidate speaks
+_MEMORY: Final = 0.96  # factor on a loss per interval: about twenty-five intervals count
+_FAITH: Final = 0.95  # a challenger must be below this share of the loss to take over
+_EARLY: Final = 8  # intervals in which the first candidate is used
 _JUDGED: Final = (1, 2)  # intervals ahead
 
 
@@ -29,17 +28,17 @@ class Model(Protocol):
     """Learns one value at a time and forecasts the next."""
 
     def add(self, value: float) -> None:
-        """Take in the value of the interval that ended; finite."""
+        """Learn the value of the interval that ended; finite."""
 
     def predict(self, steps: int = 1) -> float:
-        """Return the value so many steps after the last. Before the first `add`, 0.
+        """Return the value this many steps after the last; 0 before the first `add`.
 
-        Asking twice changes nothing.
+        Calling it twice changes nothing.
         """
 
 
 def loss_of(forecast: float, actual: float) -> float:
-    """Return what a forecast costs: its error, three times where it was too low."""
+    """Return the cost of a forecast: its error, three times if it was too low."""
     missing = actual - forecast
     return UNDER_COSTS * missing if missing > 0 else -missing
 
@@ -49,10 +48,10 @@ def _has_opinion(model: Model) -> bool:
 
 
 class Chooser:
-    """Runs every candidate on the same series; a rolling backtest.
+    """Runs all candidates on the same series, as a rolling backtest.
 
     Args:
-        candidates: by name; the first one speaks until there is something to judge by.
+        candidates: by name; the first one is used until there is enough to judge.
     """
 
     def __init__(self, candidates: Mapping[str, Model]) -> None:
@@ -65,7 +64,7 @@ class Chooser:
         }
 
     def add(self, value: float) -> None:
-        """Judge every forecast by the value, then let everybody learn it."""
+        """Judge every forecast by the value, then let all models learn it."""
         for name, model in self._models.items():
             made = self._forecasts[name]  # the last one is one interval old
             loss = sum(
@@ -83,13 +82,13 @@ class Chooser:
                 self.chosen = best
 
     def skip(self, intervals: int) -> list[float]:
-        """Let time pass of which nothing is known; see there. Forecasts of it judge nobody."""
+        """Let unknown time pass, as `Recurring.skip`; forecasts for it are not judged."""
         for made in self._forecasts.values():
             made.clear()
         return self.recurring.skip(intervals) if self.recurring else []
 
     def opinions(self, steps: int = 1) -> dict[str, float]:
-        """Return the forecast of every candidate that has one of its own, by name."""
+        """Return the forecast of every candidate that has its own, by name."""
         return {
             name: model.predict(steps)
             for name, model in self._models.items()

@@ -1,8 +1,8 @@
 """A profile as the reference reads it: cubics, and a grid of 100 by 100 cells for decode.
 
-Kept exactly, artefacts included, to answer what the reference would do: the cubic surface is not
-monotone, so a looser target may find a lower throughput. `surface.py` is what we plan with. Needs
-scipy, whose triangulation decides the cells.
+Reproduced exactly, including artefacts, to answer what the reference would do: the cubic surface is
+not monotone, so a looser target may find a lower throughput. `surface.py` has our own reading.
+Needs scipy, whose triangulation determines the cells.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESOLUTION: Final = 100
 
 
 class Best(NamedTuple):
-    """The most an engine gives at a context length and an ITL."""
+    """The most an engine provides at a context length and an ITL."""
 
     thpt_per_gpu: float
     itl_ms: float
@@ -36,7 +36,7 @@ class Best(NamedTuple):
 
 
 class CompatiblePrefill:
-    """TTFT and throughput by prompt length, taken into the profiled range."""
+    """TTFT and throughput by prompt length, clamped to the profiled range."""
 
     def __init__(self, profile: PrefillProfile) -> None:
         self._ttft = NotAKnotSpline(profile.isl, profile.ttft_ms)
@@ -72,7 +72,7 @@ class CompatibleDecode:
         return _nearest(self._kv, kv_usage), _nearest(self._context, context_length)
 
     def best(self, itl_ms: float, context_length: float) -> Best:
-        """Return the first cell from full KV downwards that keeps the ITL; none: the emptiest."""
+        """Return the first cell from full KV downwards that keeps the ITL, or else the emptiest."""
         row = _nearest(self._context, context_length)
         for column in range(RESOLUTION - 1, -1, -1):
             if self._itl[row, column] <= itl_ms:
@@ -87,7 +87,7 @@ class CompatibleDecode:
 
     def _gridded(self, profile: DecodeProfile) -> Floats:
         try:
-            from scipy.interpolate import griddata  # for those who compare
+            from scipy.interpolate import griddata  # only for the comparison mode
             from scipy.spatial import QhullError
         except ImportError as error:
             raise MissingExtra("--mode compatible", "scipy>=1.12") from error

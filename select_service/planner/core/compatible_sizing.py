@@ -1,7 +1,7 @@
-"""Replica counts as the reference computes them, for comparison: means, and one rounding up.
+"""Replica counts as the reference computes them, for comparison: from means, rounded up once.
 
 Its faults are kept on purpose: the TTFT target is not used, a high prefill correction is cut off at
-1, and both the minima and the rounding may exceed the budget. `sizing.py` is what we plan with.
+1, and both the minima and the rounding may exceed the budget. `sizing.py` has our own sizing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["CompatibleDemand", "CompatibleLimits", "CompatiblePlan", "Intermedia
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompatibleDemand:
-    """What the next interval is expected to bring."""
+    """The expected traffic of the next interval."""
 
     requests: float
     isl: float
@@ -41,7 +41,7 @@ class CompatibleLimits:
 
 @dataclass(frozen=True, slots=True)
 class Intermediate:
-    """The terms the counts come from, under the names of the reference's."""
+    """The terms behind the counts, under the reference's names."""
 
     pred_prefill_thpt: float
     prefill_thpt_per_gpu: float
@@ -52,7 +52,7 @@ class Intermediate:
 
 @dataclass(frozen=True, slots=True)
 class CompatiblePlan:
-    """Replicas of prefill and decode, and why."""
+    """Replicas of prefill and decode."""
 
     num_p: int
     num_d: int

@@ -1,8 +1,8 @@
-"""How far reality is from the profile: a factor that moves slowly and never far.
+"""The deviation of reality from the profile: a factor that moves slowly and never far.
 
-The reference divides one interval's mean by the profile and multiplies with the result at once; a
-missing metric is a zero there, and the pool is scaled away. Here the logarithm of the ratio is
-smoothed, clamped, and only heard when many requests went into it while replicas stood still.
+The reference divides one interval's mean by the profile and multiplies by the result at once; a
+missing metric is a zero there, and scales the pool away. Here the logarithm of the ratio is
+smoothed and clamped, and counts only if many requests contributed while replicas stood still.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WEIGHT: Final = 0.3  # of a new interval
 
 
 class Correction:
-    """Measured over profiled, of one metric of one model."""
+    """The ratio of measured to profiled, for one metric of one model."""
 
     def __init__(self, factor: float = 1.0) -> None:
         self._log = math.log(factor)
@@ -35,7 +35,7 @@ class Correction:
         return math.exp(self._log)
 
     def hear(self, measured: Reading, profiled: float, samples: float, *, steady: bool) -> bool:
-        """Take in one interval, if it tells anything; returns whether it did."""
+        """Add one interval if it is meaningful; returns whether it was."""
         if not isinstance(measured, Value) or measured.value <= 0 or profiled <= 0:
             return False
         if samples < SAMPLES_MIN or not steady:

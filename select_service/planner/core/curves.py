@@ -1,6 +1,6 @@
-"""Curves through points: the cubic spline of the reference, and one that does not overshoot.
+"""Curves through points: the reference's cubic spline, and one that does not overshoot.
 
-The first is what scipy calls interp1d(kind="cubic") (not-a-knot ends), the second a monotone cubic
+The first equals scipy's interp1d(kind="cubic") (not-a-knot ends), the second is a monotone cubic
 (Fritsch and Carlson 1980). Both in numpy, for a handful of knots.
 """
 
@@ -24,12 +24,12 @@ class NotAKnotSpline:
         self._slopes = _not_a_knot_slopes(x, y)
 
     def at(self, x: float) -> float:
-        """Return the value at x, which is taken to the nearest end where it lies outside."""
+        """Return the value at x, clamped to the range of the knots."""
         return _hermite(self._x, self._y, self._slopes, x)
 
 
 class MonotoneCurve:
-    """Through at least two points, nowhere outside the values of its neighbours."""
+    """Through at least two points, never outside the values of its neighbours."""
 
     def __init__(self, x: Floats, y: Floats) -> None:
         self._x, self._y = x, y

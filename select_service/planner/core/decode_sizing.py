@@ -1,9 +1,9 @@
-"""How many decode engines keep the ITL target: what the mix of context lengths takes of an engine.
+"""The decode engines needed for the ITL target, by the mix of context lengths.
 
-Every class of requests takes the share of an engine that its output tokens are of the throughput at
-its own context length; shares add up. The mean of lengths would promise too much: throughput falls
-faster than context grows. Where a share of requests must be in time, live requests swing by their
-Poisson deviation, around each of the rates that may come.
+Every class of requests takes the share of an engine given by its output tokens relative to the
+throughput at its own context length; shares add up. Using the mean length would promise too much:
+throughput falls faster than context grows. If a share of requests must be in time, live requests
+vary by their Poisson deviation around each of the possible rates.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 __all__ = ["KEEP_UP", "DecodeNeed", "decode_late", "decode_need"]
 
 KEEP_UP: Final = 0.85
-"""How busy engines are let be where their target cannot be met anyway."""
+"""The utilization of engines if their target cannot be met anyway."""
 
-_ALL: Final = 1.0 - 1e-9  # a share that is all but rounding
-_MOST: Final = 0.5  # that may be slow where a target holds on average
+_ALL: Final = 1.0 - 1e-9  # 1, up to rounding
+_MOST: Final = 0.5  # share that may be slow if a target holds on average
 _SWING: Final = 0.69
-"""Of the deviation of live requests: the ITL of a request is its mean over many of them."""
+"""Factor on the deviation of live requests: a request's ITL is its mean over many of them."""
 _DEVIATIONS_MOST: Final = 8.0
 _HALVINGS: Final = 40
 
 
 class DecodeNeed(NamedTuple):
-    """Engines, as a fraction."""
+    """The needed engines, as a fraction."""
 
     engines: float
-    concurrency: float  # live requests at the target, of all engines
-    why: str = ""  # the target cannot be met, in words
+    concurrency: float  # live requests at the target, over all engines
+    why: str = ""  # why the target cannot be met, in words
 
 
 def decode_need(
@@ -59,14 +59,14 @@ def decode_need(
         rate: requests per second.
         lengths: of prompts, all tokens: cached ones take room, too.
         osl: mean output tokens.
-        itl_ms: what the profile may show at most, corrections applied.
+        itl_ms: the profile's maximum, with corrections applied.
         gpus: of one engine.
         attainment: share of requests that must be in time; None: on average.
-        spread: factors of the rate that may come, where a share must be in time.
+        spread: factors of the rate that may come, if a share must be in time.
     """
     work = _work(surface, rate, lengths, osl, itl_ms, gpus)
     engines = work.engines
-    # of a fleet whose every request is too slow anyway none can be made less so
+    # if every request is too slow anyway, more engines do not help
     if attainment is not None and engines and work.slow < _ALL:
         engines = _for_share(engines, work.deviation, 1.0 - attainment, spread)
     slow_most = _MOST if attainment is None else 1.0 - attainment
@@ -84,7 +84,7 @@ def decode_need(
 def decode_late(
     surface: DecodeSurface, *, lengths: Lengths, osl: float, itl_ms: float, gpus: int
 ) -> Callable[[float, int], float]:
-    """Return the share of requests that are slower than the target, by rate and engines."""
+    """Return a function from rate and engines to the share of requests slower than the target."""
     work = _work(surface, 1.0, lengths, osl, itl_ms, gpus)
 
     def late(rate: float, engines: int) -> float:
@@ -97,13 +97,13 @@ def decode_late(
 
 
 class _Work(NamedTuple):
-    """What requests take at the target; those that no engine is fast enough for, to keep up."""
+    """The load of requests at the target; those too long for any engine are sized to keep up."""
 
     engines: float
     concurrency: float
-    deviation: float  # of the engines
-    slow: float  # the share of those
-    slow_from: float  # and the least length at which they are, prompt and half the answer
+    deviation: float  # of `engines`
+    slow: float  # the share of requests too long for any engine
+    slow_from: float  # the smallest such length, prompt and half the output
 
 
 def _work(
@@ -127,7 +127,7 @@ def _work(
 
 
 def _for_share(mean: float, deviation: float, late_most: float, spread: Spread) -> float:
-    """Return the engines that are too few for such a share of requests at most, by halving."""
+    """Return the engines that keep the late share within the limit, by bisection."""
 
     def late(engines: float) -> float:
         return sum(
@@ -145,5 +145,5 @@ def _for_share(mean: float, deviation: float, late_most: float, spread: Spread) 
 
 
 def _above(deviations: float) -> float:
-    """Return the chance of a normal variable to be so far above its mean."""
+    """Return the probability that a normal variable exceeds its mean by this many deviations."""
     return math.erfc(deviations / math.sqrt(2.0)) / 2.0

@@ -1,7 +1,8 @@
-"""What one model's traffic has been and will be: the windows of its past, made into forecasts.
+"""One model's traffic: turns the windows of its past into forecasts.
 
-An idle interval is a rate of nothing, its lengths are not zero but unknown, and the last ones are
-held. A missing interval says nothing at all and is not shown to any predictor.
+An idle interval has a rate of 0, but its lengths are unknown, not zero: the last ones are held. A
+missing interval carries no information and is not shown to any predictor. `model.py` uses the
+forecasts.
 """
 
 from __future__ import annotations
@@ -41,28 +42,28 @@ __all__ = [
 ]
 
 HISTORY_MAX: Final = WINDOW
-"""Intervals that survive a restart: as many as what recurs is looked for in, three days of
-three-minute ones. With fewer a day was forgotten at each."""
+"""Intervals that survive a restart: as many as periods are searched in, three days of three-minute
+ones. With fewer, a day was forgotten at each restart."""
 CACHED_MOST: Final = 0.95
-"""Prompts are never taken to be more cached than that."""
-_WEIGHT: Final = 0.3  # of a new interval, in the share that is cached and in the mix of lengths
-_SAME: Final = 1e-6  # what rounding may leave of nothing, or take from a whole
-_SHARE_LEAST: Final = 1e-4  # of a length: what has become rarer is forgotten
+"""The largest share of prompts assumed to be cached."""
+_WEIGHT: Final = 0.3  # weight of a new interval, in the cached share and in the mix of lengths
+_SAME: Final = 1e-6  # rounding error tolerated at 0 and at 1
+_SHARE_LEAST: Final = 1e-4  # shares of a length below this are forgotten
 
 
 class Interval(NamedTuple):
-    """One interval as the predictors saw it; a length of None was not known."""
+    """One interval as the predictors saw it; a length of None was unknown."""
 
     requests: float
     isl: float | None
     osl: float | None
     parts: tuple[float, ...] = ()
-    """Requests of each of its equal parts, where somebody counted that often."""
+    """Requests of each equal part, if counted that often."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predictors:
-    """One per series."""
+    """One predictor per series."""
 
     requests: Predictor
     isl: Predictor
@@ -70,17 +71,17 @@ class Predictors:
 
 
 class Forecast(NamedTuple):
-    """One interval to come."""
+    """The forecast of one interval."""
 
     rate: float  # requests per second
     lengths: Lengths
     osl: float
-    computed: float  # share of prompt tokens that no worker has cached
+    computed: float  # share of prompt tokens not cached on any worker
     spread: Spread = EXACT  # what may come instead of the rate
 
 
 class Stretch(NamedTuple):
-    """A forecast, and when it holds."""
+    """A forecast, and the time it covers."""
 
     begin_s: float  # from now
     end_s: float
@@ -88,7 +89,7 @@ class Stretch(NamedTuple):
 
 
 def intervals_of(requests: Iterable[TracedRequest], interval_s: float) -> list[Interval]:
-    """Turn a trace into a past of HISTORY_MAX intervals at most."""
+    """Turn a trace into a past of at most HISTORY_MAX intervals."""
     requests = list(requests)
     part_s = interval_s / PARTS
     parts = Counter(math.floor(one.at_s / part_s) for one in requests)
@@ -104,15 +105,15 @@ def intervals_of(requests: Iterable[TracedRequest], interval_s: float) -> list[I
 
 
 def resampled(history: Sequence[Interval], had_s: float, interval_s: float) -> list[Interval]:
-    """Return the same past, to the same end, in HISTORY_MAX intervals of another length at most.
+    """Return the same past, with the same end, in at most HISTORY_MAX intervals of another length.
 
-    What an interval did not tell of its inside is taken to be even. Parts are left out: those of
-    another length say nothing about when in an interval requests come.
+    Traffic within an interval without parts is taken as even. Parts are dropped: those of another
+    length do not tell when in an interval requests come.
 
     Args:
         history: oldest first.
         had_s: length of its intervals.
-        interval_s: length of those to come.
+        interval_s: length of the new ones.
     """
     if had_s == interval_s or not history:
         return list(history)
@@ -144,34 +145,36 @@ class Demand:
         self._predictors = predictors
         self._mix: dict[float, float] = {}  # share of prompts by length, smoothed
         self._looks = Looks()
-        self._parts: deque[Parts] = deque(maxlen=HISTORY_MAX)  # of what the predictor was shown
+        # of the intervals shown to the predictor
+        self._parts: deque[Parts] = deque(maxlen=HISTORY_MAX)
         self.history: list[Interval] = []
         self.computed = 1.0
         self.is_watched = True
-        """A fast loop counts arrivals, and orders engines for what was not forecast."""
+        """Whether a fast loop counts arrivals, and orders engines for unforeseen ones."""
         self.missed = 0
-        """Intervals in a row of which nothing is known."""
-        self._surprises: dict[str, Surprises] = {}  # by model: each has its own errors
-        self._ahead = 1  # intervals, that forecasts are judged at
-        self._lead: tuple[float, float] | None = None  # of the fast loop, and a part's, in seconds
-        self._before: deque[float] = deque(maxlen=PARTS_BEFORE)  # requests of parts, oldest first
-        self._learnt = 0  # intervals
-        self._period = 0  # after which the traffic comes again
-        self._expected: dict[int, dict[str, float]] = {}  # by interval: requests, by model
+        """Unknown intervals in a row."""
+        self._surprises: dict[str, Surprises] = {}  # by model, as each has its own errors
+        self._ahead = 1  # intervals ahead at which forecasts are judged
+        # of the fast loop, and the length of a part, in seconds
+        self._lead: tuple[float, float] | None = None
+        self._before: deque[float] = deque(maxlen=PARTS_BEFORE)  # requests per part, oldest first
+        self._learnt = 0  # number of intervals
+        self._period = 0  # after which the traffic recurs
+        self._expected: dict[int, dict[str, float]] = {}  # interval → model → forecast of requests
 
     def warm_up(self, intervals: Iterable[Interval]) -> None:
-        """Learn a trace; until the first traffic nothing contradicts it."""
+        """Learn a trace, without treating zeros before the first live traffic as news."""
         self.recall(intervals)
         for predictor in self._all:
             predictor.begin_live()
 
     def recall(self, intervals: Iterable[Interval]) -> None:
-        """Learn what was there before a restart, and go on from it: nothing is nothing."""
+        """Learn the past from before a restart, and continue from it: zeros are zeros."""
         for one in intervals:
             self._learn(one)
 
     def skip(self, intervals: int) -> None:
-        """So many have passed of which nothing is known: time goes on, and nothing is learnt."""
+        """Let unknown intervals pass: time advances, and nothing is learnt."""
         if intervals <= 0:
             return
         self._learnt += intervals
@@ -186,15 +189,15 @@ class Demand:
         self._predictors.osl.skip(intervals)
 
     def look(self, load: Load) -> None:
-        """Take in what the fast loop counted."""
+        """Add the fast loop's count."""
         if isinstance(load.arrived, Value | Idle) and load.seconds > 0:
             self._looks.count(load.seconds, _number(load.arrived) or 0.0)
 
     def observe(self, window: Window, interval_s: float | None = None) -> list[str]:
-        """Take in one interval; returns what is worth telling.
+        """Add one interval; returns remarks worth reporting.
 
         Args:
-            window: what was measured; requests are taken as if it had been as long as an interval.
+            window: the measurements; its requests are scaled to the length of an interval.
             interval_s: of forecasts; None: as long as the window.
         """
         requests = window.requests
@@ -222,7 +225,7 @@ class Demand:
         ]
 
     def _blend(self, mix: Sequence[tuple[float, float]]) -> None:
-        """One interval's lengths are a sample: what they say of the tail is half chance."""
+        """Smooth the mix of lengths: one interval is a sample, and its tail is half chance."""
         total = sum(share for _, share in mix)
         if not total:
             return
@@ -234,30 +237,30 @@ class Demand:
 
     @property
     def surprises(self) -> Surprises:
-        """How far off the forecasts of the model that speaks have been."""
+        """The forecast errors of the model in use."""
         return self._surprises.setdefault(self._predictors.requests.speaker, Surprises())
 
     @property
     def recurs(self) -> bool:
-        """The traffic repeats itself, and the forecast is what was there one period before."""
+        """Whether the traffic recurs, and the forecast is that of the recurring model."""
         return self._predictors.requests.speaker == RECURRING
 
     def is_foreseen(self, late_most: float) -> bool:
-        """Say whether it recurs, and so well that no more than a share of it is not forecast."""
+        """Return whether it recurs so well that at most this share of requests is unforeseen."""
         return self.recurs and self.surprises.unforeseen <= late_most
 
     def look_ahead(self, intervals: int, lead_s: float, interval_s: float) -> None:
-        """Judge forecasts so many intervals ahead from now on: engines take that long to start.
+        """Set how far ahead forecasts are judged: engines take that long to start.
 
         Args:
-            intervals: from a forecast until what it orders has started, and the next one's has.
-            lead_s: the same of what the fast loop orders.
+            intervals: from a forecast until what it orders has started, plus the next one.
+            lead_s: the same for orders of the fast loop.
             interval_s: of forecasts.
         """
         self._ahead, self._lead = intervals, (lead_s, interval_s / PARTS)
 
     def forecast(self, interval_s: float, steps: int = 1) -> Forecast | None:
-        """Return what an interval to come brings, 1: the next; None before the first traffic."""
+        """Return the forecast, 1: of the next interval; None before the first traffic."""
         isl, osl = self._predictors.isl.predict(steps), self._predictors.osl.predict(steps)
         if isl <= 0 or osl <= 0:
             return None
@@ -268,14 +271,14 @@ class Demand:
 
     @property
     def untold(self) -> list[str]:
-        """Lengths that nobody has ever told, of requests that are expected: none can be sized."""
+        """Lengths never reported although requests are expected: nothing can be sized."""
         if self._predictors.requests.predict() <= 0:
             return []
         lengths = (("ISL", self._predictors.isl), ("OSL", self._predictors.osl))
         return [name for name, predictor in lengths if predictor.predict() <= 0]
 
     def stretches(self, interval_s: float, intervals: int) -> list[Stretch]:
-        """Return the forecasts of so many intervals; of what recurs, as it lay in them."""
+        """Return the forecasts of the coming intervals; of recurring traffic, part by part."""
         more = NEIGHBOURS if self.recurs else 0
         told = [self.forecast(interval_s, step) for step in range(1, intervals + more + 1)]
         known = [one for one in told if one is not None]
@@ -301,19 +304,19 @@ class Demand:
         ]
 
     def _parts_before(self, steps: int) -> Parts:
-        """How the interval lay that the forecast of what recurs is a copy of."""
+        """Return the parts of the past interval that a recurring forecast copies."""
         period = self._predictors.requests.period
         back = period - (steps - 1) % period if period else 0
         return self._parts[-back] if 0 < back <= len(self._parts) else ()
 
     @property
     def fit_failures(self) -> int:
-        """How many fits of predictors have failed or were late."""
+        """The number of failed or late fits of predictors."""
         return sum(one.failed for one in self._all)
 
     @property
     def doubts(self) -> list[str]:
-        """What makes the forecasts less than they would be, in words."""
+        """Reasons why forecasts may be worse than usual, in words."""
         names = ("requests", "isl", "osl")
         return [
             f"the forecast of {name} goes on without a new fit: {one.why}"
@@ -326,7 +329,7 @@ class Demand:
         return self._predictors.requests, self._predictors.isl, self._predictors.osl
 
     def _judge_period(self) -> None:
-        """Another period is another claim: how far off it is tells the past, not its forerunner."""
+        """Judge a new period by the past: its errors are not those of the former period."""
         self._period = self._predictors.requests.period
         for expected in self._expected.values():
             expected.pop(RECURRING, None)
@@ -335,11 +338,11 @@ class Demand:
             found.add(forecast, actual)
 
     def _caught(self, name: str, forecast: float, one: Interval) -> float:
-        """Add what the fast loop would have ordered in time to a forecast of requests."""
+        """Add to a forecast of requests what the fast loop would have ordered in time."""
         if not self.is_watched or self._lead is None or not one.parts:
             return forecast
         if name == RECURRING:
-            return forecast  # it lies in parts, and is ordered part by part
+            return forecast  # its parts are ordered one by one
         return caught(forecast, self._before, one.parts, *self._lead)
 
     def _learn(self, one: Interval) -> None:

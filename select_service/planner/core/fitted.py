@@ -1,9 +1,9 @@
-"""Models of libraries, which are fitted to a history now and then instead of learning step by step.
+"""Library models, refitted to a history from time to time instead of learning step by step.
 
-The library itself is the edge's (`edge/libraries.py`): here is when to fit, on what, and what to
-say while there is too little to fit or when the fit fails. A fit that fails is counted and the last
-value stands in, as the reference does; a fit is never kept for ever, as its ARIMA is. One that
-takes too long (`TimeoutError`) leaves the model from before in its place.
+The libraries are in `edge/libraries.py`; this module decides when to fit, on what, and what to
+forecast while there is too little to fit or a fit fails. A failed fit is counted and the last value
+stands in, as in the reference; unlike its ARIMA, no fit is kept for ever. A fit that takes too long
+(`TimeoutError`) leaves the previous model in place.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     Forecast: TypeAlias = Callable[[Sequence[float], int, int], Sequence[float]]
-    """(history that begins like the one that was fitted, how many values after it to forecast, how
-    many values have come since the fit) to forecasts."""
+    """(history that begins like the fitted one, number of values to forecast after it, number of
+    values since the fit) to forecasts."""
     Fit: TypeAlias = Callable[[Sequence[float]], Forecast]
 
 __all__ = ["Fitted"]
@@ -30,8 +30,8 @@ class Fitted:
     Args:
         fit: returns a forecaster; may raise anything `failures` lists.
         failures: exceptions that mean "no forecast", not "a bug".
-        window: values that are fitted, at most.
-        refit_every: a new fit after so many values.
+        window: the most values to fit.
+        refit_every: values between two fits.
     """
 
     def __init__(
@@ -53,20 +53,20 @@ class Fitted:
         self._told: dict[int, float] = {}
         self.failed = 0
         self.why = ""
-        """Why the last forecast is not that of a fresh fit; empty: it is."""
+        """Why the last forecast is not from a fresh fit; empty: it is."""
 
     def add(self, value: float) -> None:
-        """Remember one value."""
+        """Add one value."""
         self._values.append(value)
         if len(self._values) > 2 * self._window:
             del self._values[: self._window]
-            self._forecast = None  # its history has lost its beginning
+            self._forecast = None  # it has lost the beginning of its history
         self._age += 1
         self._added += 1
         self._told = {}
 
     def predict(self, steps: int = 1) -> float:
-        """Return the forecast, fitting first where that is due; cached until the next value."""
+        """Return the forecast, fitting first if due; cached until the next value."""
         if steps not in self._told:
             self._told[steps] = self._computed(steps)
         return self._told[steps]
@@ -97,7 +97,7 @@ class Fitted:
         try:
             self._forecast = self._fit(recent)
         except TimeoutError as error:
-            self._fail(error)  # the model from before goes on
+            self._fail(error)  # the previous model stays in use
         except self._failures as error:
             self._fail(error)
             self._forecast = None

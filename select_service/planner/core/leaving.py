@@ -179,7 +179,7 @@ class Leaving:
         return "; ".join([*words[:WORDS_MAX], *more])
 
     def check(self) -> None:
-        """Assert every invariant."""
+        """Assert all invariants."""
         ids = [*self.named, *self.staying, *self._gone]
         assert len(set(ids)) == len(ids), "nobody is in two lists, or twice in one"
         assert set(self.named) <= self._named_at.keys(), "of everybody it is known since when"

@@ -1,4 +1,4 @@
-"""How long prompts are: points with weights, out of a histogram or a mean."""
+"""Prompt lengths as weighted points, from a histogram or a mean."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Lengths(NamedTuple):
 
     @classmethod
     def single(cls, tokens: float) -> Lengths:
-        """Every prompt is as long as the mean."""
+        """Take every prompt to have the mean length."""
         return cls(((tokens, 1.0),))
 
     @classmethod
     def of(cls, points: Iterable[tuple[float, float]], mean: float | None = None) -> Lengths | None:
-        """Normalise points; scaled to a mean, where one is known better than buckets tell it."""
+        """Normalise points; scale them to a mean, if known better than from buckets."""
         kept = [(tokens, share) for tokens, share in points if share > 0]
         total = sum(share for _, share in kept)
         if not total:
@@ -38,12 +38,12 @@ class Lengths(NamedTuple):
         return sum(tokens * share for tokens, share in self.points)
 
     def scaled(self, factor: float) -> Lengths:
-        """Every length times the factor."""
+        """Return all lengths multiplied by the factor."""
         return Lengths(tuple((tokens * factor, share) for tokens, share in self.points))
 
 
 def from_values(values: Iterable[float]) -> tuple[tuple[float, float], ...]:
-    """Turn single lengths into at most a few dozen points: four per doubling, each its own mean."""
+    """Turn single lengths into at most a few dozen points: four per doubling, each at its mean."""
     bins: dict[int, list[float]] = {}
     for value in values:
         if value > 0:
@@ -54,7 +54,7 @@ def from_values(values: Iterable[float]) -> tuple[tuple[float, float], ...]:
 def from_buckets(buckets: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
     """Turn (upper bound, cumulated count) into (middle, count); the open bucket is 1.5 x the last.
 
-    What is in a bucket is taken to lie in its middle, on a logarithmic scale above 1.
+    The middle of a bucket is geometric above 1.
     """
     points: list[tuple[float, float]] = []
     lower = before = 0.0

@@ -1,11 +1,11 @@
-"""How many engines, by what came in the past after times like this one.
+"""Engine counts from what followed similar times in the past.
 
 The slow loop forecasts intervals, the fast one sees that more comes than was forecast; neither
-knows how a begun rise goes on. Where enough of the past was counted part by part, and the past
-itself says that the promise can be kept that way, this decides instead of both, at every look:
-`resembling.py` tells what may come until engines have started, `worth.py` what they are worth. It
-says nothing while traffic recurs (its course is known then), jumps as quickly as engines start,
-is unlike all that was learnt, or is not counted.
+knows how a rise continues. Where enough of the past was counted part by part, and a trial on the
+past shows that the promise can be kept, this module decides instead of both, at every look:
+`resembling.py` predicts what may come until engines have started, `worth.py` what they are worth.
+It abstains while traffic recurs (its course is known), jumps as quickly as engines start, is unlike
+all that was learnt, or is not counted.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ if TYPE_CHECKING:
 __all__ = ["Likeness"]
 
 LEARNT_MIN: Final = 60
-"""Intervals that have to be known, part by part: an hour of those of a minute."""
+"""Intervals that must be known part by part: an hour of one-minute ones."""
 LEARNT_MOST: Final = 500
-"""Intervals that are remembered: a day of those of three minutes."""
+"""Intervals remembered: a day of three-minute ones."""
 TRIED_EVERY: Final = 10
-"""Intervals after which it is tried on the past again."""
+"""Intervals between two trials on the past."""
 UNLIKE: Final = 0.2
-"""So far above the rate it should be traffic is like nothing that was learnt, if not by chance."""
+"""Traffic this far above its expected rate, beyond chance, is unlike anything learnt."""
 
 
 class Likeness:
-    """Of one model's traffic.
+    """The similarity of one model's traffic to its past.
 
     Args:
-        late_most: share of requests that may be late; None: nothing is promised, and nothing told.
+        late_most: share of requests that may be late; None: nothing is promised, so abstain.
     """
 
     def __init__(self, late_most: float | None) -> None:
         self.is_asked = True
-        """A fast loop counts arrivals, and nobody has forbidden it."""
+        """Whether a fast loop counts arrivals, and this is not switched off."""
         self.price: float | None = None
-        """Late requests a second that one GPU may be spared for; None: nothing is told."""
+        """Late requests per second that one GPU must save; None: abstain."""
         self._late_most = late_most
-        self._counts: list[float] = []  # of parts
-        self._dropped = 0  # parts that were forgotten, since the place was moved
+        self._counts: list[float] = []  # per part
+        self._dropped = 0  # parts forgotten since the place was last moved
         self._place: Place | None = None
         self._trial: Trial | None = None
-        self._untried = 0  # intervals
+        self._untried = 0  # intervals since the last trial
         self._tables: dict[PoolKey, Table] = {}
         self._heard_at: float | None = None
-        self._since = (0.0, 0.0)  # (requests, seconds) that were heard since the last interval
+        self._since = (0.0, 0.0)  # (requests, seconds) heard since the last interval
         self._lately: deque[tuple[float, float, float]] = deque()  # (came, expected, seconds)
 
     def learn(self, one: Interval) -> None:
-        """Take in an interval that is over."""
+        """Add a finished interval."""
         if one.parts:
             self._counts += one.parts
         else:
@@ -73,7 +73,7 @@ class Likeness:
         self._untried += 1
 
     def skip(self) -> None:
-        """Time has passed of which nothing is known: what comes now did not follow on the last."""
+        """Note unknown time: what comes now does not follow on the last interval."""
         self._counts += [math.nan] * PARTS
         self._trim()
         self._place, self._since = None, (0.0, 0.0)
@@ -86,14 +86,14 @@ class Likeness:
             self._dropped += over
 
     def end(self, requests: float, seconds: float, now: float) -> None:
-        """An interval is over: what nobody has heard of it came after the last look."""
+        """End an interval: requests not heard of yet came after the last look."""
         heard, heard_s = self._since
         if seconds > heard_s:
             self.hear(max(0.0, requests - heard), seconds - heard_s, now)
         self._since = (0.0, 0.0)
 
     def hear(self, requests: float, seconds: float, now: float) -> None:
-        """Take in what came in the last seconds."""
+        """Add the arrivals of the last seconds."""
         self._since = (self._since[0] + requests, self._since[1] + seconds)
         place, before = self._place, self._heard_at
         self._heard_at = now
@@ -105,7 +105,7 @@ class Likeness:
             self._lately.popleft()
 
     def lose(self) -> None:
-        """Nobody counts arrivals at this moment."""
+        """Note that arrivals are not being counted now."""
         self._lately.clear()
 
     def plan(
@@ -116,13 +116,13 @@ class Likeness:
         is_known: bool,
         tables_of: Callable[[Floats], Mapping[PoolKey, Table]],
     ) -> None:
-        """Compute for the next interval what does not change within it.
+        """Prepare the data that stays constant during the next interval.
 
         Args:
-            part_s: how long a part of an interval is.
-            lead_s: from a look until engines that it orders have started, and the next look.
-            is_known: the course of traffic is known, there is nothing to tell.
-            tables_of: what counts of engines leave late, for a grid of rates.
+            part_s: length of a part.
+            lead_s: from a look until engines it orders have started, plus the next look.
+            is_known: the course of traffic is known, so abstain.
+            tables_of: the late requests for each engine count, on a grid of rates.
         """
         counted = sum(1 for one in self._counts if math.isfinite(one))
         is_told = self.is_asked and self._late_most is not None and not is_known
@@ -147,21 +147,21 @@ class Likeness:
         self.price = price_of(self._trial, list(self._tables.values()), self._late_most or 0.0)
 
     def engines(self, pool: PoolKey, current: int) -> int | None:
-        """Return how many there should be, where so many are there; None: nothing is told."""
+        """Return the target for a current count; None: abstain."""
         if self.price is None or self._place is None or self._trial is None or self._is_unlike:
             return None
         told = self._place.most(self._trial.grid)
         return self._tables[pool].next(told, self.price, current)
 
     def worth(self, pool: PoolKey, count: int) -> str:
-        """What more engines than so many would be worth, in words."""
+        """Return what more engines than `count` would be worth, in words."""
         if self.price is None or self._place is None or self._trial is None:
             return ""
         return self._tables[pool].why(self._place.most(self._trial.grid), self.price, count)
 
     @property
     def why(self) -> str:
-        """What is expected now, in words."""
+        """The current expectation, in words."""
         place, trial = self._place, self._trial
         if place is None or trial is None:
             return ""
@@ -174,10 +174,10 @@ class Likeness:
 
     @property
     def _is_unlike(self) -> bool:
-        """More came lately than comes at any place it may be; of fewer the next minutes learn."""
+        """Whether more came lately than at any place it may be; fewer will be learnt in minutes."""
         seconds = sum(span for _, _, span in self._lately)
         if not self._lately:
-            return True  # nobody counts
+            return True  # not being counted
         came = sum(count for count, _, _ in self._lately)
         expected = sum(count for _, count, _ in self._lately)
         chance = max(DEVIATIONS * math.sqrt(max(expected, 1.0)), UNLIKE * expected)

@@ -1,7 +1,8 @@
-"""One model's part of a decision: its traffic, targets and pools, and what each of them needs.
+"""One model's part of a decision: its traffic, targets and pools, and the need of each pool.
 
-The slow loop forecasts and sizes, the fast one looks at the load of this moment and may only add;
-where the past tells how traffic goes on from here, that decides (`likeness.py`).
+The slow loop forecasts and sizes, the fast one looks at the current load and may only add; where
+the past shows how traffic continues from here, that decides instead (`likeness.py`). `planning.py`
+calls both loops.
 """
 
 from __future__ import annotations
@@ -52,20 +53,21 @@ __all__ = ["Model", "Told"]
 
 MISSED_MAX: Final = 3
 """Intervals without data after which the pool follows its load alone."""
-_CHANCE_MOST: Final = 0.05  # of a forecast that may be its chance: few requests are no excuse
-_BUSY_MOST: Final = 0.9  # a queue that is fuller says nothing about the profile
+# largest share of a forecast attributed to chance, even with few requests
+_CHANCE_MOST: Final = 0.05
+_BUSY_MOST: Final = 0.9  # a fuller queue does not reflect the profile
 
 
 class Model:
     """One model's traffic, targets and pools.
 
     Args:
-        key: whose.
+        key: of the model.
         pools: settings by role: prefill and decode, or aggregated.
         surface: its engines' profile.
         predictors: of its traffic.
         goals: its targets.
-        weight: its share of a budget that is short, against other models.
+        weight: its share of a short budget, relative to other models.
     """
 
     def __init__(
@@ -88,24 +90,24 @@ class Model:
         self.forecast: Forecast | None = None
         """For the next interval."""
         self._arrivals = ArrivalRate()
-        self._rates: list[tuple[float, float, float]] = []  # planned: from, to, requests a second
-        self._planned = 0.0  # of them, at most, at the last look
-        self._back_s = 0.0  # the last look counted the arrivals of so many seconds
+        self._rates: list[tuple[float, float, float]] = []  # planned: from, to, requests per second
+        self._planned = 0.0  # the most of them at the last look
+        self._back_s = 0.0  # seconds of arrivals the last look counted
         self._interval_s = 0.0  # of forecasts
-        self._began: float | None = None  # the first interval that was observed
-        self._taken_in = 0  # intervals since then, those that were skipped included
+        self._began: float | None = None  # begin of the first observed interval
+        self._taken_in = 0  # intervals since then, including skipped ones
         self.likeness = Likeness(None if goals.attainment is None else 1.0 - goals.attainment)
 
     def observe(
         self, window: Window, interval_s: float, now: float, look_s: float, *, correct: bool
     ) -> Told:
-        """Run the slow loop for this model; in `look_s` seconds somebody looks again."""
+        """Run the slow loop for this model; the next look is in `look_s` seconds."""
         told = Told(str(self.key))
         steps = self._look_ahead(interval_s, look_s)
         if self._began is None:
             self._began = now - interval_s
         if not isinstance(window.requests, Missing):
-            # by all the time that has passed: who is late once is not late for ever
+            # from the total time passed: one late interval does not shift all later ones
             passed = round((now - self._began) / interval_s)
             self._skip(passed - self._taken_in - 1)
             self._taken_in = max(passed, self._taken_in + 1)
@@ -119,7 +121,7 @@ class Model:
         self.likeness.learn(self.demand.history[-1])
         if correct:
             self._correct(window)
-        # one more than a decision of now is about: the fast loop goes on with the plan
+        # one more than this decision needs: the fast loop continues the plan
         known = self.demand.stretches(interval_s, steps + 1)
         told.reasons += [f"{self.key}: {text}" for text in self.demand.doubts]
         self.forecast = known[0].forecast if known else None
@@ -152,30 +154,30 @@ class Model:
         return told
 
     def _without_lengths(self, told: Told) -> None:
-        """Nobody has come yet, or nobody knows what those who come take."""
+        """Plan without lengths: no request has come yet, or their lengths are unknown."""
         untold = self.demand.untold
         if untold:
             are_all_there = all(pool.state.desired for pool in self.pools)
             what = "replicas are held" if are_all_there else "one replica each, to learn it"
             told.reasons.append(f"{self.key}: nobody has told any {' and '.join(untold)}: {what}")
         for pool in self.pools:
-            # whom nobody serves nobody tells any length of
+            # lengths are reported only for requests that are served
             pool.hold(max(1, pool.state.desired) if untold else 0)
 
     def _least(self, pool: Pool, forecast: Forecast, interval_s: float) -> float:
-        """Return the engines for a rate that is lower by one deviation of an interval's count."""
+        """Return the engines for a rate one standard deviation of an interval's count lower."""
         chance = min(1 / math.sqrt(max(forecast.rate * interval_s, 1.0)), _CHANCE_MOST)
         return self._need(pool, forecast._replace(rate=forecast.rate * (1 - chance))).engines
 
     def _sure(
         self, pool: Pool, known: Sequence[Stretch], needs: Sequence[Need], window: Window
     ) -> list[float | None]:
-        """Return for each stretch the engines that do in any case; None: who knows."""
+        """Return for each stretch the engines that suffice in any case; None: unknown."""
         usual = self.demand.surprises.usual
         if usual is None:
             return [None] * len(known)
         if self.demand.recurs and self.goals.attainment is not None:
-            return [one.engines for one in needs]  # what forecasts miss is in them already
+            return [one.engines for one in needs]  # forecast errors are already included
         rates = [_as_wrong_as_usual(one.forecast.rate, usual, window.seconds) for one in known]
         if not self.demand.recurs:
             if isinstance(window.requests, Value):
@@ -187,7 +189,7 @@ class Model:
         ]
 
     def warm_up(self, history: Sequence[Interval], interval_s: float) -> None:
-        """Learn a past; how far off forecasts of it would have been is learnt, too."""
+        """Learn from a past, including how wrong its forecasts would have been."""
         self._look_ahead(interval_s, 0.0)
         self.demand.warm_up(history)
         for one in history:
@@ -199,7 +201,7 @@ class Model:
             self.likeness.skip()
 
     def _look_ahead(self, interval_s: float, look_s: float) -> int:
-        """Let forecasts be judged by when engines can have started; returns intervals."""
+        """Judge forecasts at the time engines can have started; returns that in intervals."""
         self._interval_s = interval_s
         steps = max(pool.steps(interval_s) for pool in self.pools)
         self.demand.look_ahead(steps, self._start_s + look_s, interval_s)
@@ -214,7 +216,7 @@ class Model:
         interval_s: float,
         since: int = 0,
     ) -> None:
-        """Go on where a planner before us has stopped, so many intervals ago."""
+        """Continue where an earlier planner stopped, `since` intervals ago."""
         self._look_ahead(interval_s, 0.0)
         self.demand.recall(history)
         for one in history:
@@ -231,7 +233,7 @@ class Model:
         self._back_s = load.seconds if isinstance(load.arrived, Value | Idle) else 0.0
         planned = self._rate_planned(now, look_s)
         if planned < self._planned:
-            self._arrivals.forget()  # what came while more was planned says nothing against less
+            self._arrivals.forget()  # arrivals under a higher plan do not count against a lower one
         self._planned = planned
         counted = self._arrivals.hear(load, planned)
         if isinstance(load.arrived, Value | Idle):
@@ -259,7 +261,7 @@ class Model:
         return told
 
     def _liken(self, interval_s: float, look_s: float) -> None:
-        """Let the past tell what it can of the interval to come."""
+        """Let similar times in the past predict the coming interval, where they can."""
         forecast, lead_s = self.forecast, look_s + self._start_s
         if forecast is None:
             return
@@ -283,7 +285,7 @@ class Model:
         def is_late(rate: float, engines: int) -> float:
             return float(needed(rate) > engines)
 
-        late: Callable[[float, int], float] = is_late  # of engines that do both
+        late: Callable[[float, int], float] = is_late  # for engines that do both
         if role == "prefill":
             late = late_prefill(self.surface, exact, self.goals, self.p_correction.factor)
         elif role == "decode":
@@ -292,9 +294,9 @@ class Model:
         return table_of(grid, needed, late, gpus)
 
     def _go_by_likeness(self, pool: Pool, told: Told, otherwise: int) -> bool:
-        """Let the past decide about a pool, where it tells anything; says whether it does.
+        """Let similar times in the past decide about a pool; returns whether they do.
 
-        It says why, where it wants another count than there is, or than there would be otherwise.
+        The reason is told if the count differs from the current one, or from `otherwise`.
         """
         current = pool.state.desired
         wanted = self.likeness.engines(pool.key, current)
@@ -321,7 +323,7 @@ class Model:
         told.reasons.append(f"{self.key}: {self.demand.missed} intervals missing: {what}")
 
     def _rate_planned(self, now: float, look_s: float) -> float:
-        """Requests a second, at most, of what was counted last and until engines can start."""
+        """The highest planned rate between the last count and the start of engines ordered now."""
         until = now + look_s + self._start_s
         since = now - self._back_s
         rates = [rate for begin, end, rate in self._rates if end > since and begin < until]
@@ -338,7 +340,7 @@ class Model:
         if role == "decode":
             return decode
         infeasible = "; ".join(one for one in (prefill.infeasible, decode.infeasible) if one)
-        # an engine that does both gives each the time the other leaves
+        # in an engine that does both, each phase gets the time the other leaves
         return Need(prefill.engines + decode.engines, prefill.terms | decode.terms, infeasible)
 
     def _reaction(
@@ -385,7 +387,7 @@ class Model:
         return self._need(pool, forecast._replace(rate=rate, spread=spread)).engines
 
     def _going_on(self, counted: Surge) -> Surge:
-        """What was counted goes on as it has surprised us, until its engines have started."""
+        """Extend a counted surge by the usual forecast errors, until its engines have started."""
         if self.demand.recurs:
             return counted  # its course is known
         return counted._replace(
@@ -393,7 +395,7 @@ class Model:
         )
 
     def _blind(self, pool: Pool, load: Load, forecast: Forecast) -> tuple[int | None, str]:
-        """Nothing surges, and nobody forecasts: what does the load of this moment take?"""
+        """Without surge and forecast: return the engines that the current load requires."""
         rate, why = self._arrivals.rate, ""
         live, context = load.concurrency, load.context_tokens
         answering = [one for one in self.pools if one.key.role != "prefill"]
@@ -405,7 +407,7 @@ class Model:
             rate = rate_ended(self.surface, live.value, context.value, osl=osl, engines=engines)
             why = f"{live.value:.0f} requests are live, as of {rate:.2f} requests/s"
         if rate is None:
-            return None, ""  # a short queue says that engines are enough, not how many are
+            return None, ""  # a short queue shows that engines suffice, not how many are needed
         return math.ceil(self._engines_at(pool, forecast, rate) - SAME), why
 
     def _correct(self, window: Window) -> None:
@@ -422,10 +424,10 @@ class Model:
                 self.d_correction.hear(window.itl_ms, expected, samples, steady=steady)
 
     def _expected_ttft(self, window: Window, engines: int) -> float:
-        """In ms, the wait included; 0 where the queue is too full to compare.
+        """In ms, including the wait; 0 if the queue is too full to compare.
 
-        Between what the best placement would make of the wait and what queues of their own would,
-        whatever was measured says nothing about the engines: it is as expected.
+        Any measurement between the wait under ideal placement and that of separate queues says
+        nothing about the engines: it counts as expected.
         """
         if not isinstance(window.requests, Value) or not isinstance(window.isl, Value):
             return 0.0
@@ -441,7 +443,7 @@ class Model:
         return min(max(window.ttft_ms.value, shortest), longest)
 
     def _expected_itl(self, window: Window, engines: int) -> float:
-        """In ms, at the concurrency there was; 0 where that is not known."""
+        """In ms, at the measured concurrency; 0 if that is unknown."""
         live, isl, osl = window.concurrency, window.isl, window.osl
         if not (isinstance(live, Value) and isinstance(isl, Value) and isinstance(osl, Value)):
             return 0.0
@@ -449,7 +451,7 @@ class Model:
 
 
 class Told:
-    """What one model's part of a decision says."""
+    """One model's part of a decision, in words and terms."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -458,7 +460,7 @@ class Told:
         self.terms: dict[str, float] = {}
 
     def take(self, pool: Pool, need: Need) -> None:
-        """Note what a pool needs."""
+        """Add the need of a pool."""
         rate = need.terms["rate"]
         engines = f"{_up(need.engines)} engines serve them"
         self.reasons.append(f"{pool.key}: {rate:.2f} requests/s are expected, {engines}")
@@ -470,13 +472,13 @@ class Told:
 
 
 def _due(pool: Pool) -> str:
-    """Say why a plan that has not changed asks for another count now."""
+    """Say why an unchanged plan asks for another count now."""
     needed = f"{_up(pool.engines)} engines are planned until engines ordered now have started"
     return f"{pool.key}: {pool.slow}: {needed}" + (f", and {pool.why}" if pool.why else "")
 
 
 def _up(engines: float) -> str:
-    """Return two digits that round to as many whole engines."""
+    """Format with two digits, such that it rounds up to the same whole engines."""
     return f"{math.ceil(100 * (engines - SAME)) / 100:.2f}"
 
 

@@ -1,9 +1,9 @@
-"""How the requests of an interval lay within it: where in it a burst began, and where it ended.
+"""The distribution of requests within an interval: where in it a burst began and ended.
 
-The slow loop counts whole intervals, the fast one counts every few seconds; its counts say how an
-interval's requests were spread over equal parts of it. What recurs is then forecast part by part,
-so that engines for a burst are ordered when they are due and not an interval before. Parts that
-differ by no more than chance are one.
+The slow loop counts whole intervals, the fast one every few seconds; its counts tell how an
+interval's requests are spread over equal parts. Recurring traffic is then forecast part by part, so
+that engines for a burst are ordered when due and not an interval earlier. Parts that differ only by
+chance are merged.
 """
 
 from __future__ import annotations
@@ -16,43 +16,41 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     Parts: TypeAlias = tuple[float, ...]
-    """Requests of each equal part of an interval; empty: nobody counted that often."""
+    """Requests of each equal part of an interval; empty: not counted that often."""
 
 __all__ = ["PARTS", "Looks", "Run", "runs"]
 
 PARTS: Final = 6
 """Of one interval."""
 COVERED_MIN: Final = 0.5
-"""Of an interval that has to be counted by the fast loop before it tells anything."""
+"""The share of an interval the fast loop must have counted for its parts to be known."""
 NEIGHBOURS: Final = 2
-"""Intervals on each side whose mean one is taken for."""
-_DEVIATIONS: Final = (
-    3.0  # of the statistic of a chi-square test, and of a count beside its neighbour
-)
+"""Intervals on each side that one is averaged with."""
+_DEVIATIONS: Final = 3.0  # in a chi-square test, and between neighbouring counts
 
 
 class Run(NamedTuple):
-    """A stretch of time in which as much comes all the time."""
+    """A stretch of time with constant traffic."""
 
     begin: float  # in parts, from now
     end: float
-    share: float  # requests of a part
+    share: float  # requests per part
 
 
 class Looks:
-    """What the fast loop counted since the slow one looked last."""
+    """The fast loop's counts since the slow one last ran."""
 
     def __init__(self) -> None:
         self._counts: list[tuple[float, float]] = []  # (seconds, requests), oldest first
 
     def count(self, seconds: float, requests: float) -> None:
-        """Take in one look."""
+        """Add one look."""
         self._counts.append((seconds, requests))
 
     def end(self, seconds: float, requests: float) -> Parts:
-        """Return the parts of an interval that is over; their sum is `requests`. Begins anew.
+        """Return the parts of a finished interval, which sum to `requests`, and start anew.
 
-        What was not counted came after the last look. Empty, where little was counted.
+        Uncounted requests came after the last look. Empty if too little was counted.
         """
         counts, self._counts = self._counts, []
         counted_s = sum(span for span, _ in counts)
@@ -67,7 +65,7 @@ class Looks:
 
 
 def _spread(counts: Sequence[tuple[float, float]], seconds: float) -> list[float]:
-    """Lay counts over equal parts; a look over two parts goes to both."""
+    """Distribute counts over equal parts; a look across two parts is split between them."""
     found, at, part_s = [0.0] * PARTS, 0.0, seconds / PARTS
     for span, count in counts:
         end = at + span
@@ -80,16 +78,16 @@ def _spread(counts: Sequence[tuple[float, float]], seconds: float) -> list[float
 
 
 def runs(intervals: Sequence[tuple[float, Parts]], before: Sequence[float] = ()) -> list[Run]:
-    """Return how requests of intervals to come lie in time.
+    """Return the course of the requests in upcoming intervals.
 
     Args:
-        intervals: of each the requests, and the parts of one like it.
+        intervals: for each its requests, and the parts of a similar one.
         before: requests of the intervals that have just passed.
 
-    Neighbours that differ by no more than chance are taken to be alike.
+    Neighbours that differ only by chance are taken as equal.
 
-    A part in which a rise begins is as full as the one behind it, one in which it ends as the one
-    before: somewhere in it as much comes.
+    A part in which a rise begins counts as full as the next one, a part in which it ends as the one
+    before: somewhere in it the traffic is that high.
     """
     parts: list[float] = []
     settled = _settled([*before, *(requests for requests, _ in intervals)])[len(before) :]
@@ -105,7 +103,7 @@ def runs(intervals: Sequence[tuple[float, Parts]], before: Sequence[float] = ())
 
 
 def _settled(counts: Sequence[float]) -> list[float]:
-    """Return each count as the mean of those beside it that are as it is, but for chance."""
+    """Return each count averaged with neighbours that differ from it only by chance."""
     found = []
     for index, count in enumerate(counts):
         first = last = index

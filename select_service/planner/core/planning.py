@@ -1,8 +1,8 @@
 """The whole decision: windows and loads in, replica counts with reasons out.
 
-One `Fleet` has several models, each with a pool of engines per role; all of them share one number
-of GPUs. The slow loop (`slow`) forecasts and sizes, the fast one (`fast`) looks at the load of this
-moment; both end in the same constraints. Nothing here waits or asks anybody.
+A `Fleet` has several models, each with a pool of engines per role; all share one budget of GPUs.
+The slow loop (`slow`) forecasts and sizes, the fast one (`fast`) looks at the current load; both
+end in the same constraints. Pure: nothing here waits or reads anything. `edge/loop.py` calls it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ __all__ = ["Fleet", "Model", "PoolSettings"]
 
 
 class Fleet:
-    """Every model under one budget.
+    """All models under one budget.
 
     Args:
-        models: see there.
-        gpus_max: they may have together.
+        models: with their pools.
+        gpus_max: of all models together.
         interval_s: between two calls of `slow`.
-        correct: learn how far engines are from their profile.
+        correct: learn the deviation of engines from their profile.
         is_watched: `fast` is called, too.
-        likens: times like this one in the past may decide.
+        likens: similar times in the past may decide.
 
     Raises:
         InfeasiblePlan: the minima cost more GPUs than there are.
@@ -68,7 +68,7 @@ class Fleet:
     def slow(
         self, windows: Mapping[ModelKey, Window], states: Mapping[PoolKey, PoolState], now: float
     ) -> Decision:
-        """Decide after an interval; a pool whose state is not known keeps its count."""
+        """Decide after an interval; a pool in an unknown state keeps its count."""
         look_s = self._look(states, now)
         told = [
             model.observe(
@@ -82,7 +82,7 @@ class Fleet:
     def fast(
         self, loads: Mapping[ModelKey, Load], states: Mapping[PoolKey, PoolState], now: float
     ) -> Decision:
-        """Decide by the load of this moment."""
+        """Decide by the current load."""
         look_s = self._look(states, now)
         told = [
             model.react(loads[model.key], now, look_s)
@@ -94,10 +94,10 @@ class Fleet:
     def affordable(
         self, targets: Sequence[Target], states: Mapping[PoolKey, PoolState]
     ) -> list[Target]:
-        """Return what may be asked for now, those first who give GPUs back.
+        """Return the targets that can be requested now, those that free GPUs first.
 
-        The targets of a decision keep the ceiling together. Where one of them was refused, what it
-        would have given back is still in use: others get what is left, or nothing.
+        The targets of a decision keep the ceiling only together. If one of them was refused, the
+        GPUs it would have freed are still in use: others get the rest, or nothing.
         """
         gpus = {pool.key: pool.settings.gpus for _, pool in self._pools()}
         held = {pool.key: pool.held for _, pool in self._pools()}
@@ -115,7 +115,7 @@ class Fleet:
         return [(model, pool) for model in self.models for pool in model.pools]
 
     def _look(self, states: Mapping[PoolKey, PoolState], now: float) -> float:
-        """Take the states in; returns when somebody will look again, if it goes on like this."""
+        """Apply the states; returns the expected time until the next look."""
         look_s = self.interval_s if self._looked_at is None else now - self._looked_at
         self._looked_at = now
         for _, pool in self._pools():
@@ -144,7 +144,7 @@ class Fleet:
                 waited = f"{pool.overdue} have not started within {limit_s:.0f} s"
                 reasons.append(f"{pool.key}: {waited}: not waited for")
             needs.append(_need(model, pool, count))
-        # whoever cannot be read has what he had, and nobody else can have that
+        # an unreadable pool keeps what it had, and no other can have that
         unread = sum(
             pool.held * pool.settings.gpus for _, pool in self._pools() if pool.key not in states
         )
@@ -167,7 +167,7 @@ class Fleet:
 
 
 def _need(model: Model, pool: Pool, wanted: int) -> PoolNeed:
-    # a plan that more has come than, or that there is none of, says nothing of the need
+    # a plan that was exceeded, or none, does not tell the need
     is_planned = pool.slow is not None and not pool.has_more
     engines = (pool.engines if is_planned else 0.0) or float(wanted)
     settings = pool.settings

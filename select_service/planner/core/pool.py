@@ -1,8 +1,8 @@
-"""One role of one model between two decisions: its engines, its queue, and what is planned for it.
+"""One role of one model between two decisions: its engines, its queue, and its plan.
 
-A plan is a course of needs in time. What counts of it at a moment is the most that is needed until
-engines ordered at the next look could serve, so what is foreseen is ordered when it is due, by
-whichever loop looks then, and is let go when it has passed.
+A plan is a course of needs over time. At any moment the maximum need counts until engines ordered
+at the next look could serve. Foreseen needs are thus ordered when due, by whichever loop looks
+then, and dropped when past.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 __all__ = ["SAME", "Course", "Pool", "PoolSettings"]
 
 STEPS_MOST: Final = 10
-"""Intervals ahead that are forecast at most, however long engines take to start."""
+"""The most intervals forecast ahead, however long engines take to start."""
 SAME: Final = 1e-9
-"""What rounding may add to a whole number of engines."""
+"""Rounding error tolerated above a whole number of engines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """Engines of one role."""
+    """Settings of the engines of one role."""
 
     gpus: int = 1
     limits: PoolLimits = field(default_factory=PoolLimits)
 
 
 class Course(NamedTuple):
-    """What is needed during one stretch of time."""
+    """The need during one stretch of time."""
 
     begin: float  # monotonic seconds
     end: float
     engines: float
     least: float
-    """What would do if the forecast is too high by as much as a count differs by chance."""
+    """The engines that suffice if the forecast is too high by the chance variation of a count."""
     sure: float | None
-    """What does in any case; None: nobody knows."""
+    """The engines that suffice in any case; None: unknown."""
 
 
 class Pool:
@@ -58,22 +58,22 @@ class Pool:
         self.start_time = StartTime(settings.limits.start_s, settings.limits.give_up_s)
         self.state = PoolState(settings.limits.least, settings.limits.least)
         self.held = self.state.desired
-        """The most it can have: as many as were read last, or were to be asked for since."""
+        """The most it can have: as last read, or requested since."""
         self.was_steady = False
         self.slow: int | None = None
         self.fast: int | None = None
         self.surge_why = ""
-        """What made `fast` so many, in words."""
+        """The reason for `fast`, in words."""
         self.prefills, self.decodes = Backlog(), Backlog()
         self.engines = 0.0
         self.why = ""
         """Why `slow` is not what the plan needs, in words; empty: it is."""
         self.sure: int | None = None
         self._plan: list[Course] = []
-        self._has_surged = self._had_surged = False  # since the slow loop looked last, and before
+        self._has_surged = self._had_surged = False  # since the slow loop last ran, and before
 
     def look(self, state: PoolState, now: float) -> None:
-        """Take in what the connector reads."""
+        """Update the pool from the connector's reading."""
         self.start_time.follow(state, now)
         is_same, self.state = state == self.state, state
         self.was_steady = is_same and not self.starting
@@ -81,7 +81,7 @@ class Pool:
 
     @property
     def overdue(self) -> int:
-        """Replicas that were asked for so long ago that nobody waits for them any more."""
+        """Replicas requested so long ago that they are no longer waited for."""
         return self.start_time.overdue
 
     @property
@@ -91,22 +91,22 @@ class Pool:
 
     @property
     def wanted(self) -> int:
-        """Forecast and load together: the load may add, and decides where nothing is forecast."""
+        """The maximum of forecast and load; the load may add, and decides without a forecast."""
         known = [one for one in (self.slow, self.fast) if one is not None]
         return max(known) if known else self.state.desired
 
     @property
     def has_more(self) -> bool:
-        """The load of this moment asks for more than was planned."""
+        """Whether the current load needs more than was planned."""
         return self.slow is not None and self.fast is not None and self.fast > self.slow
 
     def plan(self, courses: Sequence[Course], past_until: float | None) -> None:
-        """Take in what the slow loop computes.
+        """Take over the plan of the slow loop.
 
         Args:
             courses: from now on.
-            past_until: keep the last of what was planned before, whose end was foreseen; None: as
-                if it had never been.
+            past_until: keep the last earlier course until this time, as its end was foreseen; None:
+                drop all.
         """
         until = -math.inf if past_until is None else past_until
         past = [one._replace(end=min(one.end, until)) for one in self._plan if one.begin < until]
@@ -114,30 +114,30 @@ class Pool:
         self._had_surged, self._has_surged = self._has_surged, False
 
     def hold(self, engines: int | None) -> None:
-        """Nothing is known: so many are needed, or as many as the load tells."""
+        """Without a forecast: need this many engines, or (None) as many as the load requires."""
         self._plan, self.slow, self.why = [], engines, ""
         self.engines = float(engines or 0)
 
     def surge(self) -> None:
-        """More came than was planned."""
+        """Note that the load exceeded the plan."""
         self._has_surged, self.sure = True, None
 
     def follow(self, now: float, back_s: float, ahead_s: float) -> None:
-        """Take from the plan what counts now.
+        """Set the current need from the plan.
 
         Args:
             now: monotonic seconds.
-            back_s: how old the end of something must be before it is believed: arrivals after
-                it were counted.
+            back_s: how old the end of a course must be to count: arrivals since then have been
+                counted.
             ahead_s: until the next look.
         """
         if not self._plan:
             return
         until = now + self.start_time.seconds + ahead_s
         seen = [one for one in self._plan if one.end > now - back_s and one.begin < until]
-        seen = seen or self._plan[-1:]  # the slow loop is late: what was planned last goes on
+        seen = seen or self._plan[-1:]  # the slow loop is late: the last course goes on
         self.engines = max(one.engines for one in seen)
-        # between two counts that chance decides about, the one that is there stays
+        # between counts that differ only by chance, keep the current one
         least = math.ceil(max(one.least for one in seen) - SAME)
         whole = math.ceil(self.engines - SAME)
         self.slow = min(max(self.state.desired, least), whole)
@@ -148,10 +148,10 @@ class Pool:
                 "forecast by no more than chance"
             )
         sure = [one.sure for one in seen if one.sure is not None]
-        # who was surprised a moment ago is sure of nothing
+        # after a recent surprise nothing is sure
         is_sure = len(sure) == len(seen) and not (self._has_surged or self._had_surged)
         self.sure = math.ceil(max(sure) - SAME) if is_sure else None
 
     def steps(self, interval_s: float) -> int:
-        """How many intervals ahead matter, until a decision of the next can."""
+        """How many intervals ahead matter, until the next decision can take effect."""
         return min(1 + math.ceil(self.start_time.seconds / interval_s - SAME), STEPS_MOST)

@@ -1,8 +1,8 @@
-"""One series of an interval each, and what its next value will be.
+"""One time series of a model's traffic, and its forecasts.
 
-A model forecasts; a `Predictor` decides what a model gets to see: no leading zeros, nothing that
-is not a number, logarithms where asked for. `kalman.py`, `smoothing.py` and `fitted.py` are models,
-`choosing.py` picks among several; the sizer stands behind them.
+A model forecasts; a `Predictor` decides what the model sees: no leading zeros, no NaN, logarithms
+on request. `kalman.py`, `smoothing.py` and `fitted.py` are models, `choosing.py` picks among
+several; `demand.py` uses the forecasts.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["Constant", "Predictor"]
 
 
 class Constant:
-    """Tomorrow is like today."""
+    """Forecasts the last value."""
 
     def __init__(self) -> None:
         self._last = 0.0
 
     def add(self, value: float) -> None:
-        """Replace what is remembered."""
+        """Replace the last value."""
         self._last = value
 
     def predict(self, steps: int = 1) -> float:
@@ -36,10 +36,10 @@ class Constant:
 
 
 class Predictor:
-    """A model behind a door that knows what a load series looks like.
+    """Wraps a model with rules for load series.
 
     Args:
-        model: who forecasts.
+        model: the forecaster.
         log1p: show it log1p(value): relative errors count, and no forecast is negative.
         clamp: no forecast below 0. The reference's Kalman filter has no such floor.
         points_min: with fewer values the last one is the forecast.
@@ -58,17 +58,17 @@ class Predictor:
 
     @property
     def failed(self) -> int:
-        """How many fits have failed or were late."""
+        """The number of failed or late fits."""
         return self._model.failed if isinstance(self._model, Fitted) else 0
 
     @property
     def why(self) -> str:
-        """Why the last forecast is not what the model would say, in words; mostly empty."""
+        """Why the last forecast is not the model's own, in words; usually empty."""
         return self._model.why if isinstance(self._model, Fitted) else ""
 
     @property
     def speaker(self) -> str:
-        """Whose forecast it is; a key of `opinions`."""
+        """The model behind the forecast; a key of `opinions`."""
         if isinstance(self._model, Chooser):
             return self._model.chosen
         recurs = isinstance(self._model, Recurring) and self._model.period > 0
@@ -76,11 +76,11 @@ class Predictor:
 
     @property
     def period(self) -> int:
-        """Intervals after which the traffic comes again, whoever speaks; 0: it does not."""
+        """Intervals after which the traffic recurs, whichever model forecasts; 0: it does not."""
         return self._recurring.period if self._recurring else 0
 
     def hindcast(self) -> list[tuple[float, float]]:
-        """Return what that period would have forecast of the past, and what came."""
+        """Return the forecasts that period would have made of the past, with the actual values."""
         pairs = self._recurring.hindcast() if self._recurring else []
         return [(self._told(forecast), self._told(actual)) for forecast, actual in pairs]
 
@@ -91,18 +91,18 @@ class Predictor:
         return self._model if isinstance(self._model, Recurring) else None
 
     def opinions(self, steps: int = 1) -> dict[str, float]:
-        """Return the forecast of every model there is to choose from, by name."""
+        """Return the forecast of every candidate model, by name."""
         if not isinstance(self._model, Chooser) or not self.points:
             return {self.speaker: self.predict(steps)}
         told = self._model.opinions(steps)
         return {name: self._told(forecast) for name, forecast in told.items()}
 
     def begin_live(self) -> None:
-        """What came so far was a trace: zeros until the first traffic are no news again."""
+        """Start live operation after a trace: zeros until the first traffic are leading again."""
         self._is_leading = True
 
     def add(self, value: float) -> None:
-        """Take in one interval; what is not a number counts as 0, zeros at the start not at all."""
+        """Add one interval; NaN and infinity count as 0, leading zeros not at all."""
         value = value if math.isfinite(value) else 0.0
         if self._is_leading and value == 0.0:
             return
@@ -112,16 +112,16 @@ class Predictor:
         self._model.add(math.log1p(max(0.0, value)) if self._log1p else value)
 
     def skip(self, intervals: int) -> list[float]:
-        """Let time pass of which nothing is known; returns what stands in for it, where anything.
+        """Let unknown time pass; returns the values that stand in for it, if any.
 
-        Only who looks for periods cares when something came.
+        Only models with periods depend on when something came.
         """
         if not self.points or not isinstance(self._model, Chooser | Recurring):
             return []
         return [self._told(value) for value in self._model.skip(intervals)]
 
     def predict(self, steps: int = 1) -> float:
-        """Return the forecast, so many intervals ahead; 0 before the first traffic."""
+        """Return the forecast this many intervals ahead; 0 before the first traffic."""
         if not self.points:
             return 0.0
         if self.points < self._points_min:
@@ -134,4 +134,4 @@ class Predictor:
         return max(0.0, forecast) if self._clamp or self._log1p else forecast
 
 
-_LOG_MAX: Final = 60.0  # expm1 of more is no load of anything
+_LOG_MAX: Final = 60.0  # expm1 of more is no realistic load

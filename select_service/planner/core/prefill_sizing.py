@@ -1,13 +1,12 @@
-"""How many prefill engines keep the TTFT target: queues of prompts of many lengths.
+"""The prefill engines needed for the TTFT target: queues of prompts of many lengths.
 
-An engine computes one prompt after another; arrivals are Poisson, service times those of the
-prompt lengths there really are. `independent`: every engine has a queue of its own (M/G/1,
-Pollaczek-Khinchine): with w = target - E[S], rho = 2w / (E[S^2]/E[S] + 2w). `pooled`: whoever
-places requests knows the work in front of every engine, as the selector does, and none waits while
-another engine is free (M/G/n: Erlang C, scaled by the variance of service times). A share of
-requests that must be in time asks for the tail, P(W > t) = C exp(-2 n (1-rho) t E[S]/E[S^2]),
-instead of the mean, and that of rates that may come instead of the expected one. The reference's
-formula knows no wait at all.
+An engine computes one prompt after another; arrivals are Poisson, service times those of the actual
+prompt lengths. `independent`: every engine has its own queue (M/G/1, Pollaczek-Khinchine): with w =
+target - E[S], rho = 2w / (E[S^2]/E[S] + 2w). `pooled`: the selector knows the work queued at every
+engine, and no request waits while another engine is free (M/G/n: Erlang C, scaled by the variance
+of service times). If a share of requests must be in time, the tail counts, P(W > t) = C exp(-2 n
+(1-rho) t E[S]/E[S^2]), instead of the mean, over the rates that may come instead of the expected
+one. The reference's formula has no wait at all.
 """
 
 from __future__ import annotations
@@ -28,26 +27,27 @@ __all__ = ["PrefillNeed", "PrefillQueue"]
 
 _HALVINGS: Final = 40
 _MANY: Final = 10_000.0
-"""Engines' worth of work above which no queue is computed: chance is nothing among so many."""
+"""Engines' worth of work above which no queue is computed: chance is negligible among that many."""
 _MANY_BUSY: Final = 0.95
-_LATE_EXTRA: Final = 0.5  # where length alone makes requests late: so much of the late share more
+# if length alone makes requests late: this part of the late share is added
+_LATE_EXTRA: Final = 0.5
 
 
 class PrefillNeed(NamedTuple):
-    """Engines, as a fraction where queues are independent."""
+    """The needed engines; a fraction if queues are independent."""
 
     engines: float
-    rho: float  # how busy they are then
+    rho: float  # their utilization
     service_s: float  # mean, of one prompt
-    why: str = ""  # the target cannot be met, in words
+    why: str = ""  # why the target cannot be met, in words
 
 
 class PrefillQueue:
-    """What prompts take of engines.
+    """The service times of prompts, and the resulting queue.
 
     Args:
-        curve: how long a prompt takes.
-        lengths: of prompts, as far as they have to be computed.
+        curve: time per prompt.
+        lengths: of prompts, the part to be computed.
         slowness: measured TTFT over profiled, 1 = as profiled.
     """
 
@@ -73,8 +73,8 @@ class PrefillQueue:
             rate: requests per second.
             target_s: TTFT.
             attainment: share of requests that must be in time; None: on average.
-            pooled: nobody waits while an engine is free.
-            spread: factors of the rate that may come, where a share must be in time.
+            pooled: no request waits while an engine is free.
+            spread: factors of the rate that may come, if a share must be in time.
         """
         spare = target_s - self.mean_s
         if spare <= 0:
@@ -125,7 +125,7 @@ class PrefillQueue:
         )
 
     def late_on(self, rate: float, target_s: float, engines: int, *, pooled: bool) -> float:
-        """Return the share of requests that are late on so many engines, at a rate."""
+        """Return the share of late requests, at a rate on this many engines."""
         work = rate * self.mean_s
         chance = (_erlang_c if pooled else _always_own)(work, engines)
         return self.late(work / engines, target_s, engines, chance)
@@ -158,7 +158,8 @@ def _pooled(work: float, keeps: Callable[[float, int], bool]) -> float:
     if work > _MANY:
         return math.ceil(work / _MANY_BUSY)
     high = 1
-    while not keeps(work, high):  # ends: with enough nobody waits, and who is late by length may
+    # terminates: with enough engines none waits, and requests late by length are allowed for
+    while not keeps(work, high):
         high *= 2
     low = high // 2
     while low + 1 < high:

@@ -1,8 +1,7 @@
-"""What profiling has measured: how fast an engine computes prompts, and how fast it answers.
+"""Profiling results: how fast an engine computes prompts, and how fast it generates.
 
-Arrays as they come are checked once, here; every message names the array and, where there is one,
-the place in it. `edge/profile_files.py` reads the files, `compatible_lookup.py` and `surface.py`
-interpolate.
+Raw arrays are validated once, here; every message names the array and, if possible, the position.
+`edge/profile_files.py` reads the files; `compatible_lookup.py` and `surface.py` interpolate.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ Floats: TypeAlias = NDArray[np.float64]
 _PREFILL: Final = ("prefill_isl", "prefill_ttft", "prefill_thpt_per_gpu")
 _DECODE: Final = ("x_kv_usage", "y_context_length", "z_itl", "z_thpt_per_gpu")
 _POINTS_MIN: Final = 4  # of a cubic
-_KV_MOST: Final = 1.05  # shares above 1 by a rounding are let pass
+_KV_MOST: Final = 1.05  # tolerates shares above 1 by rounding
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillProfile:
-    """One engine computing one prompt at a time; sorted by `isl`, which is distinct."""
+    """One engine computing one prompt at a time; sorted by `isl`, without duplicates."""
 
     isl: Floats
     """Tokens."""
@@ -41,12 +40,12 @@ class PrefillProfile:
 
 @dataclass(frozen=True, slots=True)
 class DecodeProfile:
-    """One engine answering; a scatter, in no order."""
+    """One engine generating; scattered samples, in no order."""
 
     kv_usage: Floats
     """Share of the engine's KV tokens in use, 0 to 1."""
     context_length: Floats
-    """Tokens of one request, the answer so far included."""
+    """Tokens of one request, including its output so far."""
     itl_ms: Floats
     thpt_per_gpu: Floats
     """Output tokens per second and GPU."""
@@ -62,7 +61,7 @@ class Profile:
 
 
 def prefill_of(arrays: Mapping[str, object], where: str) -> PrefillProfile:
-    """Check the arrays of a prefill profile and sort them by prompt length.
+    """Validate the arrays of a prefill profile and sort them by prompt length.
 
     Raises:
         ProfileError: an array is missing, of another length, not finite or not positive; fewer
@@ -84,7 +83,7 @@ def prefill_of(arrays: Mapping[str, object], where: str) -> PrefillProfile:
 
 
 def decode_of(arrays: Mapping[str, object], where: str) -> DecodeProfile:
-    """Check the arrays of a decode profile.
+    """Validate the arrays of a decode profile.
 
     Raises:
         ProfileError: likewise; or a share of KV tokens is outside 0 to 1.

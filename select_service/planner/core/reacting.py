@@ -1,11 +1,11 @@
-"""The fast loop: what arrives at this moment, whatever was forecast.
+"""The fast loop: reacts to current arrivals, whatever was forecast.
 
-New engines need a minute or so to start, so no number of them saves who waits now; what counts is
-that the queue stops growing and is gone soon. So the fast loop asks one thing: how many requests a
-second arrive? Best is to have counted them; where nobody counts that often, work arrives as fast as
-the queue grows plus what ready engines compute meanwhile. That rate is sized like a forecast, and
-the prefill queue gets some more engines to be worked off. Nothing climbs one replica at a time, and
-nothing asks for engines to empty a queue at once: requests on a decode engine stay there.
+New engines need a minute or so to start, so no number of them helps requests waiting now; the goal
+is that the queue stops growing and is gone soon. So the only question is how many requests arrive
+per second. Ideally they are counted; if not that often, the arrival rate of work is the growth of
+the queue plus what the ready engines compute meanwhile. That rate is sized like a forecast, and the
+prefill queue adds engines to work it off. Nothing climbs one replica at a time, and no engines are
+ordered to empty a queue at once: requests stay on their decode engine.
 """
 
 from __future__ import annotations
@@ -25,38 +25,39 @@ if TYPE_CHECKING:
 __all__ = ["ArrivalRate", "Backlog", "Growth", "Surge", "rate_ended"]
 
 RECOVERY_S: Final = 60.0
-"""A queue is to be worked off within that time."""
-_MEMORY: Final = 0.6  # of the growth seen before, per look
-_SPARE_TIMES: Final = 2.0  # so much more than fits before the target is a queue, less is chance
+"""The time in which a queue is to be worked off."""
+_MEMORY: Final = 0.6  # weight of earlier growth, per look
+# more work than this multiple of what fits the target is a queue, less is chance
+_SPARE_TIMES: Final = 2.0
 
 
 class Surge(NamedTuple):
-    """More arrives than engines are planned for."""
+    """More arrivals than engines are planned for."""
 
     rate: float  # requests per second
-    engines_least: float = 0.0  # to compute what arrives and to work the queue off meanwhile
+    engines_least: float = 0.0  # to compute the arrivals and work the queue off meanwhile
     why: str = ""
     spread: Spread = EXACT  # what may come instead
 
 
 class ArrivalRate:
-    """Counts arrivals over the last half minute, and no longer than since they jumped."""
+    """Counts arrivals over the last half minute, or since they last jumped if that is shorter."""
 
     def __init__(self) -> None:
         self._counts: list[tuple[float, float]] = []  # (requests, seconds), oldest first
 
     @property
     def rate(self) -> float | None:
-        """Requests a second, over the whole span; None: nobody counts them."""
+        """Requests per second over the whole span; None: not counted."""
         seconds = sum(seconds for _, seconds in self._counts)
         return sum(count for count, _ in self._counts) / seconds if seconds else None
 
     def forget(self) -> None:
-        """There is a new plan: what came before it says nothing against it."""
+        """Restart the counts: arrivals before a new plan do not count against it."""
         self._counts.clear()
 
     def hear(self, load: Load, planned: float) -> Surge | None:
-        """Return the surge that the counts tell, if they do; `planned`: requests a second."""
+        """Return the surge in the counts, if any; `planned`: requests per second."""
         arrived = load.arrived
         if isinstance(arrived, Idle) and load.seconds > 0:
             self._counts.append((0.0, load.seconds))
@@ -70,7 +71,7 @@ class ArrivalRate:
         return self._surge(planned)
 
     def _surge(self, planned: float) -> Surge | None:
-        """The span that lies farthest above the plan, of those that end now."""
+        """Return the surge of the span ending now that lies furthest above the plan."""
         count = seconds = 0.0
         found: Surge | None = None
         most = 0.0
@@ -86,7 +87,7 @@ class ArrivalRate:
 
 
 class Growth:
-    """How fast something grows, smoothed over looks at it."""
+    """The growth rate of a quantity, smoothed over looks."""
 
     def __init__(self) -> None:
         self._last: float | None = None
@@ -94,19 +95,19 @@ class Growth:
         self.per_s = 0.0
 
     def hear(self, value: float, now: float) -> None:
-        """Look once."""
+        """Add one look."""
         if self._last is not None and now > self._at:
             growth = (value - self._last) / (now - self._at)
             self.per_s += (1 - _MEMORY) * (growth - self.per_s)
         self._last, self._at = value, now
 
     def forget(self) -> None:
-        """It was not seen: begin anew."""
+        """Restart after the quantity was not seen."""
         self._last, self.per_s = None, 0.0
 
 
 class Backlog:
-    """Watches one pool's queue: of prompts to compute, or of live requests beyond their ITL."""
+    """Watches one pool's queue: prompts to compute, or live requests beyond their ITL."""
 
     def __init__(self) -> None:
         self._growth = Growth()
@@ -114,14 +115,14 @@ class Backlog:
     def prefill(
         self, surface: Surface, load: Load, now: float, *, target_ms: float, isl: float, ready: int
     ) -> Surge | None:
-        """Return the surge that waiting prompts tell; None: there is no queue, or nobody knows.
+        """Return the surge shown by waiting prompts; None: there is no queue, or it is unknown.
 
         Args:
             surface: of the engines.
-            load: of this moment.
+            load: current.
             now: monotonic seconds.
             target_ms: TTFT.
-            isl: mean of what has to be computed of a prompt.
+            isl: mean tokens to compute per prompt.
             ready: engines that compute.
         """
         tokens = _known(load.prefill_backlog_tokens)
@@ -139,7 +140,7 @@ class Backlog:
         if arriving is not None and load.seconds > 0:
             work = arriving / load.seconds * one_s
         else:
-            work = max(0.0, ready + growth)  # engines' worth: all that are ready compute
+            work = max(0.0, ready + growth)  # in engines: all that are ready compute
         return Surge(
             work / one_s,
             work + work_s / RECOVERY_S,
@@ -150,14 +151,14 @@ class Backlog:
     def decode(
         self, surface: Surface, load: Load, now: float, *, itl_ms: float, osl: float, ready: int
     ) -> Surge | None:
-        """Return the surge that live requests tell; None: they keep the ITL, or nobody knows."""
+        """Return the surge shown by live requests; None: they keep the ITL, or are unknown."""
         live, context = _known(load.concurrency), _known(load.context_tokens)
         if live is None or not context or osl <= 0:
             self._growth.forget()
             return None
         self._growth.hear(live, now)
         if isinstance(load.arrived, Value | Idle):
-            return None  # who is live was counted when he came
+            return None  # live requests were counted on arrival
         best = surface.decode.best(itl_ms, context)
         engines = max(1, ready)
         if best is None or live <= best.concurrency * engines:
@@ -173,19 +174,19 @@ class Backlog:
 
 
 def rate_ended(surface: Surface, live: float, context: float, *, osl: float, engines: int) -> float:
-    """Return the requests a second that end, and in quiet times come, where so many are live.
+    """Return the requests per second that end, and in steady state arrive, with this many live.
 
     Args:
         surface: of the engines.
-        live: requests, of all engines together.
+        live: requests, over all engines.
         context: mean tokens of one.
-        osl: mean tokens of an answer.
-        engines: that answer.
+        osl: mean tokens of an output.
+        engines: that generate.
     """
     full = surface.decode.best(math.inf, context)
     running = live / engines
     if full is not None:
-        running = min(running, full.concurrency)  # others wait for room
+        running = min(running, full.concurrency)  # the others wait for room
     return engines * running / (osl * surface.decode.itl_ms(running, context) / 1e3)
 
 

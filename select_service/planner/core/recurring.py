@@ -1,8 +1,8 @@
-"""What comes again: the values one period ago and two and three, at the level of now.
+"""Recurring traffic: the values one, two and three periods ago, at the current level.
 
-The period is the lag at which the series resembles itself most; it is looked for again now and
-then, and has to explain most of the variance over two whole periods at least. Until then, and on
-series that repeat nothing, the last value stands in, and the backtest does not choose this model.
+The period is the lag with the highest autocorrelation; the search is repeated from time to time,
+and the period must explain most of the variance over at least two whole periods. Until then, and
+for series without a period, the last value stands in, and the backtest does not choose this model.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ RECURRING: Final = "recurring"
 """The name of this model."""
 
 WINDOW: Final = 1_440
-"""Values that are remembered: three days of three-minute intervals. Two periods have to fit."""
+"""Values remembered: three days of three-minute intervals. Two periods have to fit."""
 HINDCAST: Final = 240
-"""Intervals by which a new period is judged."""
+"""Intervals on which a new period is judged."""
 _SEARCH_EVERY: Final = 5
 _PERIOD_MIN: Final = 4
-_ALIKE_MIN: Final = 0.6  # correlation of the series with itself, one period later
+_ALIKE_MIN: Final = 0.6  # autocorrelation at the period
 _NEARLY: Final = 0.05
-_HELD_MOST: Final = 0.25  # of all values, that may stand in for a time of which nothing is known
-_LEVEL_WEIGHT: Final = 0.1  # of one interval, in how this period compares with the last one
+_HELD_MOST: Final = 0.25  # share of all values that may stand in for an unknown time
+_LEVEL_WEIGHT: Final = 0.1  # weight of one interval in the ratio of this period to the last one
 _LEVEL_MOST: Final = 2.0
 _WEIGHTS: Final = (0.5, 0.3, 0.2)
-"""Of the last periods: three have less of chance in them than one, and the last is nearest."""
+"""Weights of the latest periods: three contain less chance than one; the last is the nearest."""
 
 
 class Recurring:
-    """Finds the period by itself. `add` is O(1) but for a search, O(n log n), every few values."""
+    """Finds the period by itself.
+
+    `add` is O(1), except for a search, O(n log n), every few values.
+    """
 
     def __init__(self) -> None:
         self._values: list[float] = []
@@ -44,7 +47,7 @@ class Recurring:
         self.period = 0
 
     def add(self, value: float) -> None:
-        """Take in one value."""
+        """Add one value."""
         self._keep(value)
         self._searched += 1
         if self._searched >= _SEARCH_EVERY:
@@ -54,11 +57,11 @@ class Recurring:
             self._compare(value, self._before(self.period + 1))
 
     def skip(self, intervals: int) -> list[float]:
-        """Let time pass of which nobody knows what came; returns the values that stand in for it.
+        """Let unknown time pass; returns the values that stand in for it.
 
-        Without them all that follows would lie that much too early in its period. They are what
-        was forecast, and whole periods are left out: they change nothing. Before there is a period
-        the last value stands in, for as long as it does not outweigh what is known.
+        Without them everything later would be shifted within its period. They are the forecasts;
+        whole periods are left out, as they change nothing. Before a period is found the last value
+        stands in, as long as that does not outweigh the known values.
         """
         period, held = self.period, int(_HELD_MOST * len(self._values))
         count = intervals % period if period else intervals if intervals <= held else 0
@@ -74,7 +77,7 @@ class Recurring:
             del self._values[:WINDOW]
 
     def predict(self, steps: int = 1) -> float:
-        """Return what was there whole periods before that time, scaled to this period's level."""
+        """Return the values whole periods before that time, scaled to this period's level."""
         if not self._values:
             return 0.0
         if not self.period:
@@ -83,7 +86,7 @@ class Recurring:
         return self._level * self._before(back)
 
     def hindcast(self) -> list[tuple[float, float]]:
-        """Return what this period would have forecast of the past, and what came. O(n)."""
+        """Return this period's forecasts of the past, with the actual values. O(n)."""
         if not self.period:
             return []
         count = len(self._values)
@@ -93,7 +96,7 @@ class Recurring:
         ]
 
     def _before(self, back: int) -> float:
-        """Return the weighted mean so far back, and whole periods further."""
+        """Return the weighted mean this far back, and whole periods further."""
         values, period = self._values, self.period
         known = [
             (weight, values[-back - times * period])
@@ -116,15 +119,15 @@ class Recurring:
 
 
 def _period(alike: Floats, longest: int) -> int:
-    """Return the lag at which a series resembles itself, from its autocorrelation; 0: none."""
-    first = 1  # neighbours are alike anyway: begin where that has passed
+    """Return the lag of the highest autocorrelation; 0: there is no period."""
+    first = 1  # neighbours are alike anyway: start where that has passed
     while first < longest and alike[first + 1] <= alike[first]:
         first += 1
     first = max(first, _PERIOD_MIN)
     if first >= longest:
         return 0
     best = float(alike[first : longest + 1].max())
-    # two periods are alike, too: the first lag that is nearly as good, at its own top
+    # two periods are alike, too: take the first lag that is nearly as good, at its peak
     found = first + int(np.argmax(alike[first : longest + 1] >= best - _NEARLY))
     while found < longest and alike[found + 1] > alike[found]:
         found += 1
@@ -134,15 +137,16 @@ def _period(alike: Floats, longest: int) -> int:
 
 
 def _autocorrelation(values: Floats) -> Floats:
-    """Return the correlation with itself at every lag, each over the values it has. O(n log n)."""
+    """Return the autocorrelation at every lag, each over the values it has. O(n log n)."""
     count = len(values)
-    centred = values / max(float(np.abs(values).max()), 1e-300)  # squares of what is enormous
+    # squares of huge values would overflow
+    centred = values / max(float(np.abs(values).max()), 1e-300)
     centred = centred - centred.mean()
     spectrum = np.fft.rfft(centred, 2 * count)
     products = np.fft.irfft(spectrum * np.conj(spectrum), 2 * count)[:count]
     squares = np.cumsum(centred**2)
     total = squares[-1]
-    # of the part without its last lag values, and of the part without its first
+    # of the part without its last lag values, and of the part without its first ones
     heads = squares[::-1]
     tails = total - np.append(0.0, squares[:-1])
     scale: Floats = np.sqrt(np.maximum(heads * tails, 0.0))

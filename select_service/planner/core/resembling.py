@@ -1,14 +1,14 @@
-"""Where in its past traffic is at this moment, and what came there: a begun rise told by past ones.
+"""Locates the present in past traffic: a rise that has begun is predicted from earlier ones.
 
-The past is a row of parts, each with its rate. Every look moves a belief about the place in that
-row on by the time that has passed, and weighs each place by how likely what was counted is at its
-rate (a Bayesian filter; a place in the past stands for all that was learnt there: how fast traffic
-rose from it, how high, how long it stayed). Little of the belief begins anew anywhere, so that
-traffic may leave one part of its past for another. What came within the time engines take to start
-is then known of every place: the belief is a distribution of what will be needed.
+The past is a row of parts, each with its rate. Every look shifts a belief over the places in that
+row by the time passed, and weighs each place by the likelihood of the latest count at its rate (a
+Bayesian filter; a place represents all that followed it: how fast traffic rose, how high, how long
+it stayed). A small share of the belief restarts anywhere, so that traffic may leave one part of its
+past for another. For every place it is known what came within the start time of engines, so the
+belief is a distribution of the coming need.
 
-How well that works is tried on the past itself: every part of it is told from all others but those
-around it, which the event it belongs to has touched.
+How well this works is tried on the past itself: every part is predicted from all others except
+those around it, which belong to the same event. `likeness.py` uses this.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ if TYPE_CHECKING:
 __all__ = ["RATES", "ROUGH_MOST", "Past", "Place", "Trial", "tried"]
 
 RATES: Final = 64
-"""Rates that are told apart: nothing, and steps of as many per cent from the least to the most."""
+"""Rates distinguished: 0, and equal ratios from the lowest to the highest."""
 SMOOTHED: Final = 0.6
-"""Of the time an engine takes to start, the deviation of the bell a rate is the mean under."""
+"""Standard deviation of the smoothing bell, as a share of an engine's start time."""
 REACH: Final = 3.0
-"""Such deviations on each side, that this mean knows."""
+"""Standard deviations on each side that the bell covers."""
 ANEW: Final = 0.01
-"""Of the belief that begins anew at any place, per part."""
+"""Share of the belief that restarts at any place, per part."""
 LEFT_OUT: Final = 10
-"""Times an engine takes to start, on each side of a part that is told from the others."""
+"""Start times on each side of a part that are excluded when it is predicted."""
 _ALIKE: Final = 0.05
-"""Two times are never alike to better than that share: more requests are no better ruler."""
+"""Two times never match better than to this share, however many requests are compared."""
 ROUGH_MOST: Final = 1.2
-"""Times chance and _ALIKE, that counts of a past may vary around its course."""
+"""How much counts may vary around their course, as a multiple of chance and _ALIKE."""
 _RECORD: Final = 2.0
-"""Deviations of a mean, that an event has to be above all before it to be higher than any."""
-_SPAN_MOST: Final = 100.0  # the highest rate over the least that are told apart
+"""Standard deviations of a mean by which an event must exceed all earlier ones to be a record."""
+_SPAN_MOST: Final = 100.0  # ratio of the highest to the lowest rate distinguished
 
 
 class Past:
-    """Rates of equal parts of time, and the highest of each part and those that come soon after.
+    """Rates of equal parts of time, and for each part the highest rate until shortly after it.
 
     Args:
-        counts: requests of each part, oldest first; not a number: nobody counted.
-        part_s: how long one is.
-        lead_s: from a look until engines that it orders have started, and the next look.
+        counts: requests of each part, oldest first; NaN: not counted.
+        part_s: length of a part.
+        lead_s: from a look until engines it orders have started, plus the next look.
     """
 
     def __init__(self, counts: Sequence[float], part_s: float, lead_s: float) -> None:
@@ -69,26 +69,27 @@ class Past:
         for ahead in range(1, self.lead + 1):
             np.maximum(self.most[:-ahead], self.rates[ahead:], out=self.most[:-ahead])
         self.usable = _all_known(known, self.lead)
-        """Places whose rate is known, and what came after it."""
+        """Places whose rate is known, and what followed."""
         self._ease = max(1.0, self._dispersion(known, float(bell.sum()), 0.0))
         self.is_surpassed = self._is_surpassed(known, bell)
-        """It goes on as nothing before it did: what is happening now is higher than any event."""
+        """Whether the present exceeds all earlier events: nothing in the past shows how it
+        continues."""
         self.is_smooth = self._dispersion(known, float(bell.sum()), _ALIKE) <= ROUGH_MOST
-        """It has a course: what jumps within the time an engine takes to start has none."""
+        """Whether traffic has a course, rather than jumps within the start time of an engine."""
 
     def __len__(self) -> int:
         return len(self.counts)
 
     def likelihood(self, requests: float, seconds: float) -> Floats:
-        """Return of each place the logarithm of how likely a count is there; O(parts)."""
+        """Return for each place the log likelihood of a count; O(parts)."""
         expected = np.maximum(self.rates * seconds, 1e-3)
         told = requests * np.log(expected) - expected
-        # a count is as sharp as its chance allows, what chance there was beside that, and _ALIKE
+        # the precision of a count is limited by its chance, other chance variation, and _ALIKE
         told /= self._ease + _ALIKE**2 * requests
         return np.asarray(np.where(self.usable, told, -np.inf))
 
     def grid(self) -> Floats:
-        """Return rates that are told apart, rising from 0 to the highest."""
+        """Return the distinguished rates, rising from 0 to the highest."""
         most = float(self.most.max(initial=0.0))
         positive = self.most[self.most > 0]
         if not most:
@@ -97,10 +98,10 @@ class Past:
         return np.concatenate(([0.0], np.geomspace(least, most, RATES - 1)))
 
     def _is_surpassed(self, known: Truths, bell: Floats) -> bool:
-        """Compare what the event of now has reached with everything before it.
+        """Compare the present event with everything before it.
 
-        Places in the past are followed by nothing that was higher than the highest of them. While
-        traffic rises above that, they would tell of every moment that it is the last of the rise.
+        No place in the past is followed by anything above the past's maximum. While traffic rises
+        above that, they would predict the end of the rise at every moment.
         """
         now = max(0, len(self) - LEFT_OUT * self.lead)
         before, lately = (self.rates[part][known[part]] for part in (slice(now), slice(now, None)))
@@ -112,29 +113,29 @@ class Past:
         return float(lately.max()) > highest + _RECORD * chance
 
     def _dispersion(self, known: Truths, weight: float, blur: float) -> float:
-        """Return the variance of counts around their rates, 1: chance of Poisson arrivals.
+        """Return the variance of counts around their rates; 1 is that of Poisson arrivals.
 
         Args:
             known: parts that were counted.
-            weight: of all under the bell; the middle one has 1.
-            blur: share of a rate, that counts may differ by besides.
+            weight: sum of the bell, whose centre is 1.
+            blur: additional share of a rate by which counts may differ.
         """
         expected = np.maximum(self.rates * self.part_s, 1e-3)
         squares = ((self.counts - expected) ** 2 / (expected + (blur * expected) ** 2))[known]
-        own = 1.0 / weight  # of a rate that is its own count
+        own = 1.0 / weight  # share of a rate that is its own count
         return float(squares.mean()) / (1.0 - own) if len(squares) and own < 1.0 else 1.0
 
 
 class Place:
-    """A belief about where in a past traffic is; begins as nothing but ignorance."""
+    """A belief about the present's place in a past; starts out even."""
 
     def __init__(self, past: Past) -> None:
         self.past = past
         self.belief = _even(past.usable)
-        self._gone = 0.0  # of a part, since it moved on last
+        self._gone = 0.0  # share of a part since the last shift
 
     def move_to(self, past: Past, first: int) -> None:
-        """Go on in a past that has grown; its place 0 was `first` in the one before."""
+        """Continue in a past that has grown; its place 0 was `first` in the former one."""
         belief = self.belief[first:]
         belief = np.concatenate((belief, np.zeros(max(0, len(past) - len(belief)))))
         self.past = past
@@ -147,13 +148,13 @@ class Place:
         passed_s: float,
         left_out: tuple[int, int] | None = None,
     ) -> None:
-        """Take in what was counted in the last seconds. O(parts).
+        """Update the belief with the count of the last seconds. O(parts).
 
         Args:
-            requests: that came.
-            seconds: in which they did.
-            passed_s: since this was told last.
-            left_out: from and to: places it cannot be at.
+            requests: counted.
+            seconds: in which they came.
+            passed_s: since the last call.
+            left_out: excluded places: from and to.
         """
         past = self.past
         passed = passed_s / past.part_s
@@ -171,33 +172,33 @@ class Place:
             told[slice(*left_out)] = -np.inf
         best = float(told.max(initial=-math.inf))
         if not math.isfinite(best):
-            self.belief = mixed  # nothing may be compared
+            self.belief = mixed  # no place can be compared
             return
         self.belief = _one(mixed * np.exp(told - best), past.usable)
 
     @property
     def rate(self) -> float:
-        """Requests a second that come now, by this belief."""
+        """The current requests per second, by this belief."""
         return float(self.belief @ np.where(self.past.usable, self.past.rates, 0.0))
 
     def most(self, grid: Floats) -> Floats:
-        """Return how likely each rate of a grid is the highest until engines have started."""
+        """Return the probability of each grid rate to be the maximum until engines have started."""
         where = np.minimum(np.searchsorted(grid, self.past.most), len(grid) - 1)
         return np.asarray(np.bincount(where, self.belief, len(grid)), dtype=np.float64)
 
 
 class Trial(NamedTuple):
-    """What would have been told of the past, part by part, and what came."""
+    """The predictions for the past, part by part, and what actually came."""
 
     grid: Floats
     told: Floats
-    """Of each part (rows) how likely each rate of the grid is the highest until engines start."""
+    """Per part (row) the probability of each grid rate to be the maximum until engines start."""
     came: Floats
-    """The rate when engines that were ordered in the part would have started."""
+    """The rate at the time when engines ordered in the part would have started."""
 
 
 def tried(past: Past) -> Trial:
-    """Tell every part of a past from those far from it. O(parts²)."""
+    """Predict every part of a past from those far from it. O(parts²)."""
     grid, place = past.grid(), Place(past)
     around = LEFT_OUT * past.lead
     told = np.zeros((len(past), len(grid)))
@@ -214,7 +215,7 @@ def tried(past: Past) -> Trial:
 
 
 def _bell(deviation: float) -> Floats:
-    """Return weights of parts around one, its own is 1."""
+    """Return the weights of the parts around one, whose own weight is 1."""
     reach = math.ceil(REACH * deviation)
     if not reach:
         return np.ones(1)
@@ -222,7 +223,7 @@ def _bell(deviation: float) -> Floats:
 
 
 def _smoothed(counts: Floats, known: Truths, bell: Floats) -> Floats:
-    """Return the mean around each, of those that are known."""
+    """Return the weighted mean around each part, over known parts."""
     reach, width = len(bell) // 2, len(counts)
 
     def around(values: Floats) -> Floats:
@@ -234,7 +235,7 @@ def _smoothed(counts: Floats, known: Truths, bell: Floats) -> Floats:
 
 
 def _all_known(known: Truths, lead: int) -> Truths:
-    """Return where a part is known, and the `lead` after it."""
+    """Return where a part is known, and the `lead` parts after it."""
     total = np.concatenate(([0], np.cumsum(known)))
     found = np.zeros(len(known), dtype=bool)
     if len(known) > lead:
@@ -247,6 +248,6 @@ def _even(usable: Truths) -> Floats:
 
 
 def _one(belief: Floats, usable: Truths) -> Floats:
-    """Return a belief that adds up to 1; where nothing is left of it, ignorance."""
+    """Normalise a belief to a sum of 1; an empty one becomes even."""
     total = float(belief.sum())
     return belief / total if total > 0 else _even(usable)

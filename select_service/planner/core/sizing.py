@@ -1,7 +1,7 @@
-"""How many engines a forecast takes, per role: the prefill queue and the decode mix together.
+"""The engines a forecast needs, per role: from the prefill queue and the decode mix.
 
-A target that no number of engines meets is told, and the pool is sized to keep up with its traffic
-instead: an absurd count would meet it no better.
+If no number of engines meets a target, this is reported, and the pool is sized to keep up with its
+traffic instead: an absurd count would not meet it either.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Goals", "Need", "late_decode", "late_prefill", "size_decode", "size_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goals:
-    """What one model's users are promised."""
+    """The targets promised to one model's users."""
 
     ttft_ms: float = 500.0
     itl_ms: float = 50.0
@@ -35,7 +35,7 @@ class Goals:
 
 
 class Need(NamedTuple):
-    """Of one role."""
+    """The need of one role."""
 
     engines: float
     terms: dict[str, float]
@@ -61,7 +61,7 @@ def size_prefill(surface: Surface, forecast: Forecast, goals: Goals, slowness: f
 def size_decode(
     surface: Surface, forecast: Forecast, goals: Goals, slowness: float, *, gpus: int
 ) -> Need:
-    """Return the engines that answer the forecast's requests fast enough."""
+    """Return the engines that generate the forecast's outputs fast enough."""
     corrected = goals.itl_ms / slowness
     need = decode_need(
         surface.decode,
@@ -80,7 +80,7 @@ def size_decode(
 def late_prefill(
     surface: Surface, forecast: Forecast, goals: Goals, slowness: float
 ) -> Callable[[float, int], float]:
-    """Return the share of prompts that are late, by rate and engines."""
+    """Return a function from rate and engines to the share of late prompts."""
     queue = PrefillQueue(surface.prefill, forecast.lengths.scaled(forecast.computed), slowness)
 
     def late(rate: float, engines: int) -> float:
@@ -94,7 +94,7 @@ def late_prefill(
 def late_decode(
     surface: Surface, forecast: Forecast, goals: Goals, slowness: float, *, gpus: int
 ) -> Callable[[float, int], float]:
-    """Return the share of answers that are slower than they may be, by rate and engines."""
+    """Return a function from rate and engines to the share of requests slower than the target."""
     return decode_late(
         surface.decode,
         lengths=forecast.lengths,

@@ -1,8 +1,8 @@
-"""Exponential smoothing with a damped trend: a bench of fixed parameters, the best of which speaks.
+"""Exponential smoothing with a damped trend: the best of a grid of fixed parameters forecasts.
 
-Instead of fitting parameters every few intervals, all 45 of a grid smooth side by side, O(45) per
-value in one numpy expression, and whoever erred least lately forecasts. Simple smoothing is the
-part of the grid whose trend never learns.
+Instead of fitting parameters every few intervals, all 45 of a grid smooth in parallel, O(45) per
+value in one numpy expression, and the one with the smallest recent error forecasts. Simple
+smoothing is the part of the grid whose trend never learns.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["DampedSmoothing"]
 _ALPHAS: Final = (0.1, 0.2, 0.4, 0.7, 1.0)
 _BETAS: Final = (0.0, 0.05, 0.2)
 _DAMPINGS: Final = (0.8, 0.9, 0.98)
-_MEMORY: Final = 0.95  # of an error, per step: the last twenty intervals count
-_TREND_COSTS: Final = 1.02  # a trend has to be worth its second parameter
+_MEMORY: Final = 0.95  # factor on old errors per step: the last twenty intervals count
+_TREND_COSTS: Final = 1.02  # handicap: a trend has to earn its second parameter
 
 
 class DampedSmoothing:
@@ -35,7 +35,7 @@ class DampedSmoothing:
         self._has_begun = False
 
     def add(self, value: float) -> None:
-        """Take in one value. O(grid)."""
+        """Add one value. O(grid)."""
         if not self._has_begun:
             self._level += value
             self._has_begun = True
@@ -47,7 +47,7 @@ class DampedSmoothing:
         self._trend = self._damping * self._trend + self._alpha * self._beta * surprise
 
     def predict(self, steps: int = 1) -> float:
-        """Return the forecast of whoever erred least."""
+        """Return the forecast of the grid point with the smallest error."""
         best = int(np.argmin(self._loss * self._price))
         damping = float(self._damping[best])
         growth = sum(damping**step for step in range(1, steps + 1))

@@ -1,10 +1,10 @@
-"""From what would be right now to what is asked for: steps, patience, and no pile-up.
+"""From the ideal count to the requested one: in steps, with patience, and without a pile-up.
 
-Up at once, but not by more than a step. Down when it is sure: to what would do even if the
-forecasts of the whole time an engine takes to start were too low by as much as they usually are;
-beyond that only to the most that was wanted during the stabilisation window; and not while replicas
-are starting. How long a start takes is measured, not assumed; replicas that do not come are given
-up, or one pod without a machine would keep all the others for ever.
+Up at once, but at most by one step. Down when it is safe: to the count that suffices even if all
+forecasts for the start time of an engine were too low by the usual error; below that only to the
+maximum wanted during the stabilisation window; and never while replicas are starting. Start times
+are measured, not assumed. Replicas that do not come are given up: otherwise one pod without a
+machine would hold all others for ever.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ if TYPE_CHECKING:
 __all__ = ["GIVE_UP_S", "PoolLimits", "StartTime", "Steady"]
 
 GIVE_UP_S: Final = 1800.0
-"""The longest start of an engine anybody waits for: weights of hundreds of GB, read cold."""
+"""The longest engine start that is waited for: weights of hundreds of GB, read cold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
-    """Bounds of one pool."""
+    """Limits of one pool."""
 
     least: int = 1
     most: int = 1000
     step_up: int = 8
-    """Replicas added by one decision at most."""
+    """Maximum replicas added by one decision."""
     step_down: int = 2
     stabilisation_s: float = 300.0
     start_s: float = 120.0
-    """Of a replica, until it was measured."""
+    """Of a replica, until measured."""
     give_up_s: float = GIVE_UP_S
-    """Replicas that are not there are not waited for any longer than that after the last came."""
+    """Missing replicas are not waited for longer than this after the last one came."""
 
 
 class StartTime:
-    """How long it takes from a decision to replicas that serve; smoothed over what was seen.
+    """The time from a decision to serving replicas; smoothed over measurements.
 
-    A replica that was there and is not ready for a moment is waited for, too, but nobody asked for
-    it: how soon it is back says nothing about starts.
+    A running replica that is briefly not ready is waited for, too, but it was not requested: how
+    soon it returns says nothing about starts.
 
     Attributes:
-        seconds: what it takes.
-        overdue: replicas that were given up: none has come for `give_up_s`.
+        seconds: the start time.
+        overdue: replicas given up, as none has come for `give_up_s`.
     """
 
     def __init__(self, prior_s: float = 120.0, give_up_s: float = GIVE_UP_S) -> None:
         self.seconds = prior_s
         self.overdue = 0
         self._give_up_s = give_up_s
-        self._asked_at: float | None = None  # when those that start were; None: nobody saw it
+        self._asked_at: float | None = None  # when the starting ones were requested; None: not seen
         self._waits = False
-        self._moved_at = 0.0  # when more were asked for, or came
+        self._moved_at = 0.0  # when more were last requested, or came
         self._before: PoolState | None = None
 
     def follow(self, state: PoolState, now: float) -> None:
-        """Look at what is there; whoever saw a start begin and end has measured it."""
+        """Follow the state; a start whose beginning and end were seen is a measurement."""
         before, self._before = self._before, state
         if not state.starting:
             if self._asked_at is not None and not self.overdue:
@@ -71,7 +71,7 @@ class StartTime:
         if is_asked and (self._asked_at is None or self.overdue):
             self._asked_at = now
         elif has_come and self.overdue:
-            self._asked_at = None  # nobody knows how long those have been under way
+            self._asked_at = None  # it is unknown how long those were starting
         if is_asked or has_come or not self._waits:
             self._moved_at = now
         self._waits = True
@@ -80,7 +80,7 @@ class StartTime:
 
 
 class Steady:
-    """Remembers what one pool has wanted lately."""
+    """Remembers what one pool wanted recently."""
 
     def __init__(self, limits: PoolLimits) -> None:
         self.limits = limits
@@ -89,17 +89,17 @@ class Steady:
     def next(
         self, wanted: int, current: int, starting: int, now: float, sure: int | None = None
     ) -> tuple[int, str]:
-        """Return (replicas to ask for, why it is not what is wanted, or nothing).
+        """Return (replicas to request, reason if that is not `wanted`).
 
         Args:
-            wanted: what would be right.
-            current: asked for so far.
-            starting: of them, not there yet.
+            wanted: the ideal count.
+            current: requested so far.
+            starting: of those, not there yet.
             now: monotonic seconds.
-            sure: what would do in any case; None: nobody knows, and the window alone decides.
+            sure: suffices in any case; None: unknown, and the window alone decides.
         """
         limits = self.limits
-        if not self._wanted:  # what was there before us was wanted, too
+        if not self._wanted:  # the count from before our start was wanted, too
             self._wanted.append((now, current))
         bounded = min(max(wanted, limits.least), limits.most)
         why = "" if bounded == wanted else f"kept within {limits.least} and {limits.most}"

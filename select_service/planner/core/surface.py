@@ -1,8 +1,8 @@
-"""A profile repaired: more load is never faster, and a looser target never gives less.
+"""A repaired profile: more load is never faster, and a looser target never yields less.
 
-Measurements are noisy and cubics swing, so both curves are made monotone first: TTFT by prompt
-length, ITL and throughput by KV use at each profiled context length. In between it is linear.
-`compatible_lookup.py` reads the same profile as the reference does.
+Measurements are noisy and cubics oscillate, so the curves are made monotone first: TTFT by prompt
+length, ITL and throughput by KV use at each profiled context length. In between they are linear.
+`compatible_lookup.py` reads the same profile like the reference; `sizing.py` uses this one.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["Capacity", "DecodeSurface", "PrefillCurve", "Surface"]
 
 _CELLS: Final = 201  # along KV use: half a percent each
-_ONE_LENGTH: Final = 1.05  # context lengths closer than that are one
-_SAMPLES_MIN: Final = 3  # along KV use, for a curve
-_SAMPLES: Final = 8  # of a scatter, per curve
+_ONE_LENGTH: Final = 1.05  # context lengths with a smaller ratio count as one
+_SAMPLES_MIN: Final = 3  # for a curve along KV use
+_SAMPLES: Final = 8  # per curve, if samples are scattered
 
 Rows: TypeAlias = NDArray[np.intp]
 
 
 class PrefillCurve:
-    """How long one engine takes for one prompt."""
+    """The time one engine takes per prompt."""
 
     def __init__(self, profile: PrefillProfile) -> None:
         ttft = isotonic(profile.ttft_ms)
@@ -43,13 +43,13 @@ class PrefillCurve:
         self._slope_beyond = max(rise, float(ttft[-1] / profile.isl[-1]))
 
     def ttft_ms(self, isl: float) -> float:
-        """Return the time of one prompt; beyond the profile it grows on, it is not cut off."""
+        """Return the time of one prompt; extrapolated beyond the profile, not cut off."""
         beyond = max(0.0, isl - self._last)
         return self._curve.at(isl) + beyond * self._slope_beyond
 
 
 class Capacity(NamedTuple):
-    """The most one engine carries at a context length within an ITL."""
+    """The most one engine can carry at a context length within an ITL."""
 
     thpt_per_gpu: float
     itl_ms: float
@@ -58,7 +58,7 @@ class Capacity(NamedTuple):
 
 
 class DecodeSurface:
-    """How fast one engine answers how many."""
+    """The decode speed of one engine by its load."""
 
     def __init__(self, profile: DecodeProfile) -> None:
         self._max_kv_tokens = profile.max_kv_tokens
@@ -71,12 +71,12 @@ class DecodeSurface:
         self._tokens = thpt * self._contexts[:, None]
 
     def itl_ms(self, concurrency: float, context: float) -> float:
-        """Return the ITL of an engine with so many requests; full is as bad as it gets."""
+        """Return the ITL of an engine with this many requests, at most that of a full one."""
         kv_usage = concurrency * context / self._max_kv_tokens
         return float(np.interp(kv_usage, self._kv, self._at(self._itl, context)))
 
     def best(self, itl_ms: float, context: float) -> Capacity | None:
-        """Return the most within an ITL; None where even a single request is slower."""
+        """Return the highest capacity within an ITL; None if even a single request is slower."""
         itl = self._at(self._itl, context)
         cell = int(np.searchsorted(itl, itl_ms, side="right")) - 1
         if cell < 1:
@@ -87,7 +87,7 @@ class DecodeSurface:
             kv_usage += float(share) / (_CELLS - 1)
         concurrency = kv_usage * self._max_kv_tokens / context
         if concurrency < 1 and cell < _CELLS - 1:
-            return None  # less than one request is none; one that fills it all may be cut
+            return None  # less than one request is none; one that fills the engine may be cut off
         context_known = min(max(context, float(self._contexts[0])), float(self._contexts[-1]))
         tokens = float(np.interp(kv_usage, self._kv, self._at(self._tokens, context)))
         return Capacity(
@@ -113,14 +113,14 @@ class DecodeSurface:
     def _itl_row(self, profile: DecodeProfile, rows: Rows) -> Floats:
         """By KV use at one context length, monotone, on the grid."""
         kv, itl = _sorted(profile.kv_usage[rows], profile.itl_ms[rows])
-        # an empty engine was hardly ever measured: go on as the row does, not below what ever was
+        # an empty engine was hardly ever measured: extrapolate, but not below any measurement
         slope = (itl[-1] - itl[0]) / max(kv[-1] - kv[0], 1e-9)
         empty = min(max(itl[0] - slope * kv[0], float(profile.itl_ms.min())), itl[0])
         row: Floats = np.interp(self._kv, np.append(0.0, kv), np.append(empty, itl))
         return row
 
     def _thpt_row(self, profile: DecodeProfile, rows: Rows) -> Floats:
-        """The same; without a request there is no throughput."""
+        """The same for throughput; without requests it is 0."""
         kv, thpt = _sorted(profile.kv_usage[rows], profile.thpt_per_gpu[rows])
         row: Floats = np.interp(self._kv, np.append(0.0, kv), np.append(0.0, thpt))
         return row
@@ -140,7 +140,7 @@ class Surface:
 
 
 def _by_context(profile: DecodeProfile) -> list[tuple[float, Rows]]:
-    """Samples of nearly one context length together; a scatter without such rows in equal parts."""
+    """Group samples of nearly equal context length; split a scatter without such groups evenly."""
     order = np.argsort(profile.context_length, kind="stable")
     lengths = profile.context_length[order]
     groups = np.split(order, np.flatnonzero(lengths[1:] > _ONE_LENGTH * lengths[:-1]) + 1)

@@ -1,11 +1,10 @@
-"""How far off forecasts have been, and so what a forecast has to be prepared for.
+"""Past forecast errors, and what they require a forecast to be prepared for.
 
-A share of requests that must be in time is a share of all requests, those of intervals nobody
-foresaw included: whoever promises 99 % has to have engines for the interval that was forecast too
-low, as often as that happens. Differences are kept between square roots, where the chance of
-arrivals is alike at any load, and weighed by the requests that came. The greatest event is left
-out: once is chance, twice is a pattern. Traffic that is foreseen costs nothing here; bursts that
-are not cost headroom, or attainment.
+A share of requests in time is a share of all requests, including those of unforeseen intervals:
+promising 99 % requires engines for the interval that was forecast too low, as often as that
+happens. Errors are kept as differences of square roots, in which the chance of arrivals is equal at
+any load, and weighed by the actual requests. The largest event is excluded: once is chance, twice
+is a pattern. Foreseen traffic costs nothing here; unforeseen bursts cost headroom, or attainment.
 """
 
 from __future__ import annotations
@@ -27,23 +26,24 @@ EXACT: Final[Spread] = ((1.0, 1.0),)
 POINTS_MIN: Final = 12
 """With fewer intervals nothing is known about errors."""
 WINDOW: Final = 240
-"""Intervals that are remembered."""
+"""Intervals remembered."""
 _ALIKE: Final = 1.03
-"""Factors so close count as one point, their mean."""
-_SMALL: Final = 0.9  # what is below costs nothing and is one point
-_CHANCE: Final = 0.25  # the variance of the root of a Poisson count, at any load
-_CHANCE_MOST: Final = 1.5  # three deviations of such a root
-_FACTOR_MOST: Final = 20.0  # of a forecast of nearly nothing
+"""Factors with a smaller ratio are merged into one point, their mean."""
+_SMALL: Final = 0.9  # lower factors cost nothing and are one point
+_CHANCE: Final = 0.25  # variance of the root of a Poisson count, at any load
+_CHANCE_MOST: Final = 1.5  # three standard deviations of such a root
+_FACTOR_MOST: Final = 20.0  # for forecasts near 0
 
 
 class Surprises:
-    """Differences between forecasts of one series and what came."""
+    """Differences between the forecasts and the actual values of one series."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # difference of roots, weight
+        # (difference of roots, weight)
+        self._seen: deque[tuple[float, float]] = deque(maxlen=WINDOW)
 
     def add(self, forecast: float, actual: float) -> None:
-        """Take in one interval. O(1)."""
+        """Add one interval. O(1)."""
         roots = math.sqrt(max(0.0, actual)) - math.sqrt(max(0.0, forecast))
         self._seen.append((roots, max(0.0, actual)))
 
@@ -52,9 +52,9 @@ class Surprises:
 
     @property
     def usual(self) -> float | None:
-        """Return how far a root is off in most intervals: two deviations; None: too few are known.
+        """Return the usual error of a root, as two deviations; None: too few are known.
 
-        The median's: an event now and then says nothing about ordinary intervals.
+        Estimated from the median: rare events say nothing about ordinary intervals.
         """
         if len(self._seen) < POINTS_MIN:
             return None
@@ -62,7 +62,7 @@ class Surprises:
 
     @property
     def unforeseen(self) -> float:
-        """Return the share of requests that came above their forecasts, and not by chance."""
+        """Return the share of requests that exceeded their forecasts by more than chance."""
         total = sum(weight for _, weight in self._seen)
         above = sum(
             weight - max(0.0, math.sqrt(weight) - difference) ** 2
@@ -72,11 +72,11 @@ class Surprises:
         return above / total if total else 0.0
 
     def spread(self, forecast: float) -> Spread:
-        """Return what may come instead of a forecast, as some dozen points. O(n log n).
+        """Return what may come instead of a forecast, as a dozen points or so. O(n log n).
 
-        Nothing is greater than what ever came, but for the usual error: a burst does not
-        come on top of itself. What Poisson arrivals differ by at the same rate is taken off:
-        queues are sized for it anyway.
+        Capped at the maximum ever seen, plus the usual error: a burst does not come on top of
+        itself. The chance of Poisson arrivals at an equal rate is deducted: queues are sized for it
+        anyway.
         """
         if len(self._seen) < POINTS_MIN or forecast <= 0:
             return EXACT
@@ -88,10 +88,10 @@ class Surprises:
         seen_most = max(weight for _, weight in self._seen)
         most = max(seen_most, (root + (self.usual or 0.0)) ** 2) / forecast
         points: list[tuple[float, float]] = []
-        begun = -math.inf  # the smallest factor of the last point
+        begun = -math.inf  # the smallest factor merged into the last point
         for difference, weight in ordered:
             share = weight / total
-            if not share:  # even of something, if it is nearly nothing
+            if not share:  # the share of a tiny weight may be 0
                 continue
             rate = max(0.0, root + _beyond_chance(difference)) ** 2 / forecast
             factor = min(rate, most, _FACTOR_MOST)

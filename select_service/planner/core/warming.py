@@ -1,8 +1,8 @@
-"""A trace as intervals, to warm predictors up with before the first live interval.
+"""Turns a trace into intervals, to warm up predictors before the first live interval.
 
-Two readings of the same requests: the reference's leaves empty intervals out and counts the last,
-partial one as whole; ours counts an empty interval as one without traffic and leaves a partial one
-out. Its last request then predicts no load of one.
+There are two ways to read the same requests: the reference's skips empty intervals and counts the
+last, partial one as whole; ours counts an empty interval as one without traffic and drops a partial
+one, so that a trace's last request does not predict a load of one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TracedRequest(NamedTuple):
 
 
 class Bin(NamedTuple):
-    """One interval; the means of one without requests are NaN."""
+    """One interval; its means are NaN if it has no requests."""
 
     start_s: float
     requests: int
@@ -50,12 +50,12 @@ def compatible_bins(requests: Iterable[TracedRequest], interval_s: float) -> lis
 def whole_bins(
     requests: Iterable[TracedRequest], interval_s: float, most: int | None = None
 ) -> list[Bin]:
-    """Return every interval from the first to the last whole one, empty ones included.
+    """Return every interval from the first to the last whole one, including empty ones.
 
     Args:
         requests: in any order.
-        interval_s: how long one is.
-        most: the last so many only; a single stray time may lie ages before all others.
+        interval_s: length of an interval.
+        most: only the last so many; a single stray time may precede all others by ages.
     """
     known = {round(one.start_s / interval_s): one for one in compatible_bins(requests, interval_s)}
     if not known:

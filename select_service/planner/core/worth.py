@@ -1,12 +1,11 @@
-"""What an engine is worth: requests in time, against GPUs that are paid for.
+"""The worth of an engine: requests served in time, against the GPUs that are paid for.
 
-A promise to serve 99 % in time is a promise about all requests together: an engine that stands
-ready all day for the first minute of a rise is dear, one ordered on the first signs of it cheap.
-So one price holds at every moment: as many engines as save more requests a second than their GPUs
-cost. The price is the highest by which the past would have kept the promise (a Lagrange
-multiplier, tried on the past): where rises are slow beside the time engines take to start it is
-high, and nobody stands ready for them; where they are not it is low. Where no price keeps the
-promise, this way of deciding says nothing.
+A promise to serve 99 % in time covers all requests together: an engine kept ready all day for the
+first minute of a rise is expensive, one ordered at its first signs is cheap. So one price holds at
+every moment: have as many engines as save more late requests per second than their GPUs cost. The
+price is the highest that would have kept the promise in the past (a Lagrange multiplier, found by
+trial): it is high where rises are slow compared to the start time of engines, so that none stand
+ready for them, and low where they are not. If no price keeps the promise, this method abstains.
 """
 
 from __future__ import annotations
@@ -27,32 +26,33 @@ if TYPE_CHECKING:
 __all__ = ["COUNTS_MOST", "KEPT", "PRICES", "TRIED_LATE", "Table", "price_of", "table_of"]
 
 COUNTS_MOST: Final = 24
-"""Counts of engines that are compared, evenly from the fewest to the most that rates need."""
+"""Engine counts compared, evenly from the fewest to the most that the rates need."""
 PRICES: Final = tuple(math.pow(2.0, -step / 2) for step in range(-6, 22))
-"""Late requests a second that one GPU may be spared for, dearest first: 8 down to 0.0007."""
+"""Late requests per second that one GPU must save, dearest first: 8 down to 0.0007."""
 KEPT: Final = 0.1
-"""An engine that is there stays while it is worth so much of the price: starting costs, too, and
-signs that were chance are followed by others. With 0.3 engines came and went nearly twice as often,
-for a hundredth less."""
+"""An existing engine stays while it is worth this share of the price: starting costs, too, and
+chance signs are followed by others. With 0.3, engines came and went nearly twice as often, for a
+gain of a hundredth."""
 
 TRIED_LATE: Final = 1.5
-"""Times what is promised may be late in a trial: each event is told from fewer than there are."""
+"""In a trial, this multiple of the promised late share is allowed: each event is predicted from
+fewer others than there really are."""
 
 
 class Table(NamedTuple):
-    """What each count of engines of one pool leaves late, at each rate."""
+    """The late requests of one pool for each engine count, at each rate."""
 
     counts: tuple[int, ...]
     late: Floats
-    """Requests a second that are late: a row per count, a column per rate of the grid."""
+    """Late requests per second: a row per count, a column per rate of the grid."""
     gpus: int
 
     def best(self, told: Floats, price: float) -> int:
-        """Return the engines for what may come, as a distribution over the grid."""
+        """Return the best engine count for a distribution of rates over the grid."""
         return self.counts[int(self._best(told[np.newaxis, :], price)[0])]
 
     def why(self, told: Floats, price: float, count: int) -> str:
-        """Say in words what engines beyond so many would be worth."""
+        """Say in words what more engines would be worth."""
         row = min(int(np.searchsorted(self.counts, count)), len(self.counts) - 1)
         costs = self.late @ told + price * self.gpus * np.asarray(self.counts)
         more = row + 1 + int(costs[row + 1 :].argmin()) if row + 1 < len(self.counts) else row
@@ -69,17 +69,17 @@ class Table(NamedTuple):
         return words
 
     def _best(self, told: Floats, price: float) -> NDArray[np.intp]:
-        """Return the row that is cheapest, for every row of distributions."""
+        """Return the cheapest row for every distribution."""
         costs = told @ self.late.T + price * self.gpus * np.asarray(self.counts)
         return np.asarray(costs.argmin(axis=1))
 
     def next(self, told: Floats, price: float, current: int) -> int:
-        """Return the engines to have, where so many are there: who has started stays a while."""
+        """Return the target for a current count: started engines stay a while."""
         wanted = self.best(told, price)
         return wanted if wanted > current else min(current, self.best(told, KEPT * price))
 
     def late_of(self, trial: Trial, price: float) -> Floats:
-        """Return requests a second that would have been late, of every part of a trial."""
+        """Return late requests per second for every part of a trial."""
         row, rows = 0, []
         wanted = zip(
             self._best(trial.told, price).tolist(),
@@ -96,7 +96,7 @@ class Table(NamedTuple):
 def table_of(
     grid: Floats, needed: Callable[[float], int], late: Callable[[float, int], float], gpus: int
 ) -> Table:
-    """Return the table of one pool.
+    """Build the table of one pool.
 
     Args:
         grid: rates, rising.
@@ -108,14 +108,14 @@ def table_of(
     spread = np.linspace(fewest, most, min(most - fewest + 1, COUNTS_MOST))
     counts = tuple(sorted({round(float(count)) for count in spread}))
     told = np.array([[rate * late(float(rate), count) for rate in grid] for count in counts])
-    # what is late however many there are is no engine's fault
+    # requests late with any number of engines are not counted
     return Table(counts, told - told.min(axis=0), gpus)
 
 
 def price_of(trial: Trial, tables: Sequence[Table], late_most: float) -> float | None:
-    """Return the highest price by which a share of requests is late at most; None: there is none.
+    """Return the highest price that keeps the late share within a limit; None: there is none.
 
-    A request may be late in any pool; the worst of them counts.
+    A request may be late in any pool; the worst pool counts.
     """
     allowed = TRIED_LATE * late_most * float(trial.came.sum())
 
@@ -123,7 +123,7 @@ def price_of(trial: Trial, tables: Sequence[Table], late_most: float) -> float |
         late = np.max([table.late_of(trial, price) for table in tables], axis=0)
         return bool(late.sum() <= allowed)
 
-    dear, cheap = 0, len(PRICES) - 1  # of the indices; late requests fall with the price
+    dear, cheap = 0, len(PRICES) - 1  # indices; late requests fall with the price
     if not len(trial.came) or not keeps(PRICES[cheap]):
         return None
     while dear < cheap:

@@ -1,9 +1,8 @@
-"""Fits that must not keep a decision waiting: one thread, and a deadline.
+"""Fits that must not delay a decision: one thread, and a deadline.
 
-A library's fit cannot be stopped. One that is late goes on in the thread, and what it finds is
-taken the next time; meanwhile nobody else waits for the thread: every other fit is late at once,
-and the models from before go on. So a decision waits for one deadline at most, however many series
-there are.
+A library's fit cannot be stopped. A late one continues in the thread, and its result is used next
+time; until then no other fit waits for the thread: each is late at once, and the previous models
+stay in use. So a decision waits for one deadline at most, however many series there are.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Fitter:
 
         Args:
             fit: may take any time.
-            keeps: what a late fit finds can be used later, on a longer history.
+            keeps: the result of a late fit can be used later, on a longer history.
         """
         late: Future[Forecast] | None = None
 
@@ -56,7 +55,7 @@ class Fitter:
             try:
                 return job.result(self.deadline_s)
             except LateError:
-                if job.done():  # the fit itself has raised it
+                if job.done():  # raised by the fit itself
                     raise
                 late = job
                 raise TimeoutError(f"a fit took longer than {self.deadline_s:g} s") from None
@@ -65,7 +64,7 @@ class Fitter:
 
 
 def _started(fit: Fit, history: Sequence[float]) -> Future[Forecast]:
-    """Begin in a thread that does not keep the process alive: a fit may never end."""
+    """Start in a thread that does not keep the process alive, as a fit may never end."""
     job: Future[Forecast] = Future()
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""A profile for people: what was measured, what we make of it, and where the two differ."""
+"""A profile for people: the measurements, our curves, and the differences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POINTS = 80
 
 
 def measured(profile: Profile) -> list[str]:
-    """Return how much was measured and how far it reaches, in words."""
+    """Return the amount and range of the measurements, in words."""
     prefill, decode = profile.prefill, profile.decode
     return [
         f"prefill: {len(prefill.isl)} lengths, {prefill.isl[0]:g} to {prefill.isl[-1]:g} tokens, "
@@ -32,7 +32,7 @@ def measured(profile: Profile) -> list[str]:
 
 
 def findings(profile: Profile) -> list[str]:
-    """Return what was repaired, in words."""
+    """Return the repairs made, in words."""
     told = []
     falls = np.flatnonzero(np.diff(profile.prefill.ttft_ms) < 0)
     told += [

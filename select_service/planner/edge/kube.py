@@ -1,6 +1,6 @@
-"""A Kubernetes API server, spoken to with httpx and the token mounted into the pod.
+"""A client of a Kubernetes API server, using httpx and the token mounted into the pod.
 
-The token is read again for every request: it is rotated. Used by the connector and by the lease.
+The token is read again for every request, as it is rotated. The connector and the lease use this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Kube", "KubeAnswer"]
 MOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S: Final = 10.0
 RETRY_AFTER_MAX_S: Final = 60.0
-"""A server that asks to be left alone for longer is asked after that time."""
+"""A longer Retry-After of the server is shortened to this."""
 Json: TypeAlias = dict[str, object]
 
 
@@ -34,11 +34,11 @@ class KubeAnswer(msgspec.Struct, frozen=True):
     status: int
     body: Json
     retry_after_s: float = 0.0
-    """Before that nothing shall be asked again; 0: the server said nothing of the kind."""
+    """Seconds before the next request is welcome; 0: the server did not say."""
 
     @property
     def said(self) -> str:
-        """What the server says is wrong."""
+        """The server's error message."""
         message = self.body.get("message")
         return f"{self.status}: {message}" if message else str(self.status)
 
@@ -48,9 +48,9 @@ class Kube:
 
     Args:
         url: of the server.
-        namespace: of everything asked for.
+        namespace: of all requests.
         token_file: read for every request; None: no token is sent.
-        ca_file: who signed the server's certificate; None: the usual authorities.
+        ca_file: the authority of the server's certificate; None: the usual ones.
         client: for tests.
     """
 
@@ -72,10 +72,10 @@ class Kube:
 
     @classmethod
     def in_cluster(cls, url: str | None, namespace: str | None) -> Kube:
-        """Return the server of the pod this runs in, or the one that is named.
+        """Return the API server of the pod this runs in, or the given one.
 
         Raises:
-            SettingsError: it is named nowhere.
+            SettingsError: there is none.
         """
         host = os.environ.get("KUBERNETES_SERVICE_HOST")
         if url is None:
@@ -104,10 +104,10 @@ class Kube:
     ) -> KubeAnswer:
         """Send one request.
 
-        An error need not be JSON: a balancer before the server answers with pages of its own.
+        An error need not be JSON: a load balancer in front of the server has pages of its own.
 
         Raises:
-            ConnectorError: there was no whole answer in time, or no JSON with 200.
+            ConnectorError: there was no complete answer in time, or a 200 without JSON.
         """
         kind = "application/merge-patch+json" if merge else "application/json"
         headers = {"accept": "application/json"}
@@ -137,10 +137,10 @@ class Kube:
                 raise ConnectorError(f"{method} {path}: {error}") from error
             found = {}
         told = response.headers.get("retry-after", "")
-        # API servers send whole seconds; a date would be some proxy's
+        # API servers send whole seconds; a date would come from a proxy
         wait_s = min(float(told), RETRY_AFTER_MAX_S) if told.isdecimal() else 0.0
         return KubeAnswer(response.status_code, found, wait_s)
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._client.aclose()

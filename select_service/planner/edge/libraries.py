@@ -1,7 +1,7 @@
-"""Forecasters that live in other people's packages: ARIMA (statsforecast) and Prophet.
+"""Forecasters from external packages: ARIMA (statsforecast) and Prophet.
 
-They are imported when one is asked for, once, and a missing one is a start-up error that names the
-extra. Who decides waits for a fit no longer than `Fitter` lets him.
+A package is imported once, on first use; a missing one is a start-up error that names the extra. A
+decision waits for a fit no longer than `Fitter` allows.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 __all__ = ["arima", "prophet"]
 
-_WINDOW_ARIMA: Final = 240  # AutoARIMA takes 80 ms on so many
+_WINDOW_ARIMA: Final = 240  # AutoARIMA takes 80 ms for this many
 _REFIT_ARIMA: Final = 10  # in between, the fitted model is carried forward
 _REFIT_PROPHET: Final = 1
-_STEPS_MOST: Final = 10  # intervals ahead; `planning.py` asks for no more
+_STEPS_MOST: Final = 10  # intervals ahead; `planning.py` never asks for more
 _SEARCH: Final = {"max_p": 2, "max_q": 2, "max_d": 1, "approximation": True, "seasonal": False}
-# What a fit may end with that says nothing about us: too little variance, no convergence.
+# Ways in which a fit may fail without a bug of ours: too little variance, no convergence.
 _FAILURES: Final = (TimeoutError, ValueError, ArithmeticError, RuntimeError, IndexError, KeyError)
 
 
 def arima(fitter: Fitter) -> Fitted:
-    """Return an ARIMA model whose order is searched anew every ten intervals.
+    """Return an ARIMA model whose order is searched again every ten intervals.
 
     Raises:
         MissingExtra: statsforecast is not installed.
@@ -54,7 +54,7 @@ def prophet(fitter: Fitter, window: int = 50, interval_s: float = 180.0) -> Fitt
         MissingExtra: prophet is not installed.
     """
     for name in ("prophet", "prophet.plot", "cmdstanpy"):
-        logging.getLogger(name).disabled = True  # they tell of every fit
+        logging.getLogger(name).disabled = True  # they log every fit
     module = _imported("prophet", "--load-predictor prophet", "prophet>=1.1.5")
     pandas = _imported("pandas", "--load-predictor prophet", "prophet>=1.1.5")
     fit = fitter.bounded(_fit_prophet(module, pandas, interval_s), keeps=False)

@@ -1,8 +1,8 @@
-"""The loop: collect, decide, act, again; slowly by forecasts, quickly by load.
+"""The loop: collect, decide, act, repeat; slowly by forecasts, quickly by load.
 
-Ticks stand on a fixed grid from the start, so work that takes long shifts nothing. Who does not
-hold the lease collects and learns, but asks for nothing. Forecasts may take long: the core decides
-in a thread, one decision at a time.
+Ticks are on a fixed grid from the start, so that long work shifts nothing. Without the lease the
+planner collects and learns, but changes nothing. Forecasts may take long, so the core decides in a
+thread, one decision at a time.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 __all__ = ["Counts", "Loop", "Noted"]
 
 DECISIONS_MAX: Final = 200
-"""That /decisions tells: ten hours of three-minute intervals that changed something."""
+"""Decisions kept for /decisions: ten hours of three-minute intervals with changes."""
 RENEW_S: Final = 5.0
-"""While a decision takes that long its lease is renewed: a hundred models take half a minute."""
+"""Renewal interval of the lease during a decision: a hundred models take half a minute."""
 _log = logging.getLogger("select_planner")
 
 
 class Noted(msgspec.Struct, frozen=True):
-    """One decision, as /decisions tells it."""
+    """One decision, as in /decisions."""
 
     id: int
     at: float
@@ -57,11 +57,11 @@ class Noted(msgspec.Struct, frozen=True):
     """False: another planner holds the lease, or nothing had to change."""
     failed: dict[str, str]
     waiting: dict[str, str] = {}
-    """Pools that keep their engines until those who go are idle, and what is in flight there."""
+    """Pools whose leaving engines are still busy, and their work in flight."""
 
 
 class Counts(msgspec.Struct):
-    """What happened, for /metrics; only grows."""
+    """Event counts for /metrics; they only grow."""
 
     intervals: int = 0
     decisions: dict[str, int] = {}
@@ -78,15 +78,15 @@ class Loop:
     """Runs a fleet.
 
     Args:
-        fleet: who decides.
-        source: who knows.
-        connector: who acts.
+        fleet: decides.
+        source: provides the measurements.
+        connector: changes replica counts.
         lease: the right to act.
         clock: monotonic seconds.
         wall: seconds since 1970.
         fast_s: between two looks at the load; None: forecasts alone.
         state: where the past is kept, if anywhere.
-        retiring: who lets engines finish before they go; None: whoever stops them does.
+        retiring: lets engines finish before they go; None: left to whatever stops them.
     """
 
     def __init__(
@@ -122,17 +122,17 @@ class Loop:
         self.terms: dict[str, float] = {}
         self.infeasible: tuple[str, ...] = ()
         self._waits: dict[PoolKey, str] = {}
-        self._asked: dict[PoolKey, int] = {}  # replicas that were asked for last
-        self._read_back: set[PoolKey] = set()  # of them, what was asked for has been seen since
+        self._asked: dict[PoolKey, int] = {}  # the last requested replicas
+        self._read_back: set[PoolKey] = set()  # pools whose requested count was read back since
         self._would: list[str] = []
         self._models = [one.key for one in fleet.models]
         self._pools = [pool.key for model in fleet.models for pool in model.pools]
         self._asked_at = self._looked_at = clock()
-        self._ended_at = wall()  # the last interval, for who is started after us
+        self._ended_at = wall()  # the end of the last interval, for our successor
 
     @property
     def is_ready(self) -> bool:
-        """Every pool could be read, and one interval is over."""
+        """Whether every pool could be read, and one interval has ended."""
         return self.counts.intervals > 0 and len(self.states) == len(self._pools)
 
     async def run(self) -> None:
@@ -151,7 +151,7 @@ class Loop:
             fast_at = _next(fast_at, fast, now)
 
     async def _guarded(self, *, is_slow: bool) -> None:
-        """A turn that fails is told and counted; the next one comes."""
+        """Run a turn; a failure is logged and counted, and the loop goes on."""
         try:
             await (self.slow() if is_slow else self.fast())
         except Exception:  # noqa: BLE001 - a planner that is gone plans nothing at all
@@ -175,7 +175,7 @@ class Loop:
         return decision
 
     async def fast(self) -> Decision:
-        """Look at the load once."""
+        """React to the current load once."""
         self.loads = await self.source.loads(self._models)
         await self._look()
         decision = await self._decided(
@@ -186,14 +186,14 @@ class Loop:
         return decision
 
     async def _decided(self, decide: Callable[[], Decision]) -> Decision:
-        """Decide in a thread; who leads goes on leading, however long that takes."""
+        """Decide in a thread; a leader renews its lease meanwhile."""
         deciding = asyncio.ensure_future(asyncio.to_thread(decide))
         while True:
             done, _ = await asyncio.wait((deciding,), timeout=RENEW_S)
             if done:
                 return deciding.result()
             if self.is_leader:
-                with contextlib.suppress(PlannerError):  # who acts asks again, and is told
+                with contextlib.suppress(PlannerError):  # `_act` asks again and reports it
                     self.is_leader = await self._lease.held()
 
     async def _look(self) -> None:
@@ -208,10 +208,11 @@ class Loop:
                     self.counts.gpu_seconds += seconds * ready * pool.settings.gpus
 
     def _changed_by_others(self) -> list[str]:
-        """Say of which pools somebody else has changed what was asked for, once a change.
+        """Return which pools' requested counts were changed by others, once per change.
 
-        Two who scale one pool look like one who cannot make up his mind: an autoscaler of the
-        cluster, or a person. Who is told decisions, and says that one failed, is nobody else.
+        Two scalers of one pool, such as a cluster autoscaler or a person, look like one that cannot
+        decide. A client of the virtual connector that reports a failed decision is not another
+        scaler.
         """
         if self.connector.tells_all_at_once:
             return []
@@ -230,10 +231,10 @@ class Loop:
         return found
 
     async def _act(self, decision: Decision, loop: str) -> bool:
-        """Carry a decision out, if it is ours to act; returns whether anybody was asked."""
+        """Carry a decision out, if we hold the lease; returns whether anything was requested."""
         self.is_leader = await self._lease.held()
         if not self.is_leader:
-            self._asked.clear()  # the other one may change what we have asked for
+            self._asked.clear()  # the other planner may change what we requested
         before, self._waits = self._waits, {}
         changed = await self._retire(decision)
         begun = not self._waits.keys() <= before.keys()
@@ -241,16 +242,16 @@ class Loop:
         words = [
             f"{one.pool}: {self.states[one.pool].desired} to {one.replicas}" for one in changed
         ]
-        # who does not act would do the same as long as it takes the other one to do it
+        # a standby would repeat the same words until the leader has acted
         is_told = not self.is_leader and words == self._would
         self._would = [] if self.is_leader else words
         if (not words or is_told) and not begun and loop == "fast" and not self._overrides:
-            return False  # many times a minute, and nothing to tell
+            return False  # too frequent, and nothing to report
         failed: dict[str, str] = {}
         self.decision_id += 1
         acted = bool(changed) and self.is_leader
         if acted:
-            self._keep()  # whoever hears of an id never hears of it again after a crash
+            self._keep()  # written first, so that no id is issued twice after a crash
             failed = await self._carry_out(changed, decision.reasons)
             self.counts.failures += len(failed)
             for why in failed.values():
@@ -271,7 +272,10 @@ class Loop:
         return acted
 
     async def _retire(self, decision: Decision) -> list[Target]:
-        """Return what is to be asked for now; `_waits` says who keeps engines until they finish."""
+        """Return the targets to request now.
+
+        `_waits` has the pools whose engines must finish first.
+        """
         targets = list(decision.targets)
         if self.retiring is not None and not self.is_leader:
             self.retiring.forget()
@@ -285,7 +289,7 @@ class Loop:
         changed = [one for one in targets if self.states[one.pool].desired != one.replicas]
         if not self._waits:
             return changed
-        # what is kept is in use: who was to have it waits, too
+        # kept GPUs are in use, so pools that were to get them wait, too
         allowed = self.fleet.affordable(changed, self.states)
         for one in changed:
             if one not in allowed:
@@ -293,7 +297,7 @@ class Loop:
         return allowed
 
     async def _carry_out(self, changed: Sequence[Target], reasons: Sequence[str]) -> dict[str, str]:
-        """Ask for every change, or for as much as may be; returns what went wrong, by pool."""
+        """Request every change, as far as allowed; returns the failures by pool."""
         ups = [one for one in changed if one.replicas > self.states[one.pool].desired]
         downs = [one for one in changed if one not in ups]
         failed: dict[str, str] = {}
@@ -309,7 +313,7 @@ class Loop:
         return failed
 
     async def _apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> dict[str, str]:
-        """Ask for some targets, if the lease is ours still: those before may have taken long."""
+        """Request some targets if the lease is still ours: earlier ones may have taken long."""
         if not targets:
             return {}
         if not self.is_leader or not (self._lease.is_sure or await self._lease.held()):
@@ -333,20 +337,20 @@ class Loop:
             _log.error("%s", error)
 
     async def close(self) -> None:
-        """Let go of everything; of the lease first: the connector's client gives it back."""
+        """Close everything, the lease first: releasing it needs the connector's client."""
         for one in (self._lease, self.source, self.retiring, self.connector):
             if one is not None:
                 await one.close()
 
 
 def measured(window: Window, name: str) -> float | None:
-    """Return one reading of a window as a number, for a gauge; None: no number."""
+    """Return one reading of a window as a number, for a gauge; None: it is none."""
     reading = getattr(window, name)
     return reading.value if isinstance(reading, Value) else None
 
 
 def _next(at: float, period: float, now: float) -> float:
-    """The next point of the grid that is still to come; missed ones are left out."""
+    """Return the next point of the grid after `now`; missed ones are skipped."""
     if now < at:
         return at
     return at + period * (int((now - at) / period) + 1)

@@ -1,7 +1,8 @@
-"""Predictors by name, as flags ask for them.
+"""Predictors by name, as selected by flags.
 
-In compatible mode a Kalman filter speaks from its first point, and it and the last value may be
-less than nothing, as the reference's are; in ours it waits for `points_min`, and nothing is.
+In compatible mode a Kalman filter forecasts from its first point, and its forecasts and the last
+value may be negative, like the reference's; in ours it waits for `points_min`, and no forecast is
+negative.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["PREDICTORS", "PredictorSettings", "make_predictor"]
 
 
 class PredictorSettings(Struct, frozen=True, kw_only=True):
-    """Which predictor, and how it is tuned."""
+    """The predictor and its tuning."""
 
     name: str = "auto"
     log1p: bool = False
@@ -39,18 +40,18 @@ class PredictorSettings(Struct, frozen=True, kw_only=True):
     interval_s: float = 180.0
     compatible: bool = False
     fit_deadline_s: float = DEADLINE_S
-    """How long a decision waits for the fit of a library."""
+    """How long a decision waits for a library's fit."""
 
 
-_UNCLAMPED: Final = frozenset({"constant", "kalman"})  # by the reference
+_UNCLAMPED: Final = frozenset({"constant", "kalman"})  # in the reference
 
 
 def make_predictor(settings: PredictorSettings, fitter: Fitter | None = None) -> Predictor:
-    """Return a fresh predictor.
+    """Return a new predictor.
 
     Args:
-        settings: which, and how it is tuned.
-        fitter: of the predictors that are asked for one decision; None: it is the only one.
+        settings: its name and tuning.
+        fitter: shared by the predictors of one decision; None: this is the only one.
 
     Raises:
         MissingExtra: its library is not installed.
@@ -58,7 +59,7 @@ def make_predictor(settings: PredictorSettings, fitter: Fitter | None = None) ->
     is_kalman = settings.name == "kalman"
     return Predictor(
         _MODELS[settings.name](settings, fitter or Fitter(settings.fit_deadline_s)),
-        log1p=settings.log1p and settings.name != "constant",  # where it would change nothing
+        log1p=settings.log1p and settings.name != "constant",  # where it would have no effect
         clamp=not (settings.compatible and settings.name in _UNCLAMPED),
         points_min=settings.points_min if is_kalman and not settings.compatible else 0,
     )

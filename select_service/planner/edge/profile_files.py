@@ -1,6 +1,6 @@
-"""A directory of profiling results, as NPZ or JSON, read into a checked profile.
+"""Reads a directory of profiling results, as NPZ or JSON, into a validated profile.
 
-NPZ files hold plain numbers; pickles inside them are refused.
+NPZ files hold plain numbers; pickles in them are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _JSON: Final = "{}_raw_data.json"
 
 
 def read_profile(directory: Path) -> Profile:
-    """Read both halves; NPZ goes before JSON.
+    """Read both halves; NPZ takes precedence over JSON.
 
     Raises:
         ProfileError: neither file is there, it cannot be read, or what it says cannot be used.
@@ -45,7 +45,7 @@ def _arrays(directory: Path, half: str) -> tuple[dict[str, object], str]:
 
 
 def _from_npz(path: Path) -> dict[str, object]:
-    """Read the members of a zip archive one by one; an array of objects is refused."""
+    """Read the members of a zip archive one by one; object arrays are refused."""
     found: dict[str, object] = {}
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():

@@ -1,4 +1,4 @@
-"""The way into a Ray cluster: this process becomes one of its drivers."""
+"""Connects this process to a Ray cluster, as one of its drivers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from select_service.planner.errors import MissingExtra, SettingsError
 __all__ = ["joined"]
 
 REACHED_WITHIN_S: Final = 5.0
-"""Ray itself goes on trying to reach an address for two minutes before it says anything."""
+"""Ray itself keeps trying to reach an address for two minutes before it reports anything."""
 
 
 def joined(what: str) -> Any:
     """Return the module `ray`, connected to the cluster of RAY_ADDRESS or of this machine.
 
     Args:
-        what: needs it.
+        what: the feature that needs it, for errors.
 
     Raises:
         MissingExtra: Ray is not installed.
@@ -41,7 +41,7 @@ def joined(what: str) -> Any:
 
 
 def _reach(what: str, address: str) -> None:
-    """Raise SettingsError if nobody listens at an address; what has no port is Ray's to find."""
+    """Raise SettingsError if an address with a port does not accept connections."""
     try:
         parts = urlsplit(address if "//" in address else f"//{address}")
         host, port = parts.hostname, parts.port

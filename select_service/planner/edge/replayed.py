@@ -1,4 +1,4 @@
-"""`select-planner replay`: policies side by side on one trace, as numbers and as charts."""
+"""`select-planner replay`: compares policies on one trace, in numbers and charts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["ReplayQuestion", "brief", "html", "replay"]
 
 SPAN_MOST_S: Final = 366 * 86400.0
-"""Of a trace. One stray time, and seconds are played for which nobody came: for ages."""
+"""The longest trace. With one stray time a replay would simulate ages without requests."""
 _PREDICTING = ("slo", "compatible")
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
@@ -43,7 +43,7 @@ class ReplayQuestion(NamedTuple):
 
 
 def replay(question: ReplayQuestion, print_line: Callable[[str], None]) -> list[Result]:
-    """Run every policy, those that predict once per predictor; tells each when it is over.
+    """Run every policy, forecasting ones once per predictor; prints a line as each ends.
 
     Raises:
         PlannerError: the trace or the profile cannot be read, or something is not installed.

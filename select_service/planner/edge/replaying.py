@@ -1,8 +1,8 @@
-"""A trace through a simulated cluster, scaled by a policy: what planning would have been worth.
+"""Replays a trace through a simulated cluster scaled by a policy, to measure the value of planning.
 
-The loop is closed: what the policy decides starts and stops simulated engines, which take their
-time to start, and what they then measure is what it sees next. Engines are as fast as the profile
-says. `rivals.py` has the policies ours is compared with.
+The loop is closed: the policy's decisions start and stop simulated engines, which take time to
+start, and their measurements are its next inputs. Engines are as fast as the profile says.
+`rivals.py` has the policies to compare.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ PREFILL, DECODE = PoolKey(KEY, "prefill"), PoolKey(KEY, "decode")
 _POOLS: Final = {PREFILL: "prefill", DECODE: "decode"}
 _BLOCK: Final = 64
 _STEP_TOKENS: Final = 2048
-"""A prefill engine computes so much at a time: whoever is first is done first."""
+"""Tokens a prefill engine computes per step: the first prompt is done first."""
 _DRAIN_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """What surrounds a policy."""
+    """The environment of a policy."""
 
     interval_s: float = 60.0
     fast_s: float = 5.0
@@ -66,15 +66,15 @@ class ReplaySettings:
     ttft_ms: float = 500.0
     itl_ms: float = 50.0
     attainment: float | None = 0.99
-    """Share of requests that ours and the oracle size for; None: on average."""
+    """Share of requests that our policy and the oracle size for; None: on average."""
     prefill_gpus: int = 1
     decode_gpus: int = 1
     start: tuple[int, int] = (1, 1)
     seed: int = 1
     likens: bool = True
-    """Times like this one in the past may decide, in ours."""
+    """Whether similar times in the past may decide, in our policy."""
     warmup: tuple[Interval, ...] = ()
-    """What predictors have learnt before."""
+    """The past that predictors have learnt."""
 
 
 class Policy(Protocol):
@@ -85,15 +85,15 @@ class Policy(Protocol):
     def slow(
         self, window: Window, states: dict[PoolKey, PoolState], now: float
     ) -> dict[PoolKey, int]:
-        """Return replicas after an interval; a pool that is left out stays."""
+        """Return replicas after an interval; an omitted pool keeps its count."""
 
     def fast(self, load: Load, states: dict[PoolKey, PoolState], now: float) -> dict[PoolKey, int]:
-        """Return replicas for the load of this moment."""
+        """Return replicas for the current load."""
 
 
 @dataclass(slots=True)
 class Result:
-    """What became of one policy."""
+    """The results of one policy."""
 
     name: str
     requests: int = 0
@@ -101,18 +101,18 @@ class Result:
     gpu_hours: float = 0.0
     changes: int = 0
     turns: int = 0
-    """How often a pool was changed against the direction of its last change within ten minutes."""
+    """Changes of a pool against the direction of its last change, within ten minutes."""
     replicas: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     load: list[tuple[float, float]] = field(default_factory=list)
-    """Requests a second of an interval, by when it began."""
+    """Requests per second of each interval, by its start."""
     attained: list[tuple[float, float]] = field(default_factory=list)
-    """Share in time of those that came in an interval, by when it began."""
+    """Share in time of the requests of each interval, by its start."""
 
     @property
     def attainment(self) -> float:
-        """Share of all requests that met both targets; who was refused or lost did not.
+        """Share of all requests that met both targets; refused or lost ones did not.
 
-        Of a request count its own TTFT and its own mean time between tokens.
+        Each request's own TTFT and own mean time between tokens count.
         """
         return self.in_time / self.requests if self.requests else 1.0
 
@@ -140,7 +140,7 @@ class _Trace:
 
 
 class LeastWork(Counting):
-    """As the service places: prompts where the fewest tokens wait, answers with the fewest."""
+    """Places like the service: prompts where the fewest tokens wait, outputs likewise."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
@@ -176,12 +176,12 @@ class LeastWork(Counting):
 
 
 class Replay:
-    """One policy over one trace.
+    """One policy on one trace.
 
     Args:
-        profile: of the engines, and what policies plan with.
+        profile: of the engines; policies also plan with it.
         requests: sorted by time, from 0.
-        settings: see there.
+        settings: the environment.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Replay:
         }
 
     def run(self, policy: Policy) -> Result:
-        """Let it scale; returns what became of every request."""
+        """Let the policy scale; returns the results over all requests."""
         settings = self._settings
         cluster = Cluster(
             ClusterSettings(
@@ -224,14 +224,14 @@ class Replay:
 
 
 class _Turn:
-    """One run under way."""
+    """One run in progress."""
 
     def __init__(self, cluster: Cluster, policy: Policy, settings: ReplaySettings) -> None:
         self._cluster = cluster
         self._policy = policy
         self._settings = settings
         self._seen: list[Observation] = []
-        self._last: dict[PoolKey, tuple[float, int]] = {}  # change: when, which way
+        self._last: dict[PoolKey, tuple[float, int]] = {}  # last change: when, and its direction
         self.result = Result(policy.name, replicas={name: [] for name in _POOLS.values()})
 
     def go_on(self) -> None:
@@ -263,7 +263,7 @@ class _Turn:
         gpus = {"prefill": self._settings.prefill_gpus, "decode": self._settings.decode_gpus}
         for name, count in gpus.items():
             there = len(self._cluster.worker_ids(name))
-            # who starts and who drains has to be paid, too
+            # starting and draining engines are paid for, too
             self.result.gpu_hours += seen.pools[name].worker_seconds * count / 3600
             self.result.replicas[name].append((self._cluster.now, float(there)))
 

@@ -1,4 +1,4 @@
-"""Policies for a replay: ours, the reference's formulas, one that only reacts, and an oracle."""
+"""Policies for a replay: ours, the reference's formulas, a purely reactive one, and an oracle."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["POLICIES", "Oracle", "Ours", "Reactive", "Reference", "make_policy"]
 
 POLICIES: Final = ("slo", "compatible", "reactive", "oracle")
-_BUSY: Final = 0.7  # what a reactive scaler keeps its engines at
-_ORACLE_S: Final = 30.0  # shorter ones would be chance
+_BUSY: Final = 0.7  # utilization a reactive scaler aims for
+_ORACLE_S: Final = 30.0  # shorter intervals would be chance
 States = dict[PoolKey, PoolState]
 
 
@@ -78,7 +78,7 @@ def _counts(decision: object) -> dict[PoolKey, int]:
 
 
 class Reference:
-    """The reference's formulas on its own look-ups, corrected as it does."""
+    """The reference's formulas on its own look-ups, with its corrections."""
 
     def __init__(
         self, profile: Profile, tuning: PredictorSettings, settings: ReplaySettings, gpus_max: int
@@ -121,7 +121,7 @@ class Reference:
         return {PREFILL: plan.num_p, DECODE: plan.num_d}
 
     def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:
-        """It has no fast loop."""
+        """Do nothing: the reference has no fast loop."""
         return {}
 
 
@@ -134,9 +134,9 @@ def _zero(window: Window, name: str) -> float:
 
 
 class Reactive:
-    """Keeps the load that was measured at 70 % of what engines take, and forecasts nothing.
+    """Keeps the measured load at 70 % of capacity, without forecasts.
 
-    As horizontal autoscalers do: up at once, down after five minutes of less.
+    Like horizontal autoscalers: up at once, down after five minutes of less load.
     """
 
     name = "reactive"
@@ -164,12 +164,12 @@ class Reactive:
         }
 
     def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:
-        """It looks once an interval."""
+        """Do nothing: it acts once per interval."""
         return {}
 
 
 class Oracle:
-    """Knows the traffic: has at every moment what is needed until engines can have started."""
+    """Knows the traffic: always has what is needed until engines could have started."""
 
     name = "oracle"
 
@@ -211,7 +211,7 @@ class Oracle:
     def _at(self, now: float) -> dict[PoolKey, int]:
         settings = self._settings
         first = int(now / _ORACLE_S)
-        # what is asked for now is there after the start: look until then, and one look further
+        # what is requested now is there after the start: look until then, and one look further
         last = int((now + settings.startup_s + settings.fast_s) / _ORACLE_S)
         needs = self._needs[max(0, first) : last + 1] or [(1, 1)]
         return {PREFILL: max(one[0] for one in needs), DECODE: max(one[1] for one in needs)}

@@ -1,4 +1,4 @@
-"""`select-planner run`: flags become a loop and a server, until somebody ends it."""
+"""`select-planner run`: turns flags into a loop and a server, until a signal ends it."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ __all__ = ["RunSettings", "run"]
 
 _ROLES: Final[tuple[Role, ...]] = ("prefill", "decode")
 _LEAVE_S: Final = 5
-"""Clients that are being answered have so long at the end: others wait for the lease."""
+"""Seconds for pending responses at shutdown; the successor waits for the lease."""
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `run` is told."""
+    """The settings of `run`."""
 
     tuning: PredictorSettings
     gpus_max: int = 8
@@ -81,7 +81,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     ray_token_file: Path | None = None
     decision_timeout_s: float = 1800.0
     drain_s: float | None = None
-    """Engines that go get so long to finish what they have; None: nobody asks them."""
+    """How long leaving engines get to finish their work; None: they are not drained."""
     state_dir: Path | None = None
     fast_s: float | None = 5.0
     correct: bool = True
@@ -143,10 +143,10 @@ async def _run(settings: RunSettings) -> None:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """Take the port before anything is decided.
+    """Bind the port before anything is decided.
 
     Raises:
-        SettingsError: somebody else has it, or there is no such address.
+        SettingsError: it is in use, or there is no such address.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -186,7 +186,7 @@ def _models(settings: RunSettings) -> list[ModelSettings]:
 
 
 def _expect_told_apart(settings: RunSettings, models: list[ModelSettings]) -> None:
-    """See that the traffic of each model is its own: what is counted twice is scaled for twice.
+    """Check that each model's traffic is distinguishable: counted twice is scaled twice.
 
     Raises:
         SettingsError: Dynamo's metrics have no tenants, and models of one name.
@@ -230,7 +230,7 @@ def _kube(settings: RunSettings) -> Kube | None:
 
 
 def _lease(settings: RunSettings, models: list[ModelSettings], kube: Kube | None) -> Lease:
-    """Return who keeps a second planner from acting on what this one acts on."""
+    """Return the lease that keeps a second planner from acting on the same engines."""
     if settings.connector != "dry-run" and settings.state_dir is None:
         logging.getLogger("select_planner").warning("without --state-dir a restart forgets")
     identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -302,10 +302,10 @@ def _connector(
 
 
 def _retiring(settings: RunSettings, connector: Connector) -> Retiring | None:
-    """Return who drains engines before they go.
+    """Return what drains engines before they go.
 
     Raises:
-        SettingsError: there is nobody to ask, or the connector chooses who goes by itself.
+        SettingsError: there is no selector, or the connector cannot choose which engines go.
     """
     if settings.drain_s is None:
         return None

@@ -1,8 +1,7 @@
-"""What selectors are asked about workers, and told: who goes, and gets no more work.
+"""The planner's client of selectors: reads their workers, and drains those that leave.
 
-Catalogs are not shared, so every selector is told; of a worker that one of them does not know it is
-not. What is in flight is shared between replicas, but not at once: a worker is idle when all of
-them say so.
+Catalogs are not shared, so every selector is told; one that does not know a worker is skipped. Work
+in flight is shared between replicas, but with a delay: a worker is idle when all of them say so.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["Candidate", "Selectors", "Worker"]
 
 TIMEOUT_S: Final = 5.0
 CANDIDATES_MAX: Final = 64
-"""That a selector names at once."""
+"""Maximum candidates per request."""
 DRAINING: Final = "draining: "
 _JSON: Final = {"content-type": "application/json"}
 _OK, _NOT_FOUND = 200, 404
@@ -33,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """A row of the catalog, as far as it is needed here."""
+    """A row of the catalog, with the fields needed here."""
 
     worker_id: int
     role: str | None = None
@@ -43,20 +42,20 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 class Worker(NamedTuple):
-    """What the selectors that know it say of a worker."""
+    """A worker, merged from the selectors that know it."""
 
     worker_id: int
     host: str
-    """Address of its endpoint; empty: it has none that can be read."""
+    """The host of its endpoint; empty: it has no readable one."""
     role: str
     drains: frozenset[str | None]
-    """Why it drains, in the words of who drains it, by each of them; None: it does not."""
+    """The reason of its drain at each selector; None: it does not drain there."""
     beside: tuple[int, ...] = ()
-    """Other workers that go when it goes: they are in the same pod."""
+    """Other workers in the same pod, which go when it goes."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One that is cheap to lose."""
+    """A worker that is cheap to lose."""
 
     worker_id: int
     drains: bool = False
@@ -72,11 +71,11 @@ class _Status(msgspec.Struct):
 
 
 class Selectors:
-    """Every selector of a fleet.
+    """All selectors of a fleet.
 
     Args:
-        urls: of each of them.
-        token: bearer token, where they ask for one; it must be allowed to drain.
+        urls: one per selector.
+        token: bearer token, if required; it must permit draining.
         client: for tests.
     """
 
@@ -89,11 +88,11 @@ class Selectors:
         self._headers = headers
 
     async def workers(self, model: ModelKey, known: Collection[int] = ()) -> dict[int, Worker]:
-        """Return the catalog of a model, of all selectors that answer, by id.
+        """Return a model's catalog by id, merged from all selectors that answer.
 
         Raises:
-            SelectorError: none does, or one does not that may know the one of `known` whom the
-                others do not: of him it cannot be said that he has left.
+            SelectorError: none answers, or one that does not might know a worker of `known` that
+                the others do not, so that worker cannot be declared gone.
         """
         pages, errors = await self._of_any(f"/workers?{_scope(model)}", list[_Record])
         found: dict[int, Worker] = {}
@@ -107,10 +106,10 @@ class Selectors:
         return found
 
     async def candidates(self, pool: PoolKey, count: int) -> list[Candidate]:
-        """Return who is cheapest to lose, by the selector that knows most; who drains comes first.
+        """Return the cheapest workers to lose, draining ones first, by the selector listing most.
 
         Raises:
-            SelectorError: none does.
+            SelectorError: none answers.
         """
         most = min(count, CANDIDATES_MAX)
         path = f"/scale_down_candidates?{_scope(pool.model)}&role={pool.role}&count={most}"
@@ -118,10 +117,10 @@ class Selectors:
         return max((page.candidates for page in pages), key=len)
 
     async def in_flight(self, worker_id: int) -> str:
-        """Return what is in flight on a worker that drains, in words; empty: nothing.
+        """Return the work in flight on a draining worker, in words; empty: none.
 
         Raises:
-            SelectorError: a selector does not say.
+            SelectorError: a selector does not answer.
         """
         path = f"/workers/{worker_id}/drain"
         told = await asyncio.gather(*(self._ask("GET", url + path, _Status) for url in self._urls))
@@ -146,7 +145,7 @@ class Selectors:
         await self._tell("DELETE", worker_id)
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._client.aclose()
 
     async def _tell(self, method: str, worker_id: int, body: bytes | None = None) -> None:
@@ -155,15 +154,15 @@ class Selectors:
             *(self._ask(method, url + path, _Status, body) for url in self._urls),
             return_exceptions=True,
         )
-        for one in told:  # all were told, those behind one that fails, too
+        for one in told:  # all were asked, even after a failure
             if isinstance(one, BaseException):
                 raise one
 
     async def _of_any(self, path: str, kind: type[_T]) -> tuple[list[_T], str]:
-        """Return the answers there are, and what is wrong with the others.
+        """Return the answers received, and the errors of the others.
 
         Raises:
-            SelectorError: there is none.
+            SelectorError: there is no answer.
         """
         told = await asyncio.gather(
             *(self._ask("GET", url + path, kind) for url in self._urls), return_exceptions=True
@@ -183,10 +182,10 @@ class Selectors:
     async def _ask(
         self, method: str, url: str, kind: type[_T], body: bytes | None = None
     ) -> _T | None:
-        """Return an answer; None: what is asked about is not known there.
+        """Return an answer; None: the subject is unknown there.
 
         Raises:
-            SelectorError: there is none that can be read, in time.
+            SelectorError: no readable answer came in time.
         """
         headers = self._headers if body is None else {**self._headers, **_JSON}
         try:
@@ -212,14 +211,14 @@ def _scope(model: ModelKey) -> str:
 
 def _host(record: _Record) -> str:
     endpoint = record.endpoint or ""
-    try:  # of `host:port`, too: nobody but callers has to understand it
+    try:  # of `host:port`, too: only callers need to understand endpoints
         return urlsplit(endpoint if "//" in endpoint else f"//{endpoint}").hostname or ""
     except ValueError:
         return ""
 
 
 def _why(record: _Record) -> str | None:
-    """Return why a worker drains; it may have been drained without a word."""
+    """Return the reason of a drain, perhaps empty; None: no drain."""
     told = [one for one in record.not_schedulable_reasons if one.startswith(DRAINING)]
     if told:
         return told[0].removeprefix(DRAINING)

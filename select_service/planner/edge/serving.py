@@ -1,7 +1,7 @@
-"""What the planner tells over HTTP: /health, /ready, /metrics, /decisions; and /v1/decision.
+"""The planner's HTTP server: /health, /ready, /metrics, /decisions; and /v1/decision.
 
-It listens on the loopback by default. Whoever can reach the routes of the virtual connector can
-report what was never done; nothing here can change a target.
+It listens on the loopback interface by default. Clients of the virtual connector's routes can
+report work that was never done; nothing here can change a target.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["PlannerMetrics", "create_app"]
 
 BODY_MAX: Final = 65_536
 ID_MOST: Final = 2**53
-"""JSON's readers round ids beyond it."""
+"""JSON readers round ids beyond it."""
 PREFIX: Final = "select_planner_"
 _POOL: Final = ("model_name", "tenant_id", "role")
 _MODEL: Final = ("model_name", "tenant_id")
@@ -41,12 +41,12 @@ _OBSERVED: Final = (
     *("requests", "isl", "osl", "ttft_ms", "itl_ms"),
     *("request_s", "effective_isl", "concurrency"),
 )
-_TOLD: Final = 50  # decisions, where nobody says how many
+_TOLD: Final = 50  # decisions, without a limit in the request
 _OK, _NOTHING, _BAD, _NOT_FOUND, _TOO_LARGE, _NOT_READY = 200, 204, 400, 404, 413, 503
 
 
 def create_app(loop: Loop) -> Starlette:
-    """Return the application; the routes of the virtual connector only where there is one."""
+    """Return the application; the virtual connector's routes only if that is used."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(PlannerMetrics(loop))
 
@@ -87,7 +87,7 @@ def _virtual(connector: VirtualConnector) -> list[Route]:
             wait_s = float(request.query_params.get("wait_s", "0"))
         except ValueError:
             return _json({"error": "after and wait_s are numbers"}, _BAD)
-        if math.isnan(wait_s):  # a wait that never ends
+        if math.isnan(wait_s):  # it would wait for ever
             return _json({"error": "wait_s is not a number"}, _BAD)
         if not 0 <= after < ID_MOST:
             return _json({"error": f"after is not within 0 and {ID_MOST}"}, _BAD)
@@ -96,7 +96,7 @@ def _virtual(connector: VirtualConnector) -> list[Route]:
 
     async def complete(request: Request) -> Response:
         body = bytearray()
-        async for part in request.stream():  # a chunked one does not say how long it will be
+        async for part in request.stream():  # a chunked request does not announce its length
             body += part
             if len(body) > BODY_MAX:
                 return _json({"error": f"the body is longer than {BODY_MAX}"}, _TOO_LARGE)
@@ -116,7 +116,7 @@ def _virtual(connector: VirtualConnector) -> list[Route]:
 
 
 def _whole(text: str) -> int | None:
-    """Return a number in digits; None: it is none, or has more than `int` reads."""
+    """Return a decimal number; None: it is none, or has more digits than `int` reads."""
     try:
         return int(text) if text.isdecimal() else None
     except ValueError:
@@ -128,7 +128,7 @@ def _json(body: object, status: int = _OK) -> Response:
 
 
 class PlannerMetrics(Collector):
-    """Everything the loop knows, read when somebody scrapes."""
+    """The loop's state as metrics, read at scrape time."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop

@@ -1,7 +1,7 @@
-"""What `run` is told: flags for one model, or a file for several.
+"""The settings of `run`: flags for one model, or a file for several.
 
-A targets file is YAML or JSON with a list `models`; every field has the meaning, and nearly the
-name, of the flag. Paths in it are relative to the file.
+A targets file is YAML or JSON with a list `models`; every field corresponds to a flag of nearly the
+same name. Paths in it are relative to the file.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ __all__ = ["ModelSettings", "PoolTarget", "build_fleet", "read_targets", "resour
 
 
 class PoolTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Engines of one role."""
+    """The engines of one role."""
 
     role: Role
     gpus: int = 1
-    """Of one replica."""
+    """Per replica."""
     replicas_min: int = 1
     replicas_max: int = 1000
     step_up: int = 8
     step_down: int = 2
     stabilisation_s: float = 300.0
     start_s: float = 120.0
-    """Of a replica, until it was measured."""
+    """Of a replica, until measured."""
     resource: str = ""
-    """What the connector scales, in its own words: deployments/NAME, serve/APP/DEPLOYMENT."""
+    """The resource to scale, in the connector's syntax: deployments/NAME, serve/APP/DEPLOYMENT."""
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,7 +59,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def key(self) -> ModelKey:
-        """Whose it is."""
+        """The model's key."""
         return ModelKey(self.model_name, self.tenant_id)
 
 
@@ -94,16 +94,16 @@ def build_fleet(
     likens: bool = True,
     give_up_s: float = GIVE_UP_S,
 ) -> Fleet:
-    """Make the core out of settings; reads the profiles.
+    """Build the core from settings; reads the profiles.
 
     Args:
-        models: see there.
+        models: their settings.
         tuning: of every model's predictors.
         gpus_max: of all models together.
-        correct: learn how far engines are from their profile.
-        is_watched: a fast loop looks, too.
-        likens: times like this one in the past may decide.
-        give_up_s: no replica is waited for any longer after the last came.
+        correct: learn the deviation of engines from their profile.
+        is_watched: a fast loop runs, too.
+        likens: similar times in the past may decide.
+        give_up_s: missing replicas are not waited for longer than this after the last came.
 
     Raises:
         SettingsError: models or roles contradict each other.
@@ -124,7 +124,7 @@ def build_fleet(
 
 
 def resources_of(models: list[ModelSettings]) -> dict[PoolKey, str]:
-    """Return what the connector scales, by pool."""
+    """Return the resources to scale, by pool."""
     return {PoolKey(one.key, pool.role): pool.resource for one in models for pool in one.pools}
 
 

@@ -1,6 +1,6 @@
-"""What a planner remembers over a restart: one JSON file, replaced whole.
+"""The planner's memory across restarts: one JSON file, replaced as a whole.
 
-A file that cannot be read is put aside and told, not trusted and not lost.
+An unreadable file is put aside and reported: neither trusted nor lost.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["Memory", "StateFile"]
 
 VERSION: Final = 1
-"""Of what the numbers mean; a file of another is as good as damaged."""
+"""Of the meaning of the numbers; a file of another version counts as damaged."""
 
 _SINCE_MOST: Final = 1_000_000
-"""Intervals; whoever was away for longer has a clock that was never set."""
+"""Intervals; a longer absence means a clock that was never set."""
 
 
 class _ModelMemory(msgspec.Struct):
@@ -37,11 +37,11 @@ class _ModelMemory(msgspec.Struct):
     p_correction: float
     d_correction: float
     missed: int = 0
-    """Intervals in a row, at the end, of which nothing was known."""
+    """Unknown intervals in a row, at the end."""
 
 
 class _PoolMemory(msgspec.Struct):
-    """What was asked for, and what was there, when it was written."""
+    """The replicas requested, and those ready, at the time of writing."""
 
     model: ModelKey
     role: Role
@@ -50,13 +50,13 @@ class _PoolMemory(msgspec.Struct):
 
 
 class Memory(msgspec.Struct):
-    """Everything that is kept."""
+    """The contents of the file."""
 
     version: int = VERSION
     interval_s: float = 0.0
-    """That the histories are counted in; 0: it was not written yet, and is as it was."""
+    """The interval of the histories; 0: an older file, taken to have the present one."""
     at: float = 0.0
-    """When the last of their intervals ended, in seconds since 1970; 0: it was not written yet."""
+    """When the last interval ended, in seconds since 1970; 0: an older file without it."""
     decision_id: int = 0
     models: list[_ModelMemory] = []
     pools: list[_PoolMemory] = []
@@ -77,15 +77,15 @@ class StateFile:
         self.damaged = False
 
     def read(self, fleet: Fleet, at: float = 0.0) -> Memory:
-        """Give a fleet its past; returns what else was kept.
+        """Give a fleet its past; returns the rest of the memory.
 
         Args:
-            fleet: whose.
-            at: seconds since 1970: how long ago that was. 0, or a clock that was set back: it has
-                just ended.
+            fleet: to be given its past.
+            at: now, in seconds since 1970, to compute the age of the past. If 0, or if the clock
+                was set back, the past counts as just ended.
 
         Raises:
-            PlannerError: the file is there and cannot be opened, or is damaged and stays there.
+            PlannerError: the file exists but cannot be opened, or is damaged and cannot be moved.
         """
         try:
             memory: Memory | None = msgspec.json.decode(self._path.read_bytes(), type=Memory)
@@ -123,10 +123,10 @@ class StateFile:
         states: Mapping[PoolKey, PoolState],
         at: float = 0.0,
     ) -> None:
-        """Replace the file; a crash leaves the old one or the new one.
+        """Replace the file; after a crash it is either the old or the new one.
 
         Args:
-            fleet: whose.
+            fleet: to be remembered.
             decision_id: of the last decision.
             states: of pools.
             at: when its last interval ended, in seconds since 1970.
@@ -154,13 +154,13 @@ class StateFile:
                 os.fsync(file.fileno())
             os.replace(aside, self._path)
         except OSError as error:
-            with contextlib.suppress(OSError):  # it takes room that is missed
+            with contextlib.suppress(OSError):  # it would waste scarce space
                 aside.unlink(missing_ok=True)
             raise PlannerError(f"{self._path}: {error.strerror}") from error
 
 
 def _makes_sense(memory: Memory) -> bool:
-    """Whether it can be gone on from: numbers somebody wrote by hand may be none of ours."""
+    """Whether the memory is usable: hand-written numbers may be invalid."""
     missed = (one.missed for one in memory.models)
     counts = (
         memory.decision_id,
@@ -177,7 +177,7 @@ def _makes_sense(memory: Memory) -> bool:
 
 
 def _since(memory: Memory, one: _ModelMemory, at: float, interval_s: float) -> int:
-    """Return the intervals since the last known one, by clocks that may have been set meanwhile."""
+    """Return the intervals since the last known one; clocks may have been set in the meantime."""
     away_s = max(0.0, at - memory.at) if memory.at else 0.0
     return round(min((away_s + one.missed * memory.interval_s) / interval_s, _SINCE_MOST))
 

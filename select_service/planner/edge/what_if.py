@@ -1,4 +1,4 @@
-"""One calculation, asked for on the command line: `plan` and `predict`.
+"""Single calculations for the command line: `plan` and `predict`.
 
 `compatible` answers what the reference would do, faults included; `slo` what we would.
 """
@@ -39,7 +39,7 @@ _POOLS = (PoolKey(ModelKey("model"), "prefill"), PoolKey(ModelKey("model"), "dec
 
 
 class Question(Struct, frozen=True, kw_only=True):
-    """What `plan` is asked."""
+    """The inputs of `plan`."""
 
     requests: float
     isl: float
@@ -58,7 +58,7 @@ class Question(Struct, frozen=True, kw_only=True):
 
 
 def plan_compatible(profile: Profile, question: Question) -> dict[str, object]:
-    """Answer with the reference's formulas; an `error` is one it raises itself."""
+    """Answer with the reference's formulas; an `error` is one that they raise themselves."""
     limits = CompatibleLimits(
         interval_s=question.interval_s,
         itl_ms=question.itl_ms,
@@ -88,11 +88,11 @@ def plan_compatible(profile: Profile, question: Question) -> dict[str, object]:
 
 
 def plan_slo(profile: Profile, question: Question) -> dict[str, object]:
-    """Answer with ours: TTFT and ITL targets, a hard ceiling, and what cannot be met.
+    """Answer with our own sizing: TTFT and ITL targets, a hard ceiling, and infeasible targets.
 
     Raises:
         InfeasiblePlan: the minima cost more GPUs than there are.
-        SettingsError: a number that is none.
+        SettingsError: a number is invalid.
     """
     _check(question)
     surface = Surface(profile)
@@ -106,7 +106,7 @@ def plan_slo(profile: Profile, question: Question) -> dict[str, object]:
     forecast = Forecast(rate, Lengths.single(question.isl), question.osl, 1.0)
     gpus = (question.prefill_gpus, question.decode_gpus)
     if question.requests:
-        # 0: nothing was measured, and that makes nobody faster
+        # 0 means not measured, not infinitely fast
         slow_prefill, slow_decode = question.p_correction or 1.0, question.d_correction or 1.0
         needs = (
             size_prefill(surface, forecast, goals, slow_prefill),
@@ -184,5 +184,5 @@ def read_series(text: str) -> list[float]:
 
 
 def _told(terms: dict[str, float]) -> dict[str, float | str]:
-    """What JSON cannot say is said in words."""
+    """Express infinities and NaN as text, for JSON."""
     return {name: one if math.isfinite(one) else str(one) for name, one in terms.items()}

@@ -1,1 +1,1 @@
-"""A cluster under a fake clock: engines, selectors and requests, without a clock of its own."""
+"""A simulated cluster under a fake clock: engines, selectors and requests."""

@@ -1,4 +1,4 @@
-"""When requests come: endless sequences of times, in seconds from 0, drawn from a given rng."""
+"""Arrival times: endless sequences in seconds from 0, drawn from a given rng."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["bursts", "diurnal", "gamma", "poisson"]
 
 
 def poisson(rng: random.Random, rate: float) -> Iterator[float]:
-    """Independent arrivals, `rate` of them a second."""
+    """Independent arrivals, `rate` per second."""
     now = 0.0
     while True:
         now += rng.expovariate(rate)
@@ -21,7 +21,7 @@ def poisson(rng: random.Random, rate: float) -> Iterator[float]:
 
 
 def gamma(rng: random.Random, rate: float, cv: float) -> Iterator[float]:
-    """Gaps of coefficient of variation `cv`: 1 is Poisson, above is burstier, below more even."""
+    """Gaps with coefficient of variation `cv`: 1 is Poisson, above is burstier, below more even."""
     shape = 1.0 / (cv * cv)
     now = 0.0
     while True:
@@ -30,7 +30,7 @@ def gamma(rng: random.Random, rate: float, cv: float) -> Iterator[float]:
 
 
 def bursts(rng: random.Random, rate: float, size: int) -> Iterator[float]:
-    """`size` at one time, as often as makes `rate` a second on average."""
+    """Bursts of `size` simultaneous arrivals, `rate` per second on average."""
     for now in poisson(rng, rate / size):
         for _ in range(size):
             yield now
@@ -39,7 +39,7 @@ def bursts(rng: random.Random, rate: float, size: int) -> Iterator[float]:
 def diurnal(
     rng: random.Random, times: Iterator[float], period_s: float, depth: float
 ) -> Iterator[float]:
-    """Thin out arrivals so that their rate swings: from all of it down to `1 - depth` of it."""
+    """Thin arrivals so that their rate oscillates between all and `1 - depth` of it."""
     for now in times:
         share = 1.0 - depth * (1.0 - math.cos(2.0 * math.pi * now / period_s)) / 2.0
         if rng.random() < share:

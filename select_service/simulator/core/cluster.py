@@ -1,19 +1,19 @@
-"""A cluster under a fake clock: requests arrive, a router chooses, engines work, caches are told.
+"""A cluster under a fake clock: requests arrive, a router chooses, engines work, caches report.
 
-For whoever drives it (a run, the planner's closed loop, a test):
+For its drivers (a run, the planner's closed loop, a test):
 
     cluster = Cluster(ClusterSettings(), router, workload)
     cluster.add_worker("workers", 0.0)                # now: startup_s = 0
     cluster.add_worker("workers", 0.0, startup_s=60)  # may be chosen from 60.0 on
     while not cluster.is_done:
         cluster.advance(cluster.now + 180.0)          # everything that happens until then
-        seen = cluster.observe()                      # of the time since it was asked last
+        seen = cluster.observe()                      # of the time since the last call
         ...                                           # seen.num_req, .isl, .osl, .ttft_s, .itl_s,
         cluster.remove_worker(7, cluster.now)         # .request_duration_s, .concurrency, .pools
     cluster.check()                                   # every request ended exactly once
 
 Pools are named in the settings, each with a role and an engine: one of role `aggregated`, or one of
-`prefill` and one of `decode`. `workload` may be None: `offer` gives it requests one by one. Verbs
+`prefill` and one of `decode`. `workload` may be None: `offer` adds requests one by one. Methods
 that take `now` let everything before it happen first. Times are seconds.
 """
 
@@ -53,13 +53,13 @@ class _Flight:
     def __init__(self, outcome: Outcome, key: str) -> None:
         self.outcome = outcome
         self.key = key
-        self.worker_id: int | None = None  # where it is
+        self.worker_id: int | None = None  # its current worker
         self.job: Job | None = None
         self.placed: Placed | None = None
 
     @property
     def workers(self) -> tuple[int | None, int | None]:
-        """Where it is, and where it will go."""
+        """Its current worker, and the next one."""
         return self.worker_id, None if self.placed is None else self.placed.worker_id
 
 
@@ -67,7 +67,7 @@ class Cluster:
     """See the module.
 
     Attributes:
-        outcomes: What became of requests, in the order they ended.
+        outcomes: Outcomes of requests, in order of their end.
         gaps: Times between two tokens, in bins of 2 %, counted by token.
         reasons: Decisions by reason, refusals with their code.
         spread: (time, CoV of requests over the ready workers, CoV of tokens, requests), by sample.
@@ -88,28 +88,28 @@ class Cluster:
         self._fleet = Fleet(settings.pools, settings.block_size)
         self._seats = self._fleet.seats
         self._flights: dict[str, _Flight] = {}  # by key of the attempt
-        self._open = 0  # requests that arrived and are not over
+        self._open = 0  # requests that arrived and have not ended
         self._arrived = 0
-        self._scheduled = 0  # arrivals that are known and to come
+        self._scheduled = 0  # known future arrivals
         self._tally = Tally()
         self._observed_at = 0.0
-        self._area = 0.0  # of open requests over time, since then
+        self._area = 0.0  # of open requests over time, since the last observation
         self._area_at = 0.0
         self._deadline = math.inf
         self._at(TICK_S, self._tick)
         self._at(settings.sample_s, self._sample)
         self._next_arrival()
 
-    # -- what drives it --------------------------------------------------------------------------
+    # -- driving ---------------------------------------------------------------------------------
 
     @property
     def now(self) -> float:
-        """Up to when everything has happened."""
+        """The time until which everything has happened."""
         return self._time.now
 
     @property
     def is_done(self) -> bool:
-        """Nothing is on its way, and nothing is known to come."""
+        """Whether nothing is in progress, and no arrival is known."""
         return not self._open and not self._scheduled
 
     @property
@@ -119,7 +119,7 @@ class Cluster:
 
     @property
     def evictions(self) -> int:
-        """Blocks forgotten for want of room, by those who are gone, too."""
+        """Blocks evicted for lack of room, including those of workers that are gone."""
         return self._fleet.evictions
 
     def worker_ids(self, pool: str, *, draining: bool = False) -> list[int]:
@@ -127,21 +127,21 @@ class Cluster:
         return self._fleet.ids(pool, draining=draining)
 
     def offer(self, request: Request) -> None:
-        """Let a request arrive at its time, which is not before `now`."""
+        """Schedule a request's arrival, not before `now`."""
         self._scheduled += 1
         self._at(max(request.arrival, self.now), self._arrive, request)
 
     def advance(self, until: float) -> None:
-        """Let everything happen that happens up to and at this time."""
+        """Let everything happen up to and including this time."""
         self._time.advance(until)
 
     def finish(self, limit_s: float = math.inf) -> None:
-        """Advance until nothing is on its way, or the time is up."""
+        """Advance until nothing is in progress, or the time limit."""
         while not self.is_done and self.now < limit_s:
             self.advance(min(limit_s, self._time.next))
 
     def add_worker(self, pool: str, now: float, startup_s: float = 0.0) -> int:
-        """Start a worker; it may be chosen once `startup_s` are over. Returns its id."""
+        """Start a worker, which may be chosen after `startup_s`. Returns its id."""
         self._time.come_to(now)
         worker_id = self._fleet.open(pool, self.now)
         if startup_s > 0.0:
@@ -151,7 +151,7 @@ class Cluster:
         return worker_id
 
     def remove_worker(self, worker_id: int, now: float, *, drain: bool = True) -> None:
-        """Take a worker away: once it has finished what it has, or at once with all on it."""
+        """Remove a worker: after it has finished its work, or at once with all of it."""
         self._time.come_to(now)
         seat = self._seats[worker_id]
         if not drain:
@@ -165,7 +165,7 @@ class Cluster:
             self._go_if_empty(seat)
 
     def fail_worker(self, worker_id: int, now: float, back_after_s: float | None = None) -> None:
-        """Kill a worker; another of its pool is ready after so long, if that is said."""
+        """Kill a worker; if requested, another one of its pool is ready after `back_after_s`."""
         self._time.come_to(now)
         pool = self._seats[worker_id].pool
         self._die(worker_id)
@@ -173,11 +173,11 @@ class Cluster:
             self.add_worker(pool, self.now, back_after_s)
 
     def at(self, when: float, do: Callable[[], None]) -> None:
-        """Do something at a time that is not before `now`; for schedules of scaling and faults."""
+        """Call `do` at a time not before `now`; for schedules of scaling and faults."""
         self._at(max(when, self.now), do)
 
     def observe(self) -> Observation:
-        """Return what happened since it was asked last."""
+        """Return what happened since the last call."""
         self._count(0)
         start, end = self._observed_at, self.now
         seconds = end - start
@@ -188,7 +188,7 @@ class Cluster:
         return seen
 
     def check(self) -> None:
-        """State every promise; once all is done, that nothing was lost and nothing is held."""
+        """Assert all invariants; once all is done, that nothing was lost and nothing is held."""
         for seat in self._seats.values():
             seat.worker.check()
         assert len(self.outcomes) + self._open == self._arrived, "each request ends exactly once"
@@ -200,14 +200,14 @@ class Cluster:
         for seat in self._seats.values():
             assert not seat.worker.pool.used, f"worker {seat.worker.worker_id} holds blocks"
             assert seat.state != "draining", "who drains and has nothing to do goes"
-        # what routers are told late is on its way
+        # delayed messages to routers are still on their way
         self.advance(self.now + self.settings.load_lag_s + self.settings.event_lag_s + TICK_S)
         self.router.check()
 
     # -- time ------------------------------------------------------------------------------------
 
     def _count(self, requests: int) -> None:
-        """So many more requests are open."""
+        """Add to the open requests."""
         now = self._time.now
         self._area += self._open * (now - self._area_at)
         self._area_at = now
@@ -226,9 +226,9 @@ class Cluster:
             self._mind_deadline()
 
     def _mind_deadline(self) -> None:
-        """Look up when the first of those who wait will have waited too long."""
+        """Schedule a wake-up when the first waiting request expires."""
         deadline = self.router.next_deadline()
-        if self.now < deadline < self._deadline:  # what is past is for the next tick
+        if self.now < deadline < self._deadline:  # past deadlines are for the next tick
             self._deadline = deadline
             self._at(deadline, self._wake, deadline)
 
@@ -242,7 +242,7 @@ class Cluster:
 
     def _ready(self, worker_id: int) -> None:
         seat = self._seats.get(worker_id)
-        if seat is None:  # it was taken away before
+        if seat is None:  # it was removed before
             return
         seat.state = "ready"
         self.router.add(seat.member, self.now)
@@ -253,13 +253,13 @@ class Cluster:
         if seat.state != "draining" or worker.jobs:
             return
         if self._flights_of(worker.worker_id):
-            return  # a prompt is computed elsewhere, or under way
+            return  # a prompt is computed elsewhere, or in transit
         self._fleet.leave(worker.worker_id, self.now)
         self.router.remove(worker.worker_id, self.now)
         self._follow_up()
 
     def _left(self, flight: _Flight) -> None:
-        """A request is no longer on its workers or on its way there: who drains may have to go."""
+        """Remove draining workers that a request has left, if it was their last."""
         for worker_id in flight.workers:
             seat = None if worker_id is None else self._seats.get(worker_id)
             if seat is not None:
@@ -276,7 +276,7 @@ class Cluster:
             self._again(flight)
 
     def _flights_of(self, worker_id: int) -> list[_Flight]:
-        """Return what is on a worker, or on its way there. O(requests that are open)."""
+        """Return the flights on a worker, or on their way there. O(open requests)."""
         return [one for one in self._flights.values() if worker_id in one.workers]
 
     def _bury(self, worker_id: int) -> None:
@@ -314,11 +314,11 @@ class Cluster:
         self._follow_up()
 
     def _follow_up(self) -> None:
-        """Settle those who waited and were answered by what was just done."""
+        """Settle waiting requests that the last action answered."""
         for key, verdict in self.router.answered():
             flight = self._flights.get(key)
             if flight is None:
-                self.router.finished(key, self.now)  # its request is over
+                self.router.finished(key, self.now)  # its request has ended
             else:
                 self._settle(flight, verdict)
 
@@ -339,7 +339,7 @@ class Cluster:
 
     def _submit(self, flight: _Flight, worker_id: int, job: Job) -> None:
         seat = self._seats.get(worker_id)
-        if seat is None:  # dead, and the router does not know
+        if seat is None:  # it is dead, and the router does not know
             self._again(flight)
             return
         worker = seat.worker
@@ -354,7 +354,7 @@ class Cluster:
             self._at(worker.due, self._step, worker, worker.due)
 
     def _step(self, worker: Worker, due: float) -> None:
-        if worker.due != due:  # it was told to look up earlier, or died
+        if worker.due != due:  # it was rescheduled, or died
             return
         happened = worker.step(self.now)
         for seconds, tokens in worker.gaps:
@@ -400,7 +400,7 @@ class Cluster:
         if flight is None or flight.job is not job:
             return
         outcome = flight.outcome
-        if outcome.first_token < 0.0:  # after a death its client has it already
+        if outcome.first_token < 0.0:  # after a death its client already has it
             outcome.first_token, outcome.cached_tokens = self.now, job.cached
             self._tally.first_token(outcome.ttft_s, job.request.isl, job.cached)
         self._later(self._tell_prefilled, job.key, job.cached)
@@ -414,14 +414,14 @@ class Cluster:
         self._follow_up()
 
     def _later(self, do: Callable[..., None], *arguments: object) -> None:
-        """Tell the router, as late as it is told such things."""
+        """Inform the router, with the delay of load information."""
         if self.settings.load_lag_s > 0.0:
             self._at(self.now + self.settings.load_lag_s, do, *arguments)
         else:
             do(*arguments)
 
     def _move(self, job: Job) -> None:
-        """The prompt is computed: its KV cache goes to the worker that decodes."""
+        """Transfer the KV cache of a computed prompt to the worker that decodes."""
         flight = self._flights.get(job.key)
         if flight is None or flight.job is not job:
             return
@@ -446,7 +446,7 @@ class Cluster:
         self._over(flight, end)
 
     def _again(self, flight: _Flight) -> None:
-        """A worker died under a request: it is sent again, or given up."""
+        """Retry a request whose worker died, or give it up."""
         outcome = flight.outcome
         self._later(self._tell_finished, flight.key)
         if outcome.attempts >= self.settings.attempts_max:
@@ -457,7 +457,7 @@ class Cluster:
         self._left(flight)
         again = _Flight(outcome, f"{outcome.request.number}/{outcome.attempts}")
         self._flights[again.key] = again
-        # a moment later: the router may not know yet who is dead
+        # with a delay: the router may not know of the death yet
         self._at(self.now + self.settings.detect_s / 2, self._route_if_open, again)
 
     def _route_if_open(self, flight: _Flight) -> None:

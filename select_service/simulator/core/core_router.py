@@ -1,11 +1,10 @@
-"""The real core as a router: the classes the server runs, one instance for each replica.
+"""The real core as a router: the classes the server runs, one instance per replica.
 
-A replica has its own ledger. Bookings made at one are told the others after `sync_delay_s`, as the
-messages the replica plane would carry. All replicas hear a worker's events at the same moment, so
-their indexes would be the same at every moment: there is one, which each takes for its own, and KV
-events go into it by the verbs the event writer calls. What is left out is bytes: bodies, frames,
-the decoding of events. Requests are dealt to the replicas in turn, and what is told of one goes
-where it went.
+Each replica has its own ledger. Bookings at one reach the others after `sync_delay_s`, in the
+messages of the replica plane. All replicas get a worker's events at the same moment, so their
+indexes would always be equal: they share one, which KV events enter through the methods the event
+writer calls. Only bytes are left out: bodies, frames, the decoding of events. Requests are dealt to
+the replicas in turn, and calls about a request go to its replica.
 """
 
 from __future__ import annotations
@@ -60,27 +59,27 @@ REPLICA_TICK_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
-    """What the server would be started with, and how many of it there are."""
+    """The server's settings, and the number of replicas."""
 
     config: RouterConfig = field(default_factory=RouterConfig)
     admission: AdmissionSettings | None = None
     trust: TrustSettings | None = None
     replicas: int = 1
     sync_delay_s: float = 0.005
-    session_ttl_s: float = 0.0  # 0: a session has no worker of its own
-    decision_ring: int = 0  # records of decisions cost time, and nobody asks for them here
+    session_ttl_s: float = 0.0  # 0: sessions have no worker of their own
+    decision_ring: int = 0  # records of decisions cost time, and are not read here
 
 
 class _Registry(Registry):
-    """Streams of one replica, on indexes of all.
+    """The streams of one replica, on indexes shared by all.
 
-    What a core itself does to an index (a rank comes, goes, is cleared; a sweep) changes nothing
-    when it is done again at the same moment, and replicas are told of workers at the same moment.
+    What a core itself does to an index (a rank comes, goes, is cleared; a sweep) is idempotent at
+    the same moment, and all replicas hear of workers at the same moment.
     """
 
     def __init__(self, shared: dict[Scope, KvIndex]) -> None:
         super().__init__()
-        self._shared = shared  # for good: who drops one may want it back while others have it
+        self._shared = shared  # never dropped: a replica may want one back while others have it
 
     def open_index(self, scope: Scope, block_size: int, *, is_eagle: bool = False) -> KvIndex:
         """See Registry."""
@@ -92,12 +91,12 @@ class _Registry(Registry):
 
 
 def _shown_to_nobody(_: PackedHashes) -> list[int]:
-    """Stand for the numbers in an answer: a thousand for each request, and nobody reads them."""
+    """Replace the hash numbers in answers: a thousand per request, and never read."""
     return []
 
 
 class _Replica:
-    """One core and what it is owed by the others."""
+    """One core and its inbox of messages from the others."""
 
     def __init__(
         self,
@@ -127,14 +126,14 @@ class _Replica:
 
 
 class CoreRouter:
-    """The service's own choice; see Router for the verbs."""
+    """Chooses with the service's own core; see Router for the methods."""
 
     def __init__(self, settings: CoreSettings, rngs: Sequence[random.Random]) -> None:
         """Build the replicas.
 
         Args:
             settings: of all of them.
-            rngs: one for each: none shares its luck with another.
+            rngs: one per replica, independent of each other.
         """
         assert len(rngs) == settings.replicas
         self.settings = settings
@@ -142,11 +141,11 @@ class CoreRouter:
         self.replicas = [
             _Replica(number, settings, rng, self._indexes) for number, rng in enumerate(rngs)
         ]
-        self._home: dict[str, _Replica] = {}  # of what is booked or waits, by key
+        self._home: dict[str, _Replica] = {}  # by key, of booked and waiting requests
         self._waiting: dict[Ticket, str] = {}
         self._answered: list[tuple[str, Verdict]] = []
         self._has_pairs = False
-        self._has_sessions = settings.session_ttl_s > 0.0  # else nobody looks at their names
+        self._has_sessions = settings.session_ttl_s > 0.0  # otherwise session names are ignored
         self._turn = 0
         self._replica_ticked = -math.inf
 
@@ -249,7 +248,7 @@ class CoreRouter:
                 return
             self._did(replica, effects, now)
 
-    # -- what workers tell -----------------------------------------------------------------------
+    # -- events of workers ---------------------------------------------------------------------
 
     def apply(self, worker_id: int, events: Sequence[KvEvent], now: float) -> None:
         """See Router."""
@@ -263,7 +262,7 @@ class CoreRouter:
             else:
                 index.remove(rank, Tier.DEVICE, event.blocks)
 
-    # -- time ------------------------------------------------------------------------------------
+    # -- time ----------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """See Router."""
@@ -304,7 +303,7 @@ class CoreRouter:
             self._pull(replica, pull, now)
 
     def _catch_up(self, now: float) -> None:
-        """Let replicas hear what is due by now, and say what they put off."""
+        """Deliver due messages to the replicas, and let them send what they deferred."""
         if len(self.replicas) == 1:
             return
         if now - self._replica_ticked >= REPLICA_TICK_S:
@@ -319,7 +318,7 @@ class CoreRouter:
             while inbox and inbox[0][0] <= now:
                 due, peer, message = inbox.popleft()
                 heard = replica.core.replica_heard(peer, message, max(due, 0.0))
-                if heard is not NOTHING:  # as nearly always
+                if heard is not NOTHING:  # usually
                     self._did(replica, heard, now)
 
     def _pull(self, replica: _Replica, pull: Pull, now: float) -> None:
@@ -348,7 +347,7 @@ class CoreRouter:
 
 
 def _reason(answer: Selection, best_tokens: int | None) -> str:
-    """Say why in three words; `best_tokens` is the longest prefix that anybody holds."""
+    """Return the reason in three words; `best_tokens` is the longest prefix on any worker."""
     if best_tokens is None:
         return "after waiting"
     if not best_tokens:

@@ -1,6 +1,6 @@
-"""The workers of a simulated cluster: which there are, how each stands, what pools have cost.
+"""The workers of a simulated cluster: their states, and the costs of pools.
 
-Books only: who is told of a worker, and what becomes of its requests, is the cluster's affair.
+Books only: the cluster informs routers of workers, and handles their requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Fleet", "Seat"]
 
 
 class Seat:
-    """A worker and how it stands with the cluster."""
+    """A worker and its state in the cluster."""
 
     __slots__ = ("busy_before", "jobs_before", "pool", "state", "worker")
 
@@ -30,11 +30,11 @@ class Seat:
         self.worker = worker
         self.pool = pool
         self.state: Literal["starting", "ready", "draining", "gone"] = "starting"
-        self.busy_before = self.jobs_before = 0.0  # what its pool was charged already
+        self.busy_before = self.jobs_before = 0.0  # already charged to its pool
 
     @property
     def member(self) -> Member:
-        """The worker as routers are told of it."""
+        """The worker as described to routers."""
         worker = self.worker
         return Member(
             worker.worker_id,
@@ -59,11 +59,11 @@ class Fleet:
         self._accounted_at = 0.0
         self._jobs: defaultdict[str, float] = defaultdict(float)  # by pool: job-seconds on workers
         self._busy: defaultdict[str, float] = defaultdict(float)  # seconds of steps
-        self._paid: defaultdict[str, float] = defaultdict(float)  # seconds of being there
-        self._evictions = 0  # of those who are gone
+        self._paid: defaultdict[str, float] = defaultdict(float)  # seconds of existence
+        self._evictions = 0  # of workers that are gone
 
     def open(self, pool: str, now: float) -> int:
-        """Take a new worker in, which starts; returns its id."""
+        """Add a new worker in state `starting`; returns its id."""
         kind = self.pools[pool]
         self.account(now)
         worker_id = next(self._ids)
@@ -72,7 +72,7 @@ class Fleet:
         return worker_id
 
     def leave(self, worker_id: int, now: float) -> Seat:
-        """Let a worker go; what it did stays in the books."""
+        """Remove a worker; its costs stay in the books."""
         self.account(now)
         seat = self.seats.pop(worker_id)
         seat.state = "gone"
@@ -81,7 +81,7 @@ class Fleet:
 
     @property
     def evictions(self) -> int:
-        """Blocks that all workers there ever were have forgotten for want of room."""
+        """Blocks evicted for lack of room by all workers, past and present."""
         return self._evictions + sum(seat.worker.pool.evictions for seat in self.seats.values())
 
     def ids(self, pool: str, *, draining: bool = False) -> list[int]:
@@ -93,7 +93,7 @@ class Fleet:
         ]
 
     def account(self, now: float) -> None:
-        """Charge the pools for the time that has gone since this was done last."""
+        """Charge the pools for the time since the last call."""
         seconds = now - self._accounted_at
         self._accounted_at = now
         for seat in self.seats.values():
@@ -105,7 +105,7 @@ class Fleet:
             seat.jobs_before, seat.busy_before = jobs, busy
 
     def close_books(self, now: float, seconds: float) -> dict[str, PoolState]:
-        """Return how pools stand and what so many seconds have cost; begin anew."""
+        """Return the state of pools and their costs in the last `seconds`, and start anew."""
         self.account(now)
         states = {name: self._state(name, seconds) for name in self.pools}
         for sums in (self._jobs, self._busy, self._paid):
@@ -131,9 +131,9 @@ class Fleet:
         )
 
     def spread(self) -> tuple[float, float, int] | None:
-        """Return the CoV of requests and of tokens over ready workers, and how many requests.
+        """Return the CoV of requests and of tokens over ready workers, and the number of requests.
 
-        None: there is no load that could be spread.
+        None: there is no load to spread.
         """
         ready = [seat.worker for seat in self.seats.values() if seat.state == "ready"]
         jobs = [worker.jobs for worker in ready]

@@ -1,4 +1,4 @@
-"""What an engine tells of its KV cache: blocks that can be found from now on, and no more."""
+"""The KV cache events of an engine: blocks that can be found from now on, and no longer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Stored(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """Blocks cannot be found any more."""
+    """Blocks can no longer be found."""
 
     blocks: array[int]
 

@@ -1,7 +1,7 @@
-"""The KV cache of one simulated engine, compiled if it can be.
+"""The KV cache of one simulated engine, compiled if possible.
 
-A run spends most of its time on blocks, some thousand for each request: the compiled pool looks at
-one in a few nanoseconds, the plain one in a hundred. Which of the two it is, nobody needs to know.
+A run spends most of its time on blocks, about a thousand per request: the compiled pool takes a few
+nanoseconds per block, the plain one a hundred. Callers need not know which one it is.
 """
 
 from __future__ import annotations

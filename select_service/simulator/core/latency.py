@@ -1,8 +1,8 @@
-"""How long a step of an engine takes: an analytic model, or a profile somebody measured.
+"""The duration of an engine's steps: an analytic model, or a measured profile.
 
 A *step* decodes one token of every running sequence and computes chunks of prompts. Between two
-changes of the batch, steps differ only by the KV cache that grows by a token for each sequence, so
-the model tells the time of a whole *stretch* of them at once: nobody simulates token by token.
+changes of the batch, steps differ only in the KV cache, which grows by a token per sequence. So a
+model gives the time of a whole *stretch* of steps at once, without simulating token by token.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ if TYPE_CHECKING:
 __all__ = ["AnalyticLatency", "Latency", "ProfileLatency", "SlowedLatency"]
 
 _TIME_MAX_S = 3_600.0
-"""Of a step, or of what a token adds to it: a run is simulated by the second."""
+"""Limit of a step's time, and of what a token adds to it: runs are simulated by the second."""
 
 
 class Latency(Protocol):
     """Times of an engine; seconds."""
 
     def prefill_s(self, tokens: int, past: int) -> float:
-        """Return what computing so many tokens of a prompt behind `past` others adds to a step."""
+        """Return the time that `tokens` of a prompt after `past` others add to a step."""
 
     def stretch_s(self, sequences: int, kv_tokens: int, steps: int) -> float:
-        """Return how long so many steps take that do nothing but decode.
+        """Return the duration of this many decode-only steps.
 
         Args:
-            sequences: in the batch; with none and one step: what a step costs in itself.
-            kv_tokens: of all of them before the first step; each step adds `sequences`.
+            sequences: in the batch; with none and one step: the fixed cost of a step.
+            kv_tokens: of all sequences before the first step; each step adds `sequences`.
             steps: at least 1.
         """
 
     def steps_in(self, sequences: int, kv_tokens: int, seconds: float) -> int:
-        """Return how many steps of such a stretch are over after so many seconds."""
+        """Return how many steps of such a stretch have ended after this many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnalyticLatency:
     """Step time is `base + prefill + sequences * per sequence + KV tokens * per token`.
 
-    Prefill of n tokens behind p others is `n * per token + n * (p + n/2) * per pair`: linear layers
-    and attention. Defaults are near an 8B model on one H100: 30,000 prompt tokens a second, 13 ms
+    Prefill of n tokens after p others is `n * per token + n * (p + n/2) * per pair`: linear layers
+    and attention. Defaults are near an 8B model on one H100: 30,000 prompt tokens per second, 13 ms
     between tokens with twenty sequences of 3,000 tokens.
     """
 
@@ -60,7 +60,7 @@ class AnalyticLatency:
     kv_token_s: float = 75e-9
 
     def __post_init__(self) -> None:
-        """Refuse times below zero, and steps that take none.
+        """Refuse negative times, and steps that take no time.
 
         Raises:
             ValueError: naming what is wrong.
@@ -74,16 +74,16 @@ class AnalyticLatency:
             raise ValueError("base_s or sequence_s must be above 0: a step takes time")
 
     def prefill_s(self, tokens: int, past: int) -> float:
-        """As the class says."""
+        """Return the class's formula for prefill."""
         return tokens * (self.prefill_token_s + (past + tokens / 2) * self.prefill_pair_s)
 
     def stretch_s(self, sequences: int, kv_tokens: int, steps: int) -> float:
-        """As the class says, summed over the steps."""
+        """Return the class's formula, summed over the steps."""
         first = self.base_s + self.sequence_s * sequences + self.kv_token_s * kv_tokens
         return steps * (first + self.kv_token_s * sequences * (steps - 1) / 2)
 
     def steps_in(self, sequences: int, kv_tokens: int, seconds: float) -> int:
-        """Solve the same sum for the number of steps."""
+        """Solve that sum for the number of steps."""
         growth = self.kv_token_s * sequences / 2
         first = self.base_s + self.sequence_s * sequences + self.kv_token_s * kv_tokens - growth
         if growth * seconds < 1e-12 * first * first:
@@ -94,13 +94,13 @@ class AnalyticLatency:
 
 @dataclass(frozen=True, slots=True)
 class SlowedLatency:
-    """Another engine's times at a share of its speed: an older device, or one that is worn."""
+    """Another engine's times at a fraction of its speed: an older or degraded device."""
 
     of: Latency
-    speed: float  # 1: as fast as that one
+    speed: float  # 1: the same speed
 
     def __post_init__(self) -> None:
-        """Refuse engines that stand still.
+        """Refuse speeds that are not positive.
 
         Raises:
             ValueError: the speed is not above 0, or not finite.
@@ -109,24 +109,24 @@ class SlowedLatency:
             raise ValueError("the speed of an engine must be above 0, and finite")
 
     def prefill_s(self, tokens: int, past: int) -> float:
-        """As that one, in more time."""
+        """Return that engine's time, scaled."""
         return self.of.prefill_s(tokens, past) / self.speed
 
     def stretch_s(self, sequences: int, kv_tokens: int, steps: int) -> float:
-        """As that one, in more time."""
+        """Return that engine's time, scaled."""
         return self.of.stretch_s(sequences, kv_tokens, steps) / self.speed
 
     def steps_in(self, sequences: int, kv_tokens: int, seconds: float) -> int:
-        """As many as that one does in the shorter time."""
+        """Return that engine's steps in the scaled time."""
         return self.of.steps_in(sequences, kv_tokens, seconds * self.speed)
 
 
 class ProfileLatency:
-    """Times out of a planner's profile: TTFT by prompt length, ITL by KV usage and context.
+    """Times from a planner's profile: TTFT by prompt length, ITL by KV usage and context.
 
-    Between what was measured it is linear, outside the nearest value holds. A prompt behind cached
-    tokens costs the difference of two TTFTs; a step without a decoding sequence costs nothing of
-    its own, as a TTFT was measured with everything in it.
+    Interpolation is linear; outside the measurements the nearest value holds. A prompt after cached
+    tokens costs the difference of two TTFTs; a step without decoding sequences has no fixed cost,
+    as a TTFT was measured with everything included.
     """
 
     def __init__(
@@ -185,11 +185,11 @@ class ProfileLatency:
         return _interpolated(usage, *self._curves[number])
 
     def stretch_s(self, sequences: int, kv_tokens: int, steps: int) -> float:
-        """Take all steps for as long as the one in the middle."""
+        """Multiply the middle step's time by the number of steps."""
         return steps * self.step_s(sequences, kv_tokens + sequences * (steps - 1) / 2)
 
     def steps_in(self, sequences: int, kv_tokens: int, seconds: float) -> int:
-        """Find the number by halving; stretches never get shorter by a step."""
+        """Find the number by bisection; stretches never get shorter with more steps."""
         first = self.step_s(sequences, kv_tokens)
         low, high = 0, max(1, int(2 * seconds / first) + 1)
         while low < high:
@@ -208,7 +208,7 @@ def _expect_finite(**columns: NDArray[np.float64]) -> None:
 
 
 def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
-    """As `numpy.interp`, which takes ten times as long for a single number."""
+    """Like `numpy.interp`, which takes ten times as long for a single number."""
     above = bisect_right(xs, x)
     if above == 0:
         return ys[0]
@@ -221,7 +221,7 @@ def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
 def _curves(
     decode: Mapping[str, Sequence[float]],
 ) -> tuple[list[float], list[tuple[list[float], list[float]]]]:
-    """Group points by context length; each group is ITL by usage, rising."""
+    """Group points by context length; each group has ITL by usage, rising."""
     names = ("x_kv_usage", "y_context_length", "z_itl")
     usage, context, itl = (
         np.atleast_1d(np.asarray(decode[name], dtype=np.float64)).ravel() for name in names

@@ -1,7 +1,7 @@
-"""What a run comes to: times, hits against the ceiling, spread of load, SLOs, conservation.
+"""The results of a run: times, hit rate against its ceiling, spread of load, SLOs, conservation.
 
-Everything here follows from the outcomes and is the same for the same seed; how long the run took
-is no part of it.
+Everything here follows from the outcomes and is the same for the same seed; the wall time of the
+run is not included.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ __all__ = ["Distribution", "Measures", "SloRow", "ceiling_of", "measure"]
 
 _POINTS: Final = (*range(0, 100, 2), 99, 100)
 _WINDOWS: Final = 40
-"""Into so many parts a run is cut for what is shown over time."""
+"""Parts of a run in charts over time."""
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one kind of time, in seconds; zeros where there was none."""
+    """The distribution of one kind of time, in seconds; zeros if there is none."""
 
     mean: float = 0.0
     p50: float = 0.0
     p90: float = 0.0
     p95: float = 0.0
     p99: float = 0.0
-    curve: list[tuple[float, float]] = []  # (seconds, share that is no longer)
+    curve: list[tuple[float, float]] = []  # (seconds, share not above)
 
 
 class SloRow(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of a class were answered in time; refused and lost ones were not."""
+    """Requests of a class answered in time; refused and lost ones were not."""
 
     slo_class: str
     offered: int
@@ -61,17 +61,17 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     requests_per_s: float
     output_tokens_per_s: float
-    goodput_per_s: float  # answered in time, where there are SLOs; else answered
+    goodput_per_s: float  # answered in time if there are SLOs, else answered
     ttft_s: Distribution
-    itl_s: Distribution  # mean of each request
+    itl_s: Distribution  # per request, its mean
     gap_s: Distribution  # between any two tokens
     e2e_s: Distribution
-    hit_rate: float  # share of prompt tokens that were found
-    hit_ceiling: float  # of one infinite cache for all; of those answered, as the rate
+    hit_rate: float  # share of prompt tokens found in the cache
+    hit_ceiling: float  # with one infinite shared cache; of answered requests, like the rate
     load_cov: float  # CoV over workers, of requests; mean over time, weighted by requests
     load_cov_tokens: float
-    busy_cov: float  # of the time that workers computed, of those there at the end
-    busy: float  # their mean share of the run
+    busy_cov: float  # of the computing time of the workers present at the end
+    busy: float  # mean share of the run they computed
     preemptions: int
     evictions: int
     retried: int
@@ -81,12 +81,12 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hit_share(self) -> float:
-        """What of the ceiling was reached."""
+        """The share of the ceiling that was reached."""
         return self.hit_rate / self.hit_ceiling if self.hit_ceiling else 1.0
 
 
 def ceiling_of(requests: Iterable[Request], block_size: int) -> float:
-    """Return the hit rate of one infinite cache, as if each prompt were there once it arrived."""
+    """Return the hit rate of one infinite cache that holds each prompt as soon as it arrives."""
     seen = BlockSet()
     found = total = 0
     for request in requests:
@@ -96,7 +96,7 @@ def ceiling_of(requests: Iterable[Request], block_size: int) -> float:
 
 
 def measure(cluster: Cluster, policy: str, seed: int) -> Measures:
-    """Look back on a run that is over."""
+    """Measure a finished run."""
     outcomes = cluster.outcomes
     answered = [one for one in outcomes if one.is_ok]
     by_arrival = sorted(outcomes, key=lambda one: (one.request.arrival, one.request.number))
@@ -143,7 +143,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _weighted(samples: Sequence[tuple[float, int]]) -> float:
-    """Return the mean as requests feel it: a few on an idle fleet cannot be spread evenly."""
+    """Return the mean weighted by requests: a few on an idle fleet cannot be spread evenly."""
     total = sum(weight for _, weight in samples)
     return sum(value * weight for value, weight in samples) / total if total else 0.0
 
@@ -219,7 +219,7 @@ def _slo_rows(by_arrival: Sequence[Outcome], begin: float, end: float) -> list[S
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return at most a few hundred points, means of neighbours."""
+    """Return at most a few hundred points, as means of neighbours."""
     each = -(-len(points) // 200) or 1
     return [
         (points[at][0], _mean([value for _, value in points[at : at + each]]))

@@ -1,7 +1,7 @@
-"""What a planner would see of a simulated cluster: one interval at a time, by pool and in all.
+"""A planner's view of a simulated cluster: one interval at a time, by pool and in total.
 
-Averages are over what ended (or first answered) in the interval; `None` means that nothing did,
-which is not 0.
+Averages are over requests that ended (or got their first token) in the interval; `None` means there
+were none, which is not 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ISL_EDGES", "Observation", "PoolState", "Tally"]
 
 ISL_EDGES: Final = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-"""Upper edges, inclusive, of the histogram of prompt lengths; one more bin takes what is beyond."""
+"""Upper edges, inclusive, of the histogram of prompt lengths; longer ones have one more bin."""
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,11 +30,11 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     starting: int
     draining: int
     concurrency: float  # requests on its workers
-    busy: float  # share of the workers' time that was spent on steps
-    waiting: int  # requests that wait on its workers
+    busy: float  # share of the workers' time spent on steps
+    waiting: int  # requests waiting on its workers
     prefill_backlog_tokens: int
     kv_usage: float  # share of its workers' blocks in use
-    worker_seconds: float  # paid for: starting, ready and draining
+    worker_seconds: float  # to be paid: starting, ready and draining
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
     start: float
     end: float
-    num_req: int  # arrivals, also of those refused
+    num_req: int  # arrivals, including refused ones
     refused: int
     lost: int
     finished: int
@@ -53,8 +53,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     itl_s: float | None  # of those finished: mean over tokens
     request_duration_s: float | None  # of those finished
     prompt_tokens: int  # of first tokens in the interval
-    hit_rate: float | None  # share of them that was found
-    concurrency: float  # requests that arrived and are not over, mean over the interval
+    hit_rate: float | None  # share of them found in the cache
+    concurrency: float  # requests that arrived and have not ended, mean over the interval
     pools: dict[str, PoolState]
 
     @property
@@ -64,7 +64,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally:
-    """Sums of one interval; the cluster adds, `Observation` is made of it."""
+    """Sums over one interval; the cluster adds to them, and `Observation` is derived."""
 
     __slots__ = (
         "arrivals",
@@ -118,7 +118,7 @@ class Tally:
     def observe(
         self, start: float, end: float, concurrency: float, pools: dict[str, PoolState]
     ) -> Observation:
-        """Return what was counted."""
+        """Return the interval's observation."""
         return Observation(
             start=start,
             end=end,

@@ -1,8 +1,8 @@
-"""The KV cache of one simulated engine: blocks in use, blocks kept for later, what to announce.
+"""The KV cache of one simulated engine: used blocks, kept blocks, and events to announce.
 
-A block is *named* once its content is whole and may be found again, else it is only counted. Named
-blocks nobody uses stay until their room is needed; the one unused for longest goes first, and of
-one request the last of its chain. `events` gathers what an engine would publish, in order.
+A block is *named* once its content is complete and may be found again, otherwise it is only
+counted. Unused named blocks stay until their room is needed; the least recently used goes first,
+and of one request the last of its chain. `events` collects what an engine would publish, in order.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["BlockSet", "KvPool"]
 
 _NOTED_PER_BLOCK: Final = 3
-"""Notes of releases, by blocks of capacity: with more of them the old ones are left out."""
+"""Limit of release notes, as a multiple of the capacity in blocks; beyond it, stale ones go."""
 
 
 class KvPool:
-    """Blocks of one engine; every verb is O(blocks it is about), as a mean over many calls."""
+    """Blocks of one engine; every method is amortised O(blocks concerned)."""
 
     __slots__ = (
         "_busy",
@@ -42,23 +42,23 @@ class KvPool:
         self.capacity = capacity
         self.evictions = 0
         self.events: list[KvEvent] = []
-        # named block → requests that use it; of one that nobody uses, the mark of its release
+        # named block → number of requests using it, or if unused, the mark of its release
         self._held: dict[int, int] = {}
-        self._busy = 0  # named blocks that are used
-        # releases, oldest first: mark (below 0) and blocks, the next to go at the end. A block
-        # that was used again since bears another mark, and is passed over.
+        self._busy = 0  # used named blocks
+        # releases, oldest first: mark (below 0) and blocks, the next to go at the end. A block used
+        # again since has another mark, and is skipped.
         self._kept: deque[tuple[int, list[int]]] = deque()
-        self._noted = 0  # blocks there, those that are passed over with them
+        self._noted = 0  # blocks in `_kept`, including skipped ones
         self._nameless = 0  # in use
 
     @property
     def used(self) -> int:
-        """Blocks that running requests hold."""
+        """Blocks held by running requests."""
         return self._busy + self._nameless
 
     @property
     def available(self) -> int:
-        """Blocks that could be taken, if need be by forgetting what is kept."""
+        """Blocks that could be taken, if necessary by evicting kept ones."""
         return self.capacity - self._busy - self._nameless
 
     @property
@@ -67,9 +67,9 @@ class KvPool:
         return len(self._held)
 
     def match(self, chain: array[int], most: int) -> tuple[int, int]:
-        """Look for the first `most` blocks of a chain, up to the first that is not here.
+        """Look up the first `most` blocks of a chain, up to the first that is missing.
 
-        Returns how many there are, and how many of them nobody uses.
+        Returns the number found, and how many of them are unused.
         """
         held = self._held.get
         found = unused = 0
@@ -82,7 +82,7 @@ class KvPool:
         return found, unused
 
     def use(self, chain: array[int], count: int) -> None:
-        """Hold the first blocks of a chain, which are here."""
+        """Hold the first blocks of a chain, which must be present."""
         held = self._held
         for block in chain[:count]:
             users = held[block]
@@ -93,7 +93,7 @@ class KvPool:
                 self._busy += 1
 
     def take(self, count: int) -> None:
-        """Hold so many more blocks without a name; there must be as many `available`."""
+        """Hold this many more unnamed blocks; they must be `available`."""
         assert count <= self.available, "asked before it is taken"
         short = count - (self.capacity - len(self._held) - self._nameless)
         if short > 0:
@@ -103,7 +103,7 @@ class KvPool:
         self._nameless += count
 
     def _evict(self, count: int) -> list[int]:
-        """Forget so many blocks that nobody uses, of which there are as many."""
+        """Evict this many unused blocks; there must be enough."""
         held, kept = self._held, self._kept
         gone: list[int] = []
         while len(gone) < count:
@@ -119,16 +119,16 @@ class KvPool:
         return gone
 
     def name(self, chain: array[int], start: int, stop: int) -> None:
-        """Let nameless blocks be found as these of the chain from now on.
+        """Name held blocks as these blocks of the chain, so that they can be found.
 
-        What somebody else has computed meanwhile is shared, and the own copy is given back.
+        Blocks that another request has named meanwhile are shared, and the own copies released.
         """
         held = self._held
         run = chain[start:stop]
         self._nameless -= stop - start
         if held.keys().isdisjoint(run):
             new = dict.fromkeys(run, 1)
-            if len(new) == len(run):  # else a chain names one block twice
+            if len(new) == len(run):  # otherwise a chain names one block twice
                 held.update(new)
                 self._busy += len(new)
                 self._announce(chain, start, stop)
@@ -153,11 +153,11 @@ class KvPool:
             self.events.append(Stored(parent, chain[start:stop]))
 
     def release(self, chain: array[int], named: int, nameless: int) -> None:
-        """Give back what a request held: the first `named` of its chain, and some without."""
+        """Release a request's blocks: the first `named` of its chain, and some unnamed ones."""
         held = self._held
         mark = self._kept[-1][0] - 1 if self._kept else -1
         kept: list[int] = []
-        for block in chain[named - 1 :: -1] if named else ():  # the end is needed least
+        for block in chain[named - 1 :: -1] if named else ():  # the end is the least useful
             users = held[block]
             if users > 1:
                 held[block] = users - 1
@@ -174,7 +174,7 @@ class KvPool:
                 self._forget_old_notes()
 
     def _forget_old_notes(self) -> None:
-        """Leave out what would be passed over."""
+        """Drop notes that would be skipped."""
         held, kept = self._held, self._kept
         self._kept, self._noted = deque(), 0
         for mark, blocks in kept:
@@ -184,7 +184,7 @@ class KvPool:
                 self._noted += len(rest)
 
     def check(self) -> None:
-        """State every promise of the pool."""
+        """Assert all invariants of the pool."""
         assert self._nameless >= 0
         assert self._busy == sum(users > 0 for users in self._held.values()), "users are counted"
         assert self._nameless + len(self._held) <= self.capacity
@@ -200,15 +200,15 @@ class KvPool:
 
 
 class BlockSet:
-    """Blocks that were seen."""
+    """A set of blocks."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
 
     def add(self, chain: array[int], most: int) -> int:
-        """Put the blocks of a chain into it.
+        """Add the blocks of a chain.
 
-        Returns how many of its first `most` were there, up to the first that was not.
+        Returns how many of its first `most` were present, up to the first that was missing.
         """
         seen = self._seen
         known = 0

@@ -1,8 +1,8 @@
-"""What goes through a simulated cluster, and what becomes of it.
+"""The requests of a simulated cluster, and their outcomes.
 
-Blocks are named by numbers that stand for their content and all before it, as `hash_ids` of the
-traces do: equal number, equal prefix. Nothing is computed here. A prompt is a thousand of them:
-from here to the index they lie in arrays of 64 bits, and nobody makes an object of each.
+Block numbers stand for a block's content and all before it, like `hash_ids` in traces: equal
+number, equal prefix. Nothing is computed here. A prompt is a thousand of them: from here to the
+index they are kept in arrays of 64-bit numbers, never as single objects.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Role = Literal["prefill", "decode", "aggregated"]
 
 OK: Final = "ok"
 TOO_LARGE: Final = "too_large"  # no engine can ever hold it
-LOST: Final = "lost"  # its worker went, more often than it may be tried again
+LOST: Final = "lost"  # its workers died more often than it may be retried
 
 
 class Request(msgspec.Struct, kw_only=True, eq=False):
     """One request as a client sends it.
 
-    `blocks` names the full blocks of the prompt and, where that is known, those its answer will
-    fill: what a next turn will find. Of the prompt are the first `isl // block_size`.
+    `blocks` names the full blocks of the prompt and, where known, those its answer will fill: a
+    next turn will find them. The first `isl // block_size` belong to the prompt.
     """
 
     number: int
@@ -41,11 +41,11 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     slo_class: str = ""
     slo_ttft_s: float | None = None
     slo_itl_s: float | None = None
-    expected_osl: int | None = None  # what its sender says; most say nothing
+    expected_osl: int | None = None  # as stated by the client; usually it is not
 
 
 class Outcome(msgspec.Struct, eq=False):
-    """What became of a request; times are seconds since the start of the run."""
+    """The outcome of a request; times are seconds since the start of the run."""
 
     request: Request
     end: str  # `OK`, `TOO_LARGE`, `LOST`, or `refused: CODE`
@@ -54,7 +54,8 @@ class Outcome(msgspec.Struct, eq=False):
     prefill_worker_id: int = -1  # that computed its prompt
     placed: float = -1.0
     first_token: float = -1.0
-    cached_tokens: int = 0  # really found, when what led to its first token was let in
+    # actually found when the attempt that led to its first token was scheduled
+    cached_tokens: int = 0
     attempts: int = 1
     preemptions: int = 0
     reason: str = ""  # why this worker
@@ -66,33 +67,33 @@ class Outcome(msgspec.Struct, eq=False):
 
     @property
     def ttft_s(self) -> float:
-        """From its arrival to its first token."""
+        """From arrival to first token."""
         return self.first_token - self.request.arrival
 
     @property
     def itl_s(self) -> float:
-        """Mean time between two tokens; 0 for an answer of one."""
+        """Mean time between tokens; 0 for a single-token answer."""
         gaps = self.request.osl - 1
         return (self.finished - self.first_token) / gaps if gaps else 0.0
 
     @property
     def e2e_s(self) -> float:
-        """From its arrival to its last token."""
+        """From arrival to last token."""
         return self.finished - self.request.arrival
 
 
 class Workload(Protocol):
-    """Where requests come from; one object serves one run."""
+    """A source of requests; one object serves one run."""
 
     block_size: int
 
     def next(self) -> Request | None:
-        """Return the next request in order of arrival; None: no more come by themselves."""
+        """Return the next request in order of arrival; None: no more come unprompted."""
 
     def after(self, outcome: Outcome) -> Iterable[Request]:
-        """Return what the end of a request brings: the next turn, the next of a closed loop."""
+        """Return what the end of a request causes: its next turn, the next of a closed loop."""
 
 
 def chain_of(blocks: Iterable[int] = ()) -> array[int]:
-    """Return block numbers, of 64 bits each, as requests have them."""
+    """Return block numbers in the form requests have them, of 64 bits each."""
     return array("Q", blocks)

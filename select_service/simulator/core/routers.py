@@ -1,8 +1,8 @@
-"""Who chooses a worker: what every policy can be told and asked, and the simple ones to compare.
+"""The protocol of routers, which choose workers, and simple policies to compare with.
 
-The simple ones know how many requests they have sent where, as a proxy in front of a fleet does,
-and nothing of caches. Given the same order of calls and the same random numbers they choose the
-same. The real core is in `core_router.py`.
+Like a proxy in front of a fleet, the simple ones count the requests they have sent to each worker,
+and know nothing of caches. Given the same calls and the same random numbers they choose the same.
+The real core is in `core_router.py`.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ __all__ = [
 
 
 class Placed(NamedTuple):
-    """A request goes there."""
+    """A request goes to this worker."""
 
     worker_id: int
-    prefill_worker_id: int | None = None  # its prompt is computed there first
+    prefill_worker_id: int | None = None  # computes its prompt first
     reason: str = ""
 
 
 class Refused(NamedTuple):
-    """A request goes nowhere."""
+    """A request is refused."""
 
     code: str
 
@@ -51,7 +51,7 @@ Verdict = Placed | Refused
 
 
 class Member(NamedTuple):
-    """A worker as a router is told of it."""
+    """A worker as described to a router."""
 
     worker_id: int
     role: Role
@@ -62,50 +62,50 @@ class Member(NamedTuple):
 
 
 class Router(Protocol):
-    """Chooses workers. Every verb takes the time; `key` names one attempt at one request."""
+    """Chooses workers. Every method takes the time; `key` names one attempt of a request."""
 
     def add(self, member: Member, now: float) -> None:
-        """A worker may be chosen from now on."""
+        """Add a worker that may be chosen from now on."""
 
     def drain(self, worker_id: int, now: float) -> None:
-        """A worker gets no more work, and finishes what it has."""
+        """Give a worker no more work; it finishes what it has."""
 
     def remove(self, worker_id: int, now: float) -> None:
-        """A worker is gone, with everything on it."""
+        """Remove a worker that is gone, with everything on it."""
 
     def route(self, key: str, request: Request, now: float) -> Verdict | None:
-        """Choose; None: the request waits, and `answered` will tell."""
+        """Choose a worker; None: the request waits, and `answered` will return it."""
 
     def prefilled(self, key: str, cached_tokens: int, now: float) -> None:
-        """The prompt is computed, so much of it was cached."""
+        """The prompt is computed; this many of its tokens were cached."""
 
     def finished(self, key: str, now: float) -> None:
-        """The request is over, or its client is gone."""
+        """The request has ended, or its client is gone."""
 
     def apply(self, worker_id: int, events: Sequence[KvEvent], now: float) -> None:
-        """What a worker tells about its cache arrives."""
+        """Apply a worker's cache events."""
 
     def tick(self, now: float) -> None:
-        """Do housekeeping; once a second, and at `next_deadline`."""
+        """Do housekeeping; called once a second, and at `next_deadline`."""
 
     def next_deadline(self) -> float:
-        """Return when somebody will have waited too long; infinity: nobody."""
+        """Return when the first waiting request expires; infinity if none will."""
 
     def answered(self) -> list[tuple[str, Verdict]]:
-        """Return what became of those who waited, since it was asked last."""
+        """Return the verdicts on waiting requests since the last call."""
 
     def check(self) -> None:
-        """State every promise; with nothing in flight, that nothing is held."""
+        """Assert all invariants; with nothing in flight, that nothing is held."""
 
 
 class Counting:
-    """A router that counts what it has in flight, and is told nothing else."""
+    """A router that counts its requests in flight, and has no other information."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._in_flight: dict[int, int] = {}  # by worker, also those who drain
+        self._in_flight: dict[int, int] = {}  # by worker, including draining ones
         self._open: dict[Role, list[int]] = {"prefill": [], "decode": [], "aggregated": []}
-        self._placed: dict[str, list[int]] = {}  # by key, where it counts
+        self._placed: dict[str, list[int]] = {}  # by key: the workers where it counts
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class Counting:
     # -- requests ------------------------------------------------------------------------------
 
     def route(self, key: str, request: Request, now: float) -> Verdict | None:
-        """Choose one that does both, where there is such a pool, else one for each part."""
+        """Choose an aggregated worker if there are any, else one for each leg."""
         whole = self._open["aggregated"]
         if whole:
             chosen = self.choose(whole, request)
@@ -148,15 +148,15 @@ class Counting:
         return placed
 
     def choose(self, ids: list[int], request: Request) -> int:
-        """Return one of these workers, of which there is one at least."""
+        """Return one of these workers; there is at least one."""
         raise NotImplementedError
 
     def name_reason(self) -> str:
-        """Return why it was chosen, in a word or two."""
+        """Return the reason of the choice, in a word or two."""
         return ""
 
     def prefilled(self, key: str, cached_tokens: int, now: float) -> None:
-        """Count a prefill worker's part as over."""
+        """End the prefill worker's part."""
         ids = self._placed.get(key)
         if ids is not None and len(ids) > 1:
             self._give_back(ids.pop())
@@ -171,21 +171,21 @@ class Counting:
             self._in_flight[worker_id] -= 1
 
     def load(self, worker_id: int) -> int:
-        """Return how many requests were sent there and are not over, as far as it was told."""
+        """Return the requests sent there that have not ended, as far as known."""
         return self._in_flight[worker_id]
 
     def apply(self, worker_id: int, events: Sequence[KvEvent], now: float) -> None:
-        """Caches are not looked at."""
+        """Ignore caches."""
 
     def tick(self, now: float) -> None:
-        """There is nothing to do."""
+        """Do nothing."""
 
     def next_deadline(self) -> float:
-        """Nobody waits."""
+        """Return infinity: none waits."""
         return float("inf")
 
     def answered(self) -> list[tuple[str, Verdict]]:
-        """Nobody waits."""
+        """Return nothing: none waits."""
         return []
 
     def check(self) -> None:
@@ -196,7 +196,7 @@ class Counting:
 
 
 class RoundRobin(Counting):
-    """One after the other."""
+    """Chooses workers in turn."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
@@ -209,7 +209,7 @@ class RoundRobin(Counting):
 
 
 class RandomChoice(Counting):
-    """Any."""
+    """Chooses a random worker."""
 
     def choose(self, ids: list[int], request: Request) -> int:
         """See Counting."""
@@ -217,7 +217,7 @@ class RandomChoice(Counting):
 
 
 class LeastLoaded(Counting):
-    """Who has the fewest requests; equals are drawn."""
+    """Chooses the worker with the fewest requests; ties are random."""
 
     def choose(self, ids: list[int], request: Request) -> int:
         """See Counting."""
@@ -228,7 +228,7 @@ class LeastLoaded(Counting):
 
 
 class PowerOfTwo(Counting):
-    """The less loaded of two that are drawn."""
+    """Chooses the less loaded of two random workers."""
 
     def choose(self, ids: list[int], request: Request) -> int:
         """See Counting."""
@@ -243,9 +243,9 @@ class PowerOfTwo(Counting):
 
 
 class PrefixAffinity(Counting):
-    """Each session has its worker (rendezvous hashing); without one, the first block decides.
+    """Keeps each session on its worker (rendezvous hashing); without one, a prompt block decides.
 
-    Of `blocks` names the first that tells prompts apart counts: the last of the first few.
+    That is the last of the first few blocks, to tell prompts with a common beginning apart.
     """
 
     def __init__(self, rng: random.Random, prefix_blocks: int = 4) -> None:

@@ -1,4 +1,4 @@
-"""What a simulated cluster is made of, and how late its parts know of each other."""
+"""The settings of a simulated cluster: its pools, and the delays of information."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ClusterSettings", "PoolSettings"]
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """Engines that are alike."""
+    """A pool of identical engines."""
 
     role: Role = "aggregated"
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -23,13 +23,13 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """What surrounds the engines."""
+    """The environment of the engines."""
 
     pools: dict[str, PoolSettings] = field(default_factory=lambda: {"workers": PoolSettings()})
     block_size: int = 512
-    event_lag_s: float = 0.0  # from a change of a cache until routers know
+    event_lag_s: float = 0.0  # from a cache change until routers know
     load_lag_s: float = 0.0  # from a first or last token until the router knows
-    transfer_token_s: float = 0.0  # of the KV cache, from a prefill to a decode worker
-    detect_s: float = 1.0  # from the death of a worker until the router knows
-    attempts_max: int = 3  # of a request whose workers die
-    sample_s: float = 5.0  # between two looks at how the load is spread
+    transfer_token_s: float = 0.0  # per token of the KV cache, from a prefill to a decode worker
+    detect_s: float = 1.0  # from a worker's death until the router knows
+    attempts_max: int = 3  # per request, if its workers die
+    sample_s: float = 5.0  # between two samples of the spread of load

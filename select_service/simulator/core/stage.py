@@ -1,9 +1,9 @@
-"""Decisions of a recording, made again by the code that made them.
+"""Repeats the decisions of a recording with the code that made them.
 
-A stage is a partition of the real core whose index and ledger answer what the recording says they
-answered: eligibility, admission and what came before have had their say, in who could be chosen.
-What chooses (projection, prices, preferences, ties, temperatures, pairs, plans of waves) runs
-as it did, with what chance said then, or with other weights.
+A stage is a partition of the real core whose index and ledger answer as recorded; the recorded
+candidates reflect eligibility, admission and everything before the choice. The choice itself
+(projection, prices, preferences, ties, temperatures, pairs, wave plans) runs as it did, with the
+recorded random draws, or with other weights.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ Rank = tuple[int, int]
 """worker_id, dp_rank"""
 
 WeightsFor: TypeAlias = "Callable[[list[float | bool], Asked], Weights]"
-"""The weights of a request, by those recorded and by what it asked for."""
+"""From the recorded weights and the options of a request to the weights to use."""
 
 
 class Choice(NamedTuple):
-    """Where a request goes."""
+    """The decision on a request."""
 
     kind: Literal["placed", "pair", "refused", "cache_threshold"]
-    rank: Rank | None  # that decodes
+    rank: Rank | None  # the rank that decodes
     prefill_rank: Rank | None = None  # of a pair
     code: str = ""  # of a refusal
-    cost: float | None = None  # of who was chosen, in blocks
-    prefill_tokens: int | None = None  # it has to compute, as far as is known
+    cost: float | None = None  # of the choice, in blocks
+    prefill_tokens: int | None = None  # to be computed, as far as known
 
     @property
     def where(self) -> tuple[object, ...]:
@@ -86,20 +86,20 @@ class Choice(NamedTuple):
 
 
 class Seatings(NamedTuple):
-    """How a wave's plan compares: seats as recorded and as planned now, by position."""
+    """A wave's plan compared: recorded and newly planned seats, by position."""
 
     recorded: dict[int, Rank]
     planned: dict[int, Rank]
 
 
 class Stage:
-    """One scope as it was, for as long as nobody comes or goes."""
+    """One recorded scope, valid while its workers do not change."""
 
     def __init__(self, house: House, capacity: int, config: RouterConfig) -> None:
-        """Seat everybody.
+        """Seat all workers.
 
         Raises:
-            BadRecording: somebody sits where there is no place, or two do.
+            BadRecording: a slot does not exist, or is taken twice.
         """
         self.house = house
         self.capacity = capacity
@@ -130,10 +130,10 @@ class Stage:
         partition.make_room()
 
     def rank_at(self, slot: int) -> Rank:
-        """Return who sits on a slot.
+        """Return the rank on a slot.
 
         Raises:
-            BadRecording: nobody.
+            BadRecording: it is empty.
         """
         if slot not in self._seated:
             raise BadRecording(f"nobody sits on slot {slot}")
@@ -141,14 +141,14 @@ class Stage:
         return worker.worker_id, dp_rank
 
     def _planned_at(self, slot: int) -> Rank:
-        """Who sat there may have gone since a wave's prompts were read: then (-1, slot)."""
+        """Return the planned rank; (-1, slot) if it has gone since the wave's prompts were read."""
         return self.rank_at(slot) if slot in self._seated else (-1, slot)
 
     def rows(self, told: int | bytes) -> Rows:
         """Return candidates.
 
         Raises:
-            BadRecording: there are none such.
+            BadRecording: they do not exist.
         """
         if isinstance(told, int):
             if not 0 <= told <= self.capacity:
@@ -168,7 +168,7 @@ class Stage:
             if shared is None
             else [(blocks, slots_of(one, self.capacity)) for blocks, one in shared]
         )
-        # the column grows ahead of the ranks: what is behind the last of them is nobody's
+        # the column grows ahead of the ranks: its end belongs to none
         self._trust.column = None if trust is None else np.frombuffer(trust)[: self.capacity]
         if self._trust.column is not None and len(self._trust.column) < self.capacity:
             raise BadRecording("trust in fewer ranks than there are")
@@ -176,15 +176,15 @@ class Stage:
     # -- one decision --------------------------------------------------------------------------
 
     def choose(self, item: Decided, weights: Weights, rng: random.Random) -> Choice:
-        """Make a decision again; a refusal at a gate or by a queue stays one.
+        """Repeat a decision; a refusal at a gate or by a queue stays one.
 
         Args:
-            item: out of a Tape.
-            weights: in force.
-            rng: says what chance said.
+            item: from a Tape.
+            weights: to use.
+            rng: replays the recorded draws.
 
         Raises:
-            BadRecording: what decided does not fit together.
+            BadRecording: the inputs are inconsistent.
         """
         asked = item.asked or _ORDINARY
         if not item.is_pair and (item.refused is None or item.refused in _FILTERED):
@@ -210,9 +210,9 @@ class Stage:
         return self._place(request, prompt, rows, weights, rng, item.at)
 
     def _filter(self, item: Decided, asked: Asked) -> Choice | None:
-        """Refuse whom nobody may serve, or whose candidates were not all eligible.
+        """Return a refusal if no rank is eligible, or if not all recorded candidates are.
 
-        A gate, a cache threshold, a wave or a session may have left some of those eligible out.
+        A gate, a cache threshold, a wave or a session may have removed eligible ones.
         """
         partition = self.partition
         partition.holds_to_cache = item.thresholds is not None and item.thresholds[0] > 0.0
@@ -261,7 +261,7 @@ class Stage:
         told = item.pair.whole, item.pair.prefill, item.pair.decode
         legs = Legs(*(slots_of(one, self.capacity) for one in told))
         request, hits = _request(SelectPairRequest, asked), _cache_hits(item)
-        weights = weights.kv_cost()  # as pairs are priced, whatever the policy is
+        weights = weights.kv_cost()  # pairs are always priced like this
         partition = self.partition
         question = Question(partition.seating, request, prompt, weights, self._transfer_cost)
         projection = partition.project(prompt, legs.rows, weights)
@@ -286,12 +286,12 @@ class Stage:
         weights: WeightsFor,
         rng: Callable[[Step], random.Random],
     ) -> Seatings:
-        """Plan a wave again, every step under the loads it met.
+        """Repeat the plan of a wave, every step with its recorded loads.
 
         Args:
-            wave: out of a Tape.
-            weights: in force for a member, by those recorded and what it asked for.
-            rng: says what chance said in a step.
+            wave: from a Tape.
+            weights: of a member, from the recorded ones and its options.
+            rng: replays the recorded draws of a step.
         """
         guide = _Guide(self, wave)
         members = []
@@ -318,7 +318,7 @@ class Stage:
 
 
 class _Guide:
-    """Leads a plan through the steps that were recorded."""
+    """Leads a plan through the recorded steps."""
 
     def __init__(self, stage: Stage, wave: Wave) -> None:
         self._stage = stage
@@ -334,7 +334,7 @@ class _Guide:
     def plan(
         self, members: list[Member], wave: Wave, rng: Callable[[Step], random.Random]
     ) -> WavePlan:
-        """Return the plan, in front of its first step."""
+        """Return the plan, ready for its first step."""
         self._rng = rng
         self._stage._ledger.sequence_blocks = wave.sequence_blocks  # noqa: SLF001 - its own
         self._plan = _Guided(
@@ -350,7 +350,7 @@ class _Guide:
         return self._plan
 
     def next(self) -> None:
-        """Go on to the next step; a plan with more of them stays at the last."""
+        """Set the loads of the next step; a plan with more steps keeps those of the last."""
         step = next(self._steps, None)
         if step is None:
             return
@@ -363,7 +363,7 @@ class _Guide:
         self._plan.draw_from(self._rng(step))
 
     def look(self, member: Member) -> None:
-        """Have found what was found for this member."""
+        """Set the recorded matches of this member."""
         told = self._looked.get(member.number)
         if told is None:
             raise BadRecording(f"nobody looked up the prompt of member {member.number}")
@@ -371,7 +371,7 @@ class _Guide:
 
 
 class _Guided(WavePlan):
-    """A plan that is led."""
+    """A plan that is led by a guide."""
 
     look: Callable[[Member], None]
 
@@ -384,7 +384,7 @@ class _Guided(WavePlan):
 
 
 def recorded_choice(stage: Stage, item: Decided) -> Choice:
-    """Return what was decided then."""
+    """Return the recorded decision."""
     if item.refused is not None:
         return Choice("refused", None, code=item.refused)
     if item.is_threshold:
@@ -398,7 +398,7 @@ def recorded_choice(stage: Stage, item: Decided) -> Choice:
 
 
 def changed_weights(config: RouterConfig, changes: dict[str, object]) -> WeightsFor:
-    """Return how weights are other ones: a request's own stay on top of the process's.
+    """Return modified weights: a request's override applies on top of the changed configuration.
 
     Raises:
         TypeError: there is no such weight.
@@ -411,7 +411,7 @@ def changed_weights(config: RouterConfig, changes: dict[str, object]) -> Weights
 
 def _as_recorded(recorded: list[float | bool], _: Asked) -> Weights:
     count = len(Weights._fields)
-    if len(recorded) == count - 1:  # before queues counted as worked off, or the same at pace 0
+    if len(recorded) == count - 1:  # from before queues counted as worked off, equal to pace 0
         recorded = [*recorded, 0.0]
     if len(recorded) != count:
         raise BadRecording(f"{len(recorded)} weights, where this version has {count}")
@@ -425,7 +425,7 @@ def _whole(column: bytes | None, values: int) -> bytes:
 
 
 def _prompt(told: Prompted) -> Prompt:
-    """Return a prompt; its sequence hashes, which the ledger would want, are looked up nowhere."""
+    """Return a prompt; its sequence hashes, meant for the ledger, are not looked up."""
     hashes = hashes_of(told)
     return Prompt(hashes, hashes, told.isl_tokens)
 

@@ -1,4 +1,4 @@
-"""What is to happen, in order: a heap of calls, and the time up to which all have been made."""
+"""Scheduled events in order: a heap of calls, and the time until which all were made."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Timeline"]
 
 
 class Timeline:
-    """Calls at the same time are made in the order they were asked for.
+    """Makes calls at the same time in the order they were scheduled.
 
     Attributes:
-        now: Up to when everything has happened; of the call that is being made.
+        now: The time until which everything has happened; during a call, the call's time.
     """
 
     __slots__ = ("_calls", "_order", "now")
@@ -28,22 +28,22 @@ class Timeline:
         self._order = count()
 
     def at(self, when: float, do: Callable[..., None], *arguments: object) -> None:
-        """Make a call at a time; what is past by then happens now."""
+        """Schedule a call; if its time is past, it is made at `now`."""
         heappush(self._calls, (when, next(self._order), do, arguments))
 
     @property
     def next(self) -> float:
-        """When the next call is due; infinity: there is none."""
+        """The time of the next call; infinity if there is none."""
         return self._calls[0][0] if self._calls else math.inf
 
     def advance(self, until: float) -> None:
-        """Let everything happen that happens up to and at this time, and be there."""
+        """Make all calls up to and including this time, and advance to it."""
         self._make_calls(math.nextafter(until, math.inf))
         if self.now < until < math.inf:
             self.now = until
 
     def come_to(self, now: float) -> None:
-        """Let everything happen that happens before this time, and be there."""
+        """Make all calls before this time, and advance to it."""
         self._make_calls(now)
         self.now = max(self.now, now)
 

@@ -1,7 +1,7 @@
-"""What stands for index, ledger and trust on a stage: each says what was recorded of it.
+"""Substitutes for index, ledger and trust on a stage, which answer as recorded.
 
-They have of the real ones what `Partition` asks for on the way from candidates to a choice, and no
-more; `stage.py` puts them in their places, and says before each decision what they are to say.
+They implement what `Partition` uses on the way from candidates to a choice, and no more; `stage.py`
+installs them, and sets their answers before each decision.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["ToldIndex", "ToldLedger", "ToldTrust", "matches"]
 
 
 class _Found:
-    """Stands for the slot table of an index: masks are positions of what was recorded."""
+    """Replaces the slot table of an index: masks are positions in the recording."""
 
     def __init__(self) -> None:
         self._slots: list[Slots] = []
@@ -44,7 +44,7 @@ class _Found:
 
 
 class ToldIndex:
-    """Stands for the index: finds what was recorded."""
+    """Replaces the index: finds what was recorded."""
 
     is_eagle = False
 
@@ -54,12 +54,12 @@ class ToldIndex:
         self.found = _nothing()
 
     def find_matches(self, block_hashes: bytes) -> Matches:
-        """Return what was found then, whatever is asked for."""
+        """Return the recorded matches, whatever the prompt."""
         return self.found
 
 
 class _Blocks:
-    """Stands for active chains: whether any begins as the prompt does."""
+    """Replaces the active chains: whether any begins like the prompt."""
 
     def __init__(self) -> None:
         self.is_shared = False
@@ -69,26 +69,27 @@ class _Blocks:
 
 
 class _Recent:
-    """Stands for what a pool did lately."""
+    """Replaces the recent history of a pool."""
 
     def __init__(self) -> None:
         self.pace = self.turnover = 0.0
 
 
 class ToldLedger:
-    """Stands for the ledger: carries what was recorded."""
+    """Replaces the ledger: carries the recorded loads."""
 
     def __init__(self, capacity: int) -> None:
         self.loads = SlotLoads()
         self.loads.ensure(capacity)
         self._recent = _Recent()
         self.loads.recent = cast("Recent", self._recent)
-        self.sequence_blocks = 0  # of what a wave brings; what is booked has them in the context
+        # added by a wave's requests; booked ones are already in the context
+        self.sequence_blocks = 0
         self.blocks = _Blocks()
         self._shared: list[tuple[int, Slots]] | None = None
 
     def ensure(self, capacity: int) -> None:
-        """There is as much room as there was."""
+        """Check the size; it is fixed."""
         assert capacity == len(self.loads.prefill), "a stage is built as long as its columns"
 
     def load(self, packed: bytes | None) -> None:
@@ -105,16 +106,16 @@ class ToldLedger:
         loads.churn[:], loads.context[:] = told.churn, told.context
         loads.prefilling = cast("int", told.prefilling)
         self._recent.turnover = told.turnover
-        self._recent.pace = told.pace  # 0 where nothing is told of queues
+        self._recent.pace = told.pace  # 0 without information on queues
         loads.heard[:] = 0.0 if told.heard is None else told.heard
         loads.ahead[:] = 0.0 if told.ahead is None else told.ahead
 
     def share(self, shared: list[tuple[int, Slots]] | None) -> None:
-        """Say who was booked with the beginning of the prompt; None: nobody."""
+        """Set the slots booked with the beginning of the prompt; None: there are none."""
         self._shared, self.blocks.is_shared = shared, shared is not None
 
     def shared_groups(self, hashes: bytes) -> list[tuple[int, Slots]] | None:
-        """Return that, as blocks and the slots that have so many."""
+        """Return those, as blocks and the slots with that many."""
         return self._shared
 
     def column_of(self, groups: list[tuple[int, Slots]]) -> Floats:
@@ -126,13 +127,13 @@ class ToldLedger:
 
 
 class ToldTrust:
-    """Stands for trust: believes as was recorded."""
+    """Replaces trust: returns the recorded factors."""
 
     def __init__(self) -> None:
         self.column: Floats | None = None
 
     def ensure(self, rows: int) -> None:
-        """There is as much room as there was."""
+        """Do nothing: the size is fixed."""
 
 
 def _nothing() -> Matches:
@@ -140,7 +141,7 @@ def _nothing() -> Matches:
 
 
 def matches(told: Found | None, ranks: int) -> Matches:
-    """Return what the index answered; None: there was nothing."""
+    """Return the index's recorded answer; None: it found nothing."""
     if told is None:
         return _nothing()
     table = _Found()

@@ -1,11 +1,11 @@
 """One simulated engine: continuous batching, chunked prefill, a KV pool, preemption.
 
-A step decodes for every running sequence and spends what is left of its token budget on prompts,
-first come, first served. Steps that only decode go by as one *stretch*, up to the first end of an
-answer or the last free block; who arrives meanwhile is looked at when the step in progress is over.
-A request is let in when there are a seat and blocks for all of its prompt; when decoding runs out
-of blocks, who was let in last goes back to the front of the line and computes anew what is not
-cached by then (as vLLM does). Reads no clock: `due` says when `step` is to be called.
+A step decodes a token for every running sequence and spends the rest of its token budget on
+prompts, first come, first served. Decode-only steps are simulated as one *stretch*, up to the first
+end of an answer or the last free block; a request arriving meanwhile is considered when the step in
+progress ends. A request is scheduled when there are a seat and blocks for its whole prompt. When
+decoding runs out of blocks, the last scheduled request goes back to the front of the queue and
+recomputes what is no longer cached (as in vLLM). Reads no clock: `due` says when to call `step`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _NO_STEP: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What one engine is like; the defaults are near an 8B model on one 80 GB device."""
+    """The properties of one engine; the defaults are near an 8B model on one 80 GB device."""
 
     latency: Latency = field(default_factory=AnalyticLatency)
-    kv_tokens: int = 400_000  # what its KV cache holds
+    kv_tokens: int = 400_000  # capacity of its KV cache
     step_tokens_max: int = 8_192  # max_num_batched_tokens
     sequences_max: int = 256  # max_num_seqs
 
     def check(self) -> None:
-        """Refuse what cannot compute.
+        """Refuse settings with which an engine cannot compute.
 
         Raises:
             ValueError: naming it.
@@ -73,32 +73,33 @@ class Job:
     ) -> None:
         self.request = request
         self.key = ""  # its owner's name for it
-        self.generated = 1 if prefilled else 0  # tokens its client has
-        self.total = request.isl  # tokens to have in the cache before it decodes
+        self.generated = 1 if prefilled else 0  # tokens its client has received
+        self.total = request.isl  # tokens needed in the cache before it decodes
         self.computed = request.isl if prefilled else 0
-        self.cached = 0  # tokens found when it was let in first
+        self.cached = 0  # tokens found when it was first scheduled
         self.named = 0  # blocks of its chain that can be found
-        self.held = 0  # all blocks it holds, while it computes its prompt
+        self.held = 0  # all blocks it holds while its prompt is computed
         self.start_step = _NO_STEP  # of decoding
         self.end_step = _NO_STEP
         self.preemptions = 0
-        self.stopped_at = stopped_at  # when its last token came, unless it is decoding; below 0: -
+        # when its last token came, while not decoding; below 0: unset
+        self.stopped_at = stopped_at
 
 
 class Happening(NamedTuple):
-    """What became of a job at the end of a step."""
+    """The outcome for a job at the end of a step."""
 
     kind: Literal["first_token", "done", "too_large"]
     job: Job
 
 
 class Worker:
-    """`submit` jobs, and call `step` when `due` has come; every promise is in `check`.
+    """Call `submit` for jobs, and `step` at `due`; `check` asserts all invariants.
 
     Attributes:
-        due: When the stretch in progress ends; infinity: there is nothing to do.
+        due: The end of the stretch in progress; infinity: the engine is idle.
         busy_s: Time spent on steps.
-        gaps: Time between tokens → how many tokens came after so much, as [seconds, tokens].
+        gaps: Times between tokens, as [seconds, number of tokens with that gap].
     """
 
     def __init__(
@@ -116,54 +117,54 @@ class Worker:
         self.gaps: list[tuple[float, int]] = []
         self.waiting: deque[Job] = deque()
         self._latency = settings.latency
-        self._running: dict[Job, None] = {}  # in the order they were let in
+        self._running: dict[Job, None] = {}  # in order of scheduling
         self._prefilling: deque[Job] = deque()
         self._ends: list[tuple[int, int, Job]] = []  # of decoding; stale if end_step differs
         self._order = count()
-        self._phases: list[int] = []  # of decoding jobs: steps ≡ phase begin a block
+        self._phases: list[int] = []  # of decoding jobs, which begin a block at steps ≡ phase
         self._kv_tokens = 0  # of decoding jobs
         self._chunks: list[tuple[Job, int]] = []  # of the step in progress
-        self._waited: list[float] = []  # between tokens, of who decodes here from this step on
+        self._waited: list[float] = []  # gaps so far of jobs that decode here from this step on
         self._stretch = 0  # steps in progress
         self._begun = 0.0
         self._too_large: list[Job] = []
         self._job_seconds = 0.0
         self._counted_at = 0.0
 
-    # -- what can be seen from outside ---------------------------------------------------------
+    # -- observation -----------------------------------------------------------------------------
 
     @property
     def running(self) -> int:
-        """Jobs that hold blocks."""
+        """The number of jobs that hold blocks."""
         return len(self._running)
 
     @property
     def jobs(self) -> int:
-        """Jobs that are here."""
+        """The number of jobs on this worker."""
         return len(self._running) + len(self.waiting)
 
     @property
     def load_tokens(self) -> int:
-        """Tokens in the cache of running jobs, and those of prompts that wait."""
+        """Tokens in the cache of running jobs, plus those of waiting prompts."""
         waiting = sum(job.total for job in self.waiting)
         return self._kv_tokens + sum(job.total for job in self._prefilling) + waiting
 
     @property
     def prefill_backlog(self) -> int:
-        """Tokens of prompts that are not computed yet, as if nothing of them were cached."""
+        """Prompt tokens not computed yet, as if none of them were cached."""
         waiting = sum(job.total - job.computed for job in self.waiting)
         return waiting + sum(job.total - job.computed for job in self._prefilling)
 
     def job_seconds(self, now: float) -> float:
-        """Return for how long jobs were here, all together, up to now."""
+        """Return the total time of all jobs on this worker until now."""
         self._job_seconds += self.jobs * (now - self._counted_at)
         self._counted_at = now
         return self._job_seconds
 
-    # -- work ----------------------------------------------------------------------------------
+    # -- work ------------------------------------------------------------------------------------
 
     def submit(self, job: Job, now: float) -> None:
-        """Put a job at the end of the line."""
+        """Append a job to the queue."""
         self.job_seconds(now)
         was_empty = not self.waiting
         self.waiting.append(job)
@@ -173,7 +174,7 @@ class Worker:
             self._shorten(now)
 
     def _shorten(self, now: float) -> None:
-        """Let the stretch in progress end with the step in progress."""
+        """End the stretch in progress with its current step."""
         jobs, kv_tokens = len(self._phases), self._kv_tokens
         done = self._latency.steps_in(jobs, kv_tokens, now - self._begun)
         if done + 1 < self._stretch:
@@ -182,7 +183,7 @@ class Worker:
             self.due = max(now, ends)
 
     def step(self, now: float) -> list[Happening]:
-        """End the stretch in progress and begin the next one; returns what came of it, in order."""
+        """End the stretch in progress and begin the next one; returns the happenings, in order."""
         self.job_seconds(now)
         happened: list[Happening] = []
         self._end(now, happened)
@@ -193,7 +194,7 @@ class Worker:
         return happened
 
     def take_refused(self) -> list[Job]:
-        """Return the jobs that can never fit and were found so by `submit`."""
+        """Return jobs that can never fit, as found by `submit`."""
         refused, self._too_large = self._too_large, []
         return refused
 
@@ -216,7 +217,7 @@ class Worker:
                 self._finish(job, happened)
 
     def _note_gaps(self, step_s: float, tokens: int) -> None:
-        """Note the times between tokens of a stretch; who came to decode had waited before."""
+        """Record the gaps between tokens of a stretch; jobs that moved here had waited before."""
         waited, self._waited = self._waited, []
         self.gaps += [(seconds + step_s, 1) for seconds in waited]
         if tokens > len(waited):
@@ -243,7 +244,7 @@ class Worker:
             self._decode(job)
 
     def _name(self, job: Job, tokens: int) -> None:
-        """Let the full blocks of what is computed be found, as far as their names are known."""
+        """Name the full blocks computed so far, as far as their names are known."""
         blocks = job.request.blocks
         full = min(tokens // self.block_size, len(blocks))
         if full > job.named:
@@ -258,7 +259,7 @@ class Worker:
         heappush(self._ends, (job.end_step, next(self._order), job))
 
     def _stop_decoding(self, job: Job) -> int:
-        """Take a job out of the decoding batch; returns the tokens it has in the cache."""
+        """Remove a job from the decoding batch; returns its tokens in the cache."""
         done = self.steps - job.start_step
         phases = self._phases
         phases.pop(bisect_left(phases, (job.start_step - job.total) % self.block_size))
@@ -276,13 +277,13 @@ class Worker:
         happened.append(Happening("done", job))
 
     def _leave(self, job: Job, tokens: int) -> None:
-        """Give back the blocks of so many tokens."""
+        """Release the blocks of this many tokens."""
         held = -(-tokens // self.block_size)
         self.pool.release(job.request.blocks, job.named, held - job.named)
         job.named = job.held = 0
         del self._running[job]
 
-    # -- what the next step does -----------------------------------------------------------------
+    # -- scheduling ------------------------------------------------------------------------------
 
     def _begin(self, now: float) -> None:
         self._begun = now
@@ -303,13 +304,13 @@ class Worker:
         if not (chunks or decoding):
             self._stretch, self.due = 0, _NEVER
             return
-        # after a preemption nobody was let in: that is looked at again a step later
+        # nothing was scheduled after a preemption: try again a step later
         steps = 1 if chunks or preempted else self._steps_at_most()
         self._stretch = steps
         self.due = now + prefill_s + self._latency.stretch_s(decoding, self._kv_tokens, steps)
 
     def _let_in(self, budget: int) -> float:
-        """Let in who waits, while there are seats, tokens and blocks; returns the time it adds."""
+        """Schedule jobs while there are seats, tokens and blocks; returns the time they add."""
         pool, latency, size = self.pool, self._latency, self.block_size
         seats = self.settings.sequences_max - len(self._running)
         prefill_s = 0.0
@@ -319,12 +320,12 @@ class Worker:
             if -(-(request.isl + request.osl) // size) > pool.capacity:
                 self._too_large.append(self.waiting.popleft())
                 continue
-            done = job.computed  # elsewhere: nothing is left to compute here
+            done = job.computed  # on another worker: nothing is left to compute here
             blocks = request.blocks
             most = min(len(blocks), (job.total - (not done)) // size)
             found, unused = pool.match(blocks, most)
             need = -(-job.total // size) - found
-            # for the step that begins; who has been computed elsewhere takes part in it
+            # for the step that begins, in which jobs computed elsewhere take part
             spare = self._blocks_for(1) + (done > 0 and not job.total % size)
             if need + spare > pool.available - unused:
                 break
@@ -343,7 +344,7 @@ class Worker:
                     job.stopped_at = -1.0
                 continue
             job.computed = found * size
-            if not job.preemptions:  # else it may find what it has computed itself
+            if not job.preemptions:  # later it may find what it computed itself
                 job.cached = found * size
             tokens = min(budget, job.total - job.computed)
             prefill_s += latency.prefill_s(tokens, job.computed)
@@ -355,7 +356,7 @@ class Worker:
     # -- blocks of decoding ----------------------------------------------------------------------
 
     def _blocks_for(self, steps: int) -> int:
-        """Return how many new blocks decoding takes in so many steps from now. O(log jobs)."""
+        """Return the new blocks that decoding needs in the next `steps` steps. O(log jobs)."""
         phases, size = self._phases, self.block_size
         jobs = len(phases)
         if not jobs:
@@ -369,7 +370,7 @@ class Worker:
         return rounds * jobs + jobs - first + bisect_left(phases, high - size)
 
     def _steps_at_most(self) -> int:
-        """Return for how many steps nothing changes: nobody ends, and there are blocks. Above 0."""
+        """Return the steps without a change: no job ends, and blocks suffice. Above 0."""
         ends = self._ends
         while ends[0][2].end_step != ends[0][0]:
             heappop(ends)  # preempted since
@@ -378,12 +379,12 @@ class Worker:
         jobs = len(phases)
         rounds, free = divmod(self.pool.available, jobs)
         low = self.steps % size
-        at = bisect_left(phases, low) + free  # the first block that there is not
+        at = bisect_left(phases, low) + free  # the first block that is missing
         phase = phases[at] if at < jobs else phases[at - jobs] + size
         return min(steps, rounds * size + phase - low)
 
     def _make_room(self) -> bool:
-        """See to it that the next step has its blocks; True if somebody had to go for that."""
+        """Free blocks for the next step; True if that took a preemption."""
         preempted = False
         while self._blocks_for(1) > self.pool.available:
             self._preempt(next(reversed(self._running)))
@@ -399,7 +400,8 @@ class Worker:
             self._name(job, tokens)
             job.stopped_at = self._begun
         self._leave(job, tokens)
-        job.total = job.request.isl + job.generated  # what its client has is prompt now
+        # tokens its client has are part of the prompt now
+        job.total = job.request.isl + job.generated
         job.computed = 0
         job.preemptions += 1
         self.waiting.appendleft(job)
@@ -419,7 +421,7 @@ class Worker:
         return lost
 
     def check(self) -> None:
-        """State every promise of the engine."""
+        """Assert all invariants of the engine."""
         self.pool.check()
         assert len(self._phases) + len(self._prefilling) == len(self._running)
         assert self._phases == sorted(self._phases)

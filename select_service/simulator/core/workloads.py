@@ -1,8 +1,8 @@
-"""Synthetic requests: sessions of chats and agents, shared prompts, waves of RL groups, mixtures.
+"""Synthetic requests: sessions of chats and agents, shared prompts, RL waves, mixtures.
 
 A session's context grows turn by turn, and a block of it has the same number in every turn: the
-next prompt finds what the last answer left. Sessions begin at given times (open loop), or a fixed
-number of users begin a new one whenever theirs has ended (closed loop).
+next prompt finds what the last answer left. Sessions begin at given times (open loop), or each of a
+fixed number of users begins a new one when the last has ended (closed loop).
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ Kind = Literal["chat", "agents", "shared-prompts", "rl"]
 
 
 TOKENS_MAX: Final = 10_000_000
-"""Mean length of a part of a prompt, or of an answer: as much as anybody's context holds."""
+"""Maximum mean length of a part of a prompt, or of an answer: more than any context holds."""
 
 TURNS_MAX: Final = 10_000
-"""Mean turns of a session; all of it is drawn when it begins."""
+"""Maximum mean turns of a session; all of them are drawn when it begins."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What sessions of a kind are like; means, lengths in tokens."""
+    """The shape of sessions of a kind; means, lengths in tokens."""
 
     prompts: int  # distinct system prompts, the n-th 1/n times as frequent as the first
     prompt_tokens: int
-    turn_tokens: int  # what each turn adds: a question, what a tool says
+    turn_tokens: int  # added by each turn: a question, a tool's output
     output_tokens: int
     turns: float
     think_s: float  # from an answer to the next turn
@@ -69,17 +69,17 @@ KINDS: Final[dict[Kind, Shape]] = {
 
 
 class WorkloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One synthetic workload; what is None is as its kind has it."""
+    """One synthetic workload; None takes the value of its kind."""
 
     kind: Kind = "chat"
     arrivals: Literal["poisson", "gamma", "bursts", "closed"] = "poisson"  # of sessions
-    rate: float = 1.0  # sessions a second; of requests it is `turns` times that
+    rate: float = 1.0  # sessions per second; requests per second are `turns` times that
     cv: float = 2.0  # of gamma
     burst_size: int = 16
     users: int = 64  # of a closed loop
-    diurnal_period_s: float = 0.0  # 0: the rate does not swing
+    diurnal_period_s: float = 0.0  # 0: the rate is constant
     diurnal_depth: float = 0.8
-    requests: int = 10_000  # then no more sessions begin
+    requests: int = 10_000  # after that no more sessions begin
     prompts: int | None = None
     prompt_tokens: int | None = None
     turn_tokens: int | None = None
@@ -87,7 +87,7 @@ class WorkloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     turns: float | None = None
     think_s: float | None = None
     samples: int = 16  # of each prompt of an rl wave; `prompts` is the number of groups
-    tells_output: bool = False  # whether requests say how long their answers will be
+    tells_output: bool = False  # whether requests state the length of their answers
     tenant: str = ""
     slo_class: str = ""
     slo_ttft_s: float | None = None
@@ -95,7 +95,7 @@ class WorkloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def shape(self) -> Shape:
-        """Its kind's shape with what is given in its place."""
+        """The shape of its kind, with the given values replaced."""
         given = {
             name: value
             for name in Shape.__struct_fields__
@@ -104,7 +104,7 @@ class WorkloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return msgspec.structs.replace(KINDS[self.kind], **given)
 
     def check(self) -> None:
-        """Refuse what cannot be drawn.
+        """Refuse settings that cannot be drawn from.
 
         Raises:
             ValueError: naming it.
@@ -133,7 +133,7 @@ class WorkloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class _Turn(NamedTuple):
-    """What a turn adds to the context, and the time that went before it."""
+    """A turn's addition to the context, and the think time before it."""
 
     tokens: int
     output: int
@@ -142,9 +142,9 @@ class _Turn(NamedTuple):
 
 @dataclass(slots=True)
 class _Session:
-    """One conversation: its name, its context, what is left of it, last first.
+    """One conversation: its name, its context, and its remaining turns, last first.
 
-    All of it is drawn at its beginning: whatever a policy does, the same is said.
+    All turns are drawn at its beginning, so that they do not depend on the policy.
     """
 
     name: str
@@ -154,7 +154,7 @@ class _Session:
 
 
 class _Names:
-    """Numbers of blocks and requests that nobody else in the run has."""
+    """Unique numbers of blocks and requests within a run."""
 
     def __init__(self) -> None:
         self.block = 1  # the next
@@ -163,7 +163,7 @@ class _Names:
 
 
 class _Author:
-    """Writes sessions of one shape."""
+    """Generates sessions of one shape."""
 
     def __init__(
         self, settings: WorkloadSettings, block_size: int, rng: random.Random, names: _Names
@@ -189,13 +189,13 @@ class _Author:
         return chain_of(range(first, names.block))
 
     def draw(self, mean: float, sigma: float = 0.7) -> int:
-        """Return a log-normal length of this mean; 0 of 0."""
+        """Return a log-normal length with this mean; 0 for a mean of 0."""
         if not mean:
             return 0
         return max(1, round(self.rng.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma)))
 
     def open(self, most: int, prompt: int | None = None) -> _Session:
-        """Begin a session of so many turns at most, with a system prompt, drawn unless given."""
+        """Begin a session of at most `most` turns, with the given or a random system prompt."""
         if prompt is None:
             prompt = self.rng.choices(range(len(self._prompts)), cum_weights=self._weights)[0]
         tokens, blocks = self._prompts[prompt]
@@ -211,11 +211,11 @@ class _Author:
         return _Turn(self.draw(shape.turn_tokens), self.draw(shape.output_tokens), think_s)
 
     def write(self, session: _Session, now: float) -> Request:
-        """Write the next request of a session; its context then holds the answer, too."""
+        """Return the next request of a session; its context then includes the answer, too."""
         settings, turn = self.settings, session.turns.pop()
         isl, osl = session.tokens + turn.tokens, turn.output
         session.tokens = isl + osl
-        # the last token is not in the cache yet when the answer ends: it is with the next turn
+        # the last token is cached only with the next turn
         full = (isl + osl) // self._block_size
         session.blocks += self._blocks(full - len(session.blocks))
         return Request(
@@ -234,7 +234,7 @@ class _Author:
 
 
 class Sessions:
-    """Chats, agents, single prompts: one request after the other in each session."""
+    """Chats, agents, single prompts: consecutive requests in each session."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class Sessions:
         self.block_size = block_size
         self._author = _Author(settings, block_size, rng, names or _Names())
         self._left = settings.requests
-        self._open: dict[int, _Session] = {}  # by the number of the request that is under way
+        self._open: dict[int, _Session] = {}  # by the number of the request in progress
         self._is_closed = settings.arrivals == "closed"
         self._times = _users(settings, rng) if self._is_closed else _times(settings, rng)
 
@@ -258,7 +258,7 @@ class Sessions:
         return None if now is None else self._begin(now)
 
     def after(self, outcome: Outcome) -> list[Request]:
-        """See Workload: the next turn; a user whose session is over begins another."""
+        """See Workload: the next turn; in a closed loop, the user's next session."""
         session = self._open.pop(outcome.request.number)
         if session.turns and outcome.is_ok:
             return [self._go_on(session, outcome.finished + session.turns[-1].think_s)]
@@ -280,7 +280,7 @@ class Sessions:
 
 
 class Waves:
-    """RL: groups of samples of one prompt each, all at once; the next wave when all are done."""
+    """RL: groups of samples of one prompt each, all at once; the next wave when all have ended."""
 
     def __init__(
         self,
@@ -314,7 +314,7 @@ class Waves:
         return self._queue.pop() if self._queue else None
 
     def after(self, outcome: Outcome) -> list[Request]:
-        """See Workload: the whole next wave, once the last of this one is done."""
+        """See Workload: the whole next wave, once the last request of this one has ended."""
         self._under_way -= 1
         if self._under_way or self._left <= 0:
             return []
@@ -323,7 +323,7 @@ class Waves:
 
 
 class Mix:
-    """Several workloads at once: tenants, classes."""
+    """Several workloads in parallel: tenants, classes."""
 
     def __init__(self, parts: Sequence[Workload]) -> None:
         self.block_size = parts[0].block_size
@@ -354,7 +354,7 @@ class Mix:
 def workload_of(
     settings: Sequence[WorkloadSettings], block_size: int, rngs: Sequence[random.Random]
 ) -> Workload:
-    """Return one workload of all these, each with an rng of its own.
+    """Return one workload of all these, each with its own rng.
 
     Raises:
         ValueError: settings make no sense.
@@ -381,5 +381,5 @@ def _times(settings: WorkloadSettings, rng: random.Random) -> Iterator[float]:
 
 
 def _users(settings: WorkloadSettings, rng: random.Random) -> Iterator[float]:
-    """Users come one after the other within a second, not all in one instant."""
+    """Users arrive within a second, not all at once."""
     return iter(sorted(rng.random() for _ in range(settings.users)))

@@ -1,1 +1,1 @@
-"""What changes replica counts, and reads them back."""
+"""Connectors, which change replica counts and read them back."""

@@ -1,4 +1,4 @@
-"""What every connector does: read states, and set targets."""
+"""The protocol of connectors: they read states and set targets."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["ACT_S", "Connector", "DryRun", "OneByOne", "Outcome"]
 
 ACT_S: Final = 10.0
-"""Setting one pool, conflicts and all, is over within that time: a third of the shortest lease."""
+"""Limit for setting one pool, including conflicts: a third of the shortest lease."""
 
 
 class Outcome:
-    """What came of setting targets: which were accepted, and what was wrong with the others."""
+    """The outcome of setting targets: the accepted ones, and the errors of the others."""
 
     def __init__(self) -> None:
         self.done: list[Target] = []
@@ -29,27 +29,27 @@ class Outcome:
 
 
 class Connector(Protocol):
-    """Somebody who can start and stop replicas."""
+    """Starts and stops replicas."""
 
     tells_all_at_once: bool
-    """A decision is one thing: no part of it can be refused while another is carried out."""
+    """A decision is atomic: no part of it can be refused while another is carried out."""
 
     async def states(self, pools: Sequence[PoolKey]) -> dict[PoolKey, PoolState]:
-        """Return what can be read; a pool that cannot is left out, and `problems` says why."""
+        """Return the readable states; unreadable pools are omitted, with a reason in `problems`."""
 
     async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:
-        """Ask for these replicas. Does not wait for them to be there."""
+        """Request these replicas, without waiting for them to start."""
 
     @property
     def problems(self) -> Mapping[PoolKey, str]:
-        """Pools whose state could not be read the last time."""
+        """Pools whose state could not be read the last time, with the reason."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
 class OneByOne(ABC):
-    """Reads and sets one pool after the other: one that fails keeps no other from its turn."""
+    """Reads and sets pools one by one: a failure does not affect the others."""
 
     tells_all_at_once = False
 
@@ -92,7 +92,7 @@ class OneByOne(ABC):
 
 
 class DryRun:
-    """Nothing is changed; what would be is taken for granted."""
+    """Changes nothing, and assumes that requested changes happen."""
 
     tells_all_at_once = True
 
@@ -101,11 +101,11 @@ class DryRun:
         self.problems: dict[PoolKey, str] = {}
 
     async def states(self, pools: Sequence[PoolKey]) -> dict[PoolKey, PoolState]:
-        """Tell what was asked for last; all of it is there at once."""
+        """Return the last requested counts, as if they were all ready."""
         return {pool: PoolState(self._counts[pool], self._counts[pool]) for pool in pools}
 
     async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:
-        """Remember them."""
+        """Remember the targets."""
         outcome = Outcome()
         for target in targets:
             self._counts[target.pool] = target.replicas
@@ -113,4 +113,4 @@ class DryRun:
         return outcome
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""

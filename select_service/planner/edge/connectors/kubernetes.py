@@ -1,10 +1,10 @@
-"""Replicas of anything that has a /scale subresource.
+"""Replicas of any Kubernetes resource with a /scale subresource.
 
 A resource is named as `deployments/NAME`, `statefulsets/NAME`, `leaderworkersets/NAME`, or with
 group and version as `GROUP/VERSION/PLURAL/NAME`. Counts are set by a merge patch of the scale
-alone, never of the object, so nobody else's fields are touched; the answer is read back. A conflict
-is tried again, another scaler's number that comes back instead of ours is told. While a server
-asks to be left alone (Retry-After), it is: replicas stay, and the next look after that tries again.
+alone, never of the object, so no other fields are touched; the answer is verified. A conflict is
+retried; a count that another scaler set instead of ours is reported. While a server asks for a
+pause (Retry-After) it is not queried: replicas stay, and the next look after that tries again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _KNOWN: Final = {
     "dynamographdeploymentscalingadapters": "nvidia.com/v1alpha1",
 }
 _COUNTING: Final = frozenset({"deployments", "statefulsets", "replicasets", "leaderworkersets"})
-"""Kinds that tell `readyReplicas`, and leave it out where it is 0. A scaling adapter has none."""
+"""Kinds that report `readyReplicas` and omit it if it is 0. A scaling adapter does not have it."""
 _SHORT, _LONG = 2, 4
 
 
@@ -54,7 +54,7 @@ class _Status(msgspec.Struct, rename="camel", frozen=True):
 
 
 class _Scaled(msgspec.Struct):
-    """A scale, or an object that has one; other fields are not looked at."""
+    """A scale, or an object that has one; other fields are ignored."""
 
     spec: _Spec = _Spec()
     status: _Status = _Status()
@@ -64,7 +64,7 @@ def path_of(resource: str, namespace: str) -> str:
     """Return the path of a resource.
 
     Raises:
-        SettingsError: it is not named as above.
+        SettingsError: its name has another form.
     """
     parts = resource.split("/")
     if len(parts) == _SHORT and parts[0] in _KNOWN:
@@ -81,7 +81,7 @@ class KubernetesConnector(OneByOne):
 
     Args:
         kube: the API server.
-        resources: what belongs to which pool.
+        resources: by pool.
         clock: monotonic seconds.
     """
 
@@ -94,7 +94,7 @@ class KubernetesConnector(OneByOne):
         super().__init__()
         self._kube = kube
         self._clock = clock
-        self._again_at = -math.inf  # the server wants to be left alone until then
+        self._again_at = -math.inf  # no requests before that time
         self._paths = {
             pool: path_of(resource, kube.namespace) for pool, resource in resources.items()
         }
@@ -103,12 +103,12 @@ class KubernetesConnector(OneByOne):
         }
 
     def pods(self) -> dict[PoolKey, Pods]:
-        """Return the pods of every pool, by which somebody can say who goes."""
+        """Return the pods of every pool, to choose which of them go."""
         namespace = self._kube.namespace
         return {pool: Pods(self._ask, namespace, path) for pool, path in self._paths.items()}
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._kube.close()
 
     @override

@@ -1,9 +1,9 @@
-"""Pods behind a scale: which of them Kubernetes takes away when there shall be fewer.
+"""The pods behind a scale: which of them Kubernetes removes when the count is lowered.
 
-A ReplicaSet goes by the annotation `controller.kubernetes.io/pod-deletion-cost`: those who are to
-go are marked with it. A StatefulSet or a LeaderWorkerSet takes the highest ordinals: there it is
-known who goes. A worker's pod is the one that has its endpoint's address,
-or its name: `engine-3.engines.llm.svc` is at the pod `engine-3`.
+A ReplicaSet follows the annotation `controller.kubernetes.io/pod-deletion-cost`: leaving pods are
+marked with it. A StatefulSet or a LeaderWorkerSet removes the highest ordinals, so its leaving pods
+are known. A worker's pod is the one with its endpoint's address or name: `engine-3.engines.llm.svc`
+is in the pod `engine-3`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["DELETION_COST", "Homes", "Pod", "Pods"]
 
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 FIRST_TO_GO: Final = str(-(2**31))
-"""No pod's cost is lower: an int32."""
+"""The lowest possible cost: an int32."""
 _BY_ORDINAL: Final = frozenset({"statefulsets", "leaderworkersets"})
 _OK, _NOT_FOUND = 200, 404
 _T = TypeVar("_T")
 Ask: TypeAlias = "Callable[[str, str, Json | None], Coroutine[None, None, KubeAnswer]]"
-"""With method, path and a patch."""
+"""Called with method, path and a patch."""
 
 
 class _Meta(msgspec.Struct, frozen=True, rename="camel"):
@@ -45,24 +45,24 @@ class _Address(msgspec.Struct, frozen=True):
 
 class _PodStatus(msgspec.Struct, frozen=True, rename={"ip": "podIP", "ips": "podIPs"}):
     ip: str | None = None
-    ips: list[_Address] | None = None  # of both families
+    ips: list[_Address] | None = None  # of both address families
 
 
 class Pod(msgspec.Struct, frozen=True):
-    """One pod, as far as it matters who goes."""
+    """One pod, with the fields needed to choose which go."""
 
     metadata: _Meta
     status: _PodStatus = _PodStatus()
 
     @property
     def addresses(self) -> set[str]:
-        """All it can be reached at."""
+        """All its addresses."""
         found = {one.ip for one in self.status.ips or ()}
         return found | {self.status.ip} if self.status.ip else found
 
     @property
     def goes_first(self) -> bool:
-        """Whether it is marked."""
+        """Whether it is marked to go first."""
         return (self.metadata.annotations or {}).get(DELETION_COST) == FIRST_TO_GO
 
 
@@ -79,18 +79,18 @@ class _Scale(msgspec.Struct, frozen=True):
 
 
 class Homes:
-    """Who lives in which of some pods, by name."""
+    """Finds the pod of a worker's host, among some pods."""
 
     def __init__(self, pods: Iterable[Pod]) -> None:
         self._names: dict[str, str] = {}
         for pod in pods:
             for address in {_same(one) for one in pod.addresses}:
-                # of two in the network of one machine nobody can say whose it is
+                # pods in one machine's network share an address, so it identifies none
                 self._names[address] = "" if address in self._names else pod.metadata.name
             self._names[pod.metadata.name] = pod.metadata.name
 
     def of(self, host: str) -> str:
-        """Return the pod with this address, or whose name this name in DNS begins with; or none."""
+        """Return the pod with this address, or named like the host's first label; empty: none."""
         same = _same(host)
         return self._names.get(same if same in self._names else host.partition(".")[0], "")
 
@@ -101,7 +101,7 @@ class Pods:
     Args:
         ask: the API server.
         namespace: of the resource.
-        path: of the same.
+        path: of the resource.
     """
 
     def __init__(self, ask: Ask, namespace: str, path: str) -> None:
@@ -110,13 +110,13 @@ class Pods:
         self._path = path
         _, plural, self._name = path.rsplit("/", 2)
         self.go_by_ordinal = plural in _BY_ORDINAL
-        """Nobody can choose: the highest ordinals go."""
+        """No choice: the highest ordinals go."""
 
     async def there(self) -> list[Pod]:
-        """Return those that are not being stopped.
+        """Return the pods that are not being stopped.
 
         Raises:
-            ConnectorError: the resource does not tell its pods, or they may not be read.
+            ConnectorError: the resource does not name its pods, or they may not be read.
         """
         answer = await self._ask("GET", f"{self._path}/scale", None)
         labels = _read(answer, f"{self._path}/scale", _Scale).status.selector
@@ -128,7 +128,7 @@ class Pods:
         return [one for one in found if one.metadata.deletion_timestamp is None]
 
     def by_ordinal(self, pods: Sequence[Pod]) -> list[Pod]:
-        """Return those that have an ordinal, who goes first first."""
+        """Return the pods with an ordinal, first to go first."""
         prefix = f"{self._name}-"
         ordinals = {
             int(rest): one
@@ -139,7 +139,7 @@ class Pods:
         return [ordinals[number] for number in sorted(ordinals, reverse=True)]
 
     async def mark(self, pod: Pod, *, goes_first: bool) -> None:
-        """Say whether a pod goes before all others; one that has gone already needs no mark.
+        """Mark whether a pod goes before all others; a pod that is gone needs no mark.
 
         Raises:
             ConnectorError: it may not be marked.
@@ -155,7 +155,7 @@ class Pods:
 
 
 def _same(host: str) -> str:
-    """Return one form for all that mean the same address."""
+    """Normalise an address."""
     try:
         return str(ip_address(host))
     except ValueError:

@@ -1,8 +1,8 @@
 """Replicas inside Ray: deployments of Ray Serve, or an actor that scales a pool of its own.
 
-`serve/APPLICATION/DEPLOYMENT` goes through Serve's REST API, which needs no Ray here: the running
-configuration is read, one number in it is changed, and it is put back. `actor/NAMESPACE/NAME` is
-an actor with `replicas() -> (desired, ready)` and `scale(replicas)`; that needs Ray, imported then.
+`serve/APPLICATION/DEPLOYMENT` uses Serve's REST API, without Ray in this process: the running
+configuration is read, one number is changed, and it is put back. `actor/NAMESPACE/NAME` is an actor
+with `replicas() -> (desired, ready)` and `scale(replicas)`; that needs Ray, imported only then.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class RayConnector(OneByOne):
     """Scales pools of one Ray cluster.
 
     Args:
-        resources: what belongs to which pool.
-        dashboard: where Serve's REST API is, for `serve/` resources.
-        token: bearer token, where the cluster asks for one (`RAY_AUTH_MODE=token`).
+        resources: by pool.
+        dashboard: address of Serve's REST API, for `serve/` resources.
+        token: bearer token, if the cluster requires one (`RAY_AUTH_MODE=token`).
         client: for tests.
 
     Raises:
-        SettingsError: a resource is named otherwise, or an actor and there is no cluster.
-        MissingExtra: an actor is named, and Ray is not installed.
+        SettingsError: a resource has another form, or is an actor and there is no cluster.
+        MissingExtra: a resource is an actor, and Ray is not installed.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RayConnector(OneByOne):
         self._ray = joined("a resource actor/NAMESPACE/NAME") if has_actors else None
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._client.aclose()
 
     @override

@@ -1,7 +1,7 @@
-"""Replicas that somebody else starts: decisions are told over HTTP, and reported back when done.
+"""Replicas managed by a client: decisions are published over HTTP, and reported back when done.
 
-Ids of decisions only grow. A decision that nobody reports within its time-out counts as done, so a
-client that died does not stop the planner; a report about an older decision changes nothing.
+Decision ids only grow. A decision that is not reported within its time-out counts as done, so a
+dead client does not stop the planner; a report about an older decision changes nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["ENDS", "Completion", "End", "Issued", "There", "VirtualConnector"]
 TIMEOUT_S: Final = 1800.0
 WAIT_MAX_S: Final = 60.0
 FOLLOWED_MOST: Final = 2**52
-"""Ids go on from what readers have heard, up to there: beyond is no decision's, and from 2**53 on
-JSON's readers round, so one who asked for such a one would end it for everybody."""
+"""Ids continue from what clients have heard, up to this: larger ones cannot be decisions, and from
+2**53 on JSON readers round, so a single such request would break the ids for all clients."""
 _REASONS_MAX: Final = 20
 REPLICAS_MAX: Final = 1_000_000
-"""Of a pool: nobody has more, and a report that says so is damaged."""
+"""Per pool: no pool has more, and a report that claims so is damaged."""
 
 End: TypeAlias = Literal["done", "failed", "timed_out"]
-"""What became of a decision: who carries it out said so, or nobody said anything in time."""
+"""The outcome of a decision: reported by the client, or not reported in time."""
 ENDS: Final[tuple[End, ...]] = get_args(End)
 
 
@@ -45,7 +45,7 @@ class Issued(msgspec.Struct, frozen=True):
 
 
 class There(Target, frozen=True):
-    """How many replicas one pool has, as who scales it says."""
+    """The replicas of one pool, as reported by the client that scales it."""
 
     replicas: Annotated[int, msgspec.Meta(ge=0, le=REPLICAS_MAX)]
 
@@ -60,17 +60,17 @@ class Completion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class VirtualConnector:
-    """Tells decisions and hears what came of them.
+    """Publishes decisions and takes in their outcomes.
 
     Args:
-        start: replicas asked for and there; what is asked for and not there is told at once.
+        start: replicas requested and ready; if they differ, a decision is published at once.
         clock: monotonic seconds.
-        wall: seconds since 1970, told to clients.
+        wall: seconds since 1970, shown to clients.
         timeout_s: after that a decision counts as done.
         first_id: ids continue after a restart.
 
     Attributes:
-        ends: decisions by what became of them; those overtaken by the next are in none.
+        ends: decisions by outcome, without those superseded by the next.
     """
 
     tells_all_at_once = True
@@ -95,17 +95,18 @@ class VirtualConnector:
         self.decision_id = first_id
         self.ends = dict.fromkeys(ENDS, 0)
         self.problems: dict[PoolKey, str] = {}
-        if self._asked != self._there:  # who did it may have been told by one that is no more
+        # the client may have been told by a planner that no longer runs
+        if self._asked != self._there:
             self._issue("asked for before the planner was started again")
 
     async def states(self, pools: Sequence[PoolKey]) -> dict[PoolKey, PoolState]:
-        """Tell what was asked for, and what was reported."""
+        """Return the requested and the reported replicas."""
         if self._is_open and self._clock() - self._issued_at >= self._timeout_s:
             self._close("timed_out", self._asked)
         return {pool: PoolState(self._asked[pool], self._there[pool]) for pool in pools}
 
     async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:
-        """Publish a decision; whoever waits for one is told at once."""
+        """Publish a decision; waiting clients get it at once."""
         outcome = Outcome()
         outcome.done.extend(targets)
         self._asked |= {one.pool: one.replicas for one in targets}
@@ -126,8 +127,8 @@ class VirtualConnector:
     async def next(self, after: int, wait_s: float) -> Issued | None:
         """Return the newest decision above `after`, waiting for one; None: there is none yet.
 
-        Who asks may have heard of a later one, by a planner before this that left no state: ids
-        go on from there, or he would hear nothing until they have caught up.
+        The client may have heard of a later one, from an earlier planner that left no state: ids
+        continue from there, or it would hear nothing until they have caught up.
         """
         if self.decision_id < after <= FOLLOWED_MOST:
             self.decision_id = after
@@ -147,25 +148,25 @@ class VirtualConnector:
         return found if found is not None and found.decision_id > after else None
 
     def end(self) -> None:
-        """Let everybody go who waits for a decision: there will be none."""
+        """Release all clients that wait for a decision: there will be none."""
         self._is_ending = True
         self._changed.set()
 
     def complete(self, decision_id: int, completion: Completion) -> bool:
-        """Take in a report; returns False for one about no decision that was ever made.
+        """Apply a report; returns False if no such decision was ever made.
 
-        The newest decision may be reported of again: replicas come later than they were said to,
-        or the report does, when nobody waits for it any more.
+        The newest decision may be reported again: replicas may come later than reported, or the
+        report itself may, after its time-out.
         """
         if decision_id > self.decision_id or decision_id < 1:
             return False
         if decision_id < self.decision_id or self.decision is None:
-            return True  # it is overtaken; nothing depends on it
+            return True  # it is superseded; nothing depends on it
         told = {one.pool: one.replicas for one in completion.replicas if one.pool in self._asked}
         if completion.status == "failed":
             for pool in self._asked:
                 self.problems[pool] = f"decision {decision_id} failed: {completion.message}"
-            self._asked = self._there | told  # what could not be done is not asked for any more
+            self._asked = self._there | told  # failed changes are no longer requested
         else:
             self.problems = {}
         self._close(completion.status, self._asked | told)
@@ -177,4 +178,4 @@ class VirtualConnector:
         self._is_open = False
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""

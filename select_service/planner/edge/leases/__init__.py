@@ -1,1 +1,1 @@
-"""Who may act, where two planners run for the same engines."""
+"""Leases: which of two planners for the same engines may act."""

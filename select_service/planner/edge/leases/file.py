@@ -1,7 +1,7 @@
-"""Locks on files of this machine; the kernel lets go of them when the process ends, however.
+"""Locks on files of this machine; the kernel releases them when the process ends, however it ends.
 
-One file per model that is planned, so that two planners meet over any model they share; and one in
-the state directory, whose file they would both write.
+One file per planned model, so that two planners collide over any model they share; and one in the
+state directory, whose file both would write.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FileLease:
     """Locks on several files: all of them, or none.
 
     Args:
-        paths: of the files; they are made.
+        paths: of the files; they are created.
         whose: written into them, for people.
     """
 
@@ -37,10 +37,10 @@ class FileLease:
         self._whose = whose
         self._files: dict[Path, int] = {}
         self.taken: Path | None = None
-        """Which one another planner holds."""
+        """The file that another planner has locked."""
 
     async def held(self) -> bool:
-        """Try to lock what is not locked, once; a held lock stays held while its file is there.
+        """Try to lock all unlocked files, once; a held lock stays held while its file exists.
 
         Raises:
             PlannerError: a file cannot be opened.
@@ -55,7 +55,7 @@ class FileLease:
 
     @property
     def is_sure(self) -> bool:
-        """The kernel keeps it for as long as this process lives."""
+        """Whether all are locked; the kernel keeps them for as long as this process lives."""
         return len(self._files) == len(self._paths)
 
     def _lock(self, path: Path) -> bool:
@@ -66,27 +66,27 @@ class FileLease:
             opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             if held is not None:
-                return True  # its directory is gone: nobody else locks anything there
+                return True  # its directory is gone, so nobody else can lock there
             raise PlannerError(f"{path}: {error.strerror}") from error
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(opened)
             return False
-        if _is_replaced(path, opened):  # removed between the two
+        if _is_replaced(path, opened):  # removed between opening and locking
             os.close(opened)
             return False
         if held is not None:
             os.close(held)
         self._files[path] = opened
-        with contextlib.suppress(OSError):  # a full disk: it is for people
+        with contextlib.suppress(OSError):  # the disk may be full; the text is only for people
             os.ftruncate(opened, 0)
             os.pwrite(opened, self._whose.encode(), 0)
         return True
 
     @property
     def holder(self) -> str:
-        """What whoever holds it has written; empty: nothing."""
+        """What the current holder has written; empty: nothing."""
         if self.taken is None:
             return ""
         try:
@@ -95,14 +95,14 @@ class FileLease:
             return ""
 
     async def close(self) -> None:
-        """Unlock them; the files stay, or two could hold one name."""
+        """Unlock the files; they stay, or two planners could hold one name."""
         for opened in self._files.values():
             os.close(opened)
         self._files.clear()
 
 
 def _is_replaced(path: Path, opened: int) -> bool:
-    """Say whether somebody who comes now would lock another file: /tmp is cleaned now and then."""
+    """Return whether the path now leads to another file: /tmp is cleaned occasionally."""
     ours = os.fstat(opened)
     try:
         there = os.stat(path)
@@ -112,7 +112,7 @@ def _is_replaced(path: Path, opened: int) -> bool:
 
 
 def model_locks(models: Iterable[ModelKey], name: str, folder: Path | None = None) -> list[Path]:
-    """Return where the locks of models are, and make the directory.
+    """Return the lock files of models, and create their directory.
 
     Args:
         models: that are planned.
@@ -120,7 +120,7 @@ def model_locks(models: Iterable[ModelKey], name: str, folder: Path | None = Non
         folder: for tests; None: of this user, on this machine.
 
     Raises:
-        SettingsError: the directory is somebody else's, or cannot be made.
+        SettingsError: the directory belongs to another user, or cannot be created.
     """
     folder = folder or _folder()
     return [
@@ -133,7 +133,7 @@ def model_locks(models: Iterable[ModelKey], name: str, folder: Path | None = Non
 
 
 def _folder() -> Path:
-    """Return a directory nobody else can write to: what ends with a login, or a temporary one."""
+    """Return a directory nobody else can write to: per login session if possible, or temporary."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
         folder = Path(runtime) / "select-planner"

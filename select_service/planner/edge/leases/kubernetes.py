@@ -1,4 +1,4 @@
-"""A `coordination.k8s.io/v1` Lease: whoever scales in this namespace sees it."""
+"""A `coordination.k8s.io/v1` Lease, visible to all scalers in its namespace."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class _Lease(msgspec.Struct):
 
 
 class KubeLease(Timed):
-    """The right to act, as an object of Kubernetes.
+    """The right to act, as a Kubernetes object.
 
-    Another's lease counts as given up when it was not renewed for its duration by our own clock
-    since we first saw it like that: nobody's wall clock has to be right.
+    Another holder's lease counts as given up if our own clock has seen it unrenewed for its
+    duration: no wall clock has to be right.
 
     Args:
         kube: the API server.
         name: of the lease.
         identity: of this process.
         clock: monotonic seconds.
-        duration_s: of the lease, told to others.
+        duration_s: of the lease, published to others.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class KubeLease(Timed):
         spec = _Spec(self._identity, math.ceil(self._duration_s), now)
         told = msgspec.to_builtins(_Lease(_Meta(self._name, version), spec))
         answer = await self._kube.ask(method, path, _KIND | told)
-        if answer.status == _CONFLICT:  # somebody was faster
+        if answer.status == _CONFLICT:  # another planner was faster
             return False
         if answer.status not in (_OK, _CREATED):
             raise ConnectorError(f"lease {self._name}: {answer.said}")

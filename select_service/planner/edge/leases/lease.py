@@ -1,9 +1,9 @@
-"""What every lease is: the right to act, asked for before every action.
+"""The protocol of leases: the right to act, requested before every action.
 
-Where engines live in a cluster the lease lives there, too, so that it is seen by whoever could
-scale them: a Lease of Kubernetes (`kubernetes.py`), an actor of Ray (`ray.py`). Where nobody but
-this machine knows of the planner it is a lock on this machine (`file.py`). Who does not hold it
-watches and learns, and asks for nothing.
+If engines live in a cluster the lease lives there, too, where all possible scalers see it: a Lease
+of Kubernetes (`kubernetes.py`), an actor of Ray (`ray.py`). If only this machine knows the planner
+it is a lock on this machine (`file.py`). A planner without it watches and learns, and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 __all__ = ["DURATION_S", "Lease", "NoLease", "Timed", "duration_of"]
 
 DURATION_S: Final = 30.0
-"""A lease that was not renewed for so long is anybody's: some looks at the load, and a pause."""
-_LOOKS: Final = 3  # that may fail, before a lease is lost
+"""A lease unrenewed for this long is free: several looks at the load, and a pause."""
+_LOOKS: Final = 3  # missed looks before a lease is lost
 _SURE: Final = 2 / 3
-"""Of its duration, in which its holder begins to act without having heard again. The rest is for
-what was begun: see `ACT_S` of `edge/connectors/connector.py`."""
+"""The share of its duration in which its holder may begin to act without another renewal. The rest
+is for actions in progress: see `ACT_S` of `edge/connectors/connector.py`."""
 
 
 def duration_of(look_s: float) -> float:
-    """Return how long a lease lasts, whose holder renews it so often."""
+    """Return the duration of a lease that is renewed this often."""
     return max(DURATION_S, _LOOKS * look_s)
 
 
@@ -35,18 +35,18 @@ class Lease(Protocol):
     """The right to act."""
 
     async def held(self) -> bool:
-        """Take it or keep it; False: another planner has it."""
+        """Take or renew it; False: another planner has it."""
 
     @property
     def is_sure(self) -> bool:
-        """Nobody else can have it yet: it need not be asked for again."""
+        """Whether no other planner can have it yet, so that it need not be requested again."""
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Release it."""
 
 
 class NoLease:
-    """There is nothing to fight about: a dry run."""
+    """No lease, for a dry run: there is nothing to contend for."""
 
     async def held(self) -> bool:
         """Always."""
@@ -58,14 +58,15 @@ class NoLease:
         return True
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 class Timed(ABC):
-    """A lease that lapses when it is not renewed, kept by somebody who may be out of reach.
+    """A lease that lapses unless renewed, kept by a service that may be unreachable.
 
-    While he is, its holder goes on for two thirds of its duration, counted from before it was asked
-    for last: what it does then is done when another may take over. Clocks are never compared.
+    While it is, the holder goes on for two thirds of the duration, counted from before the last
+    request: its actions are then over when another planner may take over. Clocks are never
+    compared.
 
     Args:
         clock: monotonic seconds.
@@ -89,14 +90,14 @@ class Timed(ABC):
 
     @property
     def is_sure(self) -> bool:
-        """It was renewed within two thirds of its duration."""
+        """Whether it was renewed within two thirds of its duration."""
         renewed = self._renewed_at
         return renewed is not None and self._clock() < renewed + _SURE * self._duration_s
 
     async def close(self) -> None:
-        """Give it back, so that a successor need not wait."""
+        """Release it, so that a successor need not wait."""
         is_sure, self._renewed_at = self.is_sure, None
-        if not is_sure:  # it may be another's by now
+        if not is_sure:  # it may belong to another by now
             return
         try:
             await self._give_back()
@@ -105,8 +106,8 @@ class Timed(ABC):
 
     @abstractmethod
     async def _ask(self) -> bool:
-        """Take or renew it, once; raises ConnectorError where nobody answers."""
+        """Take or renew it, once; raises ConnectorError if there is no answer."""
 
     @abstractmethod
     async def _give_back(self) -> None:
-        """Say that it is free; raises ConnectorError where nobody answers."""
+        """Release it; raises ConnectorError if there is no answer."""

@@ -1,4 +1,4 @@
-"""A lease kept by a named, detached actor of Ray: whoever scales in this cluster can ask it."""
+"""A lease kept by a named, detached actor of Ray, which all scalers in the cluster can reach."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["NAMESPACE", "RayLease"]
 NAMESPACE: Final = "select-planner"
 """Of the actor."""
 ANSWER_S: Final = 5.0
-"""Longest wait for the actor: it may have to be started again, somewhere else."""
+"""Longest wait for the actor: it may have to be restarted elsewhere."""
 
 
 class RayLease(Timed):
@@ -68,18 +68,18 @@ class RayLease(Timed):
         try:
             return await asyncio.to_thread(call)
         except (ValueError, TimeoutError, OSError, RuntimeError, ray.exceptions.RayError) as error:
-            self._actor = None  # the next one looks for it anew
+            self._actor = None  # the next call looks it up again
             raise ConnectorError(f"lease {self._name}: {error}") from error
 
 
 def _find(ray: Any, name: str) -> Any:
-    ray.cloudpickle.register_pickle_by_value(tenure)  # machines there need not have this package
+    ray.cloudpickle.register_pickle_by_value(tenure)  # its machine need not have this package
     try:
         made = ray.remote(tenure.Tenure).options(
             name=name,
             namespace=NAMESPACE,
             get_if_exists=True,
-            lifetime="detached",  # it outlives whoever came first
+            lifetime="detached",  # it outlives its creator
             max_restarts=-1,
             num_cpus=0,
         )

@@ -1,8 +1,8 @@
-"""Who may act in a Ray cluster, and until when: the actor behind `ray.py`.
+"""The actor behind `ray.py`: which planner may act in a Ray cluster, and until when.
 
-It has nothing on disk. What it has forgotten when it died cannot hurt: a new one lets nobody begin
-for one duration, in which whoever held the lease before renews it, or has lost it. This file is
-shipped whole to a machine that may not have this package, and imports nothing of it.
+It has nothing on disk. Losing its memory is harmless: a new one lets no planner begin for one
+duration, in which the previous holder renews the lease, or has lost it. This file is shipped whole
+to a machine that may not have this package, and imports nothing of it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ class Tenure:
         self._until = 0.0
 
     def hold(self, who: str, duration_s: float, *, holds: bool) -> str:
-        """Take or renew it; returns who has it then, empty: nobody yet.
+        """Take or renew the lease; returns the holder, empty: none yet.
 
         Args:
-            who: asks; every process is another.
+            who: the requesting process; each has its own name.
             duration_s: for how long.
-            holds: it has renewed it lately, here or at the actor before.
+            holds: it renewed the lease recently, at this actor or its predecessor.
         """
         now = self._clock()
         if self._holder != who:
             if self._holder is not None and now < self._until:
                 return self._holder
             if self._holder is None and not holds and now < self._began + duration_s:
-                return ""  # whoever held it before may still act
+                return ""  # the previous holder may still act
         self._holder, self._until = who, now + duration_s
         return who
 
     def release(self, who: str) -> None:
-        """It is not needed any more: the next one has it at once."""
+        """Release the lease: the next one gets it at once."""
         if self._holder == who:
             self._until = self._clock()

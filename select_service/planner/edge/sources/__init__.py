@@ -1,1 +1,1 @@
-"""Where windows and loads come from."""
+"""Sources of windows and loads."""

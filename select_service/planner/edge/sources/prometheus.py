@@ -1,8 +1,8 @@
-"""Windows out of Prometheus: /api/v1/query, with every name configurable.
+"""Windows from Prometheus: /api/v1/query, with every name configurable.
 
-Means are sum(increase(sum)) / sum(increase(count)) over all series of a model: a frontend that
-served a thousand requests weighs a thousand times one that served one. No series at all is
-missing, never zero; no increase of a count is idle.
+Means are sum(increase(sum)) / sum(increase(count)) over all series of a model: a frontend with a
+thousand requests weighs a thousand times one with a single request. No series at all is missing,
+never zero; no increase of a count is idle.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _OK: Final = 200
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
-    """What series are called; an empty name is not asked for.
+    """Names of the series; an empty name is not queried.
 
     The means are of histograms or summaries: `_sum` and `_count` are appended, and `_bucket` to
-    that of prompt lengths, whose mix is read where it is told. The two queries at the end are whole
-    expressions in which `{match}` stands for the label matchers.
+    that of prompt lengths, to read their mix if available. The last two are whole queries in which
+    `{match}` stands for the label matchers.
     """
 
     requests: str
@@ -69,8 +69,8 @@ SELECTOR: Final = Names(
     effective_isl="select_service_demand_prefill_tokens",
     model_label="model_name",
     tenant_label="tenant_id",
-    # every selector knows the whole load: the fullest book, never the sum of books; who waits for
-    # a rank is booked on none
+    # every selector knows the whole load, so take the fullest book, never the sum; requests waiting
+    # for a rank are in no book
     backlog_query=(
         'max(sum by (instance) ({{__name__=~"select_service_(rank_prefill|pending_isl)_tokens",'
         "{match}}}))"
@@ -80,11 +80,11 @@ SELECTOR: Final = Names(
 
 
 class PrometheusSource:
-    """Asks one Prometheus.
+    """Queries one Prometheus.
 
     Args:
-        url: where it is.
-        names: of series.
+        url: of the server.
+        names: of the series.
         client: for tests.
     """
 
@@ -96,20 +96,20 @@ class PrometheusSource:
         self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
 
     async def begin(self, models: Sequence[ModelKey]) -> None:
-        """Counters are read over a time, whenever that began."""
+        """Do nothing: counters are read over any period."""
 
     async def windows(self, models: Sequence[ModelKey], seconds: float) -> dict[ModelKey, Window]:
-        """Ask for every model; one that cannot be asked about has missing readings only."""
+        """Query every model; a model whose queries fail has missing readings only."""
         told = await asyncio.gather(*(self._window(model, seconds) for model in models))
         return dict(zip(models, told, strict=True))
 
     async def loads(self, models: Sequence[ModelKey]) -> dict[ModelKey, Load]:
-        """Ask for the two gauges, where their queries are configured."""
+        """Query the two gauges, if configured."""
         told = await asyncio.gather(*(self._load(model) for model in models))
         return dict(zip(models, told, strict=True))
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._client.aclose()
 
     async def _window(self, model: ModelKey, seconds: float) -> Window:
@@ -174,7 +174,7 @@ class PrometheusSource:
     ) -> Reading:
         if not name:
             return Missing("not configured")
-        # in one query: another scrape between two would be in the count and not in the sum
+        # in one query: a scrape between two would be in the count but not in the sum
         query = " or ".join(
             f'label_replace({self._increase(f"{name}_{of}", model, seconds)}, "of", "{of}", "", "")'
             for of in ("sum", "count")
@@ -191,13 +191,13 @@ class PrometheusSource:
     async def _mix(
         self, name: str, model: ModelKey, seconds: float
     ) -> tuple[tuple[float, float], ...]:
-        """Return lengths with how often they came; empty where no buckets tell it."""
+        """Return lengths with their frequencies; empty without buckets."""
         if not name:
             return ()
         try:
             told = await self._ask(self._increase(f"{name}_bucket", model, seconds, "le"), "le")
         except SourceError:
-            return ()  # the mean is known, or missing and told
+            return ()  # the mean is known, or reported as missing
         buckets = ((_value(bound), count) for bound, count in told.items())
         return from_buckets(sorted(one for one in buckets if one[0] > 0))
 
@@ -208,16 +208,16 @@ class PrometheusSource:
 
     def _match(self, model: ModelKey) -> str:
         names = self._names
-        # engines and frontends do not agree about capitals
+        # engines and frontends differ in capitalisation
         matchers = [f'{names.model_label}=~"(?i){_quoted(model.model_name)}"']
         if names.tenant_label:
             matchers.append(f'{names.tenant_label}="{_escaped(model.tenant_id)}"')
         return ",".join(matchers)
 
     async def _ask(self, query: str, label: str = "of") -> dict[str, float]:
-        """Return the finite values of an instant query by a label of theirs, "" where it has none.
+        """Return the finite values of an instant query by the given label, "" if that is absent.
 
-        The first of several counts; what there are no series of is not there.
+        Of several the first counts; queries without series give nothing.
         """
         try:
             page = await fetched(
@@ -256,7 +256,7 @@ class _Answer(msgspec.Struct):
 
 
 def _value(text: str) -> float:
-    """Return what Prometheus writes as a number; what it never would is none."""
+    """Parse a number as written by Prometheus; anything else is NaN."""
     try:
         return float(text)
     except ValueError:
@@ -264,7 +264,7 @@ def _value(text: str) -> float:
 
 
 def _quoted(text: str) -> str:
-    """Escape for a regular expression of RE2 inside a PromQL string."""
+    """Escape for an RE2 regular expression inside a PromQL string."""
     plain = "".join(f"\\{one}" if one in r"\.+*?()|[]{}^$" else one for one in text)
     return _escaped(plain)
 

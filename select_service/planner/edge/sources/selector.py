@@ -1,10 +1,10 @@
-"""Windows out of the selectors' own /metrics: two scrapes, and what happened between them.
+"""Windows from the selectors' own /metrics: the difference of two scrapes.
 
-A selector that has started again has counted all it shows since; who tells no start of his process
-has, where a counter is smaller than before. Who is scraped for the first time has counted an
-unknown part of it before: what he shows then is where counting begins, and the time until then is
-missing. Selectors each see a part of the traffic, so counters are summed; the load on the engines
-is known to all of them, so of gauges the largest counts, never the sum.
+After a restart of a selector all its counts are new; if it exports no start time, a restart shows
+as a counter below its last value. A selector scraped for the first time has counted an unknown part
+before: counting begins with its values then, and the time until then is missing. Each selector sees
+a part of the traffic, so counters are summed; all of them know the load on the engines, so of
+gauges the largest counts, never the sum.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TIMEOUT_S: Final = 5.0
 _OK: Final = 200
 PREFIX: Final = "select_service_"
 Samples: TypeAlias = dict[tuple[str, str, str, str], float]
-"""By name, model, tenant and bucket; summed over every other label."""
+"""By name, model, tenant and bucket; summed over all other labels."""
 
 
 STARTED: Final = ("process_start_time_seconds", "", "", "")
@@ -45,20 +45,20 @@ _READ: Final = tuple(
         *("pending_requests{", "pending_isl_tokens{"),
     )
 )
-_STARTS_MAX: Final = 8  # processes behind one address that are told from restarts
+_STARTS_MAX: Final = 8  # processes behind one address, distinguished from restarts
 
 
 def parse(text: str, models: Iterable[str] | None = None) -> Samples:
-    """Read what the planner needs of an exposition; names without the prefix.
+    """Parse the parts of an exposition that the planner needs; names are without the prefix.
 
-    Of a thousand models and ranks few lines are: the others are passed over, not parsed.
+    Of a thousand models and ranks few lines are needed: the others are skipped unparsed.
 
     Args:
         text: the page.
-        models: by name, whose lines are read; None: all.
+        models: names of the models to read; None: all.
 
     Raises:
-        ValueError: one of these lines is none.
+        ValueError: one of these lines is malformed.
     """
     ours = None if models is None else [f'model_name="{_escaped(name)}"' for name in set(models)]
     lines = [
@@ -91,34 +91,35 @@ def _escaped(text: str) -> str:
 
 
 class _Selector:
-    """One selector's last scrape, and sums over the time since a window began.
+    """One selector's last scrape, and the growth of its counters since the window began.
 
     Attributes:
-        error: why it could not be scraped; empty: it could.
-        is_new: its counters have begun after the window.
-        is_new_to_looks: and after the last look.
+        error: why the last scrape failed; empty: it succeeded.
+        is_new: counting began after the start of the window.
+        is_new_to_looks: counting began after the last look.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self.last: Samples | None = None
-        self._counted: Samples = {}  # of series that were left out of the last page, too
+        self._counted: Samples = {}  # including series absent from the last page
         self.grown: Samples = defaultdict(float)
         self.error = "not scraped yet"
         self.is_new = self.is_new_to_looks = False
-        self._starts: deque[float] = deque(maxlen=_STARTS_MAX)  # of processes, the last one's last
+        # start times of processes, the latest last
+        self._starts: deque[float] = deque(maxlen=_STARTS_MAX)
 
     def take(self, samples: Samples) -> None:
-        """Add what counters gained since the scrape before.
+        """Add the growth of counters since the last scrape.
 
         Raises:
-            ValueError: a process answers that was followed by another one already.
+            ValueError: the answer is from a process that another has already replaced.
         """
         started = samples.get(STARTED)
         known = self._starts[-1] if self._starts else None
         has_restarted = started is not None and known is not None and started != known
         if has_restarted and started in self._starts:
-            # what each has counted is told in turns, and would count as new in every one
+            # each alternation would count everything as new
             raise ValueError("several processes answer in turns: name every selector by itself")
         if started is not None and started != known:
             self._starts.append(started)
@@ -135,17 +136,17 @@ class _Selector:
         self.error = ""
 
     def begin(self) -> None:
-        """A window begins with what was scraped last."""
+        """Begin a window with the last scrape."""
         self.grown = defaultdict(float)
         self.is_new = self.is_new_to_looks = False
 
 
 class SelectorSource:
-    """Scrapes every selector.
+    """Scrapes all selectors.
 
     Args:
-        urls: of selectors that share the traffic.
-        token: bearer token, where they ask for one.
+        urls: of the selectors that share the traffic.
+        token: bearer token, if required.
         client: for tests.
         clock: monotonic seconds.
     """
@@ -162,21 +163,21 @@ class SelectorSource:
         self._headers = headers
         self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
         self._live: dict[ModelKey, list[float]] = defaultdict(list)
-        self._lost_s = 0.0  # of windows before that nobody knows
+        self._lost_s = 0.0  # of earlier unknown windows
         self._clock = clock
         self._looked_at = clock()
-        self._counted: dict[ModelKey, float] = {}  # requests of this window at the last look
+        self._counted: dict[ModelKey, float] = {}  # requests of this window as of the last look
 
     async def begin(self, models: Sequence[ModelKey]) -> None:
-        """Counters begin with what is scraped now."""
+        """Scrape once: counting begins here."""
         await self.windows(models, 0.0)
 
     async def windows(self, models: Sequence[ModelKey], seconds: float) -> dict[ModelKey, Window]:
-        """Scrape, and return what happened since the last call.
+        """Scrape, and return the changes since the last call.
 
-        A selector that could not be scraped makes the whole interval missing: its share of the
-        traffic is not known. The next window that is known then covers that time, too, unless it
-        was never scraped before: then counting begins there.
+        A failed scrape makes the whole interval missing, as that selector's share of the traffic is
+        unknown. The next known window then covers that time, too, unless the selector was never
+        scraped before: then counting begins there.
         """
         await self._scrape(models)
         seconds += self._lost_s
@@ -192,7 +193,7 @@ class SelectorSource:
         return told
 
     async def loads(self, models: Sequence[ModelKey]) -> dict[ModelKey, Load]:
-        """Scrape, and return the load of this moment."""
+        """Scrape, and return the current load."""
         await self._scrape(models)
         now, told = self._clock(), {}
         seconds = now - self._looked_at
@@ -207,14 +208,15 @@ class SelectorSource:
                 arrived=self._arrived(model),
                 seconds=seconds,
             )
-        if not any(one.error for one in self._selectors):  # else the next look covers this time
+        # otherwise the next look covers this time
+        if not any(one.error for one in self._selectors):
             self._looked_at = now
             for one in self._selectors:
                 one.is_new_to_looks = False
         return told
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._client.aclose()
 
     async def _scrape(self, models: Sequence[ModelKey]) -> None:
@@ -228,8 +230,8 @@ class SelectorSource:
             )
             if page.status != _OK:
                 raise SourceError(f"answered {page.status}")  # noqa: TRY301 - told below
-            # a page of somebody else's is no selector that has counted nothing: what it shows
-            # the next time would all have happened in between
+            # a foreign page is not a selector with no counts: its counts next time would all seem
+            # new
             text = page.body.decode()
             if PREFIX not in text:
                 raise SourceError("no metrics of a selector")  # noqa: TRY301 - as above
@@ -238,7 +240,7 @@ class SelectorSource:
             one.error = f"{one.url}: {error}"
 
     def _arrived(self, model: ModelKey) -> Reading:
-        """Requests since the last look; not known while a selector cannot be asked."""
+        """Return the requests since the last look; unknown while a selector does not answer."""
         lost = [one.error for one in self._selectors if one.error]
         total = self._sum("demand_requests_total", model)
         if lost or total is None:

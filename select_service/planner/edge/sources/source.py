@@ -1,4 +1,4 @@
-"""What every source answers, and how answers become readings."""
+"""The protocol of sources, and how their answers become readings."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ if TYPE_CHECKING:
 __all__ = ["Page", "Source", "counted", "fetched", "ratio"]
 
 PAGE_BYTES_MAX: Final = 64 << 20
-"""Of an answer: half a million series. Who sends more is none of those that are asked."""
+"""Maximum size of an answer: half a million series. No legitimate server sends more."""
 
 
 class Source(Protocol):
-    """Somebody who knows the traffic."""
+    """Provides measurements of the traffic."""
 
     async def begin(self, models: Sequence[ModelKey]) -> None:
-        """Look for the first time: the first window begins here."""
+        """Start: the first window begins here."""
 
     async def windows(self, models: Sequence[ModelKey], seconds: float) -> dict[ModelKey, Window]:
-        """Return what happened during the last `seconds`; what is not known is Missing."""
+        """Return the measurements of the last `seconds`; unknown ones are Missing."""
 
     async def loads(self, models: Sequence[ModelKey]) -> dict[ModelKey, Load]:
-        """Return how full engines are at this moment."""
+        """Return the current load of the engines."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
 def counted(number: float | None, why: str) -> Reading:
-    """Turn a count of requests into a reading: none is idle, none known is missing."""
+    """Turn a count of requests into a reading: 0 is idle, None is missing."""
     if number is None or not math.isfinite(number) or number < 0:
         return Missing(why)
     return Value(number) if number > 0 else IDLE
 
 
 def ratio(total: float | None, count: float | None, why: str, scale: float = 1.0) -> Reading:
-    """Turn a sum over a count into a mean: nothing counted is idle, whatever the sum."""
+    """Turn a sum and a count into a mean: a count of 0 is idle, whatever the sum."""
     if total is None or count is None or not (math.isfinite(total) and math.isfinite(count)):
         return Missing(why)
     if count <= 0:
@@ -55,7 +55,7 @@ def ratio(total: float | None, count: float | None, why: str, scale: float = 1.0
 
 
 class Page(NamedTuple):
-    """An answer, read to its end."""
+    """A complete answer."""
 
     status: int
     body: bytes
@@ -69,10 +69,10 @@ async def fetched(
     params: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Page:
-    """GET something, all of it in a time: who sends a byte now and then holds nobody up.
+    """GET a page completely within a time limit, even from a server that trickles bytes.
 
     Raises:
-        SourceError: there is no answer, or too much of one; without the address.
+        SourceError: there is no answer, or too long a one; its text lacks the address.
     """
     body = bytearray()
     try:

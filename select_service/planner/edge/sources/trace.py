@@ -1,4 +1,4 @@
-"""Windows out of a file of requests, one interval after the other: to try a planner on the past."""
+"""Windows from a file of requests, interval by interval, to try a planner on the past."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["TOKENS_MAX", "TraceSource", "read_trace"]
 
 TOKENS_MAX: Final = 1 << 32
-"""Of a prompt or an answer; beyond it is no length, and a replay would count it out."""
+"""The longest prompt or output; more is no realistic length, and a replay would process it all."""
 
 _Tokens = Annotated[float, msgspec.Meta(ge=0.0, le=TOKENS_MAX)]
 
@@ -36,7 +36,7 @@ def read_trace(path: Path) -> list[TracedRequest]:
     """Read JSON lines with `timestamp` (ms), `input_length` and `output_length`, sorted by time.
 
     Raises:
-        TraceError: a line is none of that; its number is told.
+        TraceError: a line is invalid; its number is given.
     """
     decode = msgspec.json.Decoder(_Line).decode
     found = []
@@ -58,14 +58,14 @@ def read_trace(path: Path) -> list[TracedRequest]:
 
 
 class TraceSource:
-    """Tells one interval of the trace per call; every model gets the same."""
+    """Returns one interval of the trace per call, the same for every model."""
 
     def __init__(self, requests: Sequence[TracedRequest]) -> None:
         self._requests = list(requests)
         self._start = requests[0].at_s if requests else 0.0
 
     async def begin(self, models: Sequence[ModelKey]) -> None:
-        """It begins with its first request."""
+        """Do nothing: the trace begins with its first request."""
 
     async def windows(self, models: Sequence[ModelKey], seconds: float) -> dict[ModelKey, Window]:
         """Return the next interval; after the end everything is missing."""
@@ -73,11 +73,11 @@ class TraceSource:
         return dict.fromkeys(models, window)
 
     async def loads(self, models: Sequence[ModelKey]) -> dict[ModelKey, Load]:
-        """Tell nothing: a trace has no engines."""
+        """Return empty loads: a trace has no engines."""
         return dict.fromkeys(models, Load())
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
     def _next(self, seconds: float) -> Window:
         if not self._requests:
