@@ -102,7 +102,7 @@ class Pool(Protocol):
 
     @property
     def saturation(self) -> float:
-        """`slo_shed`'s measure of the whole pool; 1 means full. See `saturation.py`."""
+        """`slo_shed`'s measure of the whole pool; 1 means full. See `slo_shed.py`."""
         ...
 
     @property

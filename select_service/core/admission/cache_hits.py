@@ -47,7 +47,6 @@ class CacheHits:
 
     def __init__(self, settings: AdmissionSettings) -> None:
         self.settings = settings  # read on every call: they may change
-        self.settings = settings
         self._said = CacheHit(best_hit_rate=None, threshold=0.0, threshold_source="global")
 
     def at_once(
