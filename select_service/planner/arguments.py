@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import urlsplit
 
 from select_service.planner.edge.predictors import PREDICTORS, PredictorSettings
@@ -413,6 +413,14 @@ def settings_of(arguments: argparse.Namespace) -> RunSettings:
     )
 
 
+_OF_ONE_MODEL: Final = (
+    *("tenant_id", "prefill_resource", "decode_resource"),
+    *("ttft", "itl", "attainment", "min_endpoint", "start_time"),
+    *("prefill_engine_num_gpu", "decode_engine_num_gpu"),
+)
+"""What a targets file has for each model, and flags have for a single one."""
+
+
 def _expect_used(arguments: argparse.Namespace) -> None:
     """Refuse flags that what is asked for would leave aside without a word.
 
@@ -442,6 +450,13 @@ def _expect_used(arguments: argparse.Namespace) -> None:
     ):
         if given and not is_used:
             raise SettingsError(name)
+    if arguments.targets is not None:
+        usual = argparse.ArgumentParser()
+        add_run(usual)
+        for name in _OF_ONE_MODEL:
+            if getattr(arguments, name) != usual.get_default(name):
+                flag = name.replace("_", "-")
+                raise SettingsError(f"--{flag}: with --targets, the file says so of each model")
 
 
 def _single(arguments: argparse.Namespace) -> ModelSettings | None:

@@ -76,6 +76,22 @@ def test_flags_that_would_be_left_aside_are_refused(
     assert (code, told) == (1, f"select-planner run: {why}\n")
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        *(("--ttft", "400"), ("--itl", "20"), ("--attainment", "0.99"), ("--min-endpoint", "2")),
+        *(("--tenant-id", "t"), ("--prefill-resource", "deployments/p"), ("--start-time", "60")),
+        *(("--prefill-engine-num-gpu", "2"), ("--decode-engine-num-gpu", "2")),
+    ],
+)
+def test_flags_of_one_model_are_refused_beside_a_file_of_several(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, told = asked(capsys, "run", "--targets", "t.yaml", flag, value)
+    said = f"select-planner run: {flag}: with --targets, the file says so of each model\n"
+    assert (code, told) == (1, said)
+
+
 @pytest.mark.parametrize("case", CASES[4:9:2], ids=lambda case: case["args"]["itl"])
 def test_plan_answers_as_recorded(case: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("scipy", reason="the extra `planner`")
