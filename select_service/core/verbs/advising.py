@@ -143,7 +143,6 @@ def _sit(seen: _Seen, role: Role | None, seats: list[_Seat]) -> Generator[None, 
     rooms = [(one.spec.total_kv_blocks or 0) * len(one.slots) for one in present]
     room_of_all = sum(rooms) if all(rooms) else 0
     demand = partition.demand
-    churn, churned = loads.churn, loads.recent.churned
     asked = max(1.0, demand.asked_lately)
     hit_rate = demand.found_lately / asked
     extra: dict[int, int] = {}
@@ -179,7 +178,9 @@ def _sit(seen: _Seen, role: Role | None, seats: list[_Seat]) -> Generator[None, 
         load = told.prefill_tokens + decode_blocks * index.block_size
         worth = told.reused_tokens / distinct + COLD * index.block_size
         share = room / room_of_all if room_of_all else None
-        computed = sum(float(churn[slot]) for slot in slots) / churned if churned > 0 else 0.0
+        churned = loads.recent.churned
+        churn = sum(float(loads.churn[slot]) for slot in slots)
+        computed = churn / churned if churned > 0 else 0.0
         found, displaced = told.reused_tokens / asked, computed * hit_rate
         seats.append(_Seat(told, load, worth, share, found, displaced))
 
