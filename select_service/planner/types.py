@@ -98,6 +98,10 @@ class Window:
     """Live requests, on average, of all engines together."""
     isl_mix: tuple[tuple[float, float], ...] = ()
     """(prompt length, share of requests), where a histogram tells it."""
+    arrived: Reading = _NOT_ASKED
+    """The requests since the last look at the load, if the next look counts from here."""
+    arrived_s: float = 0.0
+    """The seconds in which they came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +112,22 @@ class Load:
     concurrency: Reading = _NOT_ASKED
     context_tokens: Reading = _NOT_ASKED
     """Mean length of a live request."""
-    waiting: Reading = _NOT_ASKED
-    """Requests that wait for any engine at all."""
     arrived: Reading = _NOT_ASKED
-    """How many requests came since this was asked last, `seconds` ago."""
+    """The requests that came in `seconds`, which follow on those of the look before."""
     seconds: float = 0.0
+    """0: nothing has been counted since then."""
+    ago_s: float = 0.0
+    """How long ago those seconds ended: counts that are scraped are older than the look."""
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether arrivals are being counted, including when nothing new has been."""
+        return isinstance(self.arrived, Value | Idle)
+
+    @property
+    def requests(self) -> float:
+        """The number of `arrived`; 0 unless it is a value."""
+        return self.arrived.value if isinstance(self.arrived, Value) else 0.0
 
 
 @dataclass(frozen=True, slots=True)

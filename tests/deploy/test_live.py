@@ -52,12 +52,12 @@ class Prom:
 
 
 @contextmanager
-def prometheus(directory: Path, targets: list[str]) -> Iterator[Prom]:
-    """One that scrapes these every second."""
+def prometheus(directory: Path, targets: list[str], every_s: int = 1) -> Iterator[Prom]:
+    """One that scrapes these, every second if nothing else is asked for."""
     assert PROMETHEUS is not None
     prom = Prom()
     jobs = [{"job_name": "select-service", "static_configs": [{"targets": targets}]}]
-    every = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    every = {"scrape_interval": f"{every_s}s", "evaluation_interval": "1s"}
     config = directory / "prometheus.yaml"
     said = {"global": every, "rule_files": [str(RULES)], "scrape_configs": jobs}
     config.write_text(yaml.safe_dump(said), "utf-8")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from select_service.planner.core.prediction import Predictor
     from select_service.planner.core.surprises import Spread
     from select_service.planner.core.warming import TracedRequest
-    from select_service.planner.types import Load, Reading, Window
+    from select_service.planner.types import Reading, Window
 
 __all__ = [
     "Demand",
@@ -188,21 +188,21 @@ class Demand:
         self._predictors.isl.skip(intervals)
         self._predictors.osl.skip(intervals)
 
-    def look(self, load: Load) -> None:
-        """Add the fast loop's count."""
-        if isinstance(load.arrived, Value | Idle) and load.seconds > 0:
-            self._looks.count(load.seconds, _number(load.arrived) or 0.0)
+    def count(self, requests: float, seconds: float, end: float) -> None:
+        """Add the arrivals of the seconds until `end`, monotonic."""
+        self._looks.count(requests, seconds, end)
 
-    def observe(self, window: Window, interval_s: float | None = None) -> list[str]:
+    def observe(self, window: Window, now: float, interval_s: float | None = None) -> list[str]:
         """Add one interval; returns remarks worth reporting.
 
         Args:
             window: the measurements; its requests are scaled to the length of an interval.
+            now: its end, monotonic seconds.
             interval_s: of forecasts; None: as long as the window.
         """
         requests = window.requests
         counted = requests.value if isinstance(requests, Value) else 0.0
-        parts = self._looks.end(window.seconds, counted)
+        parts = self._looks.end(counted, window.seconds, now)
         if isinstance(requests, Missing):
             self.missed += 1
             return [f"requests are not known: {requests.why}"]

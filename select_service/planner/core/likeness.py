@@ -60,7 +60,6 @@ class Likeness:
         self._untried = 0  # intervals since the last trial
         self._tables: dict[PoolKey, Table] = {}
         self._heard_at: float | None = None
-        self._since = (0.0, 0.0)  # (requests, seconds) heard since the last interval
         self._lately: deque[tuple[float, float, float]] = deque()  # (came, expected, seconds)
 
     def learn(self, one: Interval) -> None:
@@ -76,7 +75,7 @@ class Likeness:
         """Note unknown time: what comes now does not follow on the last interval."""
         self._counts += [math.nan] * PARTS
         self._trim()
-        self._place, self._since = None, (0.0, 0.0)
+        self._place = None
         self.lose()
 
     def _trim(self) -> None:
@@ -85,21 +84,13 @@ class Likeness:
             del self._counts[:over]
             self._dropped += over
 
-    def end(self, requests: float, seconds: float, now: float) -> None:
-        """End an interval: requests not heard of yet came after the last look."""
-        heard, heard_s = self._since
-        if seconds > heard_s:
-            self.hear(max(0.0, requests - heard), seconds - heard_s, now)
-        self._since = (0.0, 0.0)
-
-    def hear(self, requests: float, seconds: float, now: float) -> None:
-        """Add the arrivals of the last seconds."""
-        self._since = (self._since[0] + requests, self._since[1] + seconds)
+    def hear(self, requests: float, seconds: float, end: float) -> None:
+        """Add the arrivals of the seconds until `end`, monotonic."""
         place, before = self._place, self._heard_at
-        self._heard_at = now
-        if place is None or seconds <= 0:
+        self._heard_at = end
+        if place is None:
             return
-        place.hear(requests, seconds, seconds if before is None else max(0.0, now - before))
+        place.hear(requests, seconds, seconds if before is None else max(0.0, end - before))
         self._lately.append((requests, place.rate * seconds, seconds))
         while sum(span for _, _, span in self._lately) - self._lately[0][2] >= COUNT_S:
             self._lately.popleft()
@@ -120,7 +111,8 @@ class Likeness:
 
         Args:
             part_s: length of a part.
-            lead_s: from a look until engines it orders have started, plus the next look.
+            lead_s: from the end of a count until engines it orders have started, plus the next
+                look.
             is_known: the course of traffic is known, so abstain.
             tables_of: the late requests for each engine count, on a grid of rates.
         """

@@ -56,6 +56,7 @@ MISSED_MAX: Final = 3
 # largest share of a forecast attributed to chance, even with few requests
 _CHANCE_MOST: Final = 0.05
 _BUSY_MOST: Final = 0.9  # a fuller queue does not reflect the profile
+_BACK_MOST_S: Final = 600.0  # how old a plan may be that counts are still compared with
 
 
 class Model:
@@ -92,7 +93,9 @@ class Model:
         self._arrivals = ArrivalRate()
         self._rates: list[tuple[float, float, float]] = []  # planned: from, to, requests per second
         self._planned = 0.0  # the most of them at the last look
-        self._back_s = 0.0  # seconds of arrivals the last look counted
+        self._back_s = 0.0  # how long ago the arrivals of the last count began
+        self._span_s = 0.0  # their seconds
+        self._behind_s = 0.0  # how old counts have been at most since the slow loop last ran
         self._interval_s = 0.0  # of forecasts
         self._began: float | None = None  # begin of the first observed interval
         self._taken_in = 0  # intervals since then, including skipped ones
@@ -111,13 +114,15 @@ class Model:
             passed = round((now - self._began) / interval_s)
             self._skip(passed - self._taken_in - 1)
             self._taken_in = max(passed, self._taken_in + 1)
-        told.reasons += [f"{self.key}: {text}" for text in self.demand.observe(window, interval_s)]
+        if isinstance(window.arrived, Value | Idle):
+            requests = window.arrived.value if isinstance(window.arrived, Value) else 0.0
+            self._count(requests, window.arrived_s, now)
+        remarks = self.demand.observe(window, now, interval_s)
+        told.reasons += [f"{self.key}: {text}" for text in remarks]
         if self.demand.missed:
             self.likeness.lose()
             self._hold(told)
             return told
-        counted = window.requests.value if isinstance(window.requests, Value) else 0.0
-        self.likeness.end(counted, window.seconds, now)
         self.likeness.learn(self.demand.history[-1])
         if correct:
             self._correct(window)
@@ -125,19 +130,33 @@ class Model:
         known = self.demand.stretches(interval_s, steps + 1)
         told.reasons += [f"{self.key}: {text}" for text in self.demand.doubts]
         self.forecast = known[0].forecast if known else None
-        self._rates = [(now + one.begin_s, now + one.end_s, one.forecast.rate) for one in known]
-        self._arrivals.forget()
+        self._expect(known, now)
         self._liken(interval_s, look_s)
-        if not known:
+        self._behind_s = 0.0
+        if known:
+            self._plan(known, window, told, now, look_s)
+        else:
             self._without_lengths(told)
-            return told
+        return told
+
+    def _expect(self, known: Sequence[Stretch], now: float) -> None:
+        """Let arrivals be compared with new forecasts, and those before now with the former."""
+        past = [(begin, min(end, now), rate) for begin, end, rate in self._rates if begin < now]
+        self._rates = [one for one in past if one[1] > now - _BACK_MOST_S]
+        self._rates += [(now + one.begin_s, now + one.end_s, one.forecast.rate) for one in known]
+        self._arrivals.forget()
+
+    def _plan(
+        self, known: Sequence[Stretch], window: Window, told: Told, now: float, look_s: float
+    ) -> None:
+        """Plan every pool by the coming stretches."""
         for pool in self.pools:
             needs = [self._need(pool, one.forecast) for one in known]
             sure = self._sure(pool, known, needs, window)
             courses = [
                 Course(
                     *(now + one.begin_s, now + one.end_s, need.engines),
-                    *(self._least(pool, one.forecast, interval_s), engines),
+                    *(self._least(pool, one.forecast), engines),
                 )
                 for one, need, engines in zip(known, needs, sure, strict=True)
             ]
@@ -151,7 +170,6 @@ class Model:
             if pool.has_more:
                 words = f"{pool.fast}, not {pool.slow}: at the last look {pool.surge_why}"
                 told.reasons.append(f"{pool.key}: {words}")
-        return told
 
     def _without_lengths(self, told: Told) -> None:
         """Plan without lengths: no request has come yet, or their lengths are unknown."""
@@ -164,9 +182,9 @@ class Model:
             # lengths are reported only for requests that are served
             pool.hold(max(1, pool.state.desired) if untold else 0)
 
-    def _least(self, pool: Pool, forecast: Forecast, interval_s: float) -> float:
+    def _least(self, pool: Pool, forecast: Forecast) -> float:
         """Return the engines for a rate one standard deviation of an interval's count lower."""
-        chance = min(1 / math.sqrt(max(forecast.rate * interval_s, 1.0)), _CHANCE_MOST)
+        chance = min(1 / math.sqrt(max(forecast.rate * self._interval_s, 1.0)), _CHANCE_MOST)
         return self._need(pool, forecast._replace(rate=forecast.rate * (1 - chance))).engines
 
     def _sure(
@@ -188,6 +206,11 @@ class Model:
             for one, rate in zip(known, rates, strict=False)
         ]
 
+    @property
+    def arrivals_per_s(self) -> float | None:
+        """As counted last by the fast loop; None: not counted."""
+        return self._arrivals.latest
+
     def warm_up(self, history: Sequence[Interval], interval_s: float) -> None:
         """Learn from a past, including how wrong its forecasts would have been."""
         self._look_ahead(interval_s, 0.0)
@@ -204,7 +227,7 @@ class Model:
         """Judge forecasts at the time engines can have started; returns that in intervals."""
         self._interval_s = interval_s
         steps = max(pool.steps(interval_s) for pool in self.pools)
-        self.demand.look_ahead(steps, self._start_s + look_s, interval_s)
+        self.demand.look_ahead(steps, self._behind_s + look_s + self._start_s, interval_s)
         return steps
 
     def recall(
@@ -229,18 +252,19 @@ class Model:
     def react(self, load: Load, now: float, look_s: float) -> Told:
         """Run the fast loop for this model."""
         told = Told(str(self.key))
-        self.demand.look(load)
-        self._back_s = load.seconds if isinstance(load.arrived, Value | Idle) else 0.0
+        if load.is_counted:
+            self._count(load.requests, load.seconds, now - load.ago_s)
+            self._span_s = load.seconds or self._span_s
+            self._behind_s = max(self._behind_s, load.ago_s)
+        else:
+            self._span_s = 0.0
+            self.likeness.lose()
+        self._back_s = load.ago_s + self._span_s
         planned = self._rate_planned(now, look_s)
         if planned < self._planned:
             self._arrivals.forget()  # arrivals under a higher plan do not count against a lower one
         self._planned = planned
         counted = self._arrivals.hear(load, planned)
-        if isinstance(load.arrived, Value | Idle):
-            requests = load.arrived.value if isinstance(load.arrived, Value) else 0.0
-            self.likeness.hear(requests, load.seconds, now)
-        else:
-            self.likeness.lose()
         for pool in self.pools:
             pool.follow(now, self._back_s, look_s)
             is_told = self._go_by_likeness(pool, told, pool.state.desired)
@@ -260,9 +284,15 @@ class Model:
                 told.reasons.append(f"{pool.key}: {pool.fast}, not {pool.slow}: {pool.surge_why}")
         return told
 
+    def _count(self, requests: float, seconds: float, end: float) -> None:
+        """Add the arrivals of the seconds until `end`, if any were counted."""
+        if seconds > 0:
+            self.demand.count(requests, seconds, end)
+            self.likeness.hear(requests, seconds, end)
+
     def _liken(self, interval_s: float, look_s: float) -> None:
         """Let similar times in the past predict the coming interval, where they can."""
-        forecast, lead_s = self.forecast, look_s + self._start_s
+        forecast, lead_s = self.forecast, self._behind_s + look_s + self._start_s
         if forecast is None:
             return
         exact = forecast._replace(spread=EXACT)
@@ -358,7 +388,13 @@ class Model:
             target_ms, isl = self.goals.ttft_ms, forecast.lengths.mean * forecast.computed
             surges.append(
                 pool.prefills.prefill(
-                    self.surface, load, now, target_ms=target_ms, isl=isl, ready=ready
+                    self.surface,
+                    load,
+                    now,
+                    target_ms=target_ms,
+                    isl=isl,
+                    ready=ready,
+                    arriving=self._arrivals.latest,
                 )
             )
         if role != "prefill":

@@ -27,6 +27,7 @@ COVERED_MIN: Final = 0.5
 NEIGHBOURS: Final = 2
 """Intervals on each side that one is averaged with."""
 _DEVIATIONS: Final = 3.0  # in a chi-square test, and between neighbouring counts
+_SAME_S: Final = 1e-6  # rounding error of times
 
 
 class Run(NamedTuple):
@@ -41,40 +42,42 @@ class Looks:
     """The fast loop's counts since the slow one last ran."""
 
     def __init__(self) -> None:
-        self._counts: list[tuple[float, float]] = []  # (seconds, requests), oldest first
+        self._counts: list[tuple[float, float, float]] = []  # (begin, end, requests), in order
 
-    def count(self, seconds: float, requests: float) -> None:
-        """Add one look."""
-        self._counts.append((seconds, requests))
+    def count(self, requests: float, seconds: float, end: float) -> None:
+        """Add the requests of the seconds until `end`, monotonic."""
+        begin = max(end - seconds, self._counts[-1][1]) if self._counts else end - seconds
+        if end > begin:
+            self._counts.append((begin, end, requests))
 
-    def end(self, seconds: float, requests: float) -> Parts:
-        """Return the parts of a finished interval, which sum to `requests`, and start anew.
+    def end(self, requests: float, seconds: float, now: float) -> Parts:
+        """Return the parts of the interval that ends now, which sum to `requests`.
 
-        Uncounted requests came after the last look. Empty if too little was counted.
+        Uncounted requests came in the time not counted, evenly: after the last look, usually. A
+        look across two parts is split between them, and one across the begin of the interval
+        counts in part. Empty if too little was counted.
         """
         counts, self._counts = self._counts, []
-        counted_s = sum(span for span, _ in counts)
-        if not requests or seconds <= 0 or counted_s < COVERED_MIN * seconds:
+        if not requests or seconds <= 0:
             return ()
-        if counted_s < seconds:
-            rest = requests - sum(count for _, count in counts)
-            counts.append((seconds - counted_s, max(0.0, rest)))
-        found = _spread(counts, sum(span for span, _ in counts))
+        start, part_s = now - seconds, seconds / PARTS
+        found, covered = [0.0] * PARTS, [0.0] * PARTS
+        for begin, end, count in counts:
+            for part in range(PARTS):
+                inside = min(end, start + (part + 1) * part_s) - max(begin, start + part * part_s)
+                if inside > 0:
+                    found[part] += count * inside / (end - begin)
+                    covered[part] += inside
+        counted_s = sum(covered)
+        if counted_s < COVERED_MIN * seconds:
+            return ()
+        rest = max(0.0, requests - sum(found))
+        if counted_s < seconds - _SAME_S:
+            uncounted_s = seconds - counted_s
+            for part, known_s in enumerate(covered):
+                found[part] += rest * (part_s - known_s) / uncounted_s
         total = sum(found)
         return tuple(requests * one / total for one in found) if total else ()
-
-
-def _spread(counts: Sequence[tuple[float, float]], seconds: float) -> list[float]:
-    """Distribute counts over equal parts; a look across two parts is split between them."""
-    found, at, part_s = [0.0] * PARTS, 0.0, seconds / PARTS
-    for span, count in counts:
-        end = at + span
-        for part in range(int(at / part_s), min(PARTS, math.ceil(end / part_s))):
-            inside = min(end, (part + 1) * part_s) - max(at, part * part_s)
-            if inside > 0:
-                found[part] += count * inside / span
-        at = end
-    return found
 
 
 def runs(intervals: Sequence[tuple[float, Parts]], before: Sequence[float] = ()) -> list[Run]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.planner.core.catching import COUNT_S, deviations, is_surge
 from select_service.planner.core.surprises import EXACT
-from select_service.planner.types import Idle, Value
+from select_service.planner.types import Value
 
 if TYPE_CHECKING:
     from select_service.planner.core.surface import Surface
@@ -45,6 +45,8 @@ class ArrivalRate:
 
     def __init__(self) -> None:
         self._counts: list[tuple[float, float]] = []  # (requests, seconds), oldest first
+        self.latest: float | None = None
+        """Requests per second at the last count; None: not counted."""
 
     @property
     def rate(self) -> float | None:
@@ -58,14 +60,13 @@ class ArrivalRate:
 
     def hear(self, load: Load, planned: float) -> Surge | None:
         """Return the surge in the counts, if any; `planned`: requests per second."""
-        arrived = load.arrived
-        if isinstance(arrived, Idle) and load.seconds > 0:
-            self._counts.append((0.0, load.seconds))
-        elif isinstance(arrived, Value) and load.seconds > 0:
-            self._counts.append((arrived.value, load.seconds))
-        else:
+        if not load.is_counted:
             self._counts.clear()
+            self.latest = None
             return None
+        if load.seconds > 0:
+            self._counts.append((load.requests, load.seconds))
+            self.latest = load.requests / load.seconds
         while sum(seconds for _, seconds in self._counts[1:]) >= COUNT_S:
             del self._counts[0]
         return self._surge(planned)
@@ -94,12 +95,14 @@ class Growth:
         self._at = 0.0
         self.per_s = 0.0
 
-    def hear(self, value: float, now: float) -> None:
-        """Add one look."""
-        if self._last is not None and now > self._at:
-            growth = (value - self._last) / (now - self._at)
+    def hear(self, value: float, at: float) -> None:
+        """Add what was measured at a time; measurements not later than the last say nothing."""
+        if self._last is not None:
+            if at <= self._at:
+                return
+            growth = (value - self._last) / (at - self._at)
             self.per_s += (1 - _MEMORY) * (growth - self.per_s)
-        self._last, self._at = value, now
+        self._last, self._at = value, at
 
     def forget(self) -> None:
         """Restart after the quantity was not seen."""
@@ -113,7 +116,15 @@ class Backlog:
         self._growth = Growth()
 
     def prefill(
-        self, surface: Surface, load: Load, now: float, *, target_ms: float, isl: float, ready: int
+        self,
+        surface: Surface,
+        load: Load,
+        now: float,
+        *,
+        target_ms: float,
+        isl: float,
+        ready: int,
+        arriving: float | None,
     ) -> Surge | None:
         """Return the surge shown by waiting prompts; None: there is no queue, or it is unknown.
 
@@ -124,6 +135,7 @@ class Backlog:
             target_ms: TTFT.
             isl: mean tokens to compute per prompt.
             ready: engines that compute.
+            arriving: requests per second, as last counted; None: not counted.
         """
         tokens = _known(load.prefill_backlog_tokens)
         if tokens is None or isl <= 0:
@@ -131,16 +143,13 @@ class Backlog:
             return None
         one_s = surface.prefill.ttft_ms(isl) / 1e3
         work_s = tokens / isl * one_s
-        self._growth.hear(work_s, now)
+        self._growth.hear(work_s, now - load.ago_s)
         spare_s = max(target_ms / 1e3 - one_s, 0.1 * target_ms / 1e3)
         if work_s <= _SPARE_TIMES * spare_s * max(1, ready):
             return None  # chance
         growth = self._growth.per_s
-        arriving = 0.0 if isinstance(load.arrived, Idle) else _known(load.arrived)
-        if arriving is not None and load.seconds > 0:
-            work = arriving / load.seconds * one_s
-        else:
-            work = max(0.0, ready + growth)  # in engines: all that are ready compute
+        # in engines: all that are ready compute
+        work = max(0.0, ready + growth) if arriving is None else arriving * one_s
         return Surge(
             work / one_s,
             work + work_s / RECOVERY_S,
@@ -156,8 +165,8 @@ class Backlog:
         if live is None or not context or osl <= 0:
             self._growth.forget()
             return None
-        self._growth.hear(live, now)
-        if isinstance(load.arrived, Value | Idle):
+        self._growth.hear(live, now - load.ago_s)
+        if load.is_counted:
             return None  # live requests were counted on arrival
         best = surface.decode.best(itl_ms, context)
         engines = max(1, ready)

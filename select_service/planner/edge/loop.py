@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from select_service.planner.errors import PlannerError
-from select_service.planner.types import PoolState, Target, Value
+from select_service.planner.types import Missing, PoolState, Target, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,6 +35,8 @@ __all__ = ["Counts", "Loop", "Noted"]
 
 DECISIONS_MAX: Final = 200
 """Decisions kept for /decisions: ten hours of three-minute intervals with changes."""
+UNCOUNTED_REPORTED: Final = 12
+"""Looks in a row without arrivals that are reported: a minute of them is no failed scrape."""
 RENEW_S: Final = 5.0
 """Renewal interval of the lease during a decision: a hundred models take half a minute."""
 _log = logging.getLogger("select_planner")
@@ -125,6 +127,7 @@ class Loop:
         self._asked: dict[PoolKey, int] = {}  # the last requested replicas
         self._read_back: set[PoolKey] = set()  # pools whose requested count was read back since
         self._would: list[str] = []
+        self._uncounted: Counter[ModelKey] = Counter()  # looks in a row without arrivals
         self._models = [one.key for one in fleet.models]
         self._pools = [pool.key for model in fleet.models for pool in model.pools]
         self._asked_at = self._looked_at = clock()
@@ -177,6 +180,7 @@ class Loop:
     async def fast(self) -> Decision:
         """React to the current load once."""
         self.loads = await self.source.loads(self._models)
+        self._report_uncounted()
         await self._look()
         decision = await self._decided(
             partial(self.fleet.fast, self.loads, self.states, self._clock())
@@ -206,6 +210,17 @@ class Loop:
                 if pool.key in self.states:
                     ready = self.states[pool.key].ready
                     self.counts.gpu_seconds += seconds * ready * pool.settings.gpus
+
+    def _report_uncounted(self) -> None:
+        """Log once that arrivals of a model are not counted, and that they are again."""
+        for model, load in self.loads.items():
+            if isinstance(load.arrived, Missing):
+                self._uncounted[model] += 1
+                if self._uncounted[model] == UNCOUNTED_REPORTED:
+                    why = load.arrived.why
+                    _log.warning("%s: the fast loop counts no arrivals: %s", model, why)
+            elif self._uncounted.pop(model, 0) >= UNCOUNTED_REPORTED:
+                _log.info("%s: the fast loop counts arrivals again", model)
 
     def _changed_by_others(self) -> list[str]:
         """Return which pools' requested counts were changed by others, once per change.
@@ -343,9 +358,9 @@ class Loop:
                 await one.close()
 
 
-def measured(window: Window, name: str) -> float | None:
-    """Return one reading of a window as a number, for a gauge; None: it is none."""
-    reading = getattr(window, name)
+def measured(seen: Window | Load, name: str) -> float | None:
+    """Return one reading as a number, for a gauge; None: it is none."""
+    reading = getattr(seen, name)
     return reading.value if isinstance(reading, Value) else None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
@@ -54,6 +54,7 @@ _BLOCK: Final = 64
 _STEP_TOKENS: Final = 2048
 """Tokens a prefill engine computes per step: the first prompt is done first."""
 _DRAIN_S: Final = 600.0
+_SAME_S: Final = 1e-6  # rounding error of times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,8 @@ class ReplaySettings:
 
     interval_s: float = 60.0
     fast_s: float = 5.0
+    scrape_s: float = 0.0
+    """Arrivals are known this often, up to a `fast_s` ago; 0: at every look."""
     startup_s: float = 60.0
     ttft_ms: float = 500.0
     itl_ms: float = 50.0
@@ -231,6 +234,7 @@ class _Turn:
         self._policy = policy
         self._settings = settings
         self._seen: list[Observation] = []
+        self._unscraped: list[Load] = []  # whose arrivals are not known yet
         self._last: dict[PoolKey, tuple[float, int]] = {}  # last change: when, and its direction
         self.result = Result(policy.name, replicas={name: [] for name in _POOLS.values()})
 
@@ -242,8 +246,12 @@ class _Turn:
         self._seen.append(seen)
         self._account(seen)
         states = self._states(seen)
-        if sum(one.interval_s for one in self._seen) >= settings.interval_s - 1e-6:
+        if sum(one.interval_s for one in self._seen) >= settings.interval_s - _SAME_S:
             window = _window(self._seen)
+            if settings.scrape_s:
+                self._load(seen)  # counting goes on across the interval's end
+            else:
+                window = replace(window, arrived=_arrived(seen), arrived_s=seen.interval_s)
             self._seen = []
             self._act(self._policy.slow(window, states, cluster.now), states)
             rate = (
@@ -251,7 +259,26 @@ class _Turn:
             )
             self.result.load.append((cluster.now - window.seconds, rate))
         else:
-            self._act(self._policy.fast(_load(seen), states, cluster.now), states)
+            self._act(self._policy.fast(self._load(seen), states, cluster.now), states)
+
+    def _load(self, seen: Observation) -> Load:
+        """Return the load as a source that scrapes tells it."""
+        load, settings = _load(seen), self._settings
+        if not settings.scrape_s:
+            return load
+        self._unscraped.append(load)
+        spans = [one.seconds for one in self._unscraped]
+        if sum(spans[:-1]) < settings.scrape_s - _SAME_S:
+            return replace(load, arrived=IDLE, seconds=0.0, ago_s=sum(spans))
+        # the scrape was right after the look before
+        known, self._unscraped = self._unscraped[:-1], self._unscraped[-1:]
+        requests = sum(one.requests for one in known)
+        return replace(
+            load,
+            arrived=Value(requests) if requests else IDLE,
+            seconds=sum(spans[:-1]),
+            ago_s=spans[-1],
+        )
 
     def _states(self, seen: Observation) -> dict[PoolKey, PoolState]:
         return {
@@ -332,9 +359,13 @@ def _load(seen: Observation) -> Load:
     return Load(
         prefill_backlog_tokens=Value(float(seen.pools["prefill"].prefill_backlog_tokens)),
         concurrency=Value(seen.pools["decode"].concurrency),
-        arrived=Value(float(seen.num_req)) if seen.num_req else IDLE,
+        arrived=_arrived(seen),
         seconds=seen.interval_s,
     )
+
+
+def _arrived(seen: Observation) -> Reading:
+    return Value(float(seen.num_req)) if seen.num_req else IDLE
 
 
 def _judged(result: Result, outcomes: Sequence[Outcome], settings: ReplaySettings) -> Result:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from select_service.planner.edge.loop import Loop
+    from select_service.planner.types import Load
 
 __all__ = ["PlannerMetrics", "create_app"]
 
@@ -162,6 +163,9 @@ class PlannerMetrics(Collector):
 
     def _models(self) -> Iterator[Metric]:
         seen = _gauge("observed", "Of the last interval, where known.", (*_MODEL, "what"))
+        looked = _gauge(
+            "looked", "At the last look of the fast loop, where known.", (*_MODEL, "what")
+        )
         expected = _gauge("predicted", "For the next interval.", (*_MODEL, "what"))
         factors = _gauge("correction_factor", "Measured over profiled.", (*_MODEL, "phase"))
         price = _gauge(
@@ -179,6 +183,8 @@ class PlannerMetrics(Collector):
                 value = measured(window, name)
                 if value is not None:
                     seen.add_metric([*labels, name], value)
+            for name, value in _looked(self._loop.loads.get(model.key), model.arrivals_per_s):
+                looked.add_metric([*labels, name], value)
             forecast = model.forecast
             if forecast is not None:
                 expected.add_metric([*labels, "requests_per_s"], forecast.rate)
@@ -190,7 +196,7 @@ class PlannerMetrics(Collector):
                 price.add_metric(labels, model.likeness.price)
             missed.add_metric(labels, model.demand.missed)
             fits.add_metric(labels, model.demand.fit_failures)
-        yield from (seen, expected, factors, price, missed, fits)
+        yield from (seen, looked, expected, factors, price, missed, fits)
 
     def _loops(self) -> Iterator[Metric]:
         counts = self._loop.counts
@@ -249,3 +255,16 @@ class PlannerMetrics(Collector):
 
 def _gauge(name: str, text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
     return GaugeMetricFamily(PREFIX + name, text, labels=labels)
+
+
+def _looked(load: Load | None, arrivals_per_s: float | None) -> Iterator[tuple[str, float]]:
+    """Yield what is known of a look."""
+    if load is None:
+        return
+    for name in ("prefill_backlog_tokens", "concurrency"):
+        value = measured(load, name)
+        if value is not None:
+            yield name, value
+    if arrivals_per_s is not None:
+        yield "arrivals_per_s", arrivals_per_s
+        yield "arrivals_age_s", load.ago_s

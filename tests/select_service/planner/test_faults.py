@@ -161,9 +161,9 @@ def test_4_an_idle_interval() -> None:
         they.add(isl)
     assert abs(they.predict() - 3000.0) > 300.0
     ours = Demand(Predictors(*(make_predictor(PredictorSettings(name="kalman")) for _ in range(3))))
-    for isl in series:
+    for step, isl in enumerate(series):
         idle = Window(seconds=INTERVAL_S, requests=IDLE)
-        ours.observe(replace(BUSY, isl=Value(isl)) if isl else idle)
+        ours.observe(replace(BUSY, isl=Value(isl)) if isl else idle, INTERVAL_S * step)
     forecast = ours.forecast(INTERVAL_S)
     assert forecast is not None
     assert forecast.lengths.mean == pytest.approx(3000.0)

@@ -2,25 +2,28 @@
 
 Means are sum(increase(sum)) / sum(increase(count)) over all series of a model: a frontend with a
 thousand requests weighs a thousand times one with a single request. No series at all is missing,
-never zero; no increase of a count is idle.
+never zero; no increase of a count is idle. The fast loop's arrivals are counted in the time of the
+samples (`scraped.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 import httpx
 import msgspec
 
 from select_service.planner.core.lengths import from_buckets
+from select_service.planner.edge.sources.scraped import Arrived, Sample, ScrapedArrivals
 from select_service.planner.edge.sources.source import counted, fetched, ratio
 from select_service.planner.errors import SourceError
 from select_service.planner.types import Idle, Load, Missing, Value, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from select_service.planner.types import ModelKey, Reading
 
@@ -28,6 +31,7 @@ __all__ = ["DYNAMO", "SELECTOR", "Names", "PrometheusSource"]
 
 TIMEOUT_S: Final = 10.0
 _OK: Final = 200
+_ADDED: Final = ("__name__", "of")  # labels that a query adds or takes away
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +43,9 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     requests: str
+    started: str = ""
+    """A counter of the same requests as they arrive, where `requests` counts them as they end;
+    frontends without it count by `requests`."""
     isl: str = ""
     osl: str = ""
     ttft: str = ""
@@ -53,11 +60,13 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
 
 DYNAMO: Final = Names(
     requests="dynamo_frontend_requests_total",
+    started="dynamo_frontend_requests_started_total",
     isl="dynamo_frontend_input_sequence_tokens",
     osl="dynamo_frontend_output_sequence_tokens",
     ttft="dynamo_frontend_time_to_first_token_seconds",
     itl="dynamo_frontend_inter_token_latency_seconds",
     request_duration="dynamo_frontend_request_duration_seconds",
+    concurrency_query="sum(dynamo_frontend_inflight_requests{{{match}}})",
 )
 SELECTOR: Final = Names(
     requests="select_service_demand_requests_total",
@@ -94,6 +103,7 @@ class PrometheusSource:
         self._url = url.rstrip("/") + "/api/v1/query"
         self._names = names
         self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
+        self._arrivals: dict[ModelKey, ScrapedArrivals] = defaultdict(ScrapedArrivals)
 
     async def begin(self, models: Sequence[ModelKey]) -> None:
         """Do nothing: counters are read over any period."""
@@ -104,7 +114,7 @@ class PrometheusSource:
         return dict(zip(models, told, strict=True))
 
     async def loads(self, models: Sequence[ModelKey]) -> dict[ModelKey, Load]:
-        """Query the two gauges, if configured."""
+        """Query the counter of requests, and the two gauges if configured."""
         told = await asyncio.gather(*(self._load(model) for model in models))
         return dict(zip(models, told, strict=True))
 
@@ -147,27 +157,61 @@ class PrometheusSource:
         )
 
     async def _load(self, model: ModelKey) -> Load:
-        readings: list[Reading] = []
-        for query in (self._names.backlog_query, self._names.concurrency_query):
-            if not query:
-                readings.append(Missing("no query is configured"))
-                continue
-            try:
-                value = (await self._ask(query.format(match=self._match(model)))).get("")
-            except SourceError as error:
-                readings.append(Missing(str(error)))
-                continue
-            readings.append(Missing("no series") if value is None else Value(value))
-        backlog, live = readings
-        return Load(prefill_backlog_tokens=backlog, concurrency=live)
+        names = self._names
+        backlog, live, arrived = await asyncio.gather(
+            self._gauge(names.backlog_query, model),
+            self._gauge(names.concurrency_query, model),
+            self._arrived(model),
+        )
+        return Load(
+            prefill_backlog_tokens=backlog,
+            concurrency=live,
+            arrived=arrived.requests,
+            seconds=arrived.seconds,
+            ago_s=arrived.ago_s,
+        )
 
-    async def _count(self, model: ModelKey, seconds: float) -> Reading:
-        name = self._names.requests
+    async def _gauge(self, query: str, model: ModelKey) -> Reading:
+        if not query:
+            return Missing("no query is configured")
         try:
-            told = await self._ask(self._increase(name, model, seconds))
-            return counted(told.get(""), f"no series {name}")
+            value = (await self._ask(query.format(match=self._match(model)))).get("")
         except SourceError as error:
             return Missing(str(error))
+        return Missing("no series") if value is None else Value(value)
+
+    async def _arrived(self, model: ModelKey) -> Arrived:
+        """Return the arrivals that have been scraped since the last look.
+
+        Of a look that fails the next one tells.
+        """
+        plain = self._of_requests(lambda name: self._series(name, model))
+        timed = self._of_requests(lambda name: f"timestamp({self._series(name, model)})")
+        query = " or ".join(
+            f'label_replace({one}, "of", "{of}", "", "")'
+            for one, of in ((plain, "count"), (timed, "at"))
+        )
+        try:
+            rows = await self._rows(query)
+        except SourceError as error:
+            return Arrived(Missing(str(error)))
+        arrivals = self._arrivals[model]
+        arrivals.take(_samples(rows))
+        now = max((row.value[0] for row in rows), default=0.0)
+        return arrivals.next(now)
+
+    async def _count(self, model: ModelKey, seconds: float) -> Reading:
+        query = self._of_requests(lambda name: self._grown(name, model, seconds))
+        try:
+            told = await self._ask(f"sum({query})")
+            return counted(told.get(""), f"no series {self._names.requests}")
+        except SourceError as error:
+            return Missing(str(error))
+
+    def _of_requests(self, expression: Callable[[str], str]) -> str:
+        """Return an expression for requests as they arrive, from all targets that tell that."""
+        names = [name for name in (self._names.started, self._names.requests) if name]
+        return " or on (instance, job) ".join(expression(name) for name in names)
 
     async def _mean(
         self, name: str, model: ModelKey, seconds: float, requests: Reading, scale: float
@@ -202,9 +246,14 @@ class PrometheusSource:
         return from_buckets(sorted(one for one in buckets if one[0] > 0))
 
     def _increase(self, name: str, model: ModelKey, seconds: float, by: str = "") -> str:
-        span = f"[{round(1e3 * seconds)}ms]"
         kept = f" by ({by}) " if by else ""
-        return f"sum{kept}(increase({name}{{{self._match(model)}}}{span}))"
+        return f"sum{kept}({self._grown(name, model, seconds)})"
+
+    def _grown(self, name: str, model: ModelKey, seconds: float) -> str:
+        return f"increase({self._series(name, model)}[{round(1e3 * seconds)}ms])"
+
+    def _series(self, name: str, model: ModelKey) -> str:
+        return f"{name}{{{self._match(model)}}}"
 
     def _match(self, model: ModelKey) -> str:
         names = self._names
@@ -219,6 +268,15 @@ class PrometheusSource:
 
         Of several the first counts; queries without series give nothing.
         """
+        told: dict[str, float] = {}
+        for row in await self._rows(query):
+            value = _value(row.value[1])
+            if math.isfinite(value):
+                told.setdefault(row.metric.get(label, ""), value)
+        return told
+
+    async def _rows(self, query: str) -> list[_Sample]:
+        """Return the answer to an instant query."""
         try:
             page = await fetched(
                 self._client, self._url, params={"query": query}, within_s=TIMEOUT_S
@@ -232,17 +290,29 @@ class PrometheusSource:
             raise SourceError(f"{self._url}: {said}") from error
         if body.status != "success" or body.data is None:
             raise SourceError(f"{self._url}: {body.error or page.status}: {query}")
-        told: dict[str, float] = {}
-        for sample in body.data.result:
-            value = _value(sample.value[1])
-            if math.isfinite(value):
-                told.setdefault(sample.metric.get(label, ""), value)
-        return told
+        return body.data.result
 
 
 class _Sample(msgspec.Struct):
     value: tuple[float, str]
     metric: dict[str, str] = {}
+
+
+def _samples(rows: Iterable[_Sample]) -> list[Sample]:
+    """Join the counts of series with their times."""
+    found: dict[tuple[tuple[str, str], ...], dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        labels = {name: text for name, text in row.metric.items() if name not in _ADDED}
+        found[tuple(sorted(labels.items()))][row.metric.get("of", "")] = _value(row.value[1])
+    samples = []
+    for series, told in found.items():
+        labels = dict(series)
+        at, count = told.get("at", math.nan), told.get("count", math.nan)
+        if math.isfinite(at) and math.isfinite(count):
+            # a series that names no target, such as one somebody pushed, is one
+            target = (labels.get("job"), labels["instance"]) if "instance" in labels else series
+            samples.append(Sample(target, series, at, count))
+    return samples
 
 
 class _Data(msgspec.Struct):

@@ -42,7 +42,7 @@ _READ: Final = tuple(
     PREFIX + name
     for name in (
         *("demand_", "rank_prefill_tokens{", "reservations{"),
-        *("pending_requests{", "pending_isl_tokens{"),
+        "pending_isl_tokens{",
     )
 )
 _STARTS_MAX: Final = 8  # processes behind one address, distinguished from restarts
@@ -204,7 +204,6 @@ class SelectorSource:
             told[model] = Load(
                 prefill_backlog_tokens=self._backlog(model),
                 concurrency=live,
-                waiting=self._gauge("pending_requests", model),
                 arrived=self._arrived(model),
                 seconds=seconds,
             )
@@ -273,6 +272,8 @@ class SelectorSource:
             effective_isl=self._mean("demand_prefill_tokens", model, requests),
             concurrency=Value(sum(live) / len(live)) if live else Missing("nobody looked"),
             isl_mix=from_buckets(self._buckets("demand_isl_tokens_bucket", model)),
+            arrived=self._arrived(model),
+            arrived_s=self._clock() - self._looked_at,
         )
 
     def _mean(self, name: str, model: ModelKey, requests: Reading, scale: float = 1.0) -> Reading:

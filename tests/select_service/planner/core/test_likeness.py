@@ -124,17 +124,6 @@ def test_after_a_while_of_which_nothing_is_known_it_looks_for_its_place_anew() -
     assert live.likeness.engines(POOL, 1) is None, "nothing of it is left"
 
 
-def test_what_nobody_heard_of_an_interval_came_after_the_last_look() -> None:
-    one, other = Live(plan(learnt())), Live(plan(learnt()))
-    for live, looks in ((one, 12), (other, 11)):
-        for _ in range(looks):
-            live.now += LOOK_S
-            live.likeness.hear(50.0, LOOK_S, live.now)
-        live.now = 60.0
-        live.likeness.end(600.0, 60.0, live.now)
-    assert one.likeness.why == other.likeness.why
-
-
 def test_while_traffic_rises_above_all_that_was_it_says_nothing() -> None:
     likeness = Likeness(0.03)
     rng = np.random.default_rng(5)

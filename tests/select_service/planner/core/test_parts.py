@@ -18,11 +18,9 @@ from select_service.planner.core.surprises import Surprises
 from select_service.planner.core.warming import TracedRequest
 from select_service.planner.types import (
     IDLE,
-    Load,
     ModelKey,
     PoolKey,
     PoolState,
-    Reading,
     Value,
     Window,
 )
@@ -31,30 +29,53 @@ INTERVAL, PERIOD = 60.0, 10
 counts = st.floats(0, 1e6)
 
 
-@given(st.lists(st.tuples(st.floats(0.1, 60), counts), max_size=20), st.floats(1, 600), counts)
+@given(
+    st.lists(st.tuples(st.floats(0.1, 60), counts), max_size=20),
+    st.floats(1, 600),
+    counts,
+    st.floats(0, 60),
+)
 def test_parts_add_up_to_what_came(
-    looks: list[tuple[float, float]], seconds: float, requests: float
+    looks: list[tuple[float, float]], seconds: float, requests: float, ago_s: float
 ) -> None:
-    told = Looks()
+    told, now = Looks(), 1000.0
     for span, count in looks:
-        told.count(span, count)
-    parts = told.end(seconds, requests)
-    assert told.end(seconds, requests) == (), "every interval begins anew"
+        now += span
+        told.count(count, span, now - ago_s)
+    parts = told.end(requests, seconds, now)
+    assert told.end(requests, seconds, now) == (), "every interval begins anew"
     assert not parts or len(parts) == PARTS
     if parts:
         assert sum(parts) == pytest.approx(requests)
         assert min(parts) >= 0
-    if sum(span for span, _ in looks) < seconds / 2 or not requests:
+    if sum(span for span, _ in looks) < seconds / 2 - 1e-6 or not requests:
         assert not parts
 
 
 def test_looks_are_laid_where_they_were() -> None:
     looks = Looks()
     for step in range(11):  # the slow loop takes the twelfth
-        looks.count(5.0, 180.0 if step >= 6 else 50.0)
-    assert looks.end(60.0, 6 * 50.0 + 6 * 180.0) == pytest.approx((100,) * 3 + (360,) * 3)
-    looks.count(60.0, 600.0)
-    assert looks.end(60.0, 600.0) == pytest.approx((100.0,) * PARTS), "one look over all of them"
+        looks.count(180.0 if step >= 6 else 50.0, 5.0, 5.0 * (step + 1))
+    assert looks.end(6 * 50.0 + 6 * 180.0, 60.0, 60.0) == pytest.approx((100,) * 3 + (360,) * 3)
+    looks.count(600.0, 60.0, 120.0)
+    parts = looks.end(600.0, 60.0, 120.0)
+    assert parts == pytest.approx((100.0,) * PARTS), "one look over all of them"
+
+
+def test_looks_that_were_scraped_earlier_are_laid_where_they_were_scraped() -> None:
+    """They were taken for the seconds right before the look, half a part or more too late."""
+    looks = Looks()
+    for end in (40.0, 55.0, 70.0):  # of the interval that begins at 30, counted a while later
+        looks.count(15.0 * (20.0 if end > 55.0 else 10.0), 15.0, end)
+    assert looks.end(10.0 * 25 + 20.0 * 35, 60.0, 90.0) == pytest.approx(
+        (100.0, 100.0, 150.0, 200.0, 200.0, 200.0)
+    ), "what is missing came evenly after the last of them"
+    looks.count(15.0 * 20.0, 15.0, 100.0)
+    looks.count(15.0 * 10.0, 15.0, 115.0)
+    looks.count(15.0 * 10.0, 15.0, 130.0)
+    assert looks.end(20.0 * 10 + 10.0 * 50, 60.0, 150.0) == pytest.approx(
+        (200.0, 100.0, 100.0, 100.0, 100.0, 100.0)
+    ), "half of a look belongs to the interval before"
 
 
 @given(
@@ -112,16 +133,18 @@ def test_looks_of_the_fast_loop_become_parts_and_zeros_at_the_start_shift_none()
     demand = recurring()
     demand.warm_up(bursts(6 * PERIOD))
     window = Window(seconds=INTERVAL, requests=IDLE)
+    now = 0.0
     for _ in range(3):  # idle before the first traffic: predictors do not see it
-        demand.observe(window, INTERVAL)
+        now += INTERVAL
+        demand.observe(window, now, INTERVAL)
     for one in bursts(2 * PERIOD, seed=6):
         for part in one.parts:
-            arrived: Reading = Value(part) if part else IDLE
-            demand.look(Load(arrived=arrived, seconds=INTERVAL / PARTS))
+            now += INTERVAL / PARTS
+            demand.count(part, INTERVAL / PARTS, now)
         told = Window(
             seconds=INTERVAL, requests=Value(one.requests), isl=Value(100.0), osl=Value(10.0)
         )
-        demand.observe(told, INTERVAL)
+        demand.observe(told, now, INTERVAL)
         assert demand.history[-1].parts == pytest.approx(one.parts)
     high = [one for one in demand.stretches(INTERVAL, PERIOD) if one.forecast.rate > 30]
     assert high[0].begin_s == (PERIOD - 1.5) * INTERVAL

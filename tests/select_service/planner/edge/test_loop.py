@@ -447,7 +447,7 @@ def test_a_restart_remembers_a_day(tmp_path: Path) -> None:
     fleet, demand = with_demand()
     for step in range(3 * day):
         requests = 9_000.0 if step % day < 100 else 900.0
-        demand.observe(replace(BUSY, requests=Value(requests)))
+        demand.observe(replace(BUSY, requests=Value(requests)), 180.0 * step)
     told = [one.forecast.rate for one in demand.stretches(180.0, 10)]
     StateFile(path).write(fleet, 1, {})
     fleet, demand = with_demand()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from pathlib import Path
 from typing import Self
 
 import pytest
 
 from select_service.planner.edge.sources.prometheus import SELECTOR, PrometheusSource
-from select_service.planner.types import Missing, ModelKey, Value, Window
+from select_service.planner.types import IDLE, Load, Missing, ModelKey, Value, Window
 from tests.deploy.test_live import prometheus
 
 pytestmark = [
@@ -24,11 +25,14 @@ BUSY_ALONE_MS, QUIET_ALONE_MS = 1000.0 + 20.0, 3000.0 - 20.0
 
 
 class Frontend:
-    """/metrics of one frontend: so many requests a second, each of so many seconds to a token."""
+    """/metrics of one frontend: so many requests a second, each of so many seconds to a token.
 
-    def __init__(self, rate: int, ttft_s: float) -> None:
-        self.rate, self.ttft_s = rate, ttft_s
-        self.requests = 0
+    It tells requests as they arrive, too, if it is a newer one.
+    """
+
+    def __init__(self, rate: int, ttft_s: float, *, is_new: bool = False) -> None:
+        self.rate, self.ttft_s, self.is_new = rate, ttft_s, is_new
+        self.began = time.monotonic()
         self.server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
@@ -46,18 +50,22 @@ class Frontend:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        self.requests += self.rate
+        requests = round(self.rate * (time.monotonic() - self.began))
         name = "dynamo_frontend_time_to_first_token_seconds"
         text = (
-            f'dynamo_frontend_requests_total{{model="Llama"}} {self.requests}\n'
-            f'{name}_sum{{model="Llama"}} {self.requests * self.ttft_s}\n'
-            f'{name}_count{{model="Llama"}} {self.requests}\n'
+            f'dynamo_frontend_requests_total{{model="Llama"}} {requests}\n'
+            f'{name}_sum{{model="Llama"}} {requests * self.ttft_s}\n'
+            f'{name}_count{{model="Llama"}} {requests}\n'
         )
+        if self.is_new:  # ten a second more, which have not ended yet
+            started = requests + round(10 * (time.monotonic() - self.began))
+            text += f'dynamo_frontend_requests_started_total{{model="Llama"}} {started}\n'
+            text += f'dynamo_frontend_inflight_requests{{model="Llama"}} {started - requests}\n'
         name = "dynamo_frontend_input_sequence_tokens"
         for bound, share in (("500", 0.8), ("9000", 1.0), ("+Inf", 1.0)):
-            text += f'{name}_bucket{{model="Llama",le="{bound}"}} {share * self.requests}\n'
-        text += f'{name}_sum{{model="Llama"}} {1500 * self.requests}\n'
-        text += f'{name}_count{{model="Llama"}} {self.requests}\n'
+            text += f'{name}_bucket{{model="Llama",le="{bound}"}} {share * requests}\n'
+        text += f'{name}_sum{{model="Llama"}} {1500 * requests}\n'
+        text += f'{name}_count{{model="Llama"}} {requests}\n'
         scope = 'model_name="Llama",tenant_id="default"'
         text += f'select_service_rank_prefill_tokens{{{scope},worker_id="1"}} 500\n'
         text += f'select_service_rank_prefill_tokens{{{scope},worker_id="2"}} 40\n'
@@ -109,5 +117,33 @@ def test_two_frontends_are_weighted_by_their_requests(tmp_path: Path) -> None:
         shares = [share for _, share in window.isl_mix]
         assert [round(tokens) for tokens, _ in window.isl_mix] == [354, 6364]
         assert shares[0] == pytest.approx(4 * shares[1])
+
+    asyncio.run(use())
+
+
+def test_the_fast_loop_counts_what_was_scraped_when_it_was(tmp_path: Path) -> None:
+    """Looks are four times as frequent as scrapes: most of them have nothing new to tell."""
+
+    async def use() -> None:
+        async with Frontend(90, 1.0, is_new=True) as busy, Frontend(10, 3.0) as quiet:
+            with prometheus(tmp_path, [busy.target, quiet.target], every_s=2) as prom:
+                source = PrometheusSource(f"http://127.0.0.1:{prom.port}")
+                told: list[Load] = []
+                async with asyncio.timeout(DEADLINE_S):
+                    while sum(one.seconds for one in told) < 6.0:
+                        told.append((await source.loads([LLAMA]))[LLAMA])
+                        await asyncio.sleep(0.5)
+                await source.close()
+        counted = [one for one in told if one.seconds]
+        # until the slower one is scraped, the faster one is all there is
+        both = [one for one in counted[1:] if one.requests / one.seconds > 103.0]
+        assert both, told
+        for one in both:
+            assert one.requests / one.seconds == pytest.approx(110.0, rel=0.05)
+        between = [one for one in told[told.index(counted[0]) :] if not one.seconds]
+        assert between, told
+        assert all(one.arrived == IDLE for one in between)
+        assert all(one.ago_s < 10.0 for one in told)
+        assert isinstance(told[-1].concurrency, Value)
 
     asyncio.run(use())

@@ -46,7 +46,9 @@ def prometheus(values: dict[str, str | None]) -> tuple[Answer, list[str]]:
             found = rows if values.get("buckets") else []
             return httpx.Response(200, json={"status": "success", "data": {"result": found}})
         names = re.findall(r"increase\((\w+)\{", query) or ["load"]
-        of = re.findall(r'"of", "(\w+)", "", ""', query)
+        if "or on (instance, job)" in query:  # of one target: the first that is there
+            names = [next((name for name in names if values.get(name) is not None), names[-1])]
+        of = re.findall(r'"of", "(\w+)", "", ""', query) if names != ["load"] else []
         metrics = [{"of": one} for one in of] or [{}]
         result = [
             {"metric": metric, "value": [1.0, values[name]]}
@@ -90,7 +92,14 @@ def test_prometheus_weighs_every_request_the_same() -> None:
     assert (window.isl, window.osl, window.ttft_ms) == (Value(2000.0), Value(100.0), Value(200.0))
     assert window.concurrency == Value(4.0)  # 2 requests/s of 2 s each
     assert isinstance(window.itl_ms, Missing)  # no series
-    assert asked[0] == 'sum(increase(dynamo_frontend_requests_total{model=~"(?i)m"}[180000ms]))'
+    began, ended = (
+        f'increase(dynamo_frontend_requests{name}_total{{model=~"(?i)m"}}[180000ms])'
+        for name in ("_started", "")
+    )
+    assert asked[0] == f"sum({began} or on (instance, job) {ended})"
+    assert prometheus_window(FRONTEND | {"dynamo_frontend_requests_started_total": "400"})[
+        0
+    ].requests == Value(400.0), "40 are being answered"
 
 
 def test_prometheus_tells_the_mix_of_lengths_where_there_are_buckets() -> None:
@@ -153,6 +162,94 @@ def test_prometheus_that_fails_is_missing(answer: Answer) -> None:
         window = (await source.windows([KEY], 180.0))[KEY]
         assert isinstance(window.requests, Missing)
         assert isinstance((await source.loads([KEY]))[KEY].concurrency, Missing)
+
+    run(use)
+
+
+class Scraped:
+    """A Prometheus that scrapes two frontends; one tells requests only as they end."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        # by frontend: scraped at, and the requests by status
+        self.frontends = {"new:8000": (995.0, {"": 40.0}), "old:8000": (990.0, {"ok": 7.0})}
+        self.asked: list[str] = []
+        self.is_down = False
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        if self.is_down:
+            raise httpx.ConnectError("refused")
+        query = request.url.params["query"]
+        if "timestamp" not in query:
+            return httpx.Response(200, json={"status": "success", "data": {"result": []}})
+        self.asked.append(query)
+        rows = []
+        for name, (at, counts) in self.frontends.items():
+            for status, count in counts.items():
+                labels = {"instance": name, "job": "front", "model": "M", "status": status}
+                for of, value in (("count", count), ("at", at)):
+                    added = {"of": of} | ({"__name__": "requests"} if of == "count" else {})
+                    rows.append({"metric": labels | added, "value": [self.now, str(value)]})
+        return httpx.Response(200, json={"status": "success", "data": {"result": rows}})
+
+
+def test_prometheus_counts_arrivals_in_the_time_of_its_samples() -> None:
+    fake = Scraped()
+
+    async def use() -> None:
+        source = PrometheusSource("http://p", client=client(fake.answer))
+
+        async def look() -> Load:
+            fake.now += 5.0
+            return (await source.loads([KEY]))[KEY]
+
+        assert (await look()).arrived == Missing("counting begins")
+        assert await look() == Load(
+            prefill_backlog_tokens=Missing("no query is configured"),
+            concurrency=Missing("no series"),
+            arrived=IDLE,
+            seconds=0.0,
+            ago_s=15.0,
+        )
+        fake.is_down = True
+        assert isinstance((await look()).arrived, Missing)
+        fake.is_down = False
+        fake.frontends = {
+            "new:8000": (1010.0, {"": 190.0}),
+            "old:8000": (1015.0, {"ok": 32.0, "error": 5.0}),
+        }
+        load = await look()
+        assert (load.seconds, load.ago_s) == (15.0, 10.0)  # from 995 to 1010
+        assert number(load.arrived) == pytest.approx(150.0 + 30.0 * 15 / 25)
+
+    run(use)
+    began, ended = (
+        f'dynamo_frontend_requests{one}_total{{model=~"(?i)m"}}' for one in ("_started", "")
+    )
+    assert fake.asked[0] == (
+        f'label_replace({began} or on (instance, job) {ended}, "of", "count", "", "") or '
+        f"label_replace(timestamp({began}) or on (instance, job) timestamp({ended}), "
+        '"of", "at", "", "")'
+    )
+
+
+def test_prometheus_counts_what_names_no_target_by_itself() -> None:
+    """Somebody pushed it: two of such do not wait for each other, nor begin at zero."""
+    fake = Scraped()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        told = fake.answer(request).json()
+        for row in told["data"]["result"]:
+            row["metric"]["pod"] = row["metric"].pop("instance")
+        return httpx.Response(200, json=told)
+
+    async def use() -> None:
+        source = PrometheusSource("http://p", client=client(answer))
+        await source.loads([KEY])
+        fake.now = 1100.0  # the one that is gone is waited for no longer
+        fake.frontends = {"new:8000": (1095.0, {"": 1040.0}), "third": (1095.0, {"ok": 1e6})}
+        load = (await source.loads([KEY]))[KEY]
+        assert number(load.arrived) == pytest.approx(1000.0)
 
     run(use)
 
@@ -333,6 +430,29 @@ def test_what_came_while_a_selector_was_silent_did_not_come_in_one_look() -> Non
                 assert isinstance(load.arrived, Missing)
             else:
                 assert number(load.arrived) / load.seconds == pytest.approx(10.0)
+
+    run(use)
+
+
+def test_an_interval_tells_what_came_since_the_last_look() -> None:
+    """The next look counts from there: nothing is counted twice, and nothing left out."""
+    fake, clock = Selectors(), Clock()
+
+    async def use() -> None:
+        source = SelectorSource(["http://a", "http://b"], client=client(fake.answer), clock=clock)
+        await source.begin([KEY])
+        spans: list[tuple[float, float]] = []
+        for step in range(1, 9):
+            clock.now += 5.0
+            fake.requests = {name: count + step for name, count in fake.requests.items()}
+            if step % 4:
+                load = (await source.loads([KEY]))[KEY]
+                spans.append((number(load.arrived), load.seconds))
+            else:
+                window = (await source.windows([KEY], 20.0))[KEY]
+                spans.append((number(window.arrived), window.arrived_s))
+        assert [seconds for _, seconds in spans] == [5.0] * 8
+        assert [came for came, _ in spans] == pytest.approx([2.0 * step for step in range(1, 9)])
 
     run(use)
 

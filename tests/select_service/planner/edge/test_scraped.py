@@ -1,0 +1,248 @@
+"""Arrivals from counters that stand still between scrapes, against all arrivals as they came."""
+
+from __future__ import annotations
+
+import bisect
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.planner.edge.sources.scraped import Arrived, Sample, ScrapedArrivals
+from select_service.planner.types import IDLE, Missing, Value
+
+LOOK_S = 5.0
+
+
+def sample(at: float, value: float, target: str = "a", series: str = "ok") -> Sample:
+    return Sample(target, (target, series), at, value)
+
+
+def number(arrived: Arrived) -> float:
+    assert not isinstance(arrived.requests, Missing), arrived
+    return arrived.requests.value if isinstance(arrived.requests, Value) else 0.0
+
+
+def test_looks_between_two_scrapes_count_nothing_new_and_no_idleness() -> None:
+    """They were idle, idle, and then a burst of three looks at once."""
+    arrivals = ScrapedArrivals()
+    arrivals.take([sample(100.0, 4000.0)])
+    assert arrivals.next(101.0) == Arrived(Missing("counting begins"))
+    for now in (106.0, 111.0):
+        arrivals.take([sample(100.0, 4000.0)])
+        assert arrivals.next(now) == Arrived(IDLE, 0.0, now - 100.0)
+    arrivals.take([sample(115.0, 4150.0)])
+    assert arrivals.next(116.0) == Arrived(Value(150.0), 15.0, 1.0)
+    arrivals.take([sample(130.0, 4150.0)])
+    assert arrivals.next(131.0) == Arrived(IDLE, 15.0, 1.0), "now nobody came"
+
+
+def test_a_look_that_failed_is_made_up_by_the_next() -> None:
+    arrivals = ScrapedArrivals()
+    arrivals.take([sample(100.0, 0.0)])
+    arrivals.next(100.0)
+    arrivals.take([sample(145.0, 90.0)])  # two scrapes later: nobody could be asked
+    assert arrivals.next(146.0) == Arrived(Value(90.0), 45.0, 1.0)
+
+
+def test_a_counter_that_restarts_and_a_new_status_count_from_zero() -> None:
+    arrivals = ScrapedArrivals()
+    arrivals.take([sample(100.0, 4000.0)])
+    arrivals.next(100.0)
+    arrivals.take([sample(115.0, 30.0)])
+    assert arrivals.next(115.0) == Arrived(Value(30.0), 15.0, 0.0)
+    arrivals.take([sample(130.0, 40.0), sample(130.0, 7.0, series="error")])
+    assert arrivals.next(130.0) == Arrived(Value(17.0), 15.0, 0.0)
+    arrivals.take([sample(145.0, 41.0)])  # a series that is gone takes nothing away
+    assert arrivals.next(145.0) == Arrived(Value(1.0), 15.0, 0.0)
+
+
+def test_targets_are_counted_up_to_the_same_moment() -> None:
+    arrivals = ScrapedArrivals()
+    arrivals.take([sample(100.0, 0.0), sample(107.0, 0.0, "b")])
+    arrivals.next(108.0)
+    arrivals.take([sample(115.0, 150.0), sample(107.0, 0.0, "b")])
+    assert arrivals.next(116.0) == Arrived(IDLE, 0.0, 9.0), "of the other nothing is known"
+    arrivals.take([sample(115.0, 150.0), sample(122.0, 1500.0, "b")])
+    # from 107 to 115: 8 s at 10 of one, and 8 s at 100 of the other
+    arrived = arrivals.next(123.0)
+    assert (arrived.seconds, arrived.ago_s) == (8.0, 8.0)
+    assert number(arrived) == pytest.approx(880.0)
+
+
+def test_a_new_target_counts_from_its_first_scrape() -> None:
+    """What it counted before it was seen may have come hours ago."""
+    arrivals = ScrapedArrivals()
+    arrivals.take([sample(100.0, 0.0)])
+    arrivals.next(100.0)
+    arrivals.take([sample(115.0, 150.0), sample(113.0, 1e6, "b")])
+    assert number(arrivals.next(115.0)) == pytest.approx(130.0)  # up to 113
+    arrivals.take([sample(130.0, 300.0), sample(128.0, 1e6 + 30.0, "b")])
+    assert number(arrivals.next(130.0)) == pytest.approx(150.0 + 30.0)
+
+
+def test_a_target_that_is_gone_is_waited_for_and_then_not() -> None:
+    arrivals = ScrapedArrivals()
+    for at in (100.0, 115.0):
+        arrivals.take([sample(at, 10 * at), sample(at, 10 * at, "b")])
+        arrivals.next(at)
+    spans = []
+    for now in range(120, 200, 5):
+        last = now - now % 15 + 10 if now % 15 >= 10 else now - now % 15 - 5
+        arrivals.take([sample(last, 10.0 * last)])
+        arrived = arrivals.next(float(now))
+        spans.append((arrived.seconds, number(arrived)))
+        assert arrived.ago_s <= 45.0
+    assert sum(span for span, _ in spans) == pytest.approx(190.0 - 115.0), "nothing is left out"
+    assert sum(count for _, count in spans) == pytest.approx(10.0 * (190.0 - 115.0))
+
+
+def test_a_target_that_comes_back_counts_what_it_missed_evenly() -> None:
+    arrivals = ScrapedArrivals()
+    arrivals.take([sample(100.0, 0.0)])
+    arrivals.next(100.0)
+    arrivals.take([sample(115.0, 150.0)])
+    arrivals.next(115.0)
+    assert arrivals.next(140.0) == Arrived(IDLE, 0.0, 25.0)
+    arrivals.take([sample(145.0, 450.0)])
+    assert arrivals.next(146.0) == Arrived(Value(300.0), 30.0, 1.0)
+
+
+def test_nothing_scraped_is_not_known_and_counting_begins_again() -> None:
+    arrivals = ScrapedArrivals()
+    assert arrivals.next(1.0) == Arrived(Missing("no series"))
+    arrivals.take([sample(100.0, 0.0)])
+    arrivals.next(100.0)
+    arrivals.take([sample(115.0, 150.0)])
+    arrivals.next(115.0)
+    assert arrivals.next(160.0) == Arrived(Missing("nothing has been scraped for 45 s"))
+    assert arrivals.next(165.0) == Arrived(Missing("no series"))
+    arrivals.take([sample(7200.0, 90_000.0)])
+    assert arrivals.next(7200.0) == Arrived(Missing("counting begins"))
+    arrivals.take([sample(7215.0, 90_150.0)])
+    assert arrivals.next(7215.0) == Arrived(Value(150.0), 15.0, 0.0)
+
+
+def test_two_who_scrape_the_same_count_it_once() -> None:
+    """Behind one address two Prometheus servers answer in turns, each with its own samples."""
+    arrivals = ScrapedArrivals()
+    total = 0.0
+    for step in range(40):
+        at = 100.0 + LOOK_S * step
+        last = at - at % 15 - (7.0 if step % 2 else 0.0)
+        arrivals.take([sample(last, 10.0 * last)])
+        arrived = arrivals.next(at + (0.05 if step % 2 else 0.0))
+        total += 0.0 if isinstance(arrived.requests, Missing) else number(arrived)
+    assert total == pytest.approx(10.0 * (285.0 - 90.0))
+
+
+def test_a_clock_that_goes_back_stops_nothing() -> None:
+    arrivals = ScrapedArrivals()
+    arrivals.take([sample(5000.0, 0.0)])
+    arrivals.next(5000.0)
+    arrivals.take([sample(1000.0, 10.0)])
+    assert arrivals.next(1001.0) == Arrived(Missing("the clock went back"))
+    arrivals.take([sample(1015.0, 20.0)])
+    assert arrivals.next(1016.0) == Arrived(Missing("counting begins"))
+    arrivals.take([sample(1030.0, 170.0)])
+    assert arrivals.next(1031.0) == Arrived(Value(150.0), 15.0, 1.0)
+
+
+class Front(NamedTuple):
+    """A target: when it is scraped, and when requests come."""
+
+    first_at: float
+    every_s: float
+    came: list[float]
+    restarts: list[float]
+
+    def counter(self, at: float) -> float:
+        since = max((one for one in self.restarts if one <= at), default=-1.0)
+        return float(bisect.bisect_right(self.came, at) - bisect.bisect_right(self.came, since))
+
+    def scrapes(self, until: float) -> list[float]:
+        count = int((until - self.first_at) / self.every_s) + 1
+        return [self.first_at + index * self.every_s for index in range(max(0, count))]
+
+
+times = st.lists(st.floats(0.0, 300.0, width=32), max_size=60).map(sorted)
+fronts = st.builds(
+    Front,
+    st.floats(0.0, 5.0, width=32),
+    st.sampled_from([1.0, 5.0, 7.0, 15.0, 30.0]),
+    times,
+    st.just([]),
+)
+
+
+@given(st.lists(fronts, min_size=1, max_size=4), st.sampled_from([2.0, 5.0, 20.0]))
+def test_every_arrival_is_counted_once_in_the_span_it_was_scraped(
+    targets: list[Front], look_s: float
+) -> None:
+    """Spans follow on each other; at a target's own scrapes its count is exact."""
+    arrivals = ScrapedArrivals()
+    total = seconds = 0.0
+    began: float | None = None
+    now = 6.0
+    while now < 300.0:
+        latest = [one.scrapes(now)[-1] for one in targets]
+        arrivals.take(
+            sample(at, one.counter(at), str(index))
+            for index, (one, at) in enumerate(zip(targets, latest, strict=True))
+        )
+        arrived = arrivals.next(now)
+        if isinstance(arrived.requests, Missing):
+            assert began is None, "every target is scraped in time"
+            began = max(latest)
+        else:
+            assert began is not None
+            total += number(arrived)
+            seconds += arrived.seconds
+            assert arrived.ago_s == pytest.approx(now - began - seconds)
+            if arrived.seconds:
+                assert began + seconds == pytest.approx(min(latest))
+        now += look_s
+    assert began is not None
+    end = began + seconds
+    # what lies inside the whole span for sure, and what may
+    least = most = 0.0
+    for one in targets:
+        seen = sorted({one.scrapes(look)[-1] for look in _looks(look_s)})
+        inside = [at for at in seen if began <= at <= end]
+        around = [max(at for at in seen if at <= began), min(at for at in seen if at >= end)]
+        most += one.counter(around[1]) - one.counter(around[0])
+        least += one.counter(inside[-1]) - one.counter(inside[0]) if inside else 0.0
+    assert least - 1e-6 <= total <= most + 1e-6
+
+
+def _looks(look_s: float) -> list[float]:
+    found, now = [], 6.0
+    while now < 300.0:
+        found.append(now)
+        now += look_s
+    return found
+
+
+@given(
+    st.lists(st.floats(10.0, 290.0, width=32), max_size=3).map(sorted),
+    st.sampled_from([5.0, 15.0]),
+)
+def test_a_steady_rate_is_steady_whatever_the_phases(restarts: list[float], every_s: float) -> None:
+    """Ten a second at each of three, which restart; nothing but a restart may lower a rate."""
+    targets = [
+        Front(phase, every_s, [0.1 * index for index in range(3100)], restarts if not phase else [])
+        for phase in (0.0, 1.5, 4.0)
+    ]
+    arrivals, now = ScrapedArrivals(), 6.0
+    while now < 300.0:
+        for index, one in enumerate(targets):
+            at = one.scrapes(now)[-1]
+            arrivals.take([sample(at, one.counter(at), str(index))])
+        arrived = arrivals.next(now)
+        if arrived.seconds:
+            rate = number(arrived) / arrived.seconds
+            assert rate <= 30.0 + 0.3 * 3, "one request at each end of each"
+            if not restarts:
+                assert rate == pytest.approx(30.0, abs=0.9)
+        now += LOOK_S
