@@ -29,6 +29,7 @@ from select_service.simulator.plots import COLOURS, Series, lines
 from select_service.simulator.runs import (
     OURS,
     POLICIES,
+    Engine,
     RunSettings,
     Trace,
     at_load,
@@ -114,6 +115,7 @@ def main() -> None:
     parser.add_argument("--trace", required=True, help="in Mooncake's format")
     parser.add_argument("--jitter", type=float, default=3.0, help="the trace's clock ticks so far")
     parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--kv-tokens", type=int, default=Engine().kv_tokens, help="of an engine")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--workers", type=int, nargs="+", default=FLEETS)
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
@@ -129,7 +131,8 @@ def main() -> None:
     spent: dict[str, list[tuple[int, float]]] = {}
     with ProcessPoolExecutor(args.jobs) as pool:
         for workers in args.workers:
-            base = RunSettings(trace=trace, workers=workers)
+            engine = Engine(kv_tokens=args.kv_tokens)
+            base = RunSettings(trace=trace, workers=workers, engine=engine)
             capacity = capacities[workers] = capacity_of(base)
             print(f"{workers} workers: capacity {capacity:.2f} requests/s", flush=True)
             if before is not None:
@@ -162,7 +165,10 @@ def speed_of(spent: dict[str, list[tuple[int, float]]]) -> dict[str, int]:
 def settings_of(args: argparse.Namespace) -> RunSettings:
     """Return what all runs have in common, but the speed of the trace."""
     name = Path(args.trace).name  # wherever it lies
-    return RunSettings(trace=Trace(path=name, jitter_s=args.jitter, limit=args.limit))
+    return RunSettings(
+        trace=Trace(path=name, jitter_s=args.jitter, limit=args.limit),
+        engine=Engine(kv_tokens=args.kv_tokens),
+    )
 
 
 def write(

@@ -17,12 +17,13 @@ import pytest
 from select_service.planner.edge import kube as kube_module
 from select_service.planner.edge.connectors import connector as connector_module
 from select_service.planner.edge.connectors import ray as ray_module
+from select_service.planner.edge.connectors.connector import READS_AT_ONCE, OneByOne
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector, path_of
 from select_service.planner.edge.connectors.ray import RayConnector
 from select_service.planner.edge.connectors.virtual import Completion, There, VirtualConnector
 from select_service.planner.edge.kube import Kube
-from select_service.planner.errors import MissingExtra, SettingsError
-from select_service.planner.types import PoolKey, PoolState
+from select_service.planner.errors import ConnectorError, MissingExtra, SettingsError
+from select_service.planner.types import ModelKey, PoolKey, PoolState
 from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, FakeKube, run, target
 
 RESOURCES = {PREFILL: "deployments/prefill", DECODE: "apps/v1/deployments/decode"}
@@ -593,5 +594,46 @@ def test_an_answer_that_never_ends_holds_nobody_up(monkeypatch: pytest.MonkeyPat
         ):
             assert await connector.states([DECODE]) == {}
             assert "no whole answer within 0.1 s" in connector.problems[DECODE]
+
+    run(use)
+
+
+class Slow(OneByOne):
+    """Pools of which every read takes until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[PoolKey] = []
+        self.go = asyncio.Event()
+
+    async def _state(self, pool: PoolKey) -> PoolState:
+        self.asked.append(pool)
+        await self.go.wait()
+        if pool.role == "decode":
+            raise ConnectorError(f"{pool}: no answer")
+        return PoolState(len(self.asked), 0)
+
+    async def _set(self, pool: PoolKey, replicas: int) -> None:
+        raise AssertionError
+
+
+def test_one_pool_that_hangs_holds_up_no_other() -> None:
+    """They were read one after the other: ten seconds for each where the server hangs."""
+    pools = [
+        PoolKey(ModelKey(f"m{index}"), role)
+        for index in range(READS_AT_ONCE)
+        for role in ("prefill", "decode")
+    ]
+
+    async def use() -> None:
+        slow = Slow()
+        reading = asyncio.ensure_future(slow.states(pools))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(slow.asked) == READS_AT_ONCE, "a server is not asked for hundreds at once"
+        slow.go.set()
+        found = await reading
+        assert list(found) == [one for one in pools if one.role == "prefill"]
+        assert list(slow.problems) == [one for one in pools if one.role == "decode"]
 
     run(use)
