@@ -351,3 +351,46 @@ def test_a_target_that_is_gone_but_still_told_of_is_not_waited_for_again() -> No
         alone.take([sample(145.0, 1450.0)])
         why = f"nothing has been scraped for {later:.0f} s"
         assert alone.next(145.0 + later) == Arrived(Missing(why)), "and nobody is idle"
+
+
+class Event(NamedTuple):
+    """A look at something odd."""
+
+    after_s: float  # since the look before, by the clock of the samples
+    ages_s: list[float]  # of the samples of each target that is told; none: it is not
+    counted: float
+
+
+odd = st.builds(
+    Event,
+    st.sampled_from([-4000.0, -30.0, 0.0, 5.0, 5.0, 5.0, 5.0, 40.0, 280.0, 4000.0]),
+    st.lists(st.sampled_from([0.0, 0.1, 7.0, 70.0, 290.0]), max_size=3),
+    st.floats(0.0, 1e9),
+)
+
+
+@given(st.lists(odd, max_size=40), st.sampled_from([1.0, 15.0, 60.0]))
+def test_whatever_came_before_it_counts_again_soon(events: list[Event], every_s: float) -> None:
+    """Nothing is waited for longer than Prometheus would tell of it."""
+    arrivals, now = ScrapedArrivals(), 100_000.0
+    for event in events:
+        now += event.after_s
+        arrivals.take(
+            sample(now - age_s, event.counted, str(index))
+            for index, age_s in enumerate(event.ages_s)
+        )
+        arrived = arrivals.next(now)
+        assert arrived.seconds >= 0.0
+        assert arrived.ago_s >= 0.0
+        if not isinstance(arrived.requests, Missing):
+            assert 0.0 <= number(arrived) <= 1e9 * (len(events) + 1) * 3
+    told = []
+    for _ in range(int((420.0 + 5 * every_s) / LOOK_S)):
+        now += LOOK_S
+        last = now - now % every_s
+        arrivals.take([sample(last, 10.0 * last)])
+        told.append(arrivals.next(now))
+    for arrived in told[-int(max(every_s, LOOK_S) / LOOK_S) :]:
+        assert number(arrived) == pytest.approx(10.0 * arrived.seconds)
+        assert arrived.ago_s <= every_s
+    assert len(arrivals._targets) == 1
