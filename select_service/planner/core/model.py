@@ -114,7 +114,8 @@ class Model:
             passed = round((now - self._began) / interval_s)
             self._skip(passed - self._taken_in - 1)
             self._taken_in = max(passed, self._taken_in + 1)
-        if isinstance(window.arrived, Value | Idle):
+        is_counted = isinstance(window.arrived, Value | Idle)  # up to now
+        if is_counted:
             requests = window.arrived.value if isinstance(window.arrived, Value) else 0.0
             self._count(requests, window.arrived_s, now)
         remarks = self.demand.observe(window, now, interval_s)
@@ -130,7 +131,7 @@ class Model:
         known = self.demand.stretches(interval_s, steps + 1)
         told.reasons += [f"{self.key}: {text}" for text in self.demand.doubts]
         self.forecast = known[0].forecast if known else None
-        self._expect(known, now)
+        self._expect(known, now, is_counted=is_counted)
         self._liken(interval_s, look_s)
         self._behind_s = 0.0
         if known:
@@ -139,10 +140,14 @@ class Model:
             self._without_lengths(told)
         return told
 
-    def _expect(self, known: Sequence[Stretch], now: float) -> None:
-        """Let arrivals be compared with new forecasts, and those before now with the former."""
+    def _expect(self, known: Sequence[Stretch], now: float, *, is_counted: bool) -> None:
+        """Let arrivals be compared with new forecasts, and those not counted yet with the former.
+
+        If all up to now are counted, no former forecast is needed.
+        """
         past = [(begin, min(end, now), rate) for begin, end, rate in self._rates if begin < now]
-        self._rates = [one for one in past if one[1] > now - _BACK_MOST_S]
+        recent = [one for one in past if one[1] > now - _BACK_MOST_S]
+        self._rates = [] if is_counted else recent
         self._rates += [(now + one.begin_s, now + one.end_s, one.forecast.rate) for one in known]
         self._arrivals.forget()
 

@@ -187,9 +187,10 @@ class PrometheusSource:
         """
         plain = self._of_requests(lambda name: self._series(name, model))
         timed = self._of_requests(lambda name: f"timestamp({self._series(name, model)})")
+        # it answers with its time even where there is no series, as after a scrape that failed
         query = " or ".join(
             f'label_replace({one}, "of", "{of}", "", "")'
-            for one, of in ((plain, "count"), (timed, "at"))
+            for one, of in ((plain, "count"), (timed, "at"), ("vector(1)", "now"))
         )
         try:
             rows = await self._rows(query)

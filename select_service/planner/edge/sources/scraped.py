@@ -4,13 +4,14 @@ Between two scrapes a counter stands still, and then it jumps: the difference of
 nothing, nothing, and a lump. So arrivals are counted in the time of the samples: up to the moment
 to which every target has been scraped, and of a target that was scraped later too, the part that
 came before, as if they had come evenly. A target that stays away for longer than its scrapes are
-apart usually is not waited for: it is gone, or does not answer.
+apart usually is not waited for: it is gone, or does not answer. Several servers may tell of the
+same target in turns, each with its own samples.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -26,7 +27,9 @@ __all__ = ["Arrived", "Sample", "ScrapedArrivals"]
 
 AWAITED: Final = 2.0
 """How many usual distances of its scrapes a target may be late before others go on without it."""
-_SPACING_S: Final = 30.0  # assumed of a target that was scraped once
+_SPACING_S: Final = 60.0  # assumed until it is known: Prometheus' default
+_DISTANCES: Final = 4  # of scrapes, by which it is known
+_KNOWN_S: Final = 300.0  # Prometheus tells no older samples; who knows as little begins anew
 _SKEW_S: Final = 60.0  # clocks of two who scrape the same may differ by this much
 
 
@@ -52,6 +55,7 @@ class ScrapedArrivals:
 
     def __init__(self) -> None:
         self._targets: dict[Hashable, _Target] = {}
+        self._told: set[Hashable] = set()  # targets of the latest samples, however old those are
         self._until: float | None = None  # everything up to then has been returned
 
     def take(self, samples: Iterable[Sample]) -> None:
@@ -61,6 +65,7 @@ class ScrapedArrivals:
         for one in samples:
             seen[one.target][one.series] = one.value
             times[one.target] = max(times[one.target], one.at)
+        self._told = set(seen)
         for name, counts in seen.items():
             if name in self._targets:
                 self._targets[name].take(times[name], counts)
@@ -73,14 +78,16 @@ class ScrapedArrivals:
         Args:
             now: by the clock of the samples.
         """
-        if self._until is not None and now < self._until - _SKEW_S:
+        age_s = 0.0 if self._until is None else now - self._until
+        if not -_SKEW_S <= age_s <= _KNOWN_S:
             self._targets.clear()
             self._until = None
-            return Arrived(Missing("the clock went back"))
+            why = "the clock went back" if age_s < 0 else f"nothing is known of {age_s:.0f} s"
+            return Arrived(Missing(why))
         awaited = [one.last_at for one in self._targets.values() if one.due_at >= now]
         if not awaited:
             last = max((one.last_at for one in self._targets.values()), default=None)
-            self._targets.clear()
+            self._forget(now, math.inf)
             self._until = None
             if last is None:
                 return Arrived(Missing("no series"))
@@ -93,14 +100,20 @@ class ScrapedArrivals:
             return Arrived(IDLE, 0.0, max(0.0, now - begin))
         requests = sum(one.between(begin, end) for one in self._targets.values())
         self._until = end
-        # of a target that is gone, everything has been returned by now
+        self._forget(now, end)
+        reading = Value(requests) if requests > 0 else IDLE
+        return Arrived(reading, end - begin, max(0.0, now - end))
+
+    def _forget(self, now: float, returned: float) -> None:
+        """Drop targets that are gone, of which everything has been returned.
+
+        One whose last sample is still told would look like a new one, to be waited for.
+        """
         self._targets = {
             name: one
             for name, one in self._targets.items()
-            if one.due_at >= now or one.last_at > end
+            if name in self._told or one.due_at >= now or one.last_at > returned
         }
-        reading = Value(requests) if requests > 0 else IDLE
-        return Arrived(reading, end - begin, max(0.0, now - end))
 
 
 class _Target:
@@ -110,7 +123,7 @@ class _Target:
         self._counts = counts
         self._at = [at]
         self._arrived = [0.0]
-        self._spacing_s = _SPACING_S
+        self._distances = deque([_SPACING_S] * _DISTANCES, maxlen=_DISTANCES)
 
     @property
     def last_at(self) -> float:
@@ -118,19 +131,25 @@ class _Target:
 
     @property
     def due_at(self) -> float:
-        """Until when its next sample is waited for."""
-        return self.last_at + AWAITED * self._spacing_s
+        """Until when its next sample is waited for.
+
+        Of two who scrape it every second distance is short, and a single long one was not usual: a
+        scrape failed, or nobody could be asked.
+        """
+        return self.last_at + AWAITED * sorted(self._distances)[-2]
 
     def take(self, at: float, counts: dict[Hashable, float]) -> None:
         if at <= self.last_at:
             return
         arrived = 0.0
-        for series, count in counts.items():
-            # a new series of a known target, such as that of another status, begins at zero
-            before = self._counts.get(series, 0.0)
-            arrived += count - before if count >= before else count
+        # where none goes on, a label was added, or another process has the name
+        if self._counts.keys() & counts.keys():
+            # a new series beside known ones, such as that of another status, begins at zero
+            arrived = sum(
+                _grown(self._counts.get(one, 0.0), count) for one, count in counts.items()
+            )
         self._counts |= counts
-        self._spacing_s = at - self.last_at
+        self._distances.append(at - self.last_at)
         self._at.append(at)
         self._arrived.append(self._arrived[-1] + arrived)
 
@@ -141,3 +160,14 @@ class _Target:
         if passed > 0:
             del self._at[:passed], self._arrived[:passed]
         return float(last - first)
+
+
+def _grown(before: float, count: float) -> float:
+    """Return how much a counter has grown; one that restarts loses most of what it had.
+
+    It loses little where an earlier count is told later, by another who scrapes it, and where a sum
+    loses a part: that is no growth.
+    """
+    if count >= before:
+        return count - before
+    return count if count < before / 2 else 0.0

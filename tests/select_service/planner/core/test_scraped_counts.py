@@ -90,6 +90,18 @@ def test_what_came_before_a_lower_plan_does_not_count_against_it() -> None:
     assert run.counts > lower, "now it is too much"
 
 
+def test_where_an_interval_tells_all_up_to_its_end_the_next_look_follows_the_new_plan() -> None:
+    """Looks and decisions are some milliseconds apart, now more and now less."""
+    run = Run(model(stabilisation_s=0.0))
+    run.slow(BUSY)
+    less = replace(BUSY, requests=Value(900.0), arrived=Value(25.0), arrived_s=5.0)
+    run.slow(less)
+    lower = run.counts
+    run.now -= 0.25  # it took less time than before to decide
+    run.fast(Load(arrived=Value(140.0), seconds=5.0))
+    assert run.counts > lower
+
+
 def test_the_parts_of_an_interval_are_where_they_were_scraped() -> None:
     run = Run()
     run.slow(BUSY)

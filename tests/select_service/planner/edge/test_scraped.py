@@ -84,7 +84,7 @@ def test_a_new_target_counts_from_its_first_scrape() -> None:
 
 def test_a_target_that_is_gone_is_waited_for_and_then_not() -> None:
     arrivals = ScrapedArrivals()
-    for at in (100.0, 115.0):
+    for at in (70.0, 85.0, 100.0, 115.0):
         arrivals.take([sample(at, 10 * at), sample(at, 10 * at, "b")])
         arrivals.next(at)
     spans = []
@@ -112,10 +112,13 @@ def test_a_target_that_comes_back_counts_what_it_missed_evenly() -> None:
 def test_nothing_scraped_is_not_known_and_counting_begins_again() -> None:
     arrivals = ScrapedArrivals()
     assert arrivals.next(1.0) == Arrived(Missing("no series"))
-    arrivals.take([sample(100.0, 0.0)])
-    arrivals.next(100.0)
-    arrivals.take([sample(115.0, 150.0)])
-    arrivals.next(115.0)
+    for at in (70.0, 85.0, 100.0, 115.0):
+        arrivals.take([sample(at, 10 * at)])
+        arrivals.next(at)
+    for now in (120.0, 145.0):
+        arrivals.take([])
+        assert arrivals.next(now) == Arrived(IDLE, 0.0, now - 115.0), "one scrape may have failed"
+    arrivals.take([])
     assert arrivals.next(160.0) == Arrived(Missing("nothing has been scraped for 45 s"))
     assert arrivals.next(165.0) == Arrived(Missing("no series"))
     arrivals.take([sample(7200.0, 90_000.0)])
@@ -246,3 +249,148 @@ def test_a_steady_rate_is_steady_whatever_the_phases(restarts: list[float], ever
             if not restarts:
                 assert rate == pytest.approx(30.0, abs=0.9)
         now += LOOK_S
+
+
+def test_a_distance_that_was_not_seen_scrape_by_scrape_is_no_usual_one() -> None:
+    """After ten minutes without Prometheus one that left was waited for for twenty."""
+    arrivals = ScrapedArrivals()
+    for at in (100.0, 115.0, 130.0, 145.0):
+        arrivals.take([sample(at, 10 * at), sample(at, 10 * at, "b")])
+        arrivals.next(at)
+    arrivals.take([sample(385.0, 3850.0), sample(385.0, 3850.0, "b")])
+    assert arrivals.next(385.0).seconds == 240.0
+    for at in (400.0, 415.0):
+        arrivals.take([sample(at, 10 * at)])
+        assert arrivals.next(at) == Arrived(IDLE, 0.0, at - 385.0)
+    arrivals.take([sample(430.0, 4300.0)])
+    assert arrivals.next(430.0) == Arrived(Value(450.0), 45.0, 0.0)
+
+
+def test_counts_of_longer_ago_than_prometheus_tells_are_not_made_up() -> None:
+    """An hour's arrivals would be compared with the plan of this minute."""
+    arrivals = ScrapedArrivals()
+    arrivals.take([sample(100.0, 0.0)])
+    arrivals.next(100.0)
+    arrivals.take([sample(3700.0, 36_000.0)])
+    assert arrivals.next(3701.0) == Arrived(Missing("nothing is known of 3601 s"))
+    arrivals.take([sample(3700.0, 36_000.0)])
+    assert arrivals.next(3706.0) == Arrived(Missing("counting begins"))
+    arrivals.take([sample(3715.0, 36_150.0)])
+    assert arrivals.next(3716.0) == Arrived(Value(150.0), 15.0, 1.0)
+
+
+def test_two_who_scrape_the_same_right_after_each_other_are_waited_for() -> None:
+    """Their last distance was taken for the usual one: a tenth of a second, and nobody was left."""
+    arrivals = ScrapedArrivals()
+    told = []
+    for now in range(100, 400, 5):
+        first = now - now % 15
+        # they answer in turns: both samples are seen in the five seconds after the scrapes
+        for last, answered in ((first, now + 0.2), (first + 0.1, now + 0.3)):
+            arrivals.take([sample(last, 10.0 * last)])
+            told.append(arrivals.next(answered))
+    missing = [one for one in told if isinstance(one.requests, Missing)]
+    assert missing == [Arrived(Missing("counting begins"))]
+    assert sum(number(one) for one in told[1:]) == pytest.approx(10.0 * (390.1 - 90.0))
+
+
+def test_a_sample_that_is_a_little_lower_is_no_restart() -> None:
+    """Of two who scrape the same one was answered earlier: a million requests had come at once."""
+    arrivals = ScrapedArrivals()
+    arrivals.take([sample(100.0, 1e6)])
+    arrivals.next(100.0)
+    arrivals.take([sample(100.1, 1e6 - 5.0)])
+    assert arrivals.next(101.0).requests == IDLE
+    arrivals.take([sample(115.0, 1e6 + 145.0)])
+    assert number(arrivals.next(116.0)) == pytest.approx(150.0)
+
+
+def test_a_target_whose_series_all_have_new_labels_counts_from_there() -> None:
+    """A label was added in Prometheus: all that had ever come came in the last seconds."""
+    arrivals = ScrapedArrivals()
+    arrivals.take([sample(100.0, 1e6)])
+    arrivals.next(100.0)
+    arrivals.take([sample(115.0, 1e6 + 150.0, series="ok, eu")])
+    assert arrivals.next(116.0) == Arrived(IDLE, 15.0, 1.0)
+    arrivals.take([sample(130.0, 1e6 + 300.0, series="ok, eu")])
+    assert arrivals.next(131.0) == Arrived(Value(150.0), 15.0, 1.0)
+
+
+def test_scrapes_may_be_a_minute_apart_or_two() -> None:
+    """One that was scraped once was given up right before it was scraped again."""
+    for every_s in (60.0, 90.0, 110.0):
+        arrivals = ScrapedArrivals()
+        told = []
+        for now in range(0, 1200, 5):
+            last = 1000.0 + every_s * int(now / every_s)
+            if now % every_s == 0:
+                last -= every_s  # it takes a moment to answer
+            arrivals.take([sample(last, 10 * last)])
+            told.append(arrivals.next(1000.0 + now))
+        counted = told[1 + int(every_s / 5) :]
+        assert not any(isinstance(one.requests, Missing) for one in counted), every_s
+        for one in counted:
+            assert number(one) == pytest.approx(10.0 * one.seconds)
+
+
+def test_a_target_that_is_gone_but_still_told_of_is_not_waited_for_again() -> None:
+    """Without a mark of its end, Prometheus tells the last sample of a series for minutes."""
+    arrivals = ScrapedArrivals()
+    for at in (100.0, 115.0, 130.0, 145.0):
+        arrivals.take([sample(at, 10 * at), sample(at, 10 * at, "b")])
+        arrivals.next(at)
+    for now in range(150, 440, 5):
+        last = float(now - now % 15 - 5)
+        arrivals.take([sample(last, 10 * last), sample(145.0, 1450.0, "b")])
+        assert arrivals.next(float(now)).ago_s <= 45.0
+    alone = ScrapedArrivals()
+    for at in (100.0, 115.0, 130.0, 145.0):
+        alone.take([sample(at, 10 * at)])
+        alone.next(at)
+    for later in (35.0, 40.0, 45.0):
+        alone.take([sample(145.0, 1450.0)])
+        why = f"nothing has been scraped for {later:.0f} s"
+        assert alone.next(145.0 + later) == Arrived(Missing(why)), "and nobody is idle"
+
+
+class Event(NamedTuple):
+    """A look at something odd."""
+
+    after_s: float  # since the look before, by the clock of the samples
+    ages_s: list[float]  # of the samples of each target that is told; none: it is not
+    counted: float
+
+
+odd = st.builds(
+    Event,
+    st.sampled_from([-4000.0, -30.0, 0.0, 5.0, 5.0, 5.0, 5.0, 40.0, 280.0, 4000.0]),
+    st.lists(st.sampled_from([0.0, 0.1, 7.0, 70.0, 290.0]), max_size=3),
+    st.floats(0.0, 1e9),
+)
+
+
+@given(st.lists(odd, max_size=40), st.sampled_from([1.0, 15.0, 60.0]))
+def test_whatever_came_before_it_counts_again_soon(events: list[Event], every_s: float) -> None:
+    """Nothing is waited for longer than Prometheus would tell of it."""
+    arrivals, now = ScrapedArrivals(), 100_000.0
+    for event in events:
+        now += event.after_s
+        arrivals.take(
+            sample(now - age_s, event.counted, str(index))
+            for index, age_s in enumerate(event.ages_s)
+        )
+        arrived = arrivals.next(now)
+        assert arrived.seconds >= 0.0
+        assert arrived.ago_s >= 0.0
+        if not isinstance(arrived.requests, Missing):
+            assert 0.0 <= number(arrived) <= 1e9 * (len(events) + 1) * 3
+    told = []
+    for _ in range(int((420.0 + 5 * every_s) / LOOK_S)):
+        now += LOOK_S
+        last = now - now % every_s
+        arrivals.take([sample(last, 10.0 * last)])
+        told.append(arrivals.next(now))
+    for arrived in told[-int(max(every_s, LOOK_S) / LOOK_S) :]:
+        assert number(arrived) == pytest.approx(10.0 * arrived.seconds)
+        assert arrived.ago_s <= every_s
+    assert len(arrivals._targets) == 1

@@ -190,6 +190,8 @@ class Scraped:
                 for of, value in (("count", count), ("at", at)):
                     added = {"of": of} | ({"__name__": "requests"} if of == "count" else {})
                     rows.append({"metric": labels | added, "value": [self.now, str(value)]})
+        if "vector(1)" in query:
+            rows.append({"metric": {"of": "now"}, "value": [self.now, "1"]})
         return httpx.Response(200, json={"status": "success", "data": {"result": rows}})
 
 
@@ -229,8 +231,29 @@ def test_prometheus_counts_arrivals_in_the_time_of_its_samples() -> None:
     assert fake.asked[0] == (
         f'label_replace({began} or on (instance, job) {ended}, "of", "count", "", "") or '
         f"label_replace(timestamp({began}) or on (instance, job) timestamp({ended}), "
-        '"of", "at", "", "")'
+        '"of", "at", "", "") or label_replace(vector(1), "of", "now", "", "")'
     )
+
+
+def test_prometheus_without_series_for_a_look_does_not_begin_anew() -> None:
+    """A scrape of the only frontend failed: it has no series until the next one."""
+    fake = Scraped()
+
+    async def use() -> None:
+        source = PrometheusSource("http://p", client=client(fake.answer))
+        fake.frontends = {"new:8000": (995.0, {"": 40.0})}
+        await source.loads([KEY])
+        fake.now, fake.frontends = 1015.0, {}
+        load = (await source.loads([KEY]))[KEY]
+        assert (load.arrived, load.seconds, load.ago_s) == (IDLE, 0.0, 20.0)
+        fake.now, fake.frontends = 1030.0, {"new:8000": (1025.0, {"": 340.0})}
+        load = (await source.loads([KEY]))[KEY]
+        assert (load.arrived, load.seconds, load.ago_s) == (Value(300.0), 30.0, 5.0)
+        fake.frontends = {}
+        other = (await source.loads([ModelKey("other")]))[ModelKey("other")]
+        assert other.arrived == Missing("no series"), "it has none at all"
+
+    run(use)
 
 
 def test_prometheus_counts_what_names_no_target_by_itself() -> None:
@@ -240,16 +263,16 @@ def test_prometheus_counts_what_names_no_target_by_itself() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         told = fake.answer(request).json()
         for row in told["data"]["result"]:
-            row["metric"]["pod"] = row["metric"].pop("instance")
+            row["metric"]["pod"] = row["metric"].pop("instance", "")
         return httpx.Response(200, json=told)
 
     async def use() -> None:
         source = PrometheusSource("http://p", client=client(answer))
         await source.loads([KEY])
-        fake.now = 1100.0  # the one that is gone is waited for no longer
-        fake.frontends = {"new:8000": (1095.0, {"": 1040.0}), "third": (1095.0, {"ok": 1e6})}
+        fake.now = 1200.0  # the one that is gone is waited for no longer
+        fake.frontends = {"new:8000": (1195.0, {"": 2040.0}), "third": (1195.0, {"ok": 1e6})}
         load = (await source.loads([KEY]))[KEY]
-        assert number(load.arrived) == pytest.approx(1000.0)
+        assert number(load.arrived) == pytest.approx(2000.0)
 
     run(use)
 
