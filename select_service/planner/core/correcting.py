@@ -10,17 +10,22 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from select_service.planner.core.lengths import Lengths
+from select_service.planner.core.prefill_sizing import PrefillQueue
 from select_service.planner.types import Value
 
 if TYPE_CHECKING:
-    from select_service.planner.types import Reading
+    from select_service.planner.core.sizing import Goals
+    from select_service.planner.core.surface import Surface
+    from select_service.planner.types import Reading, Window
 
-__all__ = ["Correction"]
+__all__ = ["Correction", "expected_itl_ms", "expected_ttft_ms"]
 
 FACTOR_LEAST: Final = 0.5
 FACTOR_MOST: Final = 2.0
 SAMPLES_MIN: Final = 20
 _WEIGHT: Final = 0.3  # of a new interval
+_BUSY_MOST: Final = 0.9  # a fuller queue does not reflect the profile
 
 
 class Correction:
@@ -43,3 +48,40 @@ class Correction:
         ratio = min(max(measured.value / profiled, FACTOR_LEAST), FACTOR_MOST)
         self._log += _WEIGHT * (math.log(ratio) - self._log)
         return True
+
+
+def expected_ttft_ms(
+    surface: Surface, goals: Goals, computed: float, window: Window, engines: int
+) -> float:
+    """Return the profiled TTFT including the wait; 0 if the queue is too full to compare.
+
+    Any measurement between the wait under ideal placement and that of separate queues says nothing
+    about the engines: it counts as expected.
+
+    Args:
+        surface: of the engines.
+        goals: of the model.
+        computed: share of prompt tokens not cached on any worker.
+        window: what was measured.
+        engines: that were ready.
+    """
+    if not isinstance(window.requests, Value) or not isinstance(window.isl, Value):
+        return 0.0
+    lengths = Lengths.of(window.isl_mix, window.isl.value) or Lengths.single(window.isl.value)
+    queue = PrefillQueue(surface.prefill, lengths.scaled(computed))
+    rho = window.requests.value / window.seconds * queue.mean_s / engines
+    if rho > _BUSY_MOST:
+        return 0.0
+    longest = 1e3 * (queue.mean_s + queue.wait_s(rho))
+    if not goals.pooled or not isinstance(window.ttft_ms, Value):
+        return longest
+    shortest = 1e3 * (queue.mean_s + queue.wait_s(rho, engines, rho**engines))
+    return min(max(window.ttft_ms.value, shortest), longest)
+
+
+def expected_itl_ms(surface: Surface, window: Window, engines: int) -> float:
+    """Return the profiled ITL at the measured concurrency; 0 if that is unknown."""
+    live, isl, osl = window.concurrency, window.isl, window.osl
+    if not (isinstance(live, Value) and isinstance(isl, Value) and isinstance(osl, Value)):
+        return 0.0
+    return surface.decode.itl_ms(live.value / engines, isl.value + osl.value / 2)

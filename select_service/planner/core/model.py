@@ -11,13 +11,15 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from select_service.planner.core.correcting import Correction
+from select_service.planner.core.correcting import (
+    Correction,
+    expected_itl_ms,
+    expected_ttft_ms,
+)
 from select_service.planner.core.demand import Demand
-from select_service.planner.core.lengths import Lengths
 from select_service.planner.core.likeness import Likeness
 from select_service.planner.core.parts import PARTS
 from select_service.planner.core.pool import SAME, Course, Pool, PoolSettings
-from select_service.planner.core.prefill_sizing import PrefillQueue
 from select_service.planner.core.reacting import ArrivalRate, Surge, rate_ended
 from select_service.planner.core.sizing import (
     Goals,
@@ -55,7 +57,6 @@ MISSED_MAX: Final = 3
 """Intervals without data after which the pool follows its load alone."""
 # largest share of a forecast attributed to chance, even with few requests
 _CHANCE_MOST: Final = 0.05
-_BUSY_MOST: Final = 0.9  # a fuller queue does not reflect the profile
 _BACK_MOST_S: Final = 600.0  # how old a plan may be that counts are still compared with
 
 
@@ -458,37 +459,13 @@ class Model:
             if not engines:
                 continue
             if pool.key.role != "decode":
-                expected = self._expected_ttft(window, engines)
+                expected = expected_ttft_ms(
+                    self.surface, self.goals, self.demand.computed, window, engines
+                )
                 self.p_correction.hear(window.ttft_ms, expected, samples, steady=steady)
             if pool.key.role != "prefill":
-                expected = self._expected_itl(window, engines)
+                expected = expected_itl_ms(self.surface, window, engines)
                 self.d_correction.hear(window.itl_ms, expected, samples, steady=steady)
-
-    def _expected_ttft(self, window: Window, engines: int) -> float:
-        """In ms, including the wait; 0 if the queue is too full to compare.
-
-        Any measurement between the wait under ideal placement and that of separate queues says
-        nothing about the engines: it counts as expected.
-        """
-        if not isinstance(window.requests, Value) or not isinstance(window.isl, Value):
-            return 0.0
-        lengths = Lengths.of(window.isl_mix, window.isl.value) or Lengths.single(window.isl.value)
-        queue = PrefillQueue(self.surface.prefill, lengths.scaled(self.demand.computed))
-        rho = window.requests.value / window.seconds * queue.mean_s / engines
-        if rho > _BUSY_MOST:
-            return 0.0
-        longest = 1e3 * (queue.mean_s + queue.wait_s(rho))
-        if not self.goals.pooled or not isinstance(window.ttft_ms, Value):
-            return longest
-        shortest = 1e3 * (queue.mean_s + queue.wait_s(rho, engines, rho**engines))
-        return min(max(window.ttft_ms.value, shortest), longest)
-
-    def _expected_itl(self, window: Window, engines: int) -> float:
-        """In ms, at the measured concurrency; 0 if that is unknown."""
-        live, isl, osl = window.concurrency, window.isl, window.osl
-        if not (isinstance(live, Value) and isinstance(isl, Value) and isinstance(osl, Value)):
-            return 0.0
-        return self.surface.decode.itl_ms(live.value / engines, isl.value + osl.value / 2)
 
 
 class Told:
