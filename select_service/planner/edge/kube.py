@@ -9,7 +9,7 @@ import asyncio
 import os
 import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import httpx
 import msgspec
@@ -19,13 +19,15 @@ from select_service.planner.errors import ConnectorError, SettingsError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Kube", "KubeAnswer"]
+__all__ = ["OK", "Kube", "KubeAnswer"]
 
 MOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S: Final = 10.0
 RETRY_AFTER_MAX_S: Final = 60.0
 """A longer Retry-After of the server is shortened to this."""
+OK: Final = 200
 Json: TypeAlias = dict[str, object]
+_T = TypeVar("_T")
 
 
 class KubeAnswer(msgspec.Struct, frozen=True):
@@ -41,6 +43,19 @@ class KubeAnswer(msgspec.Struct, frozen=True):
         """The server's error message."""
         message = self.body.get("message")
         return f"{self.status}: {message}" if message else str(self.status)
+
+    def read(self, what: str, kind: type[_T]) -> _T:
+        """Return the body.
+
+        Raises:
+            ConnectorError: it is a refusal, or the body is no such thing; `what` names it.
+        """
+        if self.status != OK:
+            raise ConnectorError(f"{what}: {self.said}")
+        try:
+            return msgspec.convert(self.body, type=kind)
+        except msgspec.ValidationError as error:
+            raise ConnectorError(f"{what}: {error}") from error
 
 
 class Kube:

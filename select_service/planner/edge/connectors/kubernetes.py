@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["KubernetesConnector", "path_of"]
 
 TRIES_MAX: Final = 3
-_OK, _FORBIDDEN, _NOT_FOUND, _CONFLICT = 200, 403, 404, 409
+_FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
 _TOO_MANY, _UNAVAILABLE = 429, 503
 _KNOWN: Final = {
     "deployments": "apps/v1",
@@ -157,9 +157,4 @@ class KubernetesConnector(OneByOne):
 def _scaled(answer: KubeAnswer, path: str) -> _Scaled:
     if answer.status == _NOT_FOUND:
         raise ConnectorError(f"{path}: there is none (404): a wrong name, or it has no /scale")
-    if answer.status != _OK:
-        raise ConnectorError(f"{path}: {answer.said}")
-    try:
-        return msgspec.convert(answer.body, type=_Scaled)
-    except msgspec.ValidationError as error:
-        raise ConnectorError(f"{path}: {error}") from error
+    return answer.read(path, _Scaled)

@@ -9,11 +9,12 @@ is in the pod `engine-3`.
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import quote
 
 import msgspec
 
+from select_service.planner.edge.kube import OK
 from select_service.planner.errors import ConnectorError
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 FIRST_TO_GO: Final = str(-(2**31))
 """The lowest possible cost: an int32."""
 _BY_ORDINAL: Final = frozenset({"statefulsets", "leaderworkersets"})
-_OK, _NOT_FOUND = 200, 404
-_T = TypeVar("_T")
+_NOT_FOUND: Final = 404
 Ask: TypeAlias = "Callable[[str, str, Json | None], Coroutine[None, None, KubeAnswer]]"
 """Called with method, path and a patch."""
 
@@ -119,12 +119,12 @@ class Pods:
             ConnectorError: the resource does not name its pods, or they may not be read.
         """
         answer = await self._ask("GET", f"{self._path}/scale", None)
-        labels = _read(answer, f"{self._path}/scale", _Scale).status.selector
+        labels = answer.read(f"{self._path}/scale", _Scale).status.selector
         if not labels:
             raise ConnectorError(f"{self._path}/scale names no selector of its pods")
         path = f"{self._folder}?labelSelector={quote(labels)}"
         answer = await self._ask("GET", path, None)
-        found = _read(answer, path, _Pods).items
+        found = answer.read(path, _Pods).items
         return [one for one in found if one.metadata.deletion_timestamp is None]
 
     def by_ordinal(self, pods: Sequence[Pod]) -> list[Pod]:
@@ -150,7 +150,7 @@ class Pods:
         cost = FIRST_TO_GO if goes_first else None
         body: Json = {"metadata": {"annotations": {DELETION_COST: cost}}}
         answer = await self._ask("PATCH", path, body)
-        if answer.status not in (_OK, _NOT_FOUND):
+        if answer.status not in (OK, _NOT_FOUND):
             raise ConnectorError(f"{path}: {answer.said}")
 
 
@@ -160,12 +160,3 @@ def _same(host: str) -> str:
         return str(ip_address(host))
     except ValueError:
         return host
-
-
-def _read(answer: KubeAnswer, what: str, kind: type[_T]) -> _T:
-    if answer.status != _OK:
-        raise ConnectorError(f"{what}: {answer.said}")
-    try:
-        return msgspec.convert(answer.body, type=kind)
-    except msgspec.ValidationError as error:
-        raise ConnectorError(f"{what}: {error}") from error
