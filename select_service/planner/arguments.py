@@ -308,9 +308,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--prometheus-names",
-        choices=("dynamo", "selector"),
         default="dynamo",
-        help=f"whose metrics {told}",
+        metavar="NAMES",
+        help=f"whose metrics: dynamo, selector, or a YAML file of names {told}",
     )
     add(
         "--selector",

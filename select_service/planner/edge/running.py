@@ -37,7 +37,8 @@ from select_service.planner.edge.settings import (
     read_targets,
     resources_of,
 )
-from select_service.planner.edge.sources.prometheus import DYNAMO, SELECTOR, PrometheusSource
+from select_service.planner.edge.sources.names import read_names
+from select_service.planner.edge.sources.prometheus import PrometheusSource
 from select_service.planner.edge.sources.selector import SelectorSource
 from select_service.planner.edge.sources.trace import TraceSource, read_trace
 from select_service.planner.edge.state_file import Memory, StateFile
@@ -189,15 +190,16 @@ def _expect_told_apart(settings: RunSettings, models: list[ModelSettings]) -> No
     """Check that each model's traffic is distinguishable: counted twice is scaled twice.
 
     Raises:
-        SettingsError: Dynamo's metrics have no tenants, and models of one name.
+        SettingsError: the metrics have no tenants, and models of one name.
     """
-    if settings.source != "prometheus" or settings.prometheus_names == "selector":
+    if settings.source != "prometheus" or read_names(settings.prometheus_names).tenant_label:
         return
     names = [one.model_name.casefold() for one in models]
     if len(set(names)) < len(names) or any(one.tenant_id != "default" for one in models):
         raise SettingsError(
-            "Dynamo's metrics tell models by name, and no tenants: each of several would be taken "
-            "for all of them; --prometheus-names selector tells them apart"
+            "these metrics tell models by name, and no tenants: each of several would be taken "
+            "for all of them; --prometheus-names selector, or a file with a tenant_label, tells "
+            "them apart"
         )
 
 
@@ -250,8 +252,7 @@ def _lease(settings: RunSettings, models: list[ModelSettings], kube: Kube | None
 
 def _source(settings: RunSettings) -> Source:
     if settings.source == "prometheus":
-        names = SELECTOR if settings.prometheus_names == "selector" else DYNAMO
-        return PrometheusSource(settings.prometheus_url, names)
+        return PrometheusSource(settings.prometheus_url, read_names(settings.prometheus_names))
     if settings.source == "selector":
         if not settings.selectors:
             raise SettingsError("--metrics-source selector needs --selector URL")

@@ -17,6 +17,7 @@ import httpx
 import msgspec
 
 from select_service.planner.core.lengths import from_buckets
+from select_service.planner.edge.sources.names import DYNAMO, MATCH
 from select_service.planner.edge.sources.scraped import Arrived, Sample, ScrapedArrivals
 from select_service.planner.edge.sources.source import counted, fetched, ratio
 from select_service.planner.errors import SourceError
@@ -25,67 +26,14 @@ from select_service.planner.types import Idle, Load, Missing, Value, Window
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from select_service.planner.edge.sources.names import Names
     from select_service.planner.types import ModelKey, Reading
 
-__all__ = ["DYNAMO", "SELECTOR", "Names", "PrometheusSource"]
+__all__ = ["PrometheusSource"]
 
 TIMEOUT_S: Final = 10.0
 _OK: Final = 200
 _ADDED: Final = ("__name__", "of")  # labels that a query adds or takes away
-
-
-class Names(msgspec.Struct, frozen=True, kw_only=True):
-    """Names of the series; an empty name is not queried.
-
-    The means are of histograms or summaries: `_sum` and `_count` are appended, and `_bucket` to
-    that of prompt lengths, to read their mix if available. The last two are whole queries in which
-    `{match}` stands for the label matchers.
-    """
-
-    requests: str
-    started: str = ""
-    """A counter of the same requests as they arrive, where `requests` counts them as they end;
-    frontends without it count by `requests`."""
-    isl: str = ""
-    osl: str = ""
-    ttft: str = ""
-    itl: str = ""
-    request_duration: str = ""
-    effective_isl: str = ""
-    model_label: str = "model"
-    tenant_label: str = ""
-    backlog_query: str = ""
-    concurrency_query: str = ""
-
-
-DYNAMO: Final = Names(
-    requests="dynamo_frontend_requests_total",
-    started="dynamo_frontend_requests_started_total",
-    isl="dynamo_frontend_input_sequence_tokens",
-    osl="dynamo_frontend_output_sequence_tokens",
-    ttft="dynamo_frontend_time_to_first_token_seconds",
-    itl="dynamo_frontend_inter_token_latency_seconds",
-    request_duration="dynamo_frontend_request_duration_seconds",
-    concurrency_query="sum(dynamo_frontend_inflight_requests{{{match}}})",
-)
-SELECTOR: Final = Names(
-    requests="select_service_demand_requests_total",
-    isl="select_service_demand_isl_tokens",
-    osl="select_service_demand_output_tokens",
-    ttft="select_service_demand_ttft_seconds",
-    itl="select_service_demand_itl_seconds",
-    request_duration="select_service_demand_request_seconds",
-    effective_isl="select_service_demand_prefill_tokens",
-    model_label="model_name",
-    tenant_label="tenant_id",
-    # every selector knows the whole load, so take the fullest book, never the sum; requests waiting
-    # for a rank are in no book
-    backlog_query=(
-        'max(sum by (instance) ({{__name__=~"select_service_(rank_prefill|pending_isl)_tokens",'
-        "{match}}}))"
-    ),
-    concurrency_query="max(sum by (instance) (select_service_reservations{{{match}}}))",
-)
 
 
 class PrometheusSource:
@@ -175,7 +123,7 @@ class PrometheusSource:
         if not query:
             return Missing("no query is configured")
         try:
-            value = (await self._ask(query.format(match=self._match(model)))).get("")
+            value = (await self._ask(query.replace(MATCH, self._match(model)))).get("")
         except SourceError as error:
             return Missing(str(error))
         return Missing("no series") if value is None else Value(value)
@@ -262,6 +210,7 @@ class PrometheusSource:
         matchers = [f'{names.model_label}=~"(?i){_quoted(model.model_name)}"']
         if names.tenant_label:
             matchers.append(f'{names.tenant_label}="{_escaped(model.tenant_id)}"')
+        matchers += [f'{label}="{_escaped(value)}"' for label, value in names.matchers.items()]
         return ",".join(matchers)
 
     async def _ask(self, query: str, label: str = "of") -> dict[str, float]:
