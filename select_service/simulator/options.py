@@ -204,9 +204,15 @@ def weights_with(base: RouterConfig, values: Mapping[str, object]) -> RouterConf
     return changed
 
 
-_OF_SESSIONS: Final = frozenset(
-    {"arrivals", "rate", "cv", "burst_size", "users", "turns", "diurnal_period_s", "diurnal_depth"}
-)
+_OPEN_LOOP: Final = frozenset({"rate", "diurnal_period_s", "diurnal_depth"})
+_OF_ARRIVALS: Final = {
+    "poisson": _OPEN_LOOP,
+    "gamma": _OPEN_LOOP | {"cv"},
+    "bursts": _OPEN_LOOP | {"burst_size"},
+    "closed": frozenset({"users"}),
+}
+_OF_ANY_ARRIVALS: Final = frozenset().union(*_OF_ARRIVALS.values())
+_OF_SESSIONS: Final = _OF_ANY_ARRIVALS | {"arrivals", "turns"}
 
 
 def _workload(text: str) -> WorkloadSettings:
@@ -216,6 +222,8 @@ def _workload(text: str) -> WorkloadSettings:
     left_aside = _OF_SESSIONS if told.kind == "rl" else {"samples"}
     for name in filter(left_aside.__contains__, pairs):
         raise ValueError(f"--workload: {kind} takes no {name}")
+    for name in filter((_OF_ANY_ARRIVALS - _OF_ARRIVALS[told.arrivals]).__contains__, pairs):
+        raise ValueError(f"--workload: {told.arrivals} arrivals take no {name}")
     return told
 
 

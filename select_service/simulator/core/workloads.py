@@ -244,18 +244,19 @@ class Sessions:
         names: _Names | None = None,
     ) -> None:
         self.block_size = block_size
+        self._settings = settings
         self._author = _Author(settings, block_size, rng, names or _Names())
         self._left = settings.requests
         self._open: dict[int, _Session] = {}  # by the number of the request in progress
         self._is_closed = settings.arrivals == "closed"
-        self._times = _users(settings, rng) if self._is_closed else _times(settings, rng)
+        self._times = _times(settings, rng)
+        self._users = self._first_requests(rng) if self._is_closed else []
 
     def next(self) -> Request | None:
         """See Workload."""
-        if self._left <= 0:
-            return None
-        now = next(self._times, None)
-        return None if now is None else self._begin(now)
+        if self._is_closed:
+            return self._users.pop() if self._users else None
+        return self._begin(next(self._times)) if self._left > 0 else None
 
     def after(self, outcome: Outcome) -> list[Request]:
         """See Workload: the next turn; in a closed loop, the user's next session."""
@@ -265,6 +266,15 @@ class Sessions:
         if self._is_closed and self._left > 0:
             return [self._begin(outcome.finished)]
         return []
+
+    def _first_requests(self, rng: random.Random) -> list[Request]:
+        """Return the first request of each user of a closed loop, last first.
+
+        Users come within a second, not all at once; who thinks for less time asks sooner.
+        """
+        times = sorted(rng.random() for _ in range(self._settings.users))
+        begun = [self._begin(now) for now in times if self._left > 0]
+        return sorted(begun, key=lambda one: one.arrival, reverse=True)
 
     def _begin(self, now: float) -> Request:
         session = self._author.open(self._left)
@@ -378,8 +388,3 @@ def _times(settings: WorkloadSettings, rng: random.Random) -> Iterator[float]:
     if settings.diurnal_period_s:
         return arrivals.diurnal(rng, times, settings.diurnal_period_s, settings.diurnal_depth)
     return times
-
-
-def _users(settings: WorkloadSettings, rng: random.Random) -> Iterator[float]:
-    """Users arrive within a second, not all at once."""
-    return iter(sorted(rng.random() for _ in range(settings.users)))

@@ -196,6 +196,13 @@ def test_a_sweep_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["run", "--workload", "chat", *("--out", "x"), *("--report", "./x")], "the same file"),
         (["run", "--workload", "rl,rate=2"], "rl takes no rate"),
         (["run", "--workload", "chat,samples=2"], "chat takes no samples"),
+        (["run", "--workload", "chat,arrivals=closed,rate=2"], "closed arrivals take no rate"),
+        (
+            ["run", "--workload", "chat,arrivals=closed,diurnal_period_s=60"],
+            "closed arrivals take no diurnal_period_s",
+        ),
+        (["run", "--workload", "chat,users=9"], "poisson arrivals take no users"),
+        (["run", "--workload", "chat,arrivals=gamma,burst_size=2"], "take no burst_size"),
     ],
 )
 def test_what_cannot_be_run_is_refused_with_the_reason(

@@ -77,6 +77,16 @@ def test_as_many_as_were_asked_for_in_order_with_names_of_their_own(kind: str, h
     ]
 
 
+@pytest.mark.parametrize("kind", ["chat", "agents"])
+def test_users_of_a_closed_loop_come_in_order_of_what_they_ask_first(kind: str) -> None:
+    settings = WorkloadSettings(kind=kind, arrivals="closed", users=50)  # type: ignore[arg-type]
+    alone, beside = of(settings), of(settings, WorkloadSettings(rate=5.0, requests=200))
+    for workload in (alone, beside):
+        times = [one.arrival for one in iter(workload.next, None)]
+        assert len(times) >= 50
+        assert times == sorted(times)
+
+
 def test_a_next_turn_begins_with_the_one_before_and_its_answer() -> None:
     found = drain(of(WorkloadSettings(kind="chat", requests=400, rate=0.5)))
     sessions: dict[str, list[Request]] = {}
