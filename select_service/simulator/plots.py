@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COLOURS", "Series", "bars", "lines"]
+__all__ = ["COLOURS", "Series", "bars", "lines", "stacked"]
 
 COLOURS: Final = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444", "#8c564b"),
@@ -153,6 +153,32 @@ def bars(title: str, names: Sequence[str], values: Sequence[float], *, y: str) -
             f"<title>{escape(name)}: {value:.4g}</title></rect>"
             f'<text x="{(begin + end) / 2:.1f}" y="{floor - height - 3:.1f}" class="v">'
             f"{_amount(value)}</text>"
+        )
+    return _sheet(title, parts)
+
+
+def stacked(
+    title: str, names: Sequence[str], layers: Sequence[tuple[str, Sequence[float]]], *, y: str
+) -> str:
+    """Draw one bar for each name, of layers with a colour and a value for each name."""
+    totals = [sum(values) for values in zip(*(values for _, values in layers), strict=True)]
+    across = _Axis(0.0, max(1, len(names)), _LEFT, _WIDTH - _RIGHT)
+    up = _Axis(0.0, max(totals, default=1.0) or 1.0, _HEIGHT - _BOTTOM, _TOP)
+    parts = [_frame(title, None, up, "", y)]
+    for at, name in enumerate(names):
+        begin, end = across.at(at + 0.15), across.at(at + 0.85)
+        below = 0.0
+        for number, (layer, values) in enumerate(layers):
+            top, floor = up.at(below + values[at]), up.at(below)
+            below += values[at]
+            parts.append(
+                f'<rect x="{begin:.1f}" y="{top:.1f}" width="{end - begin:.1f}" '
+                f'height="{floor - top:.1f}" fill="{COLOURS[number % len(COLOURS)]}">'
+                f"<title>{escape(name)}, {escape(layer)}: {values[at]:.4g}</title></rect>"
+            )
+        parts.append(
+            f'<text x="{(begin + end) / 2:.1f}" y="{up.at(0.0) + 14:.1f}" class="v">'
+            f"{escape(name)}</text>"
         )
     return _sheet(title, parts)
 

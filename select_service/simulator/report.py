@@ -11,7 +11,7 @@ import msgspec
 from select_service.simulator.comparison import Comparison, by_policy
 from select_service.simulator.comparison import table as told
 from select_service.simulator.page import figure, key, page, table
-from select_service.simulator.plots import Series, bars, lines
+from select_service.simulator.plots import Series, bars, lines, stacked
 from select_service.simulator.statistics import estimate
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def html_of(result: Comparison) -> str:
         *map(figure, _plots(groups)),
         "<p>Distributions and what is drawn over time are of the first run of each policy.</p>",
         "<h2>Decisions by reason</h2>",
-        _reasons(groups),
+        *_reasons(groups),
         "<h2>Ends</h2>",
         table(["policy", "end", "requests"], _ends(groups)),
         "<h2>Settings</h2><p>Of the first run; others differ in policy and seed.</p>"
@@ -106,7 +106,8 @@ def _cdf(
     return lines(title, series, x="ms", y="share", log_x=True, most=1.0)
 
 
-def _reasons(groups: Mapping[str, Sequence[Measures]]) -> str:
+def _reasons(groups: Mapping[str, Sequence[Measures]]) -> list[str]:
+    """Return a plot of the shares, and a table of the numbers; some policies have no reasons."""
     counts: dict[str, Counter[str]] = {}
     for name, group in groups.items():
         counts[name] = sum((Counter(one.reasons) for one in group), Counter[str]())
@@ -115,7 +116,16 @@ def _reasons(groups: Mapping[str, Sequence[Measures]]) -> str:
         [name, *(f"{counter[reason]:,}" if any(counter) else "-" for reason in named)]
         for name, counter in counts.items()
     ]
-    return table(["policy", *named], rows)
+    told = [table(["policy", *named], rows)]
+    with_reasons = {name: counter for name, counter in counts.items() if any(counter)}
+    if with_reasons:
+        layers = [
+            (reason, [100 * one[reason] / one.total() for one in with_reasons.values()])
+            for reason in named
+        ]
+        plot = stacked("Decisions by reason", list(with_reasons), layers, y="% of decisions")
+        told.insert(0, figure(plot, named))
+    return told
 
 
 def _ends(groups: Mapping[str, Sequence[Measures]]) -> list[list[str]]:

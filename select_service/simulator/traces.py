@@ -19,6 +19,7 @@ from xxhash import xxh3_64_intdigest
 
 from select_service.simulator.core.requests import Outcome, Request, chain_of
 from select_service.simulator.recordings import read_recording
+from select_service.types import Milliseconds
 
 if TYPE_CHECKING:
     import random
@@ -279,6 +280,7 @@ class _LogLine(_Body):
     usage: _Usage | None = None
     session_id: str | None = None
     slo_class: str | None = None
+    slo_ttft_ms: Milliseconds | None = None
 
 
 def read_openai(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
@@ -287,7 +289,8 @@ def read_openai(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
     A line has the members of a call (`messages`, `prompt` or `input`, `tools`, `user`,
     `max_tokens`), at the top or in `request`; those of the answer (`choices` or `output`, `usage`),
     at the top or in `response`; and `timestamp` (seconds or ISO 8601, UTC unless it has another
-    zone), `created` or `created_at`. Prompts share prefixes as far as their text does, at four
+    zone), `created` or `created_at`. `session_id`, `slo_class` and `slo_ttft_ms` are those of
+    `/select`. Prompts share prefixes as far as their text does, at four
     characters per token, and arguments of tools count as text; `usage` gives the lengths, if
     present.
     """
@@ -332,6 +335,7 @@ def _logged(one: _LogLine, number: int, arrival: float, block_size: int) -> Requ
         blocks=chain_of(blocks[: (isl + osl) // block_size]),
         session=one.session_id or call.user or "",
         slo_class=one.slo_class or "",
+        slo_ttft_s=None if one.slo_ttft_ms is None else one.slo_ttft_ms / 1e3,
         expected_osl=limit,
     )
 

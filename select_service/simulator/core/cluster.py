@@ -309,7 +309,6 @@ class Cluster:
         if verdict is not None:
             self._settle(flight, verdict)
         else:
-            self.reasons["waited"] += 1
             self._mind_deadline()
         self._follow_up()
 

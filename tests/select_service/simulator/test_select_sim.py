@@ -82,6 +82,11 @@ def check_page(page: str) -> None:
     assert {"Hit rate and ceiling", "Spread of load over workers"} < set(titles)
     assert "SLO attainment, class high" in titles
     assert "longest prefix" in page
+    decisions = plots[titles.index("Decisions by reason")]
+    shares: dict[str, float] = {}
+    for policy, share in re.findall(r"<title>([^,<]+), [^:<]+: ([\d.]+)", decisions):
+        shares[policy] = shares.get(policy, 0.0) + float(share)
+    assert shares == pytest.approx({"ours": 100.0, "kv-cost": 100.0}, abs=0.2)
 
 
 def test_a_trace_at_a_share_of_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,9 +90,18 @@ def test_a_log_that_counts_its_tokens_is_believed() -> None:
     assert len(one.blocks) == 107 // 16
 
 
+def test_a_log_says_what_its_requests_asked_for() -> None:
+    wishes = {"slo_class": "high", "slo_ttft_ms": 250}
+    lines = [{"created": 5, "prompt": "x" * 80} | more for more in (wishes, {})]
+    given, plain = read("openai", [json.dumps(line).encode() for line in lines])
+    assert (given.slo_class, given.slo_ttft_s) == ("high", 0.25)
+    assert (plain.slo_class, plain.slo_ttft_s) == ("", None)
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [
+        ({"created": 1, "prompt": "x", "slo_ttft_ms": 0}, "slo_ttft_ms"),
         ({"prompt": "x"}, "no timestamp"),
         ({"created": 1}, "no messages"),
         ({"timestamp": "noon", "prompt": "x"}, "ISO 8601"),

@@ -130,6 +130,15 @@ def test_the_core_sends_a_prompt_where_its_beginning_is() -> None:
     assert cluster.reasons == {"nobody holds any": 1, "longest prefix": 3}
 
 
+def test_each_decision_has_one_reason_also_after_a_wait() -> None:
+    requests = [request(number, 0.0, 40, 40) for number in range(8)]
+    cluster = Cluster(ClusterSettings(WHOLE, block_size=BLOCK), queueing(), Given(requests))
+    cluster.add_worker("workers", 0.0)
+    cluster.finish()
+    assert cluster.reasons["after waiting"] > 0
+    assert sum(cluster.reasons.values()) == 8, cluster.reasons
+
+
 def test_news_that_come_late_are_not_known_yet() -> None:
     requests = [request(number, number * 3.0, 40, 4, first=0) for number in range(2)]
     late = ClusterSettings(WHOLE, block_size=BLOCK, event_lag_s=60.0)
