@@ -24,6 +24,7 @@ from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.latency import AnalyticLatency, Latency, SlowedLatency
 from select_service.simulator.core.measures import Measures, measure
+from select_service.simulator.core.replicated import Replicated
 from select_service.simulator.core.requests import Request
 from select_service.simulator.core.routers import (
     LeastLoaded,
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from select_service.simulator.core.requests import Workload
-    from select_service.simulator.core.routers import Router
+    from select_service.simulator.core.routers import Counting, Router
 
 __all__ = [
     "POLICIES",
@@ -329,7 +330,7 @@ def router(settings: RunSettings) -> Router:
     """Build the policy's router."""
     simple = _SIMPLE.get(settings.policy)
     if simple is not None:
-        return simple(_rng(settings, "router"))
+        return _counting(simple, settings)
     core = CoreSettings(replicas=settings.replicas, sync_delay_s=settings.sync_delay_s)
     if settings.policy == OURS:
         core = CoreSettings(
@@ -340,6 +341,15 @@ def router(settings: RunSettings) -> Router:
             session_ttl_s=settings.session_ttl_s,
         )
     return CoreRouter(core, [_rng(settings, "router", at) for at in range(settings.replicas)])
+
+
+def _counting(kind: Callable[[random.Random], Counting], settings: RunSettings) -> Router:
+    if settings.replicas == 1:
+        return kind(_rng(settings, "router"))
+    replicas = [kind(_rng(settings, "router", at)) for at in range(settings.replicas)]
+    for one in replicas:
+        one.begin_anywhere()
+    return Replicated(replicas, settings.sync_delay_s)
 
 
 def cluster(settings: RunSettings, requests: Workload | None = None) -> Cluster:

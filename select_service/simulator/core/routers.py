@@ -143,9 +143,18 @@ class Counting:
 
     def _place(self, key: str, placed: Placed, ids: list[int]) -> Placed:
         for worker_id in ids:
-            self._in_flight[worker_id] += 1
+            if worker_id in self._in_flight:  # when this is heard, it may be gone
+                self._in_flight[worker_id] += 1
         self._placed[key] = ids
         return placed
+
+    def heard(self, key: str, placed: Placed) -> None:
+        """Count a request that another replica has placed."""
+        ids = (placed.worker_id, placed.prefill_worker_id)
+        self._place(key, placed, [one for one in ids if one is not None])
+
+    def begin_anywhere(self) -> None:
+        """Become one of several replicas, which have not begun together."""
 
     def choose(self, ids: list[int], request: Request) -> int:
         """Return one of these workers; there is at least one."""
@@ -201,6 +210,10 @@ class RoundRobin(Counting):
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
         self._turn = 0
+
+    def begin_anywhere(self) -> None:
+        """See Counting: in step they would all send to the same worker."""
+        self._turn = self._rng.randrange(1 << 16)
 
     def choose(self, ids: list[int], request: Request) -> int:
         """See Counting."""

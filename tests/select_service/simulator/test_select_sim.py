@@ -18,6 +18,7 @@ from select_service.simulator.cli import main
 from select_service.simulator.core.latency import ProfileLatency
 from select_service.simulator.core.measures import ceiling_of
 from select_service.simulator.core.requests import Request, chain_of
+from select_service.simulator.core.routers import Member
 from select_service.simulator.core.workloads import WorkloadSettings
 from select_service.simulator.results import NotWritten, write_whole
 from select_service.simulator.runs import (
@@ -29,6 +30,7 @@ from select_service.simulator.runs import (
     Trace,
     at_load,
     capacity_of,
+    router,
     run,
 )
 from select_service.simulator.statistics import estimate
@@ -87,6 +89,29 @@ def check_page(page: str) -> None:
     for policy, share in re.findall(r"<title>([^,<]+), [^:<]+: ([\d.]+)", decisions):
         shares[policy] = shares.get(policy, 0.0) + float(share)
     assert shares == pytest.approx({"ours": 100.0, "kv-cost": 100.0}, abs=0.2)
+
+
+@pytest.mark.parametrize("policy", ["least-loaded", "power-of-two"])
+def test_replicas_of_a_simple_policy_hear_late_of_each_other_too(policy: str) -> None:
+    load = WorkloadSettings(kind="shared-prompts", rate=60.0, requests=1_500)
+    base = RunSettings(policy=policy, workloads=[load], block_size=64)
+    alone, late = (
+        run(replace(base, replicas=replicas, sync_delay_s=1.0)).load_cov for replicas in (1, 4)
+    )
+    assert late > 1.5 * alone
+
+
+def test_round_robin_of_several_replicas_begins_anywhere() -> None:
+    load = WorkloadSettings(kind="shared-prompts", rate=1.0, requests=4)
+    base = RunSettings(policy="round-robin", workloads=[load], block_size=64, replicas=4)
+    routers = [router(replace(base, seed=seed)) for seed in range(5)]
+    firsts = set()
+    for one in routers:
+        for worker_id in range(8):
+            one.add(Member(worker_id, "aggregated", 64, 8192, 1000, 256), 0.0)
+        asked = Request(number=0, arrival=0.0, isl=64, osl=1, blocks=chain_of())
+        firsts.add(one.route("0", asked, 0.0))
+    assert len(firsts) > 1
 
 
 def test_a_trace_at_a_share_of_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

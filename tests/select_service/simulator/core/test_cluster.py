@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.observing import ISL_EDGES, middle_of_bin
+from select_service.simulator.core.replicated import Replicated
 from select_service.simulator.core.requests import Outcome
 from select_service.simulator.core.routers import (
     LeastLoaded,
@@ -44,6 +45,9 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "round-robin": lambda: RoundRobin(random.Random(1)),
     "random": lambda: RandomChoice(random.Random(1)),
     "least-loaded": lambda: LeastLoaded(random.Random(1)),
+    "least-loaded, 3 replicas": lambda: Replicated(
+        [LeastLoaded(random.Random(seed)) for seed in range(3)], sync_delay_s=0.02
+    ),
     "power-of-two": lambda: PowerOfTwo(random.Random(1)),
     "prefix-affinity": lambda: PrefixAffinity(random.Random(1)),
     "core": core,
