@@ -47,9 +47,13 @@ def prometheus(values: dict[str, str | None]) -> tuple[Answer, list[str]]:
             found = rows if values.get("buckets") else []
             return httpx.Response(200, json={"status": "success", "data": {"result": found}})
         names = re.findall(r"increase\((\w+)\{", query) or ["load"]
+        if query.startswith("avg_over_time("):
+            names = ["live"]
         if "or on (instance, job)" in query:  # of one target: the first that is there
             names = [next((name for name in names if values.get(name) is not None), names[-1])]
-        of = re.findall(r'"of", "(\w+)", "", ""', query) if names != ["load"] else []
+        of = (
+            re.findall(r'"of", "(\w+)", "", ""', query) if names not in (["load"], ["live"]) else []
+        )
         metrics = [{"of": one} for one in of] or [{}]
         result = [
             {"metric": metric, "value": [1.0, values[name]]}
@@ -101,6 +105,16 @@ def test_prometheus_weighs_every_request_the_same() -> None:
     assert prometheus_window(FRONTEND | {"dynamo_frontend_requests_started_total": "400"})[
         0
     ].requests == Value(400.0), "40 are being answered"
+
+
+def test_prometheus_measures_live_requests_where_a_gauge_counts_them() -> None:
+    """They were arrivals times their time, and refused arrivals are never live."""
+    window, asked = prometheus_window(FRONTEND | {"live": "2.5"}, names=SELECTOR)
+    assert window.concurrency == Value(2.5)
+    (query,) = [one for one in asked if one.startswith("avg_over_time(")]
+    assert "select_service_reservations{model_name=" in query
+    assert query.endswith("[180000ms:15000ms])")
+    assert prometheus_window(FRONTEND | {"live": "0"})[0].concurrency == Value(0.0)
 
 
 def test_prometheus_tells_the_mix_of_lengths_where_there_are_buckets() -> None:
@@ -603,6 +617,8 @@ def test_a_trace_is_told_interval_by_interval(tmp_path: Path) -> None:
         told = [(await source.windows([KEY], 180.0))[KEY].requests for _ in range(12)]
         assert told[4] == IDLE
         assert told[0] == Value(540.0)
+        assert isinstance(told[8], Value)
+        assert isinstance(told[9], Missing), "fault 10: it ends before that interval does"
         assert isinstance(told[-1], Missing)
         assert (await source.loads([KEY]))[KEY] == Load()
 
