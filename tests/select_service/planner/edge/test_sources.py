@@ -610,6 +610,24 @@ def test_a_selector_that_counts_no_demand_is_missing() -> None:
     run(use)
 
 
+def test_a_load_nobody_tells_is_missing_and_who_waits_without_a_rank_is_counted() -> None:
+    """Both were idle: a model that no selector knows, and one whose last rank had just gone."""
+    fake = Selectors()
+    waiting = 'select_service_pending_isl_tokens{model_name="m",tenant_id="default"} 3000\n'
+    fake.pages["a"] = httpx.Response(200, text=waiting)
+
+    async def use() -> None:
+        source = SelectorSource(["http://a"], client=client(fake.answer))
+        other = ModelKey("other")
+        loads = await source.loads([KEY, other])
+        assert loads[KEY].prefill_backlog_tokens == Value(3000.0)
+        for load in (loads[KEY].concurrency, loads[other].prefill_backlog_tokens):
+            assert isinstance(load, Missing)
+        await source.close()
+
+    run(use)
+
+
 def test_a_trace_is_told_interval_by_interval(tmp_path: Path) -> None:
     source = TraceSource(read_trace(GOLDEN / "warmup_trace.jsonl"))
 
