@@ -134,7 +134,13 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="between two numbers of the series (default: %(default)s)",
     )
-    add("--mode", choices=MODES, default="compatible", help="(default: %(default)s)")
+    add(
+        "--mode",
+        choices=MODES,
+        default="compatible",
+        help="the reference's, with forecasts from the first point and below 0, or ours "
+        "(default: %(default)s)",
+    )
     add("--json", action="store_true", help="the only format there is, and the default")
 
 

@@ -31,9 +31,9 @@ class InfeasiblePlan(SettingsError):
 class MissingExtra(PlannerError):
     """Something optional is asked for and not installed."""
 
-    def __init__(self, what: str, requirement: str) -> None:
-        """Name it as pip takes it: an extra of ours is only to be had from where we came from."""
-        super().__init__(f"{what} needs an optional dependency: pip install '{requirement}'")
+    def __init__(self, what: str, extra: str, requirement: str) -> None:
+        """Name it, and what pip takes: extras are only to be had from where we came from."""
+        super().__init__(f"{what} needs the extra {extra}: pip install '{requirement}'")
 
 
 class ProfileError(PlannerError):

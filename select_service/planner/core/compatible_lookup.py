@@ -90,7 +90,7 @@ class CompatibleDecode:
             from scipy.interpolate import griddata  # only for the comparison mode
             from scipy.spatial import QhullError
         except ImportError as error:
-            raise MissingExtra("--mode compatible", "scipy>=1.12") from error
+            raise MissingExtra("compatible", "planner", "scipy>=1.12") from error
 
         points = (profile.kv_usage, profile.context_length)
         values = np.column_stack((profile.itl_ms, profile.thpt_per_gpu))

@@ -38,7 +38,7 @@ def arima(fitter: Fitter) -> Fitted:
     Raises:
         MissingExtra: statsforecast is not installed.
     """
-    models = _imported("statsforecast.models", "--load-predictor arima", "statsforecast>=2.0")
+    models = _imported("statsforecast.models", "arima", "statsforecast>=2.0")
     return Fitted(
         fitter.bounded(_fit_arima(models), keeps=True),
         failures=_FAILURES,
@@ -55,20 +55,20 @@ def prophet(fitter: Fitter, window: int = 50, interval_s: float = 180.0) -> Fitt
     """
     for name in ("prophet", "prophet.plot", "cmdstanpy"):
         logging.getLogger(name).disabled = True  # they log every fit
-    module = _imported("prophet", "--load-predictor prophet", "prophet>=1.1.5")
-    pandas = _imported("pandas", "--load-predictor prophet", "prophet>=1.1.5")
+    module = _imported("prophet", "prophet", "prophet>=1.1.5")
+    pandas = _imported("pandas", "prophet", "prophet>=1.1.5")
     fit = fitter.bounded(_fit_prophet(module, pandas, interval_s), keeps=False)
     return Fitted(fit, failures=_FAILURES, window=window, refit_every=_REFIT_PROPHET)
 
 
-def _imported(name: str, what: str, requirement: str) -> Any:
+def _imported(name: str, extra: str, requirement: str) -> Any:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads make small fits ten times slower
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return importlib.import_module(name)
     except ImportError as error:
-        raise MissingExtra(what, requirement) from error
+        raise MissingExtra(f"the predictor {extra}", extra, requirement) from error
 
 
 def _fit_arima(models: Any) -> Fit:

@@ -29,7 +29,7 @@ def joined(what: str) -> Any:
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:
-        raise MissingExtra(what, "ray[serve]>=2.55") from error
+        raise MissingExtra(what, "ray", "ray[serve]>=2.55") from error
     if not ray.is_initialized():
         _reach(what, os.environ.get("RAY_ADDRESS", ""))
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from select_service.planner.core.budget import PoolNeed, share_out
 from select_service.planner.core.compatible_lookup import CompatibleLookup
 from select_service.planner.core.compatible_sizing import (
     CompatibleDemand,
@@ -133,6 +134,25 @@ def _zero(window: Window, name: str) -> float:
     return reading.value if isinstance(reading, Value) else 0.0
 
 
+class Ceiling:
+    """The GPUs there are, for policies that know of none: as hard as for ours.
+
+    Raises:
+        InfeasiblePlan: one engine of each kind costs more.
+    """
+
+    def __init__(self, settings: ReplaySettings, gpus_max: int) -> None:
+        self._gpus = (settings.prefill_gpus, settings.decode_gpus)
+        self._gpus_max = gpus_max
+        self.below(1, 1)
+
+    def below(self, prefill: int, decode: int) -> dict[PoolKey, int]:
+        """Return as many of the wanted replicas as there are GPUs for."""
+        pools = ((PREFILL, self._gpus[0], prefill), (DECODE, self._gpus[1], decode))
+        needs = [PoolNeed(pool, gpus, 1, wanted, float(wanted)) for pool, gpus, wanted in pools]
+        return share_out(needs, self._gpus_max)
+
+
 class Reactive:
     """Keeps the measured load at 70 % of capacity, without forecasts.
 
@@ -141,9 +161,10 @@ class Reactive:
 
     name = "reactive"
 
-    def __init__(self, profile: Profile, settings: ReplaySettings) -> None:
+    def __init__(self, profile: Profile, settings: ReplaySettings, gpus_max: int) -> None:
         self._surface = Surface(profile)
         self._settings = settings
+        self._ceiling = Ceiling(settings, gpus_max)
         self._wanted: list[tuple[float, int, int]] = []
 
     def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
@@ -158,10 +179,9 @@ class Reactive:
         decode = math.ceil(live / best.concurrency / _BUSY) if best else states[DECODE].desired
         self._wanted.append((now, max(1, math.ceil(work / _BUSY)), max(1, decode)))
         self._wanted = [one for one in self._wanted if one[0] > now - 300.0]
-        return {
-            PREFILL: max(one[1] for one in self._wanted),
-            DECODE: max(one[2] for one in self._wanted),
-        }
+        return self._ceiling.below(
+            max(one[1] for one in self._wanted), max(one[2] for one in self._wanted)
+        )
 
     def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:
         """Do nothing: it acts once per interval."""
@@ -174,10 +194,15 @@ class Oracle:
     name = "oracle"
 
     def __init__(
-        self, profile: Profile, requests: Sequence[TracedRequest], settings: ReplaySettings
+        self,
+        profile: Profile,
+        requests: Sequence[TracedRequest],
+        settings: ReplaySettings,
+        gpus_max: int,
     ) -> None:
         self._surface = Surface(profile)
         self._settings = settings
+        self._ceiling = Ceiling(settings, gpus_max)
         self._goals = _goals(settings)
         self._needs: list[tuple[int, int]] = []
         bins: list[list[TracedRequest]] = []
@@ -214,7 +239,7 @@ class Oracle:
         # what is requested now is there after the start: look until then, and one look further
         last = int((now + settings.startup_s + settings.fast_s) / _ORACLE_S)
         needs = self._needs[max(0, first) : last + 1] or [(1, 1)]
-        return {PREFILL: max(one[0] for one in needs), DECODE: max(one[1] for one in needs)}
+        return self._ceiling.below(max(one[0] for one in needs), max(one[1] for one in needs))
 
 
 def make_policy(
@@ -229,11 +254,12 @@ def make_policy(
 
     Raises:
         MissingExtra: the reference's look-ups, or the predictor, are not installed.
+        InfeasiblePlan: one engine of each kind costs more GPUs than there are.
     """
     if name == "slo":
         return Ours(profile, tuning, settings, gpus_max)
     if name == "compatible":
         return Reference(profile, tuning, settings, gpus_max)
     if name == "reactive":
-        return Reactive(profile, settings)
-    return Oracle(profile, requests, settings)
+        return Reactive(profile, settings, gpus_max)
+    return Oracle(profile, requests, settings, gpus_max)

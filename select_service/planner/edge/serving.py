@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from select_service.planner.edge.connectors.virtual import Completion, VirtualConnector
 from select_service.planner.edge.loop import measured
+from select_service.planner.types import Idle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -181,6 +182,8 @@ class PlannerMetrics(Collector):
             for name in _OBSERVED if window is not None else ():
                 assert window is not None, "there are names only then"
                 value = measured(window, name)
+                if name == "requests" and isinstance(window.requests, Idle):
+                    value = 0.0  # a number; lengths and times that nobody had are none
                 if value is not None:
                     seen.add_metric([*labels, name], value)
             for name, value in _looked(self._loop.loads.get(model.key), model.arrivals_per_s):

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["PrometheusSource"]
 
 TIMEOUT_S: Final = 10.0
+LOOKS: Final = 12
+"""At a gauge in an interval: as many as scrapes of a usual one."""
 _OK: Final = 200
 _ADDED: Final = ("__name__", "of")  # labels that a query adds or takes away
 
@@ -88,9 +90,9 @@ class PrometheusSource:
         )
         isl, osl, ttft_ms, itl_ms, request_s, effective = means
         isl_mix = await self._mix(names.isl, model, seconds)
-        live: Reading = Missing("not known without request durations")
-        if isinstance(requests, Value) and isinstance(request_s, Value):
-            live = Value(requests.value * request_s.value / seconds)  # Little's law
+        live = await self._live(model, seconds)
+        if isinstance(live, Missing):
+            live = _by_littles_law(requests, request_s, seconds)
         return Window(
             seconds=seconds,
             requests=requests,
@@ -103,6 +105,15 @@ class PrometheusSource:
             concurrency=live,
             isl_mix=isl_mix,
         )
+
+    async def _live(self, model: ModelKey, seconds: float) -> Reading:
+        """Return the live requests, on average over the interval."""
+        if not self._names.concurrency_query:
+            return Missing("no query is configured")
+        whole_ms = round(1e3 * seconds)
+        step_ms = max(1, whole_ms // LOOKS)
+        over = f"[{whole_ms}ms:{step_ms}ms]"
+        return await self._gauge(f"avg_over_time(({self._names.concurrency_query}){over})", model)
 
     async def _load(self, model: ModelKey) -> Load:
         names = self._names
@@ -241,6 +252,12 @@ class PrometheusSource:
         if body.status != "success" or body.data is None:
             raise SourceError(f"{self._url}: {body.error or page.status}: {query}")
         return body.data.result
+
+
+def _by_littles_law(requests: Reading, request_s: Reading, seconds: float) -> Reading:
+    if isinstance(requests, Value) and isinstance(request_s, Value):
+        return Value(requests.value * request_s.value / seconds)
+    return Missing("not known without a gauge or request durations")
 
 
 class _Sample(msgspec.Struct):

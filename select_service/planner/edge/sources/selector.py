@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from select_service.planner.core.lengths import from_buckets
 from select_service.planner.edge.sources.source import counted, fetched, ratio
 from select_service.planner.errors import SourceError
-from select_service.planner.types import IDLE, Idle, Load, Missing, Value, Window
+from select_service.planner.types import Idle, Load, Missing, Value, Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -303,9 +303,8 @@ class SelectorSource:
     def _backlog(self, model: ModelKey) -> Reading:
         booked = self._gauge("rank_prefill_tokens", model)
         waiting = self._gauge("pending_isl_tokens", model)
-        if not isinstance(booked, Value):
-            return booked
-        return Value(booked.value + (waiting.value if isinstance(waiting, Value) else 0.0))
+        known = [one.value for one in (booked, waiting) if isinstance(one, Value)]
+        return Value(sum(known)) if known else booked
 
     def _gauge(self, name: str, model: ModelKey) -> Reading:
         key = (name, model.model_name, model.tenant_id, "")
@@ -313,4 +312,4 @@ class SelectorSource:
         if not seen:
             return Missing("; ".join(one.error for one in self._selectors))
         found = [samples[key] for samples in seen if key in samples]
-        return Value(max(found)) if found else IDLE
+        return Value(max(found)) if found else Missing(f"no selector tells {name}")

@@ -68,7 +68,7 @@ class TraceSource:
         """Do nothing: the trace begins with its first request."""
 
     async def windows(self, models: Sequence[ModelKey], seconds: float) -> dict[ModelKey, Window]:
-        """Return the next interval; after the end everything is missing."""
+        """Return the next interval; from the one in which it ends everything is missing."""
         window = self._next(seconds)
         return dict.fromkeys(models, window)
 
@@ -80,10 +80,11 @@ class TraceSource:
         """Nothing to close."""
 
     def _next(self, seconds: float) -> Window:
-        if not self._requests:
-            return Window(seconds=seconds, requests=Missing("the trace has ended"))
         end = self._start + seconds
         count = sum(one.at_s < end for one in self._requests)
+        if count == len(self._requests):  # nobody knows what would have come in the rest of it
+            self._requests = []
+            return Window(seconds=seconds, requests=Missing("the trace has ended"))
         seen, self._requests = self._requests[:count], self._requests[count:]
         self._start = end
         if not seen:

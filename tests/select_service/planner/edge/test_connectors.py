@@ -537,7 +537,7 @@ def test_ray_actors_scale_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ray_is_an_extra_and_names_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'ray"):
+    with pytest.raises(MissingExtra, match=r"the extra ray: pip install 'ray"):
         RayConnector({PREFILL: "actor/a/b"})
     with pytest.raises(SettingsError, match="want serve/APPLICATION/DEPLOYMENT"):
         RayConnector({PREFILL: "deployments/x"})

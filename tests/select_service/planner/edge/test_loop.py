@@ -571,6 +571,10 @@ def test_what_is_told_over_http() -> None:
                 assert len(told.json()["decisions"]) == 1
             (noted,) = (await client.get("/decisions")).json()["decisions"]
             assert noted["acted"]
+            loop.source.window = Window(seconds=180.0, requests=IDLE)  # type: ignore[attr-defined]
+            await loop.slow()
+            idle = 'select_planner_observed{model_name="m",tenant_id="default",what="requests"} 0.0'
+            assert idle in (await client.get("/metrics")).text, "nobody came: that is known"
             loop.source.window = replace(BUSY, requests=Missing("gone"))  # type: ignore[attr-defined]
             await loop.slow()
             metrics = (await client.get("/metrics")).text
@@ -578,6 +582,7 @@ def test_what_is_told_over_http() -> None:
                 'select_planner_missing_intervals{model_name="m",tenant_id="default"} 1.0'
                 in metrics
             )
+            assert idle not in metrics
             assert 'what="isl"} 3000.0' in metrics
             assert "select_planner_leader 1.0" in metrics
             assert 'select_planner_replicas_overdue{model_name="m",' in metrics
@@ -671,7 +676,7 @@ def test_no_interval_of_a_trace_is_left_out() -> None:
     """The first look, where counters begin, took the first one away."""
 
     async def use() -> None:
-        trace = TraceSource([TracedRequest(0.001, 3000.0, 300.0)])
+        trace = TraceSource([TracedRequest(at_s, 3000.0, 300.0) for at_s in (0.001, 9.0)])
         loop = loop_of(source=trace)  # type: ignore[arg-type] # a source
         loop.fleet.interval_s = 0.05
         loop._clock = asyncio.get_running_loop().time

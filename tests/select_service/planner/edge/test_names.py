@@ -87,7 +87,7 @@ def test_further_labels_are_in_every_query(tmp_path: Path) -> None:
         await source.loads([ModelKey("m")])
 
     run(use)
-    assert len(asked) == 10
+    assert len(asked) == 11
     assert 'sum(waiting{model=~"(?i)m",dynamo_namespace="a\\"b"})' in asked
     for query in asked:
         assert query.count('dynamo_namespace="a\\"b"') == query.count("model=~")

@@ -97,7 +97,7 @@ def test_smoothing_follows_a_ramp_and_does_not_shake_with_noise() -> None:
 def test_a_missing_extra_is_named(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for one in (module, f"{module}.models"):
         monkeypatch.setitem(sys.modules, one, None)  # an import of it fails
-    with pytest.raises(MissingExtra, match=f"pip install .{module}"):
+    with pytest.raises(MissingExtra, match=f"the extra {name}: pip install .{module}"):
         make_predictor(PredictorSettings(name=name))
 
 

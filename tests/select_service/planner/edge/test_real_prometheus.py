@@ -107,9 +107,11 @@ def test_two_frontends_are_weighted_by_their_requests(tmp_path: Path) -> None:
                 window = await seen(url)
                 selectors = PrometheusSource(url, SELECTOR)
                 load = (await selectors.loads([LLAMA]))[LLAMA]
+                live = (await selectors.windows([LLAMA], 10.0))[LLAMA].concurrency
                 await selectors.close()
         assert load.prefill_backlog_tokens == Value(3540.0), "who waits is no part of a rank's"
         assert load.concurrency == Value(7.0), "each of two tells of the same"
+        assert live == Value(7.0), "over the interval, too"
         assert isinstance(window.ttft_ms, Value)
         # an unweighted mean says 2000; one of the two may have been scraped once more
         assert BUSY_ALONE_MS < window.ttft_ms.value < 1600.0

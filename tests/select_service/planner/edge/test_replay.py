@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,10 +17,12 @@ from select_service.planner.core.demand import intervals_of
 from select_service.planner.core.warming import TracedRequest
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.profile_files import read_profile
+from select_service.planner.edge.replayed import ReplayQuestion, replay
 from select_service.planner.edge.replaying import DECODE, PREFILL, Replay, ReplaySettings, Result
 from select_service.planner.edge.rivals import make_policy
+from select_service.planner.errors import InfeasiblePlan, MissingExtra
 from select_service.planner.types import PoolKey
-from tests.select_service.planner.golden import PROFILE
+from tests.select_service.planner.golden import GOLDEN, PROFILE
 
 SETTINGS = ReplaySettings(ttft_ms=600.0, itl_ms=20.0, start=(1, 1))
 
@@ -36,7 +39,10 @@ def traffic(rate: Callable[[float], float], seconds: float, seed: int = 3) -> li
 
 
 def replayed(
-    name: str, requests: list[TracedRequest], settings: ReplaySettings = SETTINGS
+    name: str,
+    requests: list[TracedRequest],
+    settings: ReplaySettings = SETTINGS,
+    gpus_max: int = 64,
 ) -> Result:
     profile = read_profile(PROFILE)
     tuning = PredictorSettings(
@@ -44,7 +50,7 @@ def replayed(
         interval_s=settings.interval_s,
         compatible=name == "compatible",
     )
-    policy = make_policy(name, profile, requests, tuning, settings, 64)
+    policy = make_policy(name, profile, requests, tuning, settings, gpus_max)
     return Replay(profile, requests, settings).run(policy)
 
 
@@ -145,6 +151,33 @@ def test_replay_writes_charts_and_numbers(
     wrong = str(tmp_path / "empty.jsonl")
     assert main(["replay", "--trace", wrong, "--profile-results-dir", str(PROFILE)]) == 1
     assert "no requests in it" in capsys.readouterr().err
+
+
+def test_what_is_not_installed_is_told_before_anything_is_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was told after minutes of the policies before, whose results were lost."""
+    monkeypatch.setitem(sys.modules, "scipy.interpolate", None)  # an import of it fails
+    question = ReplayQuestion(
+        *(GOLDEN / "warmup_trace.jsonl", PROFILE, ("oracle", "compatible")),
+        *((PredictorSettings(name="constant"),), SETTINGS, 64),
+    )
+    told: list[str] = []
+    with pytest.raises(MissingExtra, match="the extra planner"):
+        replay(question, told.append)
+    assert not told
+
+
+@pytest.mark.parametrize("name", ["slo", "reactive", "oracle"])
+def test_nobody_is_replayed_with_more_gpus_than_there_are(name: str) -> None:
+    """The reactive scaler and the oracle had as many as they liked: no rivals to compare with."""
+    requests = traffic(lambda _: 30.0, 120.0)
+    settings = dataclasses.replace(SETTINGS, interval_s=20.0, startup_s=20.0, decode_gpus=2)
+    result = replayed(name, requests, settings, gpus_max=6)
+    pairs = zip(result.replicas["prefill"], result.replicas["decode"], strict=True)
+    assert max(prefill + 2 * decode for (_, prefill), (_, decode) in pairs) <= 6
+    with pytest.raises(InfeasiblePlan):
+        replayed(name, requests, settings, gpus_max=2)
 
 
 @pytest.mark.slow

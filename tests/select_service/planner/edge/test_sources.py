@@ -47,9 +47,13 @@ def prometheus(values: dict[str, str | None]) -> tuple[Answer, list[str]]:
             found = rows if values.get("buckets") else []
             return httpx.Response(200, json={"status": "success", "data": {"result": found}})
         names = re.findall(r"increase\((\w+)\{", query) or ["load"]
+        if query.startswith("avg_over_time("):
+            names = ["live"]
         if "or on (instance, job)" in query:  # of one target: the first that is there
             names = [next((name for name in names if values.get(name) is not None), names[-1])]
-        of = re.findall(r'"of", "(\w+)", "", ""', query) if names != ["load"] else []
+        of = (
+            re.findall(r'"of", "(\w+)", "", ""', query) if names not in (["load"], ["live"]) else []
+        )
         metrics = [{"of": one} for one in of] or [{}]
         result = [
             {"metric": metric, "value": [1.0, values[name]]}
@@ -101,6 +105,16 @@ def test_prometheus_weighs_every_request_the_same() -> None:
     assert prometheus_window(FRONTEND | {"dynamo_frontend_requests_started_total": "400"})[
         0
     ].requests == Value(400.0), "40 are being answered"
+
+
+def test_prometheus_measures_live_requests_where_a_gauge_counts_them() -> None:
+    """They were arrivals times their time, and refused arrivals are never live."""
+    window, asked = prometheus_window(FRONTEND | {"live": "2.5"}, names=SELECTOR)
+    assert window.concurrency == Value(2.5)
+    (query,) = [one for one in asked if one.startswith("avg_over_time(")]
+    assert "select_service_reservations{model_name=" in query
+    assert query.endswith("[180000ms:15000ms])")
+    assert prometheus_window(FRONTEND | {"live": "0"})[0].concurrency == Value(0.0)
 
 
 def test_prometheus_tells_the_mix_of_lengths_where_there_are_buckets() -> None:
@@ -596,6 +610,24 @@ def test_a_selector_that_counts_no_demand_is_missing() -> None:
     run(use)
 
 
+def test_a_load_nobody_tells_is_missing_and_who_waits_without_a_rank_is_counted() -> None:
+    """Both were idle: a model that no selector knows, and one whose last rank had just gone."""
+    fake = Selectors()
+    waiting = 'select_service_pending_isl_tokens{model_name="m",tenant_id="default"} 3000\n'
+    fake.pages["a"] = httpx.Response(200, text=waiting)
+
+    async def use() -> None:
+        source = SelectorSource(["http://a"], client=client(fake.answer))
+        other = ModelKey("other")
+        loads = await source.loads([KEY, other])
+        assert loads[KEY].prefill_backlog_tokens == Value(3000.0)
+        for load in (loads[KEY].concurrency, loads[other].prefill_backlog_tokens):
+            assert isinstance(load, Missing)
+        await source.close()
+
+    run(use)
+
+
 def test_a_trace_is_told_interval_by_interval(tmp_path: Path) -> None:
     source = TraceSource(read_trace(GOLDEN / "warmup_trace.jsonl"))
 
@@ -603,6 +635,8 @@ def test_a_trace_is_told_interval_by_interval(tmp_path: Path) -> None:
         told = [(await source.windows([KEY], 180.0))[KEY].requests for _ in range(12)]
         assert told[4] == IDLE
         assert told[0] == Value(540.0)
+        assert isinstance(told[8], Value)
+        assert isinstance(told[9], Missing), "fault 10: it ends before that interval does"
         assert isinstance(told[-1], Missing)
         assert (await source.loads([KEY]))[KEY] == Load()
 
