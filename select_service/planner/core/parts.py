@@ -68,6 +68,7 @@ class Looks:
                 if inside > 0:
                     found[part] += count * inside / (end - begin)
                     covered[part] += inside
+        covered = [min(one, part_s) for one in covered]  # rounding may add up to more
         counted_s = sum(covered)
         if counted_s < COVERED_MIN * seconds:
             return ()

@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from select_service.planner.core.demand import Demand, Interval, Predictors, intervals_of
@@ -29,6 +29,7 @@ INTERVAL, PERIOD = 60.0, 10
 counts = st.floats(0, 1e6)
 
 
+@example([(2.0, 0.0)], 4.0, 1.0, 0.0)  # a part was covered for longer than it lasts
 @given(
     st.lists(st.tuples(st.floats(0.1, 60), counts), max_size=20),
     st.floats(1, 600),
