@@ -38,7 +38,7 @@ demo: $(VENV)/.installed-demo
 	exec $(BIN)/select-service demo $(ARGS)
 
 # Everything beside the reference service, half an hour on a quiet machine; ends with 2 when a
-# ratio is worse than in the last committed result.
+# ratio is worse than in the last committed result that has it.
 bench: $(VENV)/.installed-bench
 	exec $(BIN)/python -m bench.compare --compare-with last $(ARGS)
 

@@ -12,7 +12,7 @@ import msgspec
 from bench.compare.peer import VERSIONS, PeerMissing
 from bench.compare.regression import regressions
 from bench.compare.report import document, rows, table
-from bench.compare.results import NotAResult, Result, ResultRow, last, read
+from bench.compare.results import NotAResult, ResultRow, known, read
 from bench.compare.run import measure
 from bench.compare.servers import OURS, VARIANTS, InterpreterUnfit, contenders
 from bench.compare.suite import is_chosen, suite
@@ -121,30 +121,36 @@ def _summary(found: Sequence[Row]) -> str:
     )
 
 
-def _before(wanted: str | None) -> tuple[Path, Result] | None:
+def _before(wanted: str | None) -> tuple[Sequence[Path], Sequence[ResultRow]] | None:
+    """The rows to compare with, and the files they are from."""
     if wanted is None:
         return None
     if wanted != _LAST:
-        return Path(wanted), read(Path(wanted))
-    found = last()
-    if found is None:
+        return [Path(wanted)], read(Path(wanted)).rows
+    paths, found = known()
+    if not paths:
         progress("bench: no committed result to compare with")
-    return found
+        return None
+    return paths, found
 
 
 def _has_regressions(
-    before: tuple[Path, Result] | None, found: Sequence[Row], disturbed: Collection[str]
+    before: tuple[Sequence[Path], Sequence[ResultRow]] | None,
+    found: Sequence[Row],
+    disturbed: Collection[str],
 ) -> bool:
     """Print what has become worse; a row that others have disturbed proves nothing."""
     if before is None:
         return False
-    path, result = before
+    paths, old = before
     now = msgspec.convert(found, list[ResultRow], from_attributes=True)
-    worse = regressions(result.rows, now)
+    worse = regressions(old, now)
     for one in worse:
         print(f"{'looks worse, disturbed' if one.row in disturbed else 'worse'}: {one.text()}")
     count = sum(one.row not in disturbed for one in worse)
-    print(f"compared with {path.name} ({result.commit[:8]}): {count} worse")
+    known_ratios = {(row.row, pair) for row in old for pair in row.ratios}
+    compared = sum((row.row, pair) in known_ratios for row in now for pair in row.ratios)
+    print(f"{compared} ratios compared with {', '.join(p.name for p in paths)}: {count} worse")
     return bool(count)
 
 
@@ -190,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
         "--compare-with",
         metavar=f"FILE|{_LAST}",
         help="exit with 2 if a ratio is worse than in this result beyond noise;"
-        f" {_LAST}: the newest one that is committed",
+        f" {_LAST}: than in the newest committed result that has it",
     )
     parser.add_argument(
         "--out", type=Path, help="JSON file (default: bench/results/<time>-<commit>.json)"

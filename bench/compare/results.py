@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from bench.compare.report import FORMAT
 from bench.output import RESULTS
@@ -14,7 +15,7 @@ from bench.provenance import git
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["NotAResult", "Result", "ResultRatio", "ResultRow", "last", "read"]
+__all__ = ["NotAResult", "Result", "ResultRatio", "ResultRow", "known", "last", "read"]
 
 
 class NotAResult(ValueError):
@@ -75,18 +76,34 @@ def read(path: Path) -> Result:
 
 def last(paths: Iterable[Path] | None = None) -> tuple[Path, Result] | None:
     """The newest comparison among the committed results; None when there is none yet."""
-    candidates = _committed() if paths is None else paths
-    found: list[tuple[str, Path, Result]] = []
-    for path in candidates:
+    return next(iter(_newest_first(paths)), None)
+
+
+def known(paths: Iterable[Path] | None = None) -> tuple[list[Path], list[ResultRow]]:
+    """Each ratio from the newest committed comparison that has it, and the files they are from.
+
+    Not the newest file alone: one of three rows would hide what has become worse in the others.
+    """
+    used: list[Path] = []
+    rows: dict[str, ResultRow] = {}
+    for path, result in _newest_first(paths):
+        for row in result.rows:
+            ratios = rows.setdefault(row.row, replace(row, ratios={})).ratios
+            missing = row.ratios.keys() - ratios.keys()
+            ratios |= {pair: row.ratios[pair] for pair in missing}
+            if missing and path not in used:
+                used.append(path)
+    return used, list(rows.values())
+
+
+def _newest_first(paths: Iterable[Path] | None) -> list[tuple[Path, Result]]:
+    found: list[tuple[Path, Result]] = []
+    for path in _committed() if paths is None else paths:
         try:
-            result = read(path)
+            found.append((path, read(path)))
         except NotAResult:
             continue
-        found.append((result.taken_at, path, result))
-    if not found:
-        return None
-    _, path, result = max(found, key=lambda one: one[0])
-    return path, result
+    return sorted(found, key=lambda one: one[1].taken_at, reverse=True)
 
 
 def _committed() -> list[Path]:

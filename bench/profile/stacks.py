@@ -13,6 +13,9 @@ __all__ = ["Share", "Stack", "collapsed", "merged", "note", "parse", "shares"]
 
 _TOP = 25
 _UNSEEN = 0.005  # shares below are left out
+_UNSEEN_WITHIN = 0.01
+_OUTERMOST = 0.95  # whatever has more is the whole server
+_OURS = ("select_service/", "indexer/")
 
 
 Stack = tuple[tuple[str, ...], int]
@@ -86,6 +89,14 @@ def note(title: str, facts: dict[str, str], stacks: Sequence[Stack]) -> str:
         f"| {one.own:.1%} | {one.within:.1%} | `{one.function}` |"
         for one in shares(stacks)[:_TOP]
         if one.own >= _UNSEEN
+    ]
+    lines += ["", "Our own functions by time with callees:", ""]
+    lines += ["| with callees | function |", "| ---: | --- |"]
+    within = sorted(shares(stacks), key=lambda one: (-one.within, one.function))
+    lines += [
+        f"| {one.within:.1%} | `{one.function}` |"
+        for one in within
+        if _UNSEEN_WITHIN <= one.within < _OUTERMOST and any(part in one.function for part in _OURS)
     ]
     return "\n".join(lines) + "\n"
 

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from select_service.client.core.exchange import Ask
-from select_service.client.core.wire import packed
+from select_service.client.core.wire import packed, packed_prompt
 from select_service.client.hashing import chain
 from select_service.types import (
     BatchAnswer,
@@ -128,9 +128,9 @@ def prompt_body(
     if isl_tokens is not None:
         body["isl_tokens"] = isl_tokens
     if options:
-        builtin = msgspec.to_builtins(options)
+        builtin = msgspec.to_builtins(options, builtin_types=(bytes,))
         body |= {name: one for name, one in builtin.items() if one is not None}
-    return body
+    return packed_prompt(body)
 
 
 def ready() -> Verb[Readiness]:
@@ -207,7 +207,8 @@ def batch(operations: Sequence[Operation]) -> Verb[BatchAnswer]:
 
 def select_batch(wave: SelectBatchRequest) -> Verb[WaveAnswer]:
     """POST /select_batch."""
-    told: dict[str, object] = msgspec.to_builtins(wave, builtin_types=(bytes,))
+    told: dict[str, Any] = msgspec.to_builtins(wave, builtin_types=(bytes,))
+    told["requests"] = [packed_prompt(one) for one in told["requests"]]
     return Verb(Ask("POST", "/select_batch", told), WaveAnswer)
 
 

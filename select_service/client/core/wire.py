@@ -28,6 +28,7 @@ __all__ = [
     "decode",
     "encode",
     "packed",
+    "packed_prompt",
     "to_jsonable",
 ]
 
@@ -38,6 +39,8 @@ MSGPACK: Final = "application/msgpack"
 ACCEPT: Final = f"{MSGPACK}, {JSON};q=0.5"
 _TOKENS: Final = "token_ids"
 _HASHES: Final = ("block_hashes", "sequence_hashes")
+_MEDIA: Final = "mm_routing_info"
+_AROUND_MEDIA: Final = "routing_token_ids"
 _to_msgpack: Final = msgspec.msgpack.Encoder().encode
 _to_json: Final = msgspec.json.Encoder().encode
 
@@ -77,6 +80,19 @@ def packed(
     return body
 
 
+def packed_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of a prompt with its long lists packed.
+
+    Raises:
+        ValueError: a token or hash is invalid.
+    """
+    lists = packed(*(body.get(name) for name in (_TOKENS, *_HASHES)))
+    media = body.get(_MEDIA)
+    if media is not None and not isinstance(media[_AROUND_MEDIA], bytes):
+        lists[_MEDIA] = {**media, _AROUND_MEDIA: pack_tokens(media[_AROUND_MEDIA])}
+    return {**body, **lists}
+
+
 def encode(body: Mapping[str, object] | None, *, json_only: bool) -> tuple[bytes, str]:
     """Return an encoded body and its Content-Type."""
     if body is None:
@@ -96,6 +112,9 @@ def to_jsonable(body: Mapping[str, object]) -> dict[str, object]:
         hashes = plain.get(name)
         if isinstance(hashes, bytes):
             plain[name] = unpack_i64(hashes)
+    media = plain.get(_MEDIA)
+    if isinstance(media, dict) and isinstance(media.get(_AROUND_MEDIA), bytes):
+        plain[_MEDIA] = {**media, _AROUND_MEDIA: unpack_u32(media[_AROUND_MEDIA])}
     items = plain.get("requests")  # items of a batch selection
     if isinstance(items, list):
         plain["requests"] = [to_jsonable(one) for one in items]

@@ -36,6 +36,7 @@ from select_service.errors import (
     UnknownField,
 )
 from select_service.types import (
+    MmRoutingInfo,
     OverlapScoresRequest,
     PotentialLoadsRequest,
     PromptFields,
@@ -67,6 +68,7 @@ __all__ = [
     "judge_unknown",
     "pack",
     "pack_media",
+    "put_media",
     "refusal_of",
 ]
 
@@ -81,7 +83,7 @@ _U32_MAX: Final = (1 << 32) - 1
 HASHES: Final = ("block_hashes", ECHOED)
 TOKENS: Final = "token_ids"
 _MEDIA: Final = b"mm_routing_info", b"routing_token_ids"
-_MEDIA_TOKENS: Final = b".".join(_MEDIA).decode()
+MEDIA_TOKENS: Final = b".".join(_MEDIA).decode()
 _BOUNDS: Final[Sequence[tuple[str, int, int | None]]] = (
     *((TOKENS, 0, _U32_MAX), *((name, -(1 << 63), None) for name in HASHES)),
 )
@@ -202,8 +204,8 @@ class RequestDecoder(Generic[T]):
             _check_utf8(skeleton)
         self._check(request)
         for name, packed in arrays:
-            if name == _MEDIA_TOKENS:
-                _put_media(request, packed)
+            if name == MEDIA_TOKENS:
+                put_media(request, packed)
                 continue
             setattr(request, name, packed)
             if text is not None and name == ECHOED:
@@ -346,13 +348,14 @@ def pack_media(request: Any) -> None:
     """Pack the tokens around media, if they are a list."""
     media = request.mm_routing_info
     if media is not None and type(media.routing_token_ids) is list:
-        _put_media(request, pack_tokens(media.routing_token_ids))
+        put_media(request, pack_tokens(media.routing_token_ids))
 
 
-def _put_media(request: Any, tokens: bytes) -> None:
+def put_media(request: Any, tokens: bytes) -> None:
+    """Replace the tokens around media by packed ones."""
     media = request.mm_routing_info
     if media is not None:  # a duplicate member may be null; it is refused later
-        request.mm_routing_info = msgspec.structs.replace(media, routing_token_ids=tokens)
+        request.mm_routing_info = MmRoutingInfo(tokens, media.block_mm_infos)  # type: ignore[arg-type]
 
 
 def _check_lists(request: PromptFields) -> None:

@@ -22,17 +22,19 @@ from select_service.edge.codec.bulk import BodyGuard
 from select_service.edge.codec.forms import Form
 from select_service.edge.codec.json_codec import (
     HASHES,
+    MEDIA_TOKENS,
     TOKENS,
     Decoded,
     check_values,
     judge_unknown,
     pack,
     pack_media,
+    put_media,
     refusal_of,
 )
 from select_service.edge.codec.members import DuplicateMemberError
 from select_service.errors import InvalidField, InvalidMsgpack
-from select_service.types import AnyHash, PromptFields, Token
+from select_service.types import U32, AnyHash, MmRoutingInfo, PromptFields, Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,9 +48,14 @@ __all__ = ["MsgpackDecoder"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_WIDTHS: Final = {TOKENS: (TOKEN_BYTES, "token")} | dict.fromkeys(HASHES, (HASH_BYTES, "hash"))
-_PACKED_TYPES: Final = {TOKENS: bytes | list[Token] | None} | dict.fromkeys(
-    HASHES, bytes | list[AnyHash] | None
+_WIDTHS: Final = {TOKENS: (TOKEN_BYTES, "tokens")} | dict.fromkeys(HASHES, (HASH_BYTES, "hashes"))
+_PACKED_MEDIA: Final = msgspec.defstruct(
+    MmRoutingInfo.__name__, [("routing_token_ids", bytes | list[U32])], bases=(MmRoutingInfo,)
+)
+_PACKED_TYPES: Final = (
+    {TOKENS: bytes | list[Token] | None}
+    | dict.fromkeys(HASHES, bytes | list[AnyHash] | None)
+    | {"mm_routing_info": _PACKED_MEDIA | None}
 )
 _members_of: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 _items_of: Final = msgspec.msgpack.Decoder(list[Raw]).decode
@@ -162,16 +169,23 @@ def _pack_unless_packed(request: PromptFields, members: Mapping[str, Raw]) -> No
         if name in members:
             value = getattr(request, name)
             if isinstance(value, bytes):
-                width, noun = _WIDTHS[name]
-                if len(value) % width:
-                    text = f"{name}: {len(value)} bytes are no whole number of {noun}s of {width}"
-                    raise InvalidField(text, field=name)
+                _check_whole(value, name, *_WIDTHS[name])
             else:
                 has_lists = True
+    media: Any = request.mm_routing_info
+    if media is not None and isinstance(media.routing_token_ids, bytes):
+        _check_whole(media.routing_token_ids, MEDIA_TOKENS, *_WIDTHS[TOKENS])
+        put_media(request, media.routing_token_ids)  # of the plain type, as from JSON
     if has_lists:
         pack(request)
     else:
         pack_media(request)
+
+
+def _check_whole(packed: bytes, name: str, width: int, nouns: str) -> None:
+    if len(packed) % width:
+        text = f"{name}: {len(packed)} bytes are no whole number of {nouns} of {width}"
+        raise InvalidField(text, field=name)
 
 
 def _canonical(members: Mapping[str, Raw], unknown: list[str]) -> bytes:

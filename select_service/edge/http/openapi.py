@@ -84,9 +84,10 @@ _OF_LOAD: Final = "A refusal for load: `--overload-status-code`."
 
 _ONLY_JSON: Final = frozenset({"/dump", "/openapi.json"})  # long or static, without refusals
 _PACKED: Final = (
-    "`token_ids`, `block_hashes` and `sequence_hashes` may be binaries instead of arrays:"
-    " little-endian numbers, 4 bytes a token, 8 bytes a hash."
+    "`token_ids`, `routing_token_ids`, `block_hashes` and `sequence_hashes` may be binaries instead"
+    " of arrays: little-endian numbers, 4 bytes a token, 8 bytes a hash."
 )
+_PROMPTS: Final = (PromptFields, SelectBatchRequest)  # a batch has prompts in its items
 _GATED: Final = frozenset(  # routes subject to admission
     (
         *(SelectRequest, SelectAndReserveRequest, SelectPairRequest, SelectBatchRequest),
@@ -229,7 +230,7 @@ def _operation(
     if route.scope != OPEN:
         operation |= {"security": [{}, {"token": []}], "x-scope": route.scope}
     if route.takes is not None:
-        note = _PACKED if issubclass(route.takes, PromptFields) else ""
+        note = _PACKED if issubclass(route.takes, _PROMPTS) else ""
         operation["requestBody"] = {
             "required": not route.body_optional,
             "content": _in_both_forms(_taken(route, schema_of), note),

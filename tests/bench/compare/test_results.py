@@ -8,9 +8,11 @@ import msgspec
 import pytest
 
 from bench.compare.report import document, rows
-from bench.compare.results import NotAResult, ResultRow, last, read
+from bench.compare.results import NotAResult, ResultRow, known, last, read
 from bench.compare.run import Sample
+from bench.compare.targets import TARGETS
 from bench.output import RESULTS, result_path, write_json
+from bench.provenance import git
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,8 +24,8 @@ SAMPLES = [
 ]
 
 
-def written(path: Path, taken_at: str) -> Path:
-    write_json(path, document({"taken_at": taken_at, "commit": "0123456789"}, {}, SAMPLES))
+def written(path: Path, taken_at: str, samples: list[Sample] = SAMPLES) -> Path:
+    write_json(path, document({"taken_at": taken_at, "commit": "0123456789"}, {}, samples))
     return path
 
 
@@ -47,6 +49,33 @@ def test_the_newest_comparison_is_the_last(tmp_path: Path) -> None:
     assert found is not None
     assert found[0] == newer
     assert last([other]) is None
+
+
+def test_each_ratio_is_known_from_the_newest_comparison_that_has_it(tmp_path: Path) -> None:
+    """A run of a few rows must not hide what an earlier one knows of all others."""
+    w2 = "W2 select, 60-95% overlap, isl 2048"
+    pure = [
+        Sample("W1", SAMPLES[0].row, SAMPLES[0].unit, name, 1, value)
+        for name, value in {"ours-pure": 15.0, "ours": 5.0, "1.6.1": 10.0}.items()
+    ]
+    whole = SAMPLES + [Sample("W2", w2, one.unit, one.contender, 1, one.value) for one in pure]
+    older = written(tmp_path / "a.json", "2026-01-01T00:00:00+00:00", whole)
+    newer = written(tmp_path / "b.json", "2026-01-02T00:00:00+00:00", pure)
+    unused = written(tmp_path / "c.json", "2025-01-01T00:00:00+00:00")
+    paths, found = known([unused, older, newer])
+    assert paths == [newer, older]
+    assert {row.row: {pair: r.of_medians for pair, r in row.ratios.items()} for row in found} == {
+        SAMPLES[0].row: {"ours / 1.6.1": 0.5, "ours-pure / 1.6.1": 1.5},
+        w2: {"ours / 1.6.1": 0.5, "ours-pure / 1.6.1": 1.5},
+    }
+    assert known([]) == ([], [])
+
+
+@pytest.mark.skipif(not git("rev-parse", "HEAD"), reason="no repository here")
+def test_every_row_with_a_target_has_a_committed_ratio() -> None:
+    """Else `make bench` would not notice that it has become worse."""
+    _, found = known()
+    assert {row.row for row in found if "ours / 1.6.1" in row.ratios} >= set(TARGETS)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"format": 1}', b'{"format": 2}'])

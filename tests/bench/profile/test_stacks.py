@@ -53,3 +53,17 @@ def test_the_note_names_the_largest_first_and_leaves_out_crumbs() -> None:
     assert text.index("`hash (c.py)`") < text.index("`work (b.py)`")
     assert "| 60.0% | 60.0% | `hash (c.py)` |" in text
     assert "crumb" not in text
+
+
+def test_the_note_names_our_own_functions_by_what_they_call() -> None:
+    stacks = parse(
+        "run (uvloop);answer (select_service/edge/a.py:1);send (libc.so) 5\n"
+        "run (uvloop);answer (select_service/edge/a.py:2);find (indexer/core/b.pyx:1) 3\n"
+        "run (uvloop) 2\n"
+    )
+    _, _, ours = note("W1", {}, stacks).partition("by time with callees:")
+    rows = [line for line in ours.splitlines() if line.startswith("| ")][2:]
+    assert rows == [
+        "| 80.0% | `answer (select_service/edge/a.py)` |",
+        "| 30.0% | `find (indexer/core/b.pyx)` |",
+    ]

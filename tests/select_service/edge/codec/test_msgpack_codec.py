@@ -19,6 +19,7 @@ from select_service.edge.http.routes import ROUTES
 from select_service.errors import InvalidField, InvalidMsgpack, ServiceError
 from select_service.types import (
     BatchRequest,
+    MmRoutingInfo,
     PromptFields,
     ReservationRequest,
     SelectAndReserveRequest,
@@ -86,6 +87,34 @@ def test_binaries_and_lists_are_the_same_request(
     assert {name: getattr(decoded, name) for name in binaries} == binaries
 
 
+@pytest.mark.parametrize("kind", PROMPTS)
+def test_tokens_around_media_may_be_a_binary(kind: type[Any]) -> None:
+    rest: dict[str, Any] = {"isl_tokens": 7}
+    if kind is ReservationRequest:
+        rest |= {"worker_id": 1, "reservation_id": "r"}
+    infos: dict[str, Any] = {"block_mm_infos": [None]}
+    media = {"routing_token_ids": packed([1, 2**32 - 1], 4)} | infos
+    listed = rest | {"mm_routing_info": {"routing_token_ids": [1, 2**32 - 1]} | infos}
+    decoder = MsgpackDecoder(kind, FieldValidation.STRICT)
+    body = pack(rest | {"mm_routing_info": media})
+    assert outcome(decoder, body) == check(kind, FieldValidation.STRICT, listed)
+    found = decoder.decode(body).request.mm_routing_info
+    assert type(found) is MmRoutingInfo
+    assert found.routing_token_ids == media["routing_token_ids"]
+
+
+def test_a_binary_around_media_of_no_whole_number_of_tokens() -> None:
+    error = refusal(SelectRequest, pack({"mm_routing_info": {"routing_token_ids": bytes(5)}}))
+    assert isinstance(error, InvalidField)
+    assert error.field == "mm_routing_info.routing_token_ids"
+    assert str(error).endswith("5 bytes are no whole number of tokens of 4")
+
+
+def test_a_refused_binary_is_named_in_the_plural() -> None:
+    error = refusal(SelectRequest, pack({"block_hashes": bytes(3)}))
+    assert str(error) == "block_hashes: 3 bytes are no whole number of hashes of 8"
+
+
 @pytest.mark.parametrize("name", WIDTHS)
 @pytest.mark.parametrize("length", [1, 3, 7, 9, 4 * 8 + 1])
 def test_a_binary_of_no_whole_number_of_numbers(name: str, length: int) -> None:
@@ -99,7 +128,8 @@ def test_only_long_lists_may_be_binaries() -> None:
     for members in (
         {"model_name": b"m"},
         {"allowed_worker_ids": bytes(8)},
-        {"mm_routing_info": {"routing_token_ids": bytes(4)}},
+        {"mm_routing_info": {"routing_token_ids": "1234"}},
+        {"mm_routing_info": {"routing_token_ids": [1], "block_mm_infos": bytes(4)}},
         {"block_hashes": "AQEBAQEBAQE="},
     ):
         error = refusal(SelectRequest, pack(members))

@@ -13,6 +13,7 @@ from select_service.edge.driver import Driver
 from select_service.edge.http.openapi import describe
 from select_service.edge.http.routes import ROUTES
 from select_service.types import PromptFields
+from select_service.types.waves import SelectBatchRequest
 from tests.select_service.edge.serving import PROMPT, in_process, worker
 
 DOCUMENT: dict[str, Any] = json.loads(describe())
@@ -72,7 +73,8 @@ def test_both_forms_are_in_it() -> None:
             body = operation["requestBody"]["content"]
             assert list(body) == ["application/json", "application/msgpack"]
             described = body["application/msgpack"]["schema"].get("description", "")
-            assert ("binaries" in described) == issubclass(route.takes, PromptFields)
+            has_prompt = issubclass(route.takes, PromptFields | SelectBatchRequest)
+            assert ("binaries" in described) == has_prompt
             assert {"description": described} | body["application/json"]["schema"] == {
                 "description": described
             } | body["application/msgpack"]["schema"]

@@ -1,0 +1,36 @@
+"""What the client sends for a prompt: long lists packed on every route, and lists again in JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from select_service.client import verbs
+from select_service.client.core.wire import to_jsonable
+from select_service.types.waves import SelectBatchRequest, WaveItem
+
+TOKENS = [1, 2**32 - 1]
+HASHES = [11, 2**64 - 1]
+PACKED_TOKENS = b"".join(one.to_bytes(4, "little") for one in TOKENS)
+PACKED_HASHES = b"".join(one.to_bytes(8, "little") for one in HASHES)
+MEDIA: dict[str, Any] = {"routing_token_ids": TOKENS, "block_mm_infos": [None]}
+
+
+def test_the_prompts_of_a_batch_are_packed() -> None:
+    items = [
+        WaveItem(token_ids=TOKENS),
+        WaveItem(block_hashes=HASHES, sequence_hashes=PACKED_HASHES, isl_tokens=32),
+    ]
+    body: Any = verbs.select_batch(SelectBatchRequest(requests=items)).ask.body
+    first, second = body["requests"]
+    assert first["token_ids"] == PACKED_TOKENS
+    assert second["block_hashes"] == second["sequence_hashes"] == PACKED_HASHES
+    in_json: Any = to_jsonable(body)["requests"]
+    assert in_json[0]["token_ids"] == TOKENS
+    assert in_json[1]["block_hashes"] == [11, -1]
+
+
+def test_tokens_around_media_are_packed() -> None:
+    body = verbs.prompt_body(TOKENS, None, None, None, {"mm_routing_info": MEDIA})
+    assert body["mm_routing_info"] == MEDIA | {"routing_token_ids": PACKED_TOKENS}
+    assert to_jsonable(body)["mm_routing_info"] == MEDIA
+    assert to_jsonable(body)["token_ids"] == TOKENS
