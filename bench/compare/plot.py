@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.compare.results import NotAResult, last, read
 from bench.compare.suite import label
-from bench.compare.targets import Verdict
+from bench.compare.targets import TARGETS, Verdict
 from bench.output import RESULTS, can_draw, progress
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not can_draw():
         return 1
     try:
-        found = last() if args.file is None else (args.file, read(args.file))
+        found = last(rows=TARGETS) if args.file is None else (args.file, read(args.file))
     except NotAResult as error:
         progress(f"bench: {error}")
         return 1
@@ -155,7 +155,7 @@ def _save(figure: Any, stem: Path) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.compare.plot", description=__doc__)
     parser.add_argument(
-        "file", type=Path, nargs="?", help="a result (default: the newest that is committed)"
+        "file", type=Path, nargs="?", help="a result (default: the newest committed whole one)"
     )
     parser.add_argument("--pair", default="ours / 1.6.1", help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="file names begin so (default: as the result's)")

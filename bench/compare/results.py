@@ -13,7 +13,7 @@ from bench.output import RESULTS
 from bench.provenance import git
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 __all__ = ["NotAResult", "Result", "ResultRatio", "ResultRow", "known", "last", "read"]
 
@@ -74,9 +74,14 @@ def read(path: Path) -> Result:
         raise NotAResult(f"{path}: {error}") from error
 
 
-def last(paths: Iterable[Path] | None = None) -> tuple[Path, Result] | None:
-    """The newest comparison among the committed results; None when there is none yet."""
-    return next(iter(_newest_first(paths)), None)
+def last(
+    paths: Iterable[Path] | None = None, rows: Collection[str] = ()
+) -> tuple[Path, Result] | None:
+    """The newest of the committed comparisons that have these rows; None when there is none yet."""
+    for path, result in _newest_first(paths):
+        if {row.row for row in result.rows}.issuperset(rows):
+            return path, result
+    return None
 
 
 def known(paths: Iterable[Path] | None = None) -> tuple[list[Path], list[ResultRow]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -49,6 +50,12 @@ def test_the_newest_comparison_is_the_last(tmp_path: Path) -> None:
     assert found is not None
     assert found[0] == newer
     assert last([other]) is None
+    more = [*SAMPLES, *(replace(one, row="W9") for one in SAMPLES)]
+    whole = written(tmp_path / "b.json", "2026-01-01T00:00:00+00:00", more)
+    found = last([whole, newer], rows=["W9"])
+    assert found is not None
+    assert found[0] == whole, "a picture of three rows is none of all"
+    assert last([newer], rows=["W9"]) is None
 
 
 def test_each_ratio_is_known_from_the_newest_comparison_that_has_it(tmp_path: Path) -> None:
