@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from bench.provenance import git
 from tests.readme.document import README, blocks
 
 ROOT = README.parent
 INDENT = 2  # columns for each floor
 WHOLE = ("indexer", "select_service", "select_service/core", "select_service/edge")
 """Folders whose rooms are all told, each by a line of its own."""
+TOP = {
+    *("indexer", "select_service", "tests", "bench", "deploy", ".ci"),
+    *("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "Makefile"),
+}
 
 
 def told() -> Iterator[Path]:
@@ -36,3 +41,10 @@ def test_what_is_told_is_there() -> None:
 def test_every_room_is_told(folder: str) -> None:
     rooms = {init.parent.relative_to(ROOT) for init in (ROOT / folder).glob("*/__init__.py")}
     assert rooms <= {*told()}
+
+
+def test_nothing_else_lies_at_the_door() -> None:
+    """A report that a run had left there, named `x`, was committed and seen by nobody."""
+    tracked = {line.partition("/")[0] for line in git("ls-files").splitlines()}
+    assert {name for name in tracked if name not in TOP and not name.startswith(".")} == set()
+    assert tracked >= TOP
