@@ -249,7 +249,7 @@ class _Turn:
         if sum(one.interval_s for one in self._seen) >= settings.interval_s - _SAME_S:
             window = _window(self._seen)
             if settings.scrape_s:
-                self._load(seen)  # counting goes on across the interval's end
+                self._unscraped.append(_load(seen))  # for the next look, which counts on from there
             else:
                 window = replace(window, arrived=_arrived(seen), arrived_s=seen.interval_s)
             self._seen = []
