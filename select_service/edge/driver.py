@@ -237,6 +237,7 @@ class Driver:
         health = self._health = Health(turn, self._carrier, self.readiness, self.keeper, limits)
         self.ready = health.ready
         self.is_ready = health.is_ready
+        self.ready_for_traffic = health.ready_for_traffic
         self.ready_verbose = health.ready_verbose
         self.doctor = health.doctor
 

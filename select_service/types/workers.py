@@ -169,6 +169,7 @@ class Ready(Struct, frozen=True):
 
 
 class BriefReady(Struct, frozen=True):
-    """GET /ready to those who have no token, where tokens are asked for."""
+    """GET /ready?for=traffic; and GET /ready to those without a token, where one is required."""
 
     ready: bool
+    waiting_for: list[str] | UnsetType = UNSET  # with ?for=traffic, to those who may read

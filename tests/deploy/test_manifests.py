@@ -251,7 +251,7 @@ def test_flags_are_taken_and_say_what_the_objects_say(name: str) -> None:
     startup = container["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] > settings.recovery_hold_s
     assert container["livenessProbe"]["httpGet"]["path"] == "/health"
-    assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/ready?for=traffic"
     if settings.uds is not None:
         (mount,) = (one for one in container["volumeMounts"] if one["name"].endswith("socket"))
         assert settings.uds.startswith(mount["mountPath"] + "/")

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from select_service.edge.readiness import WORKER
-from select_service.types import Ready
+from select_service.types import BriefReady, Ready
 
 if TYPE_CHECKING:
     from select_service.edge.doctor import Doctor
@@ -84,6 +84,14 @@ class Health:
     def is_ready(self) -> bool:
         """Whether GET /ready would say ready; costs next to nothing."""
         return self._core.reader.schedulable > 0 and not self._readiness.missing()
+
+    def ready_for_traffic(self) -> BriefReady:
+        """GET /ready?for=traffic: whether to send requests here, even while there is no worker.
+
+        A fleet at zero is woken by the requests that it cannot serve yet.
+        """
+        missing = self._readiness.missing()
+        return BriefReady(not missing, missing)
 
     async def ready_verbose(self, *, with_workers: bool = True) -> Ready:
         """GET /ready?verbose=true: includes the doctor's findings."""

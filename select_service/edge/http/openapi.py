@@ -306,7 +306,7 @@ def _responses(
             "content": problem,
         }
     if route.pattern == "/ready":  # its 503 has the usual body
-        responses["503"] = {"description": "No worker is schedulable.", "content": content}
+        responses["503"] = {"description": "It waits for something.", "content": content}
     return _done(route, content) | responses
 
 

@@ -22,7 +22,7 @@ from select_service.edge.http.handlers import (
 )
 from select_service.edge.http.handlers.inspection import DECISION_QUERY, SHADOW_QUERY
 from select_service.edge.http.handlers.operation import THRESHOLD_QUERY
-from select_service.edge.http.handlers.process import VERBOSE_QUERY
+from select_service.edge.http.handlers.process import READY_QUERY
 from select_service.edge.http.handlers.reservations import LEASE_QUERY
 from select_service.edge.http.handlers.workers import CANDIDATE_QUERY
 from select_service.edge.http.scope_query import SCOPE_QUERY
@@ -118,7 +118,7 @@ _LEASE: Final = "/leases/{lease_id}"
 
 ROUTES: Final[tuple[Route[Handler], ...]] = (
     _get("/health", process.health, Status, scope=OPEN),
-    _get("/ready", process.ready, Ready | BriefReady, 503, scope=OPEN, query=VERBOSE_QUERY),
+    _get("/ready", process.ready, Ready | BriefReady, 503, scope=OPEN, query=READY_QUERY),
     _get("/metrics", process.metrics, None, scope=_READ, of_process=True),
     _get("/openapi.json", process.openapi, dict[str, Any], scope=_READ),
     # the catalog

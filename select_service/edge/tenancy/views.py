@@ -28,6 +28,7 @@ from select_service.errors import (
 )
 from select_service.types import (
     BatchAnswer,
+    BriefReady,
     LeaseList,
     Ready,
 )
@@ -88,6 +89,10 @@ class Outside:
     def is_ready(self) -> bool:
         """GET /ready, without the workers."""
         return self._service.is_ready()
+
+    def ready_for_traffic(self) -> BriefReady:
+        """GET /ready?for=traffic, without what it waits for."""
+        return BriefReady(self._service.ready_for_traffic().ready)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise Unauthenticated("missing")
@@ -226,6 +231,10 @@ class TenantView:
     def is_ready(self) -> bool:
         """GET /ready for a token that may not read."""
         return self._service.is_ready()
+
+    def ready_for_traffic(self) -> BriefReady:
+        """GET /ready?for=traffic, without what the process waits for."""
+        return BriefReady(self._service.ready_for_traffic().ready)
 
     def ready(self, *, with_workers: bool = True) -> Ready:
         """GET /ready: of the process, with the tenants' workers."""

@@ -151,9 +151,10 @@ capabilities:
       port: {{ $port }}
     periodSeconds: 10
     timeoutSeconds: 3
+  # no workers needed: requests that find none are the demand that wakes a fleet at zero
   readinessProbe:
     httpGet:
-      path: /ready
+      path: /ready?for=traffic
       port: {{ $port }}
     periodSeconds: 2
     timeoutSeconds: 2

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from select_service.edge.http.api import Answer, Api, Request
     from select_service.types import Ready
 
-VERBOSE_QUERY: Final = ("verbose",)
+READY_QUERY: Final = ("verbose", "for")
+_TRAFFIC: Final = "traffic"
 _VERBOSE: Final = {"true": True, "1": True, "false": False, "0": False, "": False}
 
 
@@ -27,11 +28,24 @@ def health(api: Api, _: Request) -> Response:
 
 
 def ready(api: Api, request: Request) -> Answer:
-    """Say whether any worker is schedulable: 200 or 503. `verbose=true` adds what is wrong."""
-    wanted = read_query(request.query, VERBOSE_QUERY).get("verbose", "")
+    """Say if a worker is schedulable: 200 or 503; `for=traffic` if to send requests; `verbose` why.
+
+    `for=traffic` is for probes: workers do not matter, and none is listed.
+    """
+    query = read_query(request.query, READY_QUERY)
+    wanted = query.get("verbose", "")
     if wanted not in _VERBOSE:
         raise InvalidQuery("`verbose` must be true or false", field="verbose")
     is_verbose = _VERBOSE[wanted]
+    if "for" in query:
+        if query["for"] != _TRAFFIC:
+            raise InvalidQuery(f"`for` must be {_TRAFFIC}", field="for")
+        if is_verbose:
+            raise InvalidQuery(f"`for={_TRAFFIC}` has nothing more to tell", field="verbose")
+        told = api.service.ready_for_traffic()
+        if api.brief is not None:
+            told = BriefReady(told.ready)
+        return _say_ready(api, told, is_ready=told.ready)
     if api.brief is not None:
         if is_verbose:
             raise api.brief()

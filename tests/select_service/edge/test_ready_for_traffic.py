@@ -1,0 +1,115 @@
+"""/ready?for=traffic: whether requests may come here, whoever serves them; the probes ask it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from select_service.edge.driver import Driver
+from tests.live.ports import HOST, free_port
+from tests.live.replicas import eventually
+from tests.live.server import Server
+from tests.select_service.edge.security.credentials_made import TokenFile
+from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat
+
+ASKED = "/ready?for=traffic"
+READY = {"ready": True, "waiting_for": []}
+
+
+def test_a_fleet_at_zero_may_be_asked() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        assert (await client.get("/ready")).status_code == 503
+        answer = await client.get(ASKED)
+        assert (answer.status_code, answer.json()) == (200, READY)
+        seat(service)
+        assert (await client.get(ASKED)).json() == READY, "no records: it is asked every second"
+        assert (await client.get("/ready")).json()["schedulable_workers"] == 1
+
+    in_process(use)
+
+
+def test_it_waits_for_recoveries_and_for_nothing_once_it_leaves() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        is_there = False
+        service.readiness.wait_for("index_recovery", lambda: is_there)
+        answer = await client.get(ASKED)
+        assert answer.status_code == 503
+        assert answer.json() == {"ready": False, "waiting_for": ["index_recovery"]}
+        assert int(answer.headers["retry-after"]) >= 1
+        is_there = True
+        assert (await client.get(ASKED)).json() == READY
+        service.announce_leaving()
+        answer = await client.get(ASKED)
+        assert answer.status_code == 503
+        assert answer.json() == {"ready": False, "waiting_for": ["leaving"]}
+
+    in_process(use)
+
+
+@pytest.mark.parametrize("query", ["for=selection", "for=", "for=traffic&verbose=true"])
+def test_what_it_does_not_know_is_refused_by_name(query: str) -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        refused = await client.get(f"/ready?{query}")
+        assert refused.status_code == 400
+        assert refused.json()["field"] == ("verbose" if "verbose" in query else "for")
+
+    in_process(use)
+
+
+def test_it_asks_for_no_token_and_tells_those_without_little(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens")
+    file.add("all", "read")
+    file.add("ours", "read", tenants=["ours"])
+    file.add("blind", "select")
+
+    async def use(port: int, service: Driver, _: object) -> None:
+        wire = await Wire.to(port)
+        for status, is_ready in ((200, b"true"), (503, b"false")):
+            for lines in ((), (file.line("blind"),), (file.line("ours"),)):
+                wire.ask("GET", ASKED, None, *lines)
+                found, _, content = await wire.answer()
+                assert (found, content) == (status, b'{"ready":%s}' % is_ready)
+            wire.ask("GET", ASKED, None, file.line("all"))
+            found, _, content = await wire.answer()
+            waiting = [] if is_ready == b"true" else ["leaving"]
+            assert (found, json.loads(content)["waiting_for"]) == (status, waiting)
+            service.announce_leaving()
+
+    on_a_port(use, token_file=str(file.path))
+
+
+def test_a_process_at_zero_is_led_to_until_it_leaves(tmp_path: Path) -> None:
+    """On the side port as on the other; a probe sends no token."""
+    tokens = TokenFile(tmp_path / "tokens")
+    tokens.add("all", "read")
+    side = free_port()
+    args = (
+        *("--host", HOST, "--leave-notice-s", "60", "--leave-grace-s", "60"),
+        *("--side-port", str(side), "--side-host", HOST, "--token-file", str(tokens.path)),
+    )
+    with Server(tmp_path / "log", args=args) as server:
+        urls = [f"http://{HOST}:{port}{ASKED}" for port in (server.port, side)]
+        assert [httpx.get(url).status_code for url in urls] == [200, 200]
+        assert [httpx.head(url).status_code for url in urls] == [200, 200]
+        assert server.process is not None
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: [httpx.get(url).status_code for url in urls], [503, 503])
+        assert httpx.get(f"http://{HOST}:{side}/health").status_code == 200
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(15) == 0
+
+
+def test_the_first_installation_is_led_to(tmp_path: Path) -> None:
+    """The recovery peer is the Service, behind which nobody is yet; there is no engine either."""
+    nobody = f"http://{HOST}:{free_port()}"
+    args = ("--host", HOST, "--indexer-peers", nobody, "--replica-sync-port", str(free_port()))
+    with Server(tmp_path / "log", args=args) as server:
+        eventually(lambda: server.request("GET", ASKED).status, 200)
+        assert server.request("GET", "/ready").json["waiting_for"] == ["schedulable_worker"]  # type: ignore[index]
+        answer = server.request("POST", "/select", PROMPT)
+        assert (answer.status, answer.json["code"]) == (503, "no_schedulable_worker")  # type: ignore[index]
