@@ -85,6 +85,22 @@ def test_what_was_recorded_before_sequences_counted_is_made_again() -> None:
     assert {one.sequence_blocks for one in waves} == {0}
 
 
+MIXED = sorted((GOLDEN / "recordings" / "mixed").glob("*.rec"))
+
+
+@pytest.mark.parametrize("path", MIXED, ids=lambda path: path.stem)
+def test_recorded_mixed_traffic_is_decided_again(path: Path) -> None:
+    """Recorded by an earlier version: no restructuring may change a single decision."""
+    told = replay([path])
+    assert told.first_difference is None
+    assert told.reproduced == told.decisions > 300
+    assert {one.why for one in told.missing} <= {"seats"}
+
+
+def test_the_recorded_mixed_traffic_has_all_kinds() -> None:
+    assert len(MIXED) == 12
+
+
 def test_a_wave_is_planned_again_with_the_sequences_it_counted(tmp_path: Path) -> None:
     """Were they left out, some of its requests would sit elsewhere."""
     fleet, path = recorded(tmp_path, 6)
