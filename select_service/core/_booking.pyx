@@ -28,7 +28,7 @@ cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
 
-ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 5  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef Py_ssize_t LONG_ID = LONG_ID_CHARS
 cdef object ONE = 1
@@ -293,7 +293,7 @@ cdef class Clerk:
         if not self._speaks:
             return NOTHING
         effects = Effects()
-        effects.published.append(self._desk.announcer.booked(partition, reservation))
+        effects.published.append(self._desk.announcer.booked(partition, reservation, kept))
         return effects
 
     cdef int _remember(self, booking, reservation, str name, second) except -1:

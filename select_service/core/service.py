@@ -73,7 +73,7 @@ if all(
         usable("select_service.core._pricer", 2),
         usable("select_service.core._record_ring", 1),
         usable("select_service.core._books", 11),
-        usable("select_service.core._booking", 4),
+        usable("select_service.core._booking", 5),
         usable("select_service.core._fingerprints", 2),
         usable("select_service.core._shortcut", 11),
     ]

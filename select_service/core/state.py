@@ -17,6 +17,7 @@ from select_service.core.books.bookings import Booking
 from select_service.core.books.leases import Ending
 from select_service.core.changes import CONFIG, LEASE, PEER, RESERVATION, WORKER
 from select_service.core.fleet.discovery import API
+from select_service.core.replicas.first_answers import first_answer
 from select_service.errors import ServiceError
 from select_service.types import LeaseState, PairSelection, ReservationAnswer, Selection, WorkerSpec
 
@@ -271,7 +272,8 @@ class Reservations:
         announcer = self._desk.announcer
         if announcer.speaks:
             born = facts.born or announcer.claims.stamp().seq
-            announcer.own(partition, booking.reservation, born, facts.adopts, facts.outputs)
+            told = facts.adopts, facts.outputs
+            announcer.own(partition, booking.reservation, born, booking.answer, *told)
             for key in facts.adopts:
                 heir = announcer.claims.router_id, born
                 announcer.claims.note_end(name, key, now, by_owner=False, heir=heir)
@@ -387,7 +389,8 @@ class PeerEndpoints:
 
 def record_of(booking: Booking) -> ReservationRecord:
     """Return every fact of a live booking."""
-    reservation, partition, answer = booking.reservation, booking.partition, booking.answer
+    reservation, partition = booking.reservation, booking.partition
+    fingerprint, answer = first_answer(booking)
     worker, dp_rank = partition.seating.rank_at(reservation.slot)
     return ReservationRecord(
         partition.scope.model_name,
@@ -406,7 +409,7 @@ def record_of(booking: Booking) -> ReservationRecord:
         reservation.lora_name,
         reservation.expected_output_tokens,
         reservation.track_prefill_tokens,
-        reservation.fingerprint,
+        fingerprint,
         answer if isinstance(answer, Selection) else None,
         answer if isinstance(answer, ReservationAnswer) else None,
         None if reservation.lease is None else reservation.lease.lease_id,

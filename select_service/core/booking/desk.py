@@ -19,12 +19,14 @@ from select_service.core.books.ledger import BLOCKS_PER_STEP
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import check_name
 from select_service.core.replicas.announcer import Announcer
+from select_service.core.replicas.first_answers import first_answer
 from select_service.core.replicas.messages import Renewed
 from select_service.errors import (
     InvalidField,
     NameRefused,
     ReservationConflict,
     ReservationNotFound,
+    ReservationUnderWay,
     TooManyReservations,
 )
 from select_service.types import PairSelection, ReservationAnswer, Selection
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from select_service.core.counters import Counters
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
+    from select_service.core.replicas.first_answers import FirstAnswer
     from select_service.core.replicas.messages import ClaimRecord
     from select_service.types import (
         CoreLimits,
@@ -52,6 +55,8 @@ owner."""
 
 _NO_FINGERPRINT = b"-"
 """Matches no fingerprint: those are empty or 16 bytes long."""
+
+_SELECTIONS = Selection, PairSelection
 
 _BOOKING_FAILED = "failed to book scheduler state: "
 
@@ -119,19 +124,19 @@ class Desk:
         if self.bookings.is_unknown(reservation_id):
             return None
         try:
-            booking = self.bookings.repeated(reservation_id, fingerprint, _BOOKING_FAILED)
+            known = self._repeated(reservation_id, fingerprint, _SELECTIONS, _BOOKING_FAILED)
             ticket = self.bookings.join_waiting(reservation_id, fingerprint, _BOOKING_FAILED)
         except ReservationConflict:
             self._counters.reservations_conflicting += 1
             raise
-        if booking is None:
+        if known is None:
             return ticket
         self._counters.reservations_repeated += 1
-        if isinstance(booking.answer, PairSelection):
-            return booking.answer
-        assert isinstance(booking.answer, Selection), "the fingerprint names the route"
-        hashes = booking.partition.ledger.chain_of(booking.reservation)
-        return msgspec.structs.replace(booking.answer, sequence_hashes=self.show_hashes(hashes))
+        answer, hashes = known
+        if not isinstance(answer, Selection):
+            assert isinstance(answer, PairSelection)
+            return answer
+        return msgspec.structs.replace(answer, sequence_hashes=self.show_hashes(hashes))
 
     def repeated_reservation(
         self, reservation_id: str, fingerprint: bytes
@@ -142,15 +147,16 @@ class Desk:
             ReservationConflict: the id is taken by something else.
         """
         try:
-            booking = self.bookings.repeated(reservation_id, fingerprint)
+            known = self._repeated(reservation_id, fingerprint, ReservationAnswer)
         except ReservationConflict:
             self._counters.reservations_conflicting += 1
             raise
-        if booking is None:
+        if known is None:
             return None
         self._counters.reservations_repeated += 1
-        assert isinstance(booking.answer, ReservationAnswer), "the fingerprint names the route"
-        return booking.answer
+        answer, _ = known
+        assert isinstance(answer, ReservationAnswer)
+        return answer
 
     def check_unused(self, reservation_id: str) -> None:
         """Refuse an id for a leg that is already taken.
@@ -159,10 +165,40 @@ class Desk:
             ReservationConflict: it is live.
         """
         try:
-            self.bookings.repeated(reservation_id, _NO_FINGERPRINT, _BOOKING_FAILED)
+            self._repeated(reservation_id, _NO_FINGERPRINT, (), _BOOKING_FAILED)
         except ReservationConflict:
             self._counters.reservations_conflicting += 1
             raise
+
+    def _repeated(
+        self,
+        reservation_id: str,
+        fingerprint: bytes,
+        kind: type | tuple[type, ...],
+        prefix: str = "",
+    ) -> tuple[FirstAnswer, PackedHashes] | None:
+        """Return the first answer and the hashes of a repeat, None if the id is unused.
+
+        Raises:
+            ReservationConflict: the id is live with another body or route, or with one that nobody
+                has told us.
+            ReservationUnderWay: a wave has booked it that may yet take it back.
+        """
+        booking = self.bookings.holder(reservation_id)
+        if booking is None:
+            return None
+        first, answer = first_answer(booking)
+        # the fingerprint names the route, but a replica may be wrong about its answer
+        if answer is not None and isinstance(answer, kind) and first == fingerprint:
+            if self.bookings.is_under_way(booking):
+                raise ReservationUnderWay(reservation_id, prefix)
+            return answer, booking.partition.ledger.chain_of(booking.reservation)
+        worker, dp_rank = booking.partition.seating.rank_at(booking.reservation.slot)
+        raise ReservationConflict(
+            f"{prefix}Request {reservation_id} already exists (assigned to worker "
+            f"WorkerWithDpRank {{ worker_id: {worker.worker_id}, dp_rank: {dp_rank} }})",
+            field="reservation_id",
+        )
 
     # -- time to live --------------------------------------------------------------------------
 
@@ -225,7 +261,7 @@ class Desk:
         self._counters.reservations_booked += 1
         if self.announcer.speaks:
             effects = Effects() if effects is NOTHING else effects
-            effects.published.append(self.announcer.booked(partition, reservation))
+            effects.published.append(self.announcer.booked(partition, reservation, answer))
         return effects
 
     def learn(

@@ -18,7 +18,7 @@ from xxhash import xxh3_128_hexdigest
 
 from select_service.core.changes import RESERVATION
 from select_service.core.memory import Memory
-from select_service.errors import ReservationConflict, ReservationNotFound, ReservationUnderWay
+from select_service.errors import ReservationConflict, ReservationNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
@@ -53,7 +53,7 @@ class Booking:
     ) -> None:
         self.partition = partition
         self.reservation = reservation
-        self.answer = answer  # None: learned from a replica, nothing to compare with
+        self.answer = answer  # None: learned from a replica; see `replicas/first_answers.py`
         # as of its creation: the owner may change later
         self.is_own = reservation.origin == "local"
         self.hold: Hold | None = None  # of the wave that made it
@@ -169,32 +169,20 @@ class Bookings:
         return self.own + len(waiting) < most
 
     def is_unknown(self, reservation_id: str) -> bool:
-        """Whether an id is certainly unused; if not, `repeated` and others decide."""
+        """Whether an id is certainly unused; if not, `holder` and others decide."""
         return reservation_id not in self._live and not self._waiting and not self.pairs
 
-    def repeated(self, reservation_id: str, fingerprint: bytes, prefix: str = "") -> Booking | None:
-        """Return the live booking if this is the same request again, None if the id is unused.
-
-        Raises:
-            ReservationConflict: the id is live with another body or route.
-            ReservationUnderWay: a wave has booked it that may yet take it back.
-        """
+    def holder(self, reservation_id: str) -> Booking | None:
+        """Return the live booking that an id belongs to: of that id, or a leg of that pair."""
         booking = self._find_live(reservation_id)
         if booking is None and self.pairs:
             booking = next(iter(self._legs_of(reservation_id)), None)
-        if booking is None:
-            return None
-        if booking.answer is not None and booking.reservation.fingerprint == fingerprint:
-            hold = booking.hold
-            if hold is not None and hold.is_open and hold is not self.hold:
-                raise ReservationUnderWay(reservation_id, prefix)
-            return booking
-        worker, dp_rank = booking.partition.seating.rank_at(booking.reservation.slot)
-        raise ReservationConflict(
-            f"{prefix}Request {reservation_id} already exists (assigned to worker "
-            f"WorkerWithDpRank {{ worker_id: {worker.worker_id}, dp_rank: {dp_rank} }})",
-            field="reservation_id",
-        )
+        return booking
+
+    def is_under_way(self, booking: Booking) -> bool:
+        """Tell whether a wave, other than the present one, may yet take a booking back."""
+        hold = booking.hold
+        return hold is not None and hold.is_open and hold is not self.hold
 
     def _legs_of(self, pair: str) -> list[Booking]:
         return [leg for leg in self.pairs.get(pair, ()) if leg.reservation.live]

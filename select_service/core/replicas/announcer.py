@@ -22,6 +22,7 @@ from select_service.core.replicas.events import (
     ReplicaEvent,
     Stamp,
 )
+from select_service.core.replicas.first_answers import packed_answer
 from select_service.core.replicas.messages import ClaimRecord, Ended
 from select_service.types import LeaseState
 
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
     from select_service.core.books.reservation import Reservation
     from select_service.core.partition import Partition
+    from select_service.core.replicas.claim import Claim
     from select_service.core.replicas.events import Ending
+    from select_service.core.replicas.first_answers import FirstAnswer
     from select_service.core.replicas.messages import Said
     from select_service.types import CoreLimits
 
@@ -45,18 +48,23 @@ class Announcer:
 
     # -- what the desk does --------------------------------------------------------------------
 
-    def booked(self, partition: Partition, reservation: Reservation) -> ReplicaEnvelope:
+    def booked(
+        self, partition: Partition, reservation: Reservation, answer: FirstAnswer
+    ) -> ReplicaEnvelope:
         """Own a new reservation and return its admission; untracked prefill tokens are not sent."""
+        stamp = self.claims.stamp()
+        record = self.own(partition, reservation, stamp.seq, answer).record
         stamp = msgspec.structs.replace(
-            self.claims.stamp(),
+            stamp,
             isl_tokens=reservation.isl_tokens,
             selection_id=reservation.selection_id,
             ttl_s=self._ttl_told(reservation),
             lease=_lease_of(reservation),
             fairness_id=_fairness_told(partition, reservation),
             pair=reservation.pair,
+            fingerprint=record.fingerprint,
+            answer=record.answer,
         )
-        self.own(partition, reservation, stamp.seq)
         track = reservation.track_prefill_tokens
         add = AddRequest(
             token_sequence=Hashes(partition.ledger.chain_of(reservation)),
@@ -77,15 +85,17 @@ class Announcer:
         partition: Partition,
         reservation: Reservation,
         born: int,
+        answer: FirstAnswer | None,
         adopts: Sequence[tuple[int, int]] = (),
         outputs: Sequence[tuple[int, int]] = (),
-    ) -> None:
+    ) -> Claim:
         """Claim a live reservation under this number; one from an earlier life keeps its own.
 
         Args:
             partition: it is booked in.
             reservation: to claim.
             born: the number of the claim.
+            answer: that its request got.
             adopts: claims of lost replicas that it took over.
             outputs: its output blocks by the router id that was told of them. Those routers will
                 state theirs again, so counted as our own they would count twice. All are ours if
@@ -96,6 +106,8 @@ class Announcer:
             # Booked anew, although the first one was lost with its rank and is not swept yet.
             self.dropped(before.reservation, reservation.created)
         worker, dp_rank = partition.seating.rank_at(reservation.slot)
+        # without an id of its client's there is no request that could be a repeat
+        packed = packed_answer(answer) if reservation.fingerprint else b""
         record = ClaimRecord(
             reservation_id=reservation.reservation_id,
             born=born,
@@ -116,6 +128,8 @@ class Announcer:
             adopts=list(adopts),
             fairness_id=_fairness_told(partition, reservation),
             pair=reservation.pair,
+            fingerprint=(packed and reservation.fingerprint) or b"",
+            answer=packed,
         )
         claim = self.claims.open(record, reservation)
         claim.prefill_done = reservation.prefill_done
@@ -126,6 +140,7 @@ class Announcer:
             claim.outputs = by_replica
             claim.faded_at = reservation.faded_outputs
             claim.fraction = reservation.output_fraction
+        return claim
 
     def completed(self, partition: Partition, reservation: Reservation) -> ReplicaEnvelope:
         """Return the completion of a prefill, applied to every claim on the id."""

@@ -87,7 +87,8 @@ class Claim:
         """Tell whether a record of the same name matches this claim.
 
         Not compared are its state, which only grows, the duration of its lease, which may change,
-        and terms known only by hearsay (`believe_owner`).
+        terms known only by hearsay (`believe_owner`), and what one of our older versions does not
+        tell (`learn_again`).
         """
         known = self.record
         leases = [one and one.lease_id for one in (known.lease, record.lease)]
@@ -97,6 +98,8 @@ class Claim:
             growth=_NOTHING,
             ttl_s=known.ttl_s if self.hearsay else record.ttl_s,
             lease=known.lease if self.hearsay or leases[0] == leases[1] else record.lease,
+            fingerprint=known.fingerprint,
+            answer=known.answer,
         )
         return facts == known and xxhash.xxh3_64_intdigest(record.hashes) == self.hashes_digest
 

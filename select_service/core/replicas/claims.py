@@ -192,6 +192,10 @@ class Claims:
         """Note that an owner restated a known claim: it is alive, and so is its lease."""
         if claim.dead:
             return
+        if record.fingerprint and not claim.record.fingerprint:  # told by an older version before
+            claim.record = msgspec.structs.replace(
+                claim.record, fingerprint=record.fingerprint, answer=record.answer
+            )
         claim.aged = claim.aged and claim.owner in self.gone
         if not claim.aged:
             self.copies.join(claim, now)

@@ -26,6 +26,12 @@ is put before a tenant's. A message may be megabytes, and its names are stored."
 
 Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
 
+ANSWER_BYTES_MAX: Final = 65_536
+"""Limit of a packed first answer (`first_answers.py`); one rank more is some 5 bytes more."""
+
+Fingerprint: TypeAlias = Annotated[bytes, Meta(max_length=16)]
+PackedAnswer: TypeAlias = Annotated[bytes, Meta(max_length=ANSWER_BYTES_MAX)]
+
 Ending: TypeAlias = Literal["MarkPrefillCompleted", "Free"]
 
 
@@ -111,6 +117,9 @@ class Stamp(Struct, frozen=True, omit_defaults=True):
     # of an end: its time was up, which may differ at a replica that adopted it
     lapsed: bool = False
     pair: str | None = None  # of an admission: the pair it is a leg of
+    # of an admission: of its request's body, and the first answer; empty: nobody can repeat it
+    fingerprint: Fingerprint = b""
+    answer: PackedAnswer = b""
 
 
 class ReplicaEnvelope(Struct, frozen=True):

@@ -183,4 +183,6 @@ def claimed(
         lease=None if stamp is None else stamp.lease,
         fairness_id="" if stamp is None else stamp.fairness_id,
         pair=None if stamp is None else stamp.pair,
+        fingerprint=b"" if stamp is None else stamp.fingerprint,
+        answer=b"" if stamp is None else stamp.answer,
     )

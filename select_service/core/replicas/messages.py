@@ -17,6 +17,8 @@ from select_service.core.replicas.events import (
     U32,
     U64,
     EpochNumber,
+    Fingerprint,
+    PackedAnswer,
     ReplicaEnvelope,
     Text,
 )
@@ -70,6 +72,8 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
 
     `adopts` names the claims of lost owners that it took over: freeing those frees this. `lease` is
     the lease it lives under; without one, `ttl_s` is its own time to live, None the default.
+    `fingerprint` is of the request that booked it, `answer` what that was told beyond these facts
+    (`first_answers.py`): whoever repeats the request gets it. Empty: no request can be a repeat.
     """
 
     reservation_id: Text
@@ -92,6 +96,8 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     lease: LeaseState | None = None
     fairness_id: Text = ""  # whose share of the pool it uses; empty: its tenant's
     pair: Text | None = None  # the id of the pair it is a leg of
+    fingerprint: Fingerprint = b""
+    answer: PackedAnswer = b""
 
 
 class Grown(Struct, frozen=True, tag="grown"):

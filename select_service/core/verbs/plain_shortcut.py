@@ -367,7 +367,7 @@ class Shortcut:
         if not self._speaks:
             return NOTHING
         effects = Effects()
-        effects.published.append(self._desk.announcer.booked(partition, reservation))
+        effects.published.append(self._desk.announcer.booked(partition, reservation, kept))
         return effects
 
     def _note(

@@ -33,7 +33,7 @@ def tell(source: Replica, target: Replica, said: list[Any] | None = None) -> Non
 
 def test_a_replica_knows_the_pair_and_its_id() -> None:
     here, there = two()
-    here.pair("p", *PROMPT)
+    booked = here.pair("p", *PROMPT)
     first, second = here.effects.published
     assert isinstance(first, ReplicaEnvelope)
     assert isinstance(second, ReplicaEnvelope)
@@ -41,7 +41,8 @@ def test_a_replica_knows_the_pair_and_its_id() -> None:
     assert there.load(1) == (64, 0, 1)
     assert there.load(2) == (0, 4, 1)
     with pytest.raises(ReservationConflict):
-        there.pair("p", *PROMPT)
+        there.pair("p", *PROMPT, isl=65)
+    assert there.pair("p", *PROMPT) == booked
     there.core.output_block("p", None, there.now)
     assert there.load(2) == (0, 5, 1)
     there.done("p")
