@@ -187,6 +187,7 @@ class Defaults(Struct, frozen=True, kw_only=True):
     workers_max: int = _CORE.workers_max
     worker_bytes_max: int = _CORE.worker_bytes_max
     scopes_max: int = _CORE.scopes_max
+    unserved_scopes_max: int = _CORE.unserved_scopes_max
     scope_linger_s: float = _CORE.scope_linger_s
     reservations_max: int = _CORE.reservations_max
     blocks_per_request_max: int = _CORE.blocks_per_request_max

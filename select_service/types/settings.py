@@ -68,6 +68,7 @@ class CoreLimits(Struct, kw_only=True):
     workers_max: int = 10_000
     worker_bytes_max: int = 256 << 10  # of a record; a thousand ranks with an endpoint each: 50 KB
     scopes_max: int = 4_096  # some 20 KB each while empty
+    unserved_scopes_max: int = 64  # counted by name; as many again that never had a worker
     scope_linger_s: float = 600.0  # without workers, before a scope is given up
     reservations_max: int = 1_000_000  # 2 to 3 KB each
     blocks_per_request_max: int = 131_072  # two million tokens in blocks of 16

@@ -149,6 +149,15 @@ BOOKING: Final = (
         reloads=True,
     ),
     Flag(
+        "--unserved-scopes-max",
+        values.whole(1, 1_000),  # all are looked at when one has to leave: 0.1 ms
+        "N",
+        "scopes without a worker whose requests are counted by name, and as many that never had"
+        " one; the tenant that has most loses one for another",
+        watch='limit_hits_total{name="unserved_scopes_max"}',
+        reloads=True,
+    ),
+    Flag(
         "--scope-linger-s",
         values.seconds(zero=True),
         "S",

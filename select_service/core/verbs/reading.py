@@ -54,8 +54,8 @@ class Reader:
         """Requests for a scope without workers while other scopes had some."""
         self.strayed_to: Scope | None = None
         """The scope of the last of them."""
-        self.unserved = Unserved()
-        """Requests for scopes that no longer have a worker."""
+        self.unserved = Unserved(limits)
+        """Requests for scopes without a worker."""
         self._partitions, self._pins = partitions, pins
         self._overridden: dict[tuple[float | bool | None, ...], Weights] = {}
         self.weights = weights_in_force(config, None)
@@ -71,8 +71,8 @@ class Reader:
             partition, prompt, weights = self.prompt(request)
         except NoSchedulableWorker:
             scope = request.scope
-            if scope in self._partitions or self._pins.get(scope) is not None:
-                self.unserved.note(scope)
+            is_known = scope in self._partitions or self._pins.get(scope) is not None
+            self.unserved.note(scope, is_known=is_known)
             raise
         if request.pinned_worker is not None:
             check_wishes(request)

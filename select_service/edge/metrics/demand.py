@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from select_service.core.books.demand_tally import DemandTally
-from select_service.edge.metrics.families import SCOPE, Collector, counter, histogram, summary
-from select_service.edge.metrics.scope_series import totals
+from select_service.edge.metrics.families import (
+    SCOPE,
+    Collector,
+    counter,
+    histogram,
+    paced,
+    summary,
+)
+from select_service.edge.metrics.scope_series import REST, totals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,8 +76,16 @@ class DemandMetrics(Collector):
             requests.add_metric([*scope, "placed"], placed)
             requests.add_metric([*scope, "refused"], refused)
             yield None
-        for scope, unserved in self._unserved.rows():
-            requests.add_metric([*scope, "unserved"], unserved)
+        elsewhere = self._unserved.elsewhere
+        for row in paced(self._unserved.rows()):
+            if row is None:
+                yield None
+            elif row[0] == REST:  # a series must not come twice
+                elsewhere += row[1]
+            else:
+                requests.add_metric([*row[0], "unserved"], row[1])
+        if elsewhere:
+            requests.add_metric([*REST, "unserved"], elsewhere)
         yield requests
         yield from self._lengths()
         for name, text, read in _SUMMARIES:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from select_service.core.service import SelectionCore
     from select_service.edge.metrics.families import Steps
 
-__all__ = ["ScopeGroup", "ScopeGroups", "counts", "totals"]
+__all__ = ["REST", "ScopeGroup", "ScopeGroups", "counts", "totals"]
 
 K = TypeVar("K")
 

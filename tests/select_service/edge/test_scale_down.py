@@ -6,13 +6,15 @@ import asyncio
 from typing import Any
 
 import httpx
+import pytest
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
-from select_service.core.books.unserved import UNSERVED_MAX, Unserved
+from select_service.core.books.unserved import Unserved
 from select_service.edge.driver import Driver
 from select_service.planner.edge.sources.selector import SelectorSource
 from select_service.planner.types import Missing, ModelKey, Value
+from select_service.types import CoreLimits
 from tests.select_service.edge.metrics.test_exposition import SCOPE, Samples, scrape, value
 from tests.select_service.edge.serving import PROMPT, in_process, seat
 
@@ -260,9 +262,13 @@ def test_a_fleet_at_zero_is_still_asked_for() -> None:
         await source.windows([key], 180.0)
         for count in (1, 2, 3):
             assert (await client.post("/select", json=PROMPT)).status_code == 503
-            stray = {**PROMPT, "model_name": f"made up {count}"}
-            assert (await client.post("/select", json=stray)).status_code == 503
-            assert asked(await scrape(client)) == {ours: count}, "of nobody made up"
+            strange = {**PROMPT, "model_name": f"made up {count}"}
+            assert (await client.post("/select", json=strange)).status_code == 503
+            found = asked(await scrape(client))
+            assert found.pop(ours) == count
+            assert {dict(labels)["model_name"]: one for labels, one in found.items()} == {
+                f"made up {number}": 1 for number in range(1, count + 1)
+            }, "it may be one whose fleet was at zero when this process started"
             assert (await source.loads([key]))[key].arrived == Value(1.0)
             if count == 2:
                 core = service.core
@@ -276,12 +282,77 @@ def test_a_fleet_at_zero_is_still_asked_for() -> None:
     in_process(use)
 
 
-def test_those_that_are_unserved_are_few() -> None:
-    unserved = Unserved()
-    for number in range(3 * UNSERVED_MAX):
+def test_the_first_request_after_a_start_is_counted() -> None:
+    """By whatever way it comes, and with no worker anywhere; once each, and per tenant."""
+    ways: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("/select", PROMPT),
+        ("/select_and_reserve", {**PROMPT, "reservation_id": "r"}),
+        ("/select_pair", {**PROMPT, "reservation_id": "p"}),
+        ("/select_batch", {"requests": [PROMPT]}),
+    )
+
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        def told(samples: Samples, model: str) -> float:
+            labels = {"model_name": model, "tenant_id": "t", "outcome": "unserved"}
+            return value(samples, "demand_requests_total", **labels)
+
+        scope = {"tenant_id": "t"}
+        for number, (path, body) in enumerate(ways):
+            named = {**scope, "model_name": f"m{number}"}
+            if "requests" in body:
+                sent: dict[str, Any] = {"requests": [{**one, **named} for one in body["requests"]]}
+            else:
+                sent = {**body, **named}
+            answer = await client.post(path, json=sent)
+            if path != "/select_batch":  # which answers for each of its requests
+                assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert told(await scrape(client), f"m{number}") == 1, path
+
+    in_process(use)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_those_that_are_unserved_are_few(is_known: bool) -> None:
+    most = CoreLimits().unserved_scopes_max
+    unserved = Unserved(CoreLimits())
+    for number in range(3 * most):
         for _ in range(2):
-            unserved.note(Scope(f"m{number}", "t"))
+            unserved.note(Scope(f"m{number}", "t"), is_known=is_known)
     rows = unserved.rows()
-    assert len(rows) == UNSERVED_MAX
+    assert len(rows) == most
     assert {count for _, count in rows} == {2}
-    assert rows[-1][0].model_name == f"m{3 * UNSERVED_MAX - 1}"
+    assert rows[-1][0].model_name == f"m{3 * most - 1}"
+    assert (unserved.evicted, unserved.elsewhere) == (2 * most, 4 * most), "none is lost"
+
+
+def test_made_up_names_displace_neither_the_known_nor_other_tenants() -> None:
+    unserved = Unserved(CoreLimits(unserved_scopes_max=4))
+    known, new, asked = Scope("known", "t"), Scope("new", "other"), Scope("asked", "t")
+    unserved.note(known, is_known=True)
+    unserved.note(new, is_known=False)
+    for number in range(100):
+        unserved.note(asked, is_known=False)
+        unserved.note(Scope(f"made up {number}", "t"), is_known=False)
+    rows = dict(unserved.rows())
+    assert (rows[known], rows[new], rows[asked], len(rows)) == (1, 1, 100, 5)
+
+
+def test_a_scope_that_gets_a_worker_keeps_its_count() -> None:
+    unserved = Unserved(CoreLimits())
+    scope = Scope("m", "t")
+    for is_known in (False, True, True, False):
+        unserved.note(scope, is_known=is_known)
+    assert unserved.rows() == [(scope, 4)]
+
+
+@pytest.mark.parametrize("name", ["m" * 257, "a\nb", "\x7f"])
+def test_names_that_cannot_be_told_are_counted_together(name: str) -> None:
+    async def use(client: httpx.AsyncClient, _: Driver) -> None:
+        for strange in (name, "other"):
+            sent = {**PROMPT, "model_name": strange, "tenant_id": "other"}
+            assert (await client.post("/select", json=sent)).status_code == 503
+        told = await scrape(client)
+        rest = {"model_name": "other", "tenant_id": "other", "outcome": "unserved"}
+        assert value(told, "demand_requests_total", **rest) == 2
+
+    in_process(use)

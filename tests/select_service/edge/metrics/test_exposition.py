@@ -35,7 +35,7 @@ from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.metrics.families import ROWS_PER_STEP, Steps
 from select_service.edge.metrics.scope_series import ScopeGroups, totals
 from select_service.edge.metrics.text import LINES_PER_STEP, text_of
-from select_service.types import ReservationRequest, SelectAndReserveRequest
+from select_service.types import CoreLimits, ReservationRequest, SelectAndReserveRequest
 from select_service.types.drains import DrainRequest
 from tests.live.ports import free_port
 from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, seat
@@ -311,14 +311,16 @@ def test_what_is_summed_up_is_read_in_small_steps() -> None:
         per_step += (set() for _ in added())  # a new one with each pause
         assert len(rest) == 3 * ROWS_PER_STEP - 1
         assert max(map(len, per_step)) == ROWS_PER_STEP
-        steps = [step is None for step in DemandMetrics(groups, Unserved()).collect()]
+        steps = [step is None for step in DemandMetrics(groups, Unserved(CoreLimits())).collect()]
         families = steps.count(False)
         assert steps.count(True) >= 4 * families, "one for each of two names, two within the rest"
 
     in_process(use)
 
 
-def test_strangers_make_no_series() -> None:
+def test_strangers_make_few_series() -> None:
+    """Only those by which a fleet at zero is woken, and of these as many as are allowed."""
+
     async def use(client: httpx.AsyncClient, _: Driver) -> None:
         await client.get("/metrics")
         before = len(await scrape(client))
@@ -332,9 +334,19 @@ def test_strangers_make_no_series() -> None:
         routes = {dict(labels).get("route") for _, labels in after}
         assert len(routes) == 5  # None, other, /metrics, /select, /reservations/{…}
         assert len(after) < before + 100
-        assert not any("m1" in str(labels) for _, labels in after)
+        strange = [
+            (name, dict(labels))
+            for name, labels in after
+            if dict(labels).get("model_name", "").startswith("m")
+        ]
+        assert {(name, labels["outcome"]) for name, labels in strange} == {
+            ("select_service_demand_requests_total", "unserved")
+        }
+        assert [labels["model_name"] for _, labels in strange] == ["m47", "m48", "m49"]
+        labels = {"model_name": "other", "tenant_id": "other", "outcome": "unserved"}
+        assert value(after, "demand_requests_total", **labels) == 47
 
-    in_process(use)
+    in_process(use, unserved_scopes_max=3)
 
 
 def test_two_apps_share_nothing() -> None:
