@@ -26,6 +26,7 @@ enum {
 };
 
 #define KV_SKIP_DEPTH_MAX 16          /* unknown fields nested deeper are left to Python */
+#define KV_GROUP_AT 8                 /* the place of the group in the array of a store */
 #define KV_COLOURED_MAX 4096          /* most blocks of an event with extra keys read at once */
 #define KV_SCRATCH_KEPT (1u << 20)    /* elements of a scratch array kept after a long message */
 
@@ -398,7 +399,9 @@ static int kv_add_media(kv_batch *b, size_t block, uint64_t hash) {
 }
 
 /* One key of a block: a media item or a salt. Keys that no request can name are left to Python. */
-static int kv_colour(kv_reader *r, kv_batch *b, size_t block, int may_be_salted) {
+static int kv_colour(
+    kv_reader *r, kv_batch *b, size_t block, int may_be_salted, int has_bare_media
+) {
     kv_event *e = &b->event;
     kv_ascii text;
     uint64_t hash, offset;
@@ -410,7 +413,8 @@ static int kv_colour(kv_reader *r, kv_batch *b, size_t block, int may_be_salted)
         return kv_add_media(b, block, hash);
     }
     if (!kv_ascii_text(r, &text) || !text.bytes) return 0;
-    if (text.bytes == 64 && kv_media_hash(&text, &hash)) return kv_add_media(b, block, hash);
+    if (has_bare_media && text.bytes == 64 && kv_media_hash(&text, &hash))
+        return kv_add_media(b, block, hash);
     if (!may_be_salted || b->is_salted) return 0;
     e->salt = text; /* takes precedence over the field of that name */
     b->is_salted = 1;
@@ -421,6 +425,8 @@ static int kv_colour(kv_reader *r, kv_batch *b, size_t block, int may_be_salted)
 static int kv_colours(kv_reader *r, kv_batch *b) {
     kv_event *e = &b->event;
     kv_reader at = {b->colours, r->at};
+    /* arrays without a group write media items as they write salts: see `core/dialects.py` */
+    int has_bare_media = b->form == KV_ARRAY && b->field_at <= KV_GROUP_AT;
     b->is_salted = 0;
     for (size_t block = b->colours_from; block < b->extra_keys; block++) {
         size_t keys;
@@ -434,7 +440,7 @@ static int kv_colours(kv_reader *r, kv_batch *b) {
             else at = before;
         }
         for (; keys; keys--)
-            if (!kv_colour(&at, b, block, !block && !e->has_parent)) return 0;
+            if (!kv_colour(&at, b, block, !block && !e->has_parent, has_bare_media)) return 0;
     }
     return 1;
 }

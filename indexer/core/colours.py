@@ -23,6 +23,19 @@ _MEDIA_ID: Final = re.compile(r"[0-9a-fA-F]{16,}")
 _BARE_MEDIA_ID: Final = re.compile(r"[0-9a-fA-F]{64}")  # vLLM 0.17 wrote identifiers without offset
 
 
+def media_hash(identifier: str) -> int | None:
+    """By what requests name a media item, given an engine's identifier; None: they cannot."""
+    return int(identifier[:_HASH_DIGITS], 16) if _MEDIA_ID.fullmatch(identifier) else None
+
+
+def is_ambiguous_salt(salt: str) -> bool:
+    """Whether arrays of vLLM 0.17 to 0.19 write this salt as they write a media item.
+
+    Nothing tells the two apart there, and it is taken for a media item.
+    """
+    return _BARE_MEDIA_ID.fullmatch(salt) is not None
+
+
 class Colours:
     """The colours of the blocks of one store event."""
 
@@ -47,9 +60,20 @@ class Colours:
         return self._opaque or None
 
     def read_extra_keys(
-        self, extra_keys: Sequence[list[object] | None], lora_name: str, *, is_root: bool
+        self,
+        extra_keys: Sequence[list[object] | None],
+        lora_name: str,
+        *,
+        is_root: bool,
+        has_bare_media: bool,
     ) -> None:
         """Read vLLM's keys: adapter name, media items, salt, digest of prompt embeddings.
+
+        Args:
+            extra_keys: by block.
+            lora_name: of the event; "" for none.
+            is_root: whether the first block begins a sequence.
+            has_bare_media: whether media items are bare identifiers of 64 hex digits, and no lists.
 
         Raises:
             ValueError: Not one entry per block.
@@ -62,15 +86,21 @@ class Colours:
                 # the adapter's name comes first in every block; a salt may be the same text, but
                 # follows it
                 rest = keys[1:] if lora_name and keys[0] == lora_name else keys
-                self._read_keys(block, rest, may_be_salted=is_root and block == 0)
+                self._read_keys(
+                    *(block, rest),
+                    may_be_salted=is_root and block == 0,
+                    has_bare_media=has_bare_media,
+                )
 
-    def _read_keys(self, block: int, keys: Sequence[object], *, may_be_salted: bool) -> None:
+    def _read_keys(
+        self, block: int, keys: Sequence[object], *, may_be_salted: bool, has_bare_media: bool
+    ) -> None:
         for key in keys:
             if isinstance(key, list):
                 self._add_media(block, key[0] if key else None)
             elif not isinstance(key, str):
                 self._add_opaque(block, key)
-            elif _BARE_MEDIA_ID.fullmatch(key):
+            elif has_bare_media and _BARE_MEDIA_ID.fullmatch(key):
                 self._add_media(block, key)
             elif may_be_salted and not self.salt:
                 self.salt = key
@@ -110,8 +140,9 @@ class Colours:
             raise ValueError(msg)
 
     def _add_media(self, block: int, identifier: object) -> None:
-        if isinstance(identifier, str) and _MEDIA_ID.fullmatch(identifier):
-            self._media.setdefault(block, []).append(int(identifier[:_HASH_DIGITS], 16))
+        hashed = media_hash(identifier) if isinstance(identifier, str) else None
+        if hashed is not None:
+            self._media.setdefault(block, []).append(hashed)
         else:  # for example a name chosen by a user: no query could match it
             self._add_opaque(block, identifier)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.msgpack import Decoder
 
 ARRAY: Final = "array"
@@ -36,8 +36,13 @@ class ArrayStored(Struct, tag="BlockStored", array_like=True, gc=False):
     medium: str | None = None
     lora_name: str | dict[str, object] | None = None  # SGLang 0.5.18 puts {"cache_salt": s} here
     extra_keys: list[list[object] | None] | None = None
-    group_idx: int | None = None
+    group_idx: int | UnsetType | None = UNSET  # an array that has it, even as nil, is of vLLM 0.20
     kv_cache_spec_kind: str | None = None
+
+    @property
+    def has_bare_media(self) -> bool:
+        """Whether media items are bare identifiers, as from vLLM 0.17 to 0.19, and no lists."""
+        return self.group_idx is UNSET
 
 
 class ArrayRemoved(Struct, tag="BlockRemoved", array_like=True, gc=False):
@@ -75,6 +80,8 @@ class MapStored(Struct, tag="BlockStored", gc=False):
     cache_salt: str | None = None
     mm_keys: list[list[object] | None] | None = None
     block_mm_infos: list[dict[str, object] | None] | None = None
+
+    has_bare_media: ClassVar[bool] = False
 
 
 class MapRemoved(Struct, tag="BlockRemoved", gc=False):

@@ -221,8 +221,7 @@ def _fill_store(
     if tokens is not None:
         stored = structs.replace(stored, token_ids=tokens)
     if keys:
-        is_root = wire.parent_block_hash is None
-        stored = yield from _colour(stored, blocks, keys, is_root=is_root, values=values)
+        stored = yield from _colour(stored, wire, blocks, keys, values)
     return stored
 
 
@@ -302,10 +301,9 @@ def _as_names(names: array[int]) -> Names:
 
 def _colour(
     stored: BlockStored,
+    wire: MapStored | ArrayStored,
     blocks: int,
     sources: dict[str, Ranges | list[BlockKey]],
-    *,
-    is_root: bool,
     values: int,
 ) -> Steps[BlockStored]:
     """Read the colour keys of the blocks, some of them at a time."""
@@ -324,7 +322,17 @@ def _colour(
                 yield
         count = min(len(piece) for piece in ready.values())
         keys = {name: piece[:count] for name, piece in ready.items()}
-        colours = _colours_of(keys, count, stored.lora_name, is_root=is_root and not at)
+        colours = Colours(count)
+        if "extra_keys" in keys:
+            colours.read_extra_keys(
+                *(cast("Lists", keys["extra_keys"]), stored.lora_name),
+                is_root=wire.parent_block_hash is None and not at,
+                has_bare_media=wire.has_bare_media,
+            )
+        if "mm_keys" in keys:
+            colours.read_mm_keys(cast("Lists", keys["mm_keys"]))
+        if "block_mm_infos" in keys:
+            colours.read_mm_infos(cast("Maps", keys["block_mm_infos"]))
         salt = salt or colours.salt
         found = colours.media
         if found is None:
@@ -342,20 +350,6 @@ def _colour(
         mm_hashes=(media[0:blocks] if is_short else media) if media.has_values else None,
         opaque=(dict(opaque) if is_short else opaque) if opaque else None,
     )
-
-
-def _colours_of(
-    keys: dict[str, Sequence[BlockKey]], blocks: int, lora_name: str, *, is_root: bool
-) -> Colours:
-    colours = Colours(blocks)
-    if "extra_keys" in keys:
-        extra_keys = cast("Lists", keys["extra_keys"])
-        colours.read_extra_keys(extra_keys, lora_name, is_root=is_root)
-    if "mm_keys" in keys:
-        colours.read_mm_keys(cast("Lists", keys["mm_keys"]))
-    if "block_mm_infos" in keys:
-        colours.read_mm_infos(cast("Maps", keys["block_mm_infos"]))
-    return colours
 
 
 def _pieces(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from indexer.core.colours import Colours
 from indexer.core.dialects import (
@@ -225,8 +225,11 @@ def _has_extra_keys(event: ArrayStored | MapStored) -> bool:
 def _colours(event: ArrayStored | MapStored, lora_name: str) -> Colours:
     colours = Colours(len(event.block_hashes))
     if event.extra_keys:
-        is_root = event.parent_block_hash is None
-        colours.read_extra_keys(event.extra_keys, lora_name, is_root=is_root)
+        colours.read_extra_keys(
+            *(event.extra_keys, lora_name),
+            is_root=event.parent_block_hash is None,
+            has_bare_media=event.has_bare_media,
+        )
     return colours
 
 
@@ -281,8 +284,8 @@ def _is_remote(locality: str | None) -> bool:
     return locality is not None and locality.upper() == "REMOTE"
 
 
-def _group(group_idx: int | None) -> int:
-    if not group_idx:
+def _group(group_idx: int | UnsetType | None) -> int:
+    if group_idx is None or group_idx is UNSET or group_idx == 0:
         return 0
     if not 0 <= group_idx < 1 << 32:
         raise ValueError("not a group")

@@ -140,11 +140,17 @@ def shaped(event: dict[str, Any], form: str) -> Any:
     return [event["type"], *(event.get(f) for f in ARRAY_FIELDS.get(str(event["type"]), ()))]
 
 
+def aged(event: Any, fields: int | None) -> Any:
+    """An event in an array as an earlier engine wrote it, which had fewer fields."""
+    return event if fields is None or not isinstance(event, list) else event[: 1 + fields]
+
+
 @st.composite
 def payloads(draw: st.DrawFn) -> bytes:
     """A batch as an engine writes it, or nearly."""
     form = draw(st.sampled_from(["map", "array"]))
-    told = [shaped(event, form) for event in draw(st.lists(events(), max_size=5))]
+    fields = draw(st.sampled_from([None, None, 10, 9, 8, 8, 7, 5]))  # 9: with a group
+    told = [aged(shaped(event, form), fields) for event in draw(st.lists(events(), max_size=5))]
     if told and draw(st.integers(0, 15)) == 0:
         told[0] = draw(_junk)
     ts = draw(st.one_of(st.floats(), st.integers(0, 9)))
@@ -211,13 +217,30 @@ def test_what_engines_mostly_send_is_read(form: str) -> None:
         stored([2], [1] * 16, 1, lora_id=3, lora_name=None),
         stored([3, 4], [1] * 32, extra_keys=[["salt"], []]),
         stored([5, 6], [1] * 32, extra_keys=[None, [[MEDIA, -3], [MEDIA[::-1], 5, 7]]]),
-        stored([5, 6], [1] * 32, extra_keys=[[MEDIA, "salt"], [MEDIA.upper()]]),
+        stored([5, 6], [1] * 32, extra_keys=[[[MEDIA, 0], MEDIA.upper()], [[MEDIA, -16]]]),
     ]
+    told.append(stored([5, 6], [1] * 32, lora_name=MEDIA, extra_keys=[[MEDIA, MEDIA], [MEDIA]]))
     payload = encode_batch(told, f"{form}-int", rank=0)
     read = decode_plain(payload, form)
     assert read is not None
     assert comparable(read) == comparable(plainly(payload, form))
-    assert len(read.events) == 15, "two removals are one if they say the same of the same medium"
+    assert read.events[-1].cache_salt == MEDIA  # type: ignore[union-attr]
+    assert len(read.events) == 16, "two removals are one if they say the same of the same medium"
+
+
+@pytest.mark.parametrize(("fields", "salt"), [(8, ""), (9, MEDIA), (10, MEDIA)])
+def test_only_arrays_without_groups_have_bare_media(fields: int, salt: str) -> None:
+    told = [
+        stored([1, 2], [1] * 32, extra_keys=[[MEDIA], None]),
+        stored([3], [1] * 16, lora_name="a", extra_keys=[["a", MEDIA]]),
+    ]
+    events = [aged(shaped(one, "array"), fields) for one in told]
+    payload = encode([1.0, events, 0])
+    read = decode_plain(payload, "array")
+    assert read is not None
+    assert comparable(read) == comparable(plainly(payload, "array"))
+    assert [one.cache_salt for one in read.events] == [salt] * 2  # type: ignore[union-attr]
+    assert all((one.mm_hashes is None) == bool(salt) for one in read.events)  # type: ignore[union-attr]
 
 
 def test_a_salt_is_read_where_sglang_puts_it() -> None:

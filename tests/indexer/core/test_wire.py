@@ -322,7 +322,16 @@ MM = 0xABABABABABABABAB
         ([None, ["s"]], None, None, "", None, {1}),
         ([["s", "t"], None], None, None, "s", None, {0}),
         ([[[ID, 3]], [[ID, -13]]], None, None, "", [[MM], [MM]], set()),
-        ([[ID], None], None, None, "", [[MM], []], set()),
+        ([[ID], None], None, None, ID, None, set()),  # media are lists: it is a digest as a salt
+        ([[ID.upper()], None], None, None, ID.upper(), None, set()),
+        ([[ID[:63]], None], None, None, ID[:63], None, set()),
+        ([["5"], None], None, None, "5", None, set()),
+        ([[[ID, 0], ID], [[ID, -16]]], None, None, ID, [[MM], [MM]], set()),
+        ([[ID], [ID]], ID, None, "", None, set()),  # the adapter
+        ([[ID, ID], [ID]], ID, None, ID, None, set()),
+        ([[ID, [ID, 0], ID, b"digest"], [ID]], ID, None, ID, [[MM], []], {0}),
+        ([[ID], None], None, 5, "", None, {0}),
+        ([None, [ID]], None, None, "", None, {1}),
         ([["a", [ID, 0], "s"], ["a"]], "a", None, "s", [[MM], []], set()),
         ([[[ID[:16] + "0" * 48, 0]], None], None, None, "", [[MM], []], set()),
         ([[["my-image", 0]], [[]]], None, None, "", None, {0, 1}),
@@ -339,6 +348,30 @@ def test_extra_keys(
         assert (got.cache_salt, got.mm_hashes) == (salt, media)
         assert set(got.opaque or ()) == opaque
         assert got.lora_name == (lora or "")
+
+
+@pytest.mark.parametrize(
+    ("extra_keys", "lora", "parent", "salt", "media", "opaque"),
+    [
+        ([[ID], None], None, None, "", [[MM], []], set()),  # may be a salt: taken for an image
+        ([[ID.upper()], [ID]], None, None, "", [[MM], [MM]], set()),
+        ([[ID, "s"], [ID]], None, None, "s", [[MM], [MM]], set()),
+        ([[ID[:63]], None], None, None, ID[:63], None, set()),
+        ([[ID], [ID]], ID, None, "", None, set()),  # the adapter
+        ([["a", ID, "s"], ["a", ID]], "a", None, "s", [[MM], [MM]], set()),
+        ([[ID], None], None, 5, "", [[MM], []], set()),
+    ],
+)
+def test_extra_keys_of_arrays_without_groups(
+    extra_keys: Any, lora: str | None, parent: Any, salt: str, media: Any, opaque: set[int]
+) -> None:
+    """As of vLLM 0.17 to 0.19, where media items are bare identifiers."""
+    event = stored([1, 2], TOKENS * 2, parent, lora_name=lora, extra_keys=extra_keys)
+    short = encode_event(event, "array-int")[:9]
+    assert short[-1] == extra_keys
+    got = _one(short)
+    assert (got.cache_salt, got.mm_hashes, got.lora_name) == (salt, media, lora or "")
+    assert set(got.opaque or ()) == opaque
 
 
 def test_media_of_other_producers() -> None:
