@@ -322,17 +322,7 @@ def _colour(
                 yield
         count = min(len(piece) for piece in ready.values())
         keys = {name: piece[:count] for name, piece in ready.items()}
-        colours = Colours(count)
-        if "extra_keys" in keys:
-            colours.read_extra_keys(
-                *(cast("Lists", keys["extra_keys"]), stored.lora_name),
-                is_root=wire.parent_block_hash is None and not at,
-                has_bare_media=wire.has_bare_media,
-            )
-        if "mm_keys" in keys:
-            colours.read_mm_keys(cast("Lists", keys["mm_keys"]))
-        if "block_mm_infos" in keys:
-            colours.read_mm_infos(cast("Maps", keys["block_mm_infos"]))
+        colours = _colours_of(keys, count, wire, stored.lora_name, is_first=not at)
         salt = salt or colours.salt
         found = colours.media
         if found is None:
@@ -350,6 +340,28 @@ def _colour(
         mm_hashes=(media[0:blocks] if is_short else media) if media.has_values else None,
         opaque=(dict(opaque) if is_short else opaque) if opaque else None,
     )
+
+
+def _colours_of(
+    keys: dict[str, Sequence[BlockKey]],
+    blocks: int,
+    wire: MapStored | ArrayStored,
+    lora_name: str,
+    *,
+    is_first: bool,
+) -> Colours:
+    colours = Colours(blocks)
+    if "extra_keys" in keys:
+        colours.read_extra_keys(
+            *(cast("Lists", keys["extra_keys"]), lora_name),
+            is_root=wire.parent_block_hash is None and is_first,
+            has_bare_media=wire.has_bare_media,
+        )
+    if "mm_keys" in keys:
+        colours.read_mm_keys(cast("Lists", keys["mm_keys"]))
+    if "block_mm_infos" in keys:
+        colours.read_mm_infos(cast("Maps", keys["block_mm_infos"]))
+    return colours
 
 
 def _pieces(

@@ -251,6 +251,15 @@ SALT_MISMATCH: Final = Cause(
     "not the one that reaches this service.",
     "Send the same cache_salt here and to the engine, or to neither.",
 )
+SALT_AMBIGUOUS: Final = Cause(
+    "salt-ambiguous",
+    "error",
+    "Prompts with a cache_salt of 64 hex digits match nothing, because their engine (vLLM 0.17 to "
+    "0.19) writes media items as it writes such a salt: nothing tells the two apart, and it is "
+    "taken for a media item. Chat template and tokenizer are not to blame.",
+    "Run vLLM 0.20.2 or newer, or use salts that are not 64 hex digits (a letter in front is "
+    "enough), here and at the engine.",
+)
 REPLICA_UNREACHABLE: Final = Cause(
     "replica-unreachable",
     "error",
@@ -353,7 +362,7 @@ CAUSES: Final = (
     *(REPLAY_MUTE, REPLAY_WRONG_RANK, REPLAY_OF_ANOTHER),
     *(SEQUENCE_JUMPS, RESTART_STORM, CLOCK_SKEW, CLOCK_SET, RANK_OFFSET, ENDPOINT_SHARED),
     *(TOKEN_MISMATCH, FIRST_TOKEN, HASH_MISMATCH, REQUEST_BLOCK_SIZE),
-    *(LORA_MISMATCH, SALT_MISMATCH, INDEX_UNTRUE),
+    *(LORA_MISMATCH, SALT_MISMATCH, SALT_AMBIGUOUS, INDEX_UNTRUE),
     *(REPLICA_UNREACHABLE, REPLICA_REFUSED, REPLICA_SILENT, REPLICA_BEHIND),
     *(REPLICA_WORKERS, REPLICA_NAMESAKE),
     *(UNKNOWN_MODEL, NEVER_FREED, EXPIRED_EARLY, REPORTS_STALE),

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from indexer.core.colours import is_ambiguous_salt, media_hash
 from indexer.core.hashing import block_hashes
-from indexer.types import BASE_NAMESPACE, HASH_BYTES, Scope, WorkerRank
+from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace, Scope, WorkerRank
 from select_service.core.doctor import causes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from indexer.core.index import KvIndex
-    from indexer.types import Namespace
     from select_service.core.doctor.causes import Cause
     from select_service.core.doctor.sampling import Sample
 
@@ -37,6 +37,9 @@ VERDICTS_MAX: Final = 32
 
 VERDICTS_S: Final = 900.0
 """Older ones say nothing."""
+
+MISREAD_S: Final = 300.0
+"""A salt was taken for a media item no longer ago than this."""
 
 MISSES_MIN: Final = 8
 """Prompts that came again and matched nothing, with none that matched, until that is odd."""
@@ -72,10 +75,17 @@ class PromptWatch:
     def __init__(self) -> None:
         self._seen: dict[tuple[Owner, bytes], float] = {}
         self._verdicts: dict[Owner, deque[Verdict]] = {}
+        self._misread: dict[Scope, tuple[int, float]] = {}  # prompts whose salt is, and the last
 
     def judge(self, sample: Sample, index: KvIndex, stored: Mapping[Owner, int]) -> None:
         """Look whether what a prompt needs is there, if it has been asked for before."""
         rank = WorkerRank(sample.worker_id, sample.dp_rank)
+        if is_ambiguous_salt(sample.namespace.cache_salt):
+            if _holds(index, sample.beginning, None):
+                self._misread.pop(sample.scope, None)
+            elif _is_misread(index, sample):
+                self._note_misread(sample)
+                return  # the cause is known, whatever other prompts match
         for owner in (sample.scope, (sample.scope, rank)):
             key = (owner, sample.beginning)
             seen_at = self._seen.setdefault(key, sample.at)
@@ -89,6 +99,12 @@ class PromptWatch:
                 )
         while len(self._seen) > SEEN_MAX:
             del self._seen[next(iter(self._seen))]
+
+    def _note_misread(self, sample: Sample) -> None:
+        count, _ = self._misread.pop(sample.scope, (0, 0.0))
+        self._misread[sample.scope] = count + 1, sample.at
+        if len(self._misread) > OWNERS_MAX:
+            del self._misread[next(iter(self._misread))]
 
     def _note(self, owner: Owner, sample: Sample, stored: int, *, is_hit: bool) -> None:
         verdicts = self._verdicts.get(owner)
@@ -111,6 +127,12 @@ class PromptWatch:
 
         Of a scope that matches nothing at all its ranks are not named.
         """
+        for scope, (count, at) in [*self._misread.items()]:
+            if now - at > MISREAD_S or index_of(scope) is None:
+                del self._misread[scope]
+            else:
+                what = "1 prompt matches" if count == 1 else f"{count} prompts match"
+                yield scope, causes.SALT_AMBIGUOUS, f"{what} if the salt is read as a media item"
         mute: set[Scope] = set()
         owners = sorted(self._verdicts, key=lambda owner: not isinstance(owner, Scope))
         for owner in owners:
@@ -184,6 +206,21 @@ def _tried(index: KvIndex, misses: list[Sample], slot: int | None) -> Cause | No
         ):
             return causes.FIRST_TOKEN
     return None
+
+
+def _is_misread(index: KvIndex, sample: Sample) -> bool:
+    """Whether a prompt is in the index with its salt taken for a media item."""
+    adapter, salt = sample.namespace
+    mm_hash = media_hash(salt)
+    if mm_hash is None or not sample.tokens:
+        return False
+    size = len(sample.beginning) // HASH_BYTES * index.block_size
+    hashes = block_hashes(
+        *(sample.tokens[:size], index.block_size),
+        namespace=Namespace(adapter),
+        mm_hashes=[[mm_hash]],
+    )
+    return _holds(index, hashes, None)
 
 
 def _would_match(index: KvIndex, tokens: list[int], namespace: Namespace, slot: int | None) -> bool:

@@ -141,7 +141,8 @@ def long_batches(draw: st.DrawFn) -> bytes:
     for event in told:
         event["block_hashes"] = [n if isinstance(n, int) else 7 for n in event["block_hashes"]]
         event.pop("later", None)
-    if form == "array-int" and draw(st.booleans()):  # as engines wrote them before there were groups
+    is_of_old = form == "array-int" and draw(st.booleans())  # of the time before groups
+    if is_of_old:
         return encode([1.0, [encode_event(event, form)[:9] for event in told], None])
     return encode_batch(told, form)
 
