@@ -10,7 +10,9 @@ from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 
-ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+from indexer.core.events import HEAD_BYTES, Oversized
+
+ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 
 cdef extern from *:
@@ -43,20 +45,28 @@ cdef extern from *:
         return msg_init && msg_recv && msg_close && msg_more && msg_data && msg_size && last_errno;
     }
 
-    /* The next frame: 1, with whether another follows, or 0 if there is none. */
-    static int next_frame(void *socket, PyObject **frame, int *more) {
+    /* The next frame: 1, with its size and whether another follows, or 0 if there is none. Of one
+       longer than `longest` only the head. */
+    static int next_frame(
+        void *socket, size_t longest, size_t head, PyObject **frame, size_t *size, int *more
+    ) {
         message_t message;
         msg_init(&message);
         while (msg_recv(&message, socket, 1 /* ZMQ_DONTWAIT */) < 0)
             if (last_errno() != EINTR) { msg_close(&message); return 0; }
-        *frame = PyBytes_FromStringAndSize((const char *)msg_data(&message), msg_size(&message));
+        *size = msg_size(&message);
+        *frame = PyBytes_FromStringAndSize(
+            (const char *)msg_data(&message), *size > longest ? head : *size
+        );
         *more = msg_more(&message);
         msg_close(&message);
         return *frame ? 1 : -1;
     }
     """
     bint find_libzmq(const char *pyzmq)
-    int next_frame(void *socket, PyObject **frame, int *more) except -1
+    int next_frame(
+        void *socket, size_t longest, size_t head, PyObject **frame, size_t *size, int *more
+    ) except -1
 
 
 def find(str pyzmq):
@@ -64,9 +74,12 @@ def find(str pyzmq):
     return find_libzmq(pyzmq.encode())
 
 
-def receive(size_t socket, Py_ssize_t messages_max, Py_ssize_t bytes_max, bytes apart):
+def receive(
+    size_t socket, Py_ssize_t messages_max, Py_ssize_t bytes_max, size_t longest, bytes apart
+):
     """Return messages of an open socket of the calling thread, as lists of frames; non-blocking.
 
+    Of a frame of more than `longest` bytes only the head is copied, into an `Oversized`.
     Stops when the socket is empty, at either limit, or after a message whose first frame is
     `apart`.
     """
@@ -74,12 +87,15 @@ def receive(size_t socket, Py_ssize_t messages_max, Py_ssize_t bytes_max, bytes 
     cdef PyObject *frame = NULL
     cdef int more = 0
     cdef Py_ssize_t size = 0
+    cdef size_t length = 0, head = HEAD_BYTES if longest > HEAD_BYTES else longest
     while PyList_GET_SIZE(messages) < messages_max and size < bytes_max:
         frames = []
         more = 1
-        while more and next_frame(<void *>socket, &frame, &more):
+        while more and next_frame(<void *>socket, longest, head, &frame, &length, &more):
             data = <object>frame
             Py_DECREF(data)  # the list keeps the only reference
+            if length > longest:
+                data = Oversized.of(data, length)
             frames.append(data)
             size += PyBytes_GET_SIZE(data)
         if not frames:

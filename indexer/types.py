@@ -74,6 +74,12 @@ class EventLossPolicy(Enum):
     DROP = "drop"  # never credit a stale block: forget the rank's blocks
 
 
+SOCKET_BYTES_FACTOR: Final = 2
+"""Messages up to this many times `StreamLimits.message_bytes_max` are received, to be refused by
+their size; a longer one breaks the connection, because libzmq does not skip what it will not
+hold."""
+
+
 class StreamLimits(Struct, kw_only=True):
     """Budgets of the event streams; the defaults fit engines that run with their own defaults.
 
@@ -104,8 +110,9 @@ class StreamLimits(Struct, kw_only=True):
     """Pause after an endpoint did not answer; doubles each time up to the maximum."""
 
     backlog_batches_max: int = 20_000
-    backlog_bytes_max: int = 64 << 20
-    """Live batches that may wait for a replay to finish; beyond that the replay is abandoned."""
+    backlog_bytes_max: int = 128 << 20
+    """Live batches that may wait for a replay to finish, among them one of the longest; beyond that
+    the replay is abandoned."""
 
     orphan_blocks_max: int = 65_536
     """Blocks of one partition that may wait for a parent that has not been announced."""
@@ -141,9 +148,10 @@ class StreamLimits(Struct, kw_only=True):
     """File descriptors held back: new sources leave half of them free, connections all of them, for
     engines that reconnect, new files, replays and health checks."""
 
-    message_bytes_max: int = 8 << 20
-    """Longest message. A million tokens make 5 MB; one engine step has some ten thousand. A message
-    is read in one go, at 2 ms per megabyte. libzmq drops the connection if a message is longer."""
+    message_bytes_max: int = 96 << 20
+    """Longest batch. A removal of a million blocks takes 9 MB with numbers and 34 MB with digests
+    of 32 bytes, or up to 89 MB as a million removals of one each. A longer one is refused unread
+    and costs itself; libzmq drops the connection beyond `SOCKET_BYTES_FACTOR` times as much."""
 
     recall_wait_s: float = 600.0
     """How long blocks from before a restart wait for the next batch of an engine that offers no

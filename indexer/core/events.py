@@ -14,6 +14,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Mapping, Sequence
+    from typing import Self
 
     from indexer.types import Tier
 
@@ -26,6 +27,32 @@ JOINED_BLOCKS_MAX: Final = 512
 
 READ_AT_ONCE_BYTES: Final = 1 << 17
 """Messages up to this size, some 1,700 blocks, are decoded at once in 0.1 ms; longer in pieces."""
+
+
+HEAD_BYTES: Final = 64
+"""What is kept of a message that is too long."""
+
+
+class Oversized(bytes):
+    """The head of a message that was refused for its size, in place of the whole.
+
+    Attributes:
+        size: Bytes of the whole message.
+    """
+
+    size: int
+
+    @classmethod
+    def of(cls, head: bytes, size: int) -> Self:
+        """Keep the head only."""
+        one = cls(head[:HEAD_BYTES])
+        one.size = size
+        return one
+
+
+def size_of(frame: bytes) -> int:
+    """Bytes of a frame as it was sent."""
+    return frame.size if isinstance(frame, Oversized) else len(frame)
 
 
 class BlockStored(Struct, frozen=True, gc=False, kw_only=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal
 
 from indexer.core.cursor import Cursor
+from indexer.core.events import Oversized, size_of
 from indexer.core.memory import StreamMemory
 from indexer.core.tallies import Tallies
 from indexer.core.wire import BatchDecoder
@@ -31,6 +32,10 @@ NAMES_REMEMBERED: Final = 64
 DIGESTS_KEPT: Final = 64
 """Digests of last batches saved for the next process; the last proves identity, the others identify
 copies."""
+
+UNUSABLE_REMEMBERED: Final = 1024
+"""Numbers of batches remembered because asking for them again is of no use; beyond that the oldest
+is forgotten, and may be counted once more."""
 
 BEHEADED_BELIEVED: Final = 2
 """Replays without their beginning before it counts as gone: one may be lost in transit, not all."""
@@ -70,6 +75,10 @@ class Progress:
         # the last batch applied before the engine may have been replaced unnoticed
         self._doubted_after: int | None = None
         self.is_unproven = False
+        # batches that the engine has, but that are of no use to us: too long, or unreadable
+        self._unusable: dict[int, None] = {}
+        self._breaking: int | None = None  # the last batch too long even for a socket
+        self._lost_unusable = 0  # how many of `lost_batches` are of that kind
         self._index = index
         index.attach(rank)
 
@@ -93,6 +102,11 @@ class Progress:
     def _is_past_gone(self) -> bool:
         """Whether batch 0 has left the engine's buffer, which makes rebuilding impossible."""
         return self._beheaded >= BEHEADED_BELIEVED
+
+    @property
+    def _can_rebuild(self) -> bool:
+        """Whether starting over with batch 0 would bring back some of what was lost."""
+        return self.lost_batches > self._lost_unusable and not self._is_past_gone
 
     def lag(self, wall_now: float) -> float | None:
         """Seconds since the engine's last batch, by the engine's clock; None if implausible."""
@@ -180,14 +194,18 @@ class Progress:
         assert len(self._names) <= NAMES_REMEMBERED
         assert self.lost_batches >= 0
 
-    def _hear_name(self, batch: EventBatch) -> None:
+    def _hear_name(self, batch: EventBatch | None) -> None:
         """Record the rank the engine reports for itself."""
-        if batch.dp_rank is not None and len(self._names) < NAMES_REMEMBERED:
+        if batch is not None and batch.dp_rank is not None and len(self._names) < NAMES_REMEMBERED:
             self._names.add(batch.dp_rank)
 
-    def _is_foreign(self, batch: EventBatch) -> bool:
+    def _is_garbage(self, payload: bytes) -> bool:
+        """Whether a payload cannot be a batch, as far as it was read."""
+        return not isinstance(payload, Oversized) and self._decoder.decode(payload) is None
+
+    def _is_foreign(self, batch: EventBatch | None) -> bool:
         """Whether a replayed batch belongs to another rank: one address often serves all."""
-        name = batch.dp_rank
+        name = None if batch is None else batch.dp_rank
         if name is None:
             return False
         if self._names:
@@ -206,7 +224,7 @@ class Progress:
         left = self._writer.work(budget)
         if self._writer.is_whole:
             # everything was cleared, so losses and blocks of another engine no longer matter
-            self.lost_batches = 0
+            self.lost_batches = self._lost_unusable = 0
             self._doubted_after = None
             if self.is_unproven:
                 self._credit()  # no block from before the restart is left that could be wrong
@@ -219,10 +237,33 @@ class Progress:
             self.cursor.skip_to(seq)
 
     def _lose(self, batches: int) -> None:
+        self.tallies.lost_batches += batches
+        self._note_lost(batches)
+
+    def _note_lost(self, batches: int) -> None:
         self._deny("lost")  # when in doubt drop unproven blocks, whatever the policy
         self.lost_batches += batches
-        self.tallies.lost_batches += batches
         self._drop_if_told()
+
+    def _lose_unusable(self, seq: int) -> None:
+        """Count a batch as lost that no replay can bring, once for each engine."""
+        if seq not in self._unusable:
+            self.tallies.lost_batches += 1
+            self.tallies.unusable_batches += 1
+            self._unusable[seq] = None
+            if len(self._unusable) > UNUSABLE_REMEMBERED:
+                del self._unusable[next(iter(self._unusable))]
+        self._note_lost(1)
+        self._lost_unusable += 1
+
+    def _refuse(self, seq: int, payload: bytes, digest: int, *, live: bool) -> None:
+        """Take the expected batch, of which only the size and the number can be used."""
+        if isinstance(payload, Oversized):
+            self.tallies.count_oversized(payload.size)
+        else:
+            self.tallies.count_bad_message("payload")
+        self.cursor.advance(seq, digest, live=live)
+        self._lose_unusable(seq)
 
     def _drop_if_told(self) -> None:
         """The held blocks may be wrong: under `--on-event-loss drop`, drop them."""
@@ -231,13 +272,27 @@ class Progress:
 
     def _begin_anew(self) -> None:
         """Another engine process is speaking: discard everything known about the old one."""
+        self._forget_past()
+        self._unusable.clear()
+        self._breaking = None
+
+    def _forget_past(self) -> None:
+        """Start with batch 0, of this engine or another one."""
         self._deny("restarted")
         self._writer.forget()
         self._names.clear()
         self.cursor.reset()
-        self.lost_batches = 0
+        self.lost_batches = self._lost_unusable = 0
         self._beheaded = 0
         self._doubted_after = None
+
+
+def fitted(payload: bytes, longest: int) -> bytes:
+    """Return a payload, or only its head if it is longer than `longest` bytes."""
+    size = size_of(payload)
+    if size <= longest or isinstance(payload, Oversized):
+        return payload
+    return Oversized.of(payload, size)
 
 
 def read_sequence(frame: bytes) -> int | None:

@@ -7,12 +7,16 @@ endless, garbled or simply wrong; every way it can waste our time has a budget h
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
     from indexer.types import StreamLimits
+
+
+SKIPPED_MAX: Final = 8
+"""Batches that break the connection, in one replay; each costs some requests."""
 
 
 class Mode(Enum):
@@ -36,6 +40,7 @@ class Replay:
     __slots__ = (
         "_limits",
         "attempts",
+        "behind",
         "bytes",
         "deadline",
         "is_hearsay",
@@ -45,6 +50,7 @@ class Replay:
         "quiet_until",
         "replies",
         "replies_now",
+        "skipped",
         "suspects",
         "useless",
         "waiting_before",
@@ -59,6 +65,8 @@ class Replay:
         self.bytes = 0
         self.useless = 0
         self.is_hearsay = False  # began with nothing known that it could be compared with
+        self.behind: int | None = None  # ask from here on: what comes before breaks the connection
+        self.skipped = 0  # batches that did
         self.suspects = 0  # how many of the waiting batches are older than the last reconnect
         self.waiting_before = 0  # live batches already waiting when the request was sent
         self.begin_attempt(now)
@@ -70,6 +78,14 @@ class Replay:
         self.progressed = False
         self.replies_now = 0
         self.quiet_until = min(now + self._limits.replay_silence_s, self.deadline)
+
+    def may_skip(self, now: float) -> bool:
+        """Whether the endpoint may be asked for what comes behind a batch that breaks connections.
+
+        One that never replied may not even speak ZMQ.
+        """
+        most = SKIPPED_MAX if self.replies else 1
+        return self.skipped < most and now < self.deadline
 
     def may_ask_again(self, now: float) -> bool:
         """Whether another request is allowed: always after progress, otherwise a few times."""

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from indexer.compiled import usable
 from indexer.core.cursor import Verdict
-from indexer.core.progress import END_MARKER, read_sequence
+from indexer.core.events import Oversized
+from indexer.core.normal import form_of
+from indexer.core.progress import END_MARKER, fitted, read_sequence
 from indexer.core.repair import REPLY_FRAMES, Repair
 from indexer.core.replay import Mode
 from indexer.types import EventLossPolicy, StreamLimits
@@ -72,6 +74,11 @@ class EventStream(Repair):
             or (self._replay is None and bool(self.backlog))
         )
 
+    @property
+    def longest_message(self) -> int:
+        """Bytes of the longest batch that is read."""
+        return self._limits.message_bytes_max
+
     def on_live(self, frames: list[bytes], now: float) -> None:
         """Take one message from the publisher, whatever it contains."""
         self.take(deque((frames,)), now)
@@ -101,10 +108,25 @@ class EventStream(Repair):
             self.tallies.count_bad_message("sequence")
             return
         self.last_event_at = self._quiet_since = now
-        if self._decoder.read_ahead(frames[2]):
-            self._heed(seq, frames[2], now)
+        payload = fitted(frames[2], self._limits.message_bytes_max)
+        if isinstance(payload, Oversized):
+            self._hear_oversized(seq, payload, now)
+        elif self._decoder.read_ahead(payload):
+            self._heed(seq, payload, now)
         else:
             self._unread = frames, None
+
+    def _hear_oversized(self, seq: int, payload: Oversized, now: float) -> None:
+        """Take a live batch that is too long: it costs itself, if it is the next one.
+
+        Otherwise its number cannot be trusted, because nobody has read the rest: whatever it would
+        tell of a gap or a restart, the next message tells as well.
+        """
+        due = self.backlog.last + 1 if self.backlog else self.cursor.expected
+        if seq == due and form_of(payload) is not None:
+            self._heed(seq, payload, now)
+        else:
+            self.tallies.count_oversized(payload.size)
 
     def _heed(self, seq: int, payload: bytes, now: float) -> None:
         """Take a live message that can be decoded at once."""
@@ -116,6 +138,8 @@ class EventStream(Repair):
     def on_replay(self, frames: Sequence[bytes], now: float) -> None:
         """Take one reply of the replay that `request` asked for."""
         self._read_to_end(now)
+        if frames:
+            frames = [*frames[:-1], fitted(frames[-1], self._limits.message_bytes_max)]
         if self._replay is None:
             self._hear_witness(frames)
             return
@@ -128,14 +152,20 @@ class EventStream(Repair):
     def on_broken_replay(self, now: float) -> bool:
         """Handle a socket that will bring no more replies; False: no consequence yet.
 
-        For blocks from before a restart only silence counts: the engine may be about to start where
-        something else still listens.
+        It is not ZMQ, or the next batch is longer than the socket takes. For blocks from before a
+        restart only silence counts: the engine may be about to start where something else still
+        listens.
         """
         if self._replay is None or self.is_busy or self.is_unproven:
             return False
-        self._ask_again_or_abandon("broken", now)
+        if not self._ask_behind(self._replay, now):
+            self._ask_again_or_abandon("broken", now)
         self.resume(now)
         return True
+
+    def on_breach(self) -> None:
+        """Count a live connection that libzmq gave up: by a message longer than it may be."""
+        self.tallies.count_bad_message("breach")
 
     def on_timer(self, now: float, *, may_poll: bool = True) -> None:
         """Check for silence; call this a few times a second."""
@@ -245,10 +275,10 @@ class EventStream(Repair):
 
     def _take(self, seq: int, payload: bytes, now: float) -> None:
         """Judge the next live message; nothing is pending and no replay runs."""
-        batch = self._decoder.decode(payload)
-        if batch is None:  # the cursor stays: it may not have been a batch at all
+        if self._is_garbage(payload):  # the cursor stays: it may not have been a batch at all
             self.tallies.count_bad_message("payload")
             return
+        batch = self._decoder.decode(payload)
         digest = self._decoder.digest(payload)
         verdict = self.cursor.judge(seq, digest)
         if verdict is Verdict.STALE:
@@ -258,12 +288,8 @@ class EventStream(Repair):
         if verdict is Verdict.RESTARTED:
             self.tallies.restarts += 1
             self._begin_anew()
-        if self.is_unproven:  # and no replay endpoint: the next batch is all the proof there is
-            if verdict is Verdict.CONTIGUOUS and not self._writer.is_strange(batch):
-                self._credit()
-            else:
-                self._deny("gap" if verdict is Verdict.GAP else "strange")
-                self._begin_anew()
+        if self.is_unproven:
+            self._weigh_proof(verdict, batch)
         self._hear_name(batch)
         if seq != self.cursor.expected:
             self.tallies.gaps += 1
@@ -272,9 +298,25 @@ class EventStream(Repair):
                 self._ask(Mode.GAP, now)
                 return
             self._give_up_before(seq)
-        self._accept(batch, seq, digest, live=True)
+        self._accept_or_refuse(batch, seq, payload, digest)
         if verdict is Verdict.RESTARTED:
             self._ask_whose_voice(now)  # a late batch of an engine that is gone would look the same
+
+    def _weigh_proof(self, verdict: Verdict, batch: EventBatch | None) -> None:
+        """Judge by the next batch: without a replay endpoint it is all the proof there is."""
+        if verdict is Verdict.CONTIGUOUS and batch and not self._writer.is_strange(batch):
+            self._credit()
+        else:
+            self._deny("gap" if verdict is Verdict.GAP else "strange")
+            self._begin_anew()
+
+    def _accept_or_refuse(
+        self, batch: EventBatch | None, seq: int, payload: bytes, digest: int
+    ) -> None:
+        if batch is None:
+            self._refuse(seq, payload, digest, live=True)
+        else:
+            self._accept(batch, seq, digest, live=True)
 
     def _begin(self, batch: EventBatch) -> None:
         """Begin to write the rest of a batch that the compiled path has started."""
@@ -288,7 +330,7 @@ class EventStream(Repair):
 
     def _hold(self, seq: int, payload: bytes, now: float) -> None:
         """Keep a live message until the replay, or the batch before it, is done."""
-        if self._decoder.decode(payload) is None:  # or its number would be trusted
+        if self._is_garbage(payload):  # or its number would be trusted
             self.tallies.count_bad_message("payload")
             return
         if self.backlog and seq <= self.backlog.last:

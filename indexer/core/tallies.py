@@ -20,6 +20,7 @@ _PLAIN: Final = (
     "stale_batches",
     "gaps",
     "lost_batches",  # never recovered
+    "unusable_batches",  # of these, the ones that a replay cannot bring: too long, or unreadable
     "restarts",  # noticed by the sequence number
     "hidden_restarts",  # noticed only because a replay did not repeat what had been applied
     "foreign_ranks",  # batches that named a rank the worker does not have
@@ -31,7 +32,10 @@ _PLAIN: Final = (
 class Tallies:
     """Counters of one stream, or the sum over several."""
 
-    __slots__ = ("bad_messages", "events", "other_block_size", "recalls", "replays", *_PLAIN)
+    __slots__ = (
+        *("bad_messages", "events", "other_block_size", "oversized_bytes", "recalls", "replays"),
+        *_PLAIN,
+    )
 
     messages: int
     batches: int
@@ -40,6 +44,7 @@ class Tallies:
     stale_batches: int
     gaps: int
     lost_batches: int
+    unusable_batches: int
     restarts: int
     hidden_restarts: int
     foreign_ranks: int
@@ -51,7 +56,9 @@ class Tallies:
             setattr(self, name, 0)
         self.events: dict[Labels, int] = {}
         self.other_block_size = 0  # of the last store event refused for its block size
-        self.bad_messages: dict[str, int] = {}  # frames | sequence | payload | replay
+        self.oversized_bytes = 0  # of the longest message refused for its size; 0: unknown
+        # frames | sequence | payload | replay | oversized | breach
+        self.bad_messages: dict[str, int] = {}
         self.replays: dict[str, int] = {}  # outcome → number of replays that ended with it
         self.recalls: dict[str, int] = {}  # credited, or why blocks from before a restart were not
 
@@ -77,6 +84,11 @@ class Tallies:
     def count_bad_message(self, reason: str) -> None:
         """Count a message that is not a batch."""
         self.bad_messages[reason] = self.bad_messages.get(reason, 0) + 1
+
+    def count_oversized(self, size: int) -> None:
+        """Count a message refused for its size, in bytes."""
+        self.count_bad_message("oversized")
+        self.oversized_bytes = max(self.oversized_bytes, size)
 
     def count_replay(self, outcome: str) -> None:
         """Count a replay that ended."""

@@ -15,7 +15,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from indexer.compiled import usable
 from indexer.core.dialects import LOOSE_MAP, MAP, MIXED, NIL, RAW_LIST, TYPED
-from indexer.core.events import READ_AT_ONCE_BYTES, EventBatch
+from indexer.core.events import READ_AT_ONCE_BYTES, EventBatch, Oversized
 from indexer.core.normal import (
     UNREADABLE,
     form_of,
@@ -26,6 +26,7 @@ from indexer.core.normal import (
     value_of,
 )
 from indexer.core.pieces import Pieces
+from indexer.types import U64_MASK
 
 if usable("indexer._wire", 1):
     from indexer._wire import LongBatch, decode_plain
@@ -132,7 +133,9 @@ class BatchDecoder:
         self._reading = None
 
     def digest(self, payload: bytes) -> int:
-        """XXH3-64 of a payload."""
+        """XXH3-64 of a payload; of one that was too long, of its head and size."""
+        if isinstance(payload, Oversized):
+            return xxh3_64_intdigest(payload, payload.size & U64_MASK)
         reading = self._reading
         if reading is not None and reading.payload is payload and reading.is_over:
             return reading.digest
@@ -140,7 +143,7 @@ class BatchDecoder:
 
     def decode(self, payload: bytes) -> EventBatch | None:
         """Decode a batch; None if the payload is not one. Never raises, whatever the bytes."""
-        if not payload:
+        if not payload or isinstance(payload, Oversized):
             return None
         form = self._form
         reading = self._reading

@@ -32,6 +32,7 @@ class Feed:
         "connections",
         "dealer",
         "guide",
+        "has_broken",
         "inbox",
         "is_connected",
         "is_faulty",
@@ -73,6 +74,7 @@ class Feed:
         self.is_connected = False
         self.is_faulty = False  # its sockets failed; the next tick tries again
         self.was_connected = False
+        self.has_broken = False  # a connection that was up, and libzmq has not tried again since
         self.changed_at = now  # time of the last connect or disconnect
         self.connections = 0
         self.load_reports = 0
@@ -89,6 +91,7 @@ class Feed:
 
     def follow(self, link: Link, now: float) -> None:
         """Handle a change of the connection; schedule a reconnect where libzmq will not retry."""
+        self.has_broken = link is Link.BROKEN and (self.is_connected or self.has_broken)
         if self.is_connected is not (link is Link.CONNECTED):
             self.is_connected, self.changed_at = not self.is_connected, now
             self.connections += self.is_connected
@@ -107,5 +110,8 @@ class Feed:
 
     def connect_again(self, now: float) -> None:
         """Reconnect, and schedule the next attempt."""
+        if self.has_broken:
+            self.has_broken = False
+            self.stream.on_breach()
         self.reconnect_at = now + self.patience.next_s()
         self.subscriber.connect_again()

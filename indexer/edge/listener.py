@@ -19,7 +19,7 @@ from indexer.edge.replays import Replays
 from indexer.edge.rounds import Rounds
 from indexer.edge.sockets import Sockets
 from indexer.errors import EndpointRefused
-from indexer.types import StreamLimits
+from indexer.types import SOCKET_BYTES_FACTOR, StreamLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +80,7 @@ class Listeners:
         self._owns_addresses = addresses is None
         self._limits = limits or registry.limits
         self._worker_key = worker_key
-        self._sockets = Sockets(self._limits, keys)
+        self._sockets = Sockets(self._limits, keys, received=SOCKET_BYTES_FACTOR)
         self._replays = Replays(self._sockets, self._addresses, self._queue)
         self._feeds: dict[int, Feed] = {}  # by identity of the stream
         self._ready: deque[Feed] = deque()

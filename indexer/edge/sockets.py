@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import zmq
 
 from indexer.compiled import usable
+from indexer.core.events import HEAD_BYTES, Oversized
 from indexer.edge.curve import KeyPair
 from indexer.edge.descriptors import descriptors_end
 from indexer.errors import EndpointRefused, NoDescriptorLeft
@@ -76,7 +77,7 @@ _RETRYING: Final = frozenset(
 _WATCHED: Final = sum(_CONNECTED | _BROKEN | _RETRYING)
 
 
-_IS_COMPILED: Final = usable("indexer._frames", 1)
+_IS_COMPILED: Final = usable("indexer._frames", 2)
 if _IS_COMPILED:
     from indexer import _frames
 
@@ -91,12 +92,22 @@ _FINDS_LIBZMQ: Final = _finds_libzmq()
 
 
 class Receiver:
-    """A connected socket that is read without blocking."""
+    """A connected socket that is read without blocking.
 
-    __slots__ = ("_address", "_socket", "fd")
+    Of a frame beyond the limit only the head is returned, as `Oversized`; the rest is never copied.
+    """
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+    __slots__ = ("_address", "_longest", "_socket", "fd")
+
+    def __init__(self, socket: zmq.Socket[bytes], longest: int) -> None:
+        """Read an open socket.
+
+        Args:
+            socket: non-blocking.
+            longest: bytes of a frame that is returned whole.
+        """
         self._socket = socket
+        self._longest = longest
         self._address = socket.underlying
         self.fd: int = socket.getsockopt(zmq.FD)  # type: ignore[assignment]
 
@@ -107,13 +118,19 @@ class Receiver:
             # not `recv_multipart`: a frame knows whether another follows; asking the socket costs
             # more than receiving
             frame = receive(_NOBLOCK, copy=False)
-            frames = [frame.bytes]
+            frames = [self._content(frame)]
             while frame.more:
                 frame = receive(_NOBLOCK, copy=False)
-                frames.append(frame.bytes)
+                frames.append(self._content(frame))
         except zmq.ZMQError:  # usually Again; a failing socket has no message either
             return None
         return frames
+
+    def _content(self, frame: zmq.Frame) -> bytes:
+        size = len(frame)
+        if size <= self._longest:
+            return frame.bytes
+        return Oversized.of(bytes(frame.buffer[:HEAD_BYTES]), size)
 
     def receive_some(self, messages_max: int, apart: bytes) -> list[list[bytes]]:
         """Return the next messages, if any; the last one may be of the topic `apart`.
@@ -123,7 +140,8 @@ class Receiver:
         if self._socket.closed:
             return []
         if _FINDS_LIBZMQ:
-            return _frames.receive(self._address, messages_max, READ_BYTES_MAX, apart)
+            limits = messages_max, READ_BYTES_MAX, self._longest
+            return _frames.receive(self._address, *limits, apart)
         messages: list[list[bytes]] = []
         size = 0
         while len(messages) < messages_max and size < READ_BYTES_MAX:
@@ -138,12 +156,12 @@ class Receiver:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether a dealer's libzmq has no connection and will not make a new one.
+        """Whether a dealer is read empty, and its libzmq has no connection and will make none.
 
         That only happens after a breach of protocol: a message beyond the limit, or a peer that
         does not speak ZMQ. Connections that break otherwise are re-established silently.
         """
-        return not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT
+        return not int(self._socket.getsockopt(zmq.EVENTS)) & (zmq.POLLIN | zmq.POLLOUT)
 
     def close(self) -> None:
         """Close the socket and drop what was not read."""
@@ -172,9 +190,13 @@ class Subscriber(Receiver):
     __slots__ = ("_endpoint", "_failures", "_monitor", "is_refused", "news_fd")
 
     def __init__(
-        self, socket: zmq.Socket[bytes], endpoint: str | None, failures: Counter[str] | None = None
+        self,
+        socket: zmq.Socket[bytes],
+        endpoint: str | None,
+        longest: int,
+        failures: Counter[str] | None = None,
     ) -> None:
-        super().__init__(socket)
+        super().__init__(socket, longest)
         self.is_refused = False
         self._failures = Counter() if failures is None else failures  # failed handshakes by cause
         self._endpoint = endpoint  # None: not connected yet
@@ -308,14 +330,19 @@ class Publisher:
 class Sockets:
     """The receiving sockets of one process, in one libzmq context."""
 
-    def __init__(self, limits: StreamLimits, keys: KeyPair | None = None) -> None:
+    def __init__(
+        self, limits: StreamLimits, keys: KeyPair | None = None, *, received: int = 1
+    ) -> None:
         """Open nothing yet.
 
         Args:
             limits: of queues and messages.
             keys: our identity towards servers that ask for one; None: a new one on every start.
+            received: messages up to this many times the longest are received, and only their heads
+                returned; beyond it the connection is dropped.
         """
         self._limits = limits
+        self._received = received
         self._keys = keys
         self.handshakes_failed: Counter[str] = Counter(dict.fromkeys(_REFUSED.values(), 0))
         """Of subscribers, by cause; libzmq makes few attempts a minute."""
@@ -353,7 +380,8 @@ class Sockets:
             socket.setsockopt(zmq.SUBSCRIBE, topic)
         try:
             # before connecting, or early events are missed
-            subscriber = Subscriber(socket, endpoint, self.handshakes_failed)
+            longest = self._limits.message_bytes_max
+            subscriber = Subscriber(socket, endpoint, longest, self.handshakes_failed)
         except zmq.ZMQError as error:
             socket.close(linger=0)
             raise _refused(endpoint or "", error) from error
@@ -385,7 +413,7 @@ class Sockets:
         except zmq.ZMQError as error:
             socket.close(linger=0)
             raise _refused(endpoint, error) from error
-        return Receiver(socket)
+        return Receiver(socket, self._limits.message_bytes_max)
 
     def try_connect(self, endpoint: str) -> None:
         """Test whether libzmq would connect there; nothing is sent.
@@ -416,7 +444,7 @@ class Sockets:
         options = {
             zmq.LINGER: 0,
             zmq.RCVHWM: messages_max,
-            zmq.MAXMSGSIZE: self._limits.message_bytes_max,
+            zmq.MAXMSGSIZE: self._received * self._limits.message_bytes_max,
             zmq.RECONNECT_IVL: RECONNECT_MS,
             zmq.RECONNECT_IVL_MAX: RECONNECT_MAX_MS,
             zmq.HEARTBEAT_IVL: HEARTBEAT_MS,

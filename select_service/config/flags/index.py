@@ -153,8 +153,9 @@ INDEX: Final = (
         "--kv-message-bytes-max",
         values.whole(1, values.BYTES_MAX),
         "N",
-        "longest KV-event message; the connection that sends a longer one is dropped",
-        watch="kv_gaps_total",
+        "longest KV-event batch; a longer one is refused and costs itself, and the connection that"
+        " sends one of more than twice as much is dropped",
+        watch='kv_bad_messages_total{reason="oversized"}',
     ),
     Flag(
         "--kv-receive-messages-max",

@@ -112,6 +112,15 @@ EVENTS_LOST: Final = Cause(
     "Give the worker a replay_endpoint, raise the engine's hwm and buffer_steps, and look for a "
     "network that drops connections.",
 )
+EVENTS_TOO_LONG: Final = Cause(
+    "events-too-long",
+    "warning",
+    "The engine sent a batch of KV events that is longer than --kv-message-bytes-max (or, where "
+    "its connection was broken off, than twice that). Nothing else is lost, but the index of the "
+    "rank no longer matches what the engine holds.",
+    "Raise --kv-message-bytes-max above the size named; each connection may then take twice as "
+    "much memory while such a batch arrives.",
+)
 PAST_EVENTS_MISSING: Final = Cause(
     "past-events-missing",
     "warning",
@@ -358,7 +367,7 @@ UNREACHABLE_FROM_HERE: Final = Cause(
 CAUSES: Final = (
     *(WORKER_INCOMPLETE, NO_WORKERS),
     *(EVENTS_UNREACHABLE, EVENTS_REFUSED, NO_EVENTS, WRONG_TOPIC, EVENTS_UNREADABLE),
-    *(BLOCK_SIZE_MISMATCH, EVENTS_NOT_INDEXED, EVENTS_LOST, PAST_EVENTS_MISSING),
+    *(BLOCK_SIZE_MISMATCH, EVENTS_NOT_INDEXED, EVENTS_LOST, EVENTS_TOO_LONG, PAST_EVENTS_MISSING),
     *(REPLAY_MUTE, REPLAY_WRONG_RANK, REPLAY_OF_ANOTHER),
     *(SEQUENCE_JUMPS, RESTART_STORM, CLOCK_SKEW, CLOCK_SET, RANK_OFFSET, ENDPOINT_SHARED),
     *(TOKEN_MISMATCH, FIRST_TOKEN, HASH_MISMATCH, REQUEST_BLOCK_SIZE),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from indexer.types import SOCKET_BYTES_FACTOR
 from select_service.core.doctor import causes
 from select_service.core.doctor.growth import Growth
 
@@ -86,7 +87,18 @@ class StreamWatch:
     __slots__ = (
         *("_answered", "_asked_since", "_asks", "_batches", "_heard_at", "_link_since", "_lives"),
         "_requests",
-        *("_losses", "_lost", "_prompts", "_readable", "_replayed", "_skewed", "_skews", "_usable"),
+        *(
+            "_long",
+            "_long_at",
+            "_losses",
+            "_lost",
+            "_prompts",
+            "_readable",
+            "_replayed",
+            "_skewed",
+            "_skews",
+            "_usable",
+        ),
         *("known_since", "stream"),
     )
 
@@ -106,6 +118,8 @@ class StreamWatch:
         self._readable = Run()
         self._answered = Run()
         self._lost = self._batches = 0
+        self._long = 0  # messages that were too long, and when the last one came
+        self._long_at: float | None = None
         self._losses: deque[float] = deque(maxlen=LOSSES_MIN)
         self._replayed = self._skewed = self._skews = 0
 
@@ -137,6 +151,7 @@ class StreamWatch:
         yield from self._jumps(look)
         yield from self._replays(look)
         yield from self._loss(look)
+        yield from self._too_long(look)
         yield from self._skew(look)
         yield from self._offset()
 
@@ -239,13 +254,27 @@ class StreamWatch:
 
     def _loss(self, look: Look) -> Iterator[Suspect]:
         tallies = self.stream.tallies
+        lost = tallies.lost_batches - tallies.unusable_batches  # no network lost the others
         # losses before the first batch are of the past
-        if tallies.lost_batches > self._lost and self._batches:
+        if lost > self._lost and self._batches:
             self._losses.append(look.now)
-        self._lost, self._batches = tallies.lost_batches, tallies.batches
+        self._lost, self._batches = lost, tallies.batches
         losses = self._losses
         if len(losses) == LOSSES_MIN and look.now - losses[0] <= LOSS_WINDOW_S:
-            yield causes.EVENTS_LOST, f"{tallies.lost_batches} batches lost for good"
+            yield causes.EVENTS_LOST, f"{lost} batches lost for good"
+
+    def _too_long(self, look: Look) -> Iterator[Suspect]:
+        tallies, most = self.stream.tallies, self.stream.longest_message
+        refused, broke = (tallies.bad_messages.get(one, 0) for one in ("oversized", "breach"))
+        if refused + broke > self._long:
+            self._long, self._long_at = refused + broke, look.now
+        if self._long_at is None or look.now - self._long_at > LOSS_WINDOW_S:
+            return
+        if refused:
+            size = f"{tallies.oversized_bytes} bytes"
+        else:
+            size = f"more than {SOCKET_BYTES_FACTOR * most} bytes, which broke the connection"
+        yield causes.EVENTS_TOO_LONG, f"a batch of {size}; --kv-message-bytes-max is {most}"
 
     # -- when were they made? ----------------------------------------------------------------------
 

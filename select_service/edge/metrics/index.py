@@ -41,6 +41,7 @@ _STREAM_COUNTERS: Final = (
     ("stale_batches", "Batches that had been applied before."),
     ("gaps", "Times sequence numbers were missing."),
     ("lost_batches", "KV-event batches that were never recovered."),
+    ("unusable_batches", "Of these, the ones that were too long, or that nobody could read."),
     ("restarts", "Engine restarts seen by the sequence number."),
     ("hidden_restarts", "Engine restarts seen only through a replay."),
     ("foreign_ranks", "Batches that named a rank the worker does not have."),

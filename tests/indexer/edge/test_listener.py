@@ -7,12 +7,13 @@ import threading
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from indexer.core.stream import EventStream
 from indexer.errors import EndpointRefused
 from indexer.types import StreamLimits, WorkerRank
-from tests.indexer.edge.house import IMPATIENT, LIMITS, SCOPE, House, batch, play
-from tests.indexer.encoding import encode_batch, stored
+from tests.indexer.edge.house import IMPATIENT, LIMITS, SCOPE, House, batch, play, tokens
+from tests.indexer.encoding import encode_batch, removed, stored
 
 
 def test_events_arrive(context: Any) -> None:
@@ -242,43 +243,71 @@ def test_what_somebody_else_has_a_stream_ask_is_asked(context: Any) -> None:
     play(context, scenario)
 
 
+SMALL = StreamLimits(message_bytes_max=10_000, tick_s=0.02, poll_after_s=0)
+
+
+def too_long(number: int, size: int) -> bytes:
+    """A batch that is as it should be, but for its size."""
+    return encode_batch([stored([number + 1], tokens(number)), removed([b"x" * size])])
+
+
 def test_a_message_beyond_the_limit_costs_itself(context: Any) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine, replay=False)
+        engine.publish(batch(0))
+        engine.publish(too_long(1, 15_000))
+        engine.publish(batch(2))
+        await house.until(lambda: house.holds(stream, 2))
+        assert house.holds(stream, 0)
+        assert stream.tallies.bad_messages == {"oversized": 1}
+        assert stream.tallies.oversized_bytes > 15_000
+        assert stream.tallies.lost_batches == 1
+        link = house.listeners.link(stream)
+        assert link is not None
+        assert link.connections == 1, "it was not disconnected"
+
+    play(context, scenario, SMALL)
+
+
+def test_a_message_beyond_the_sockets_limit_costs_itself(context: Any) -> None:
     async def scenario(house: House) -> None:
         engine = house.engine()
         stream = await house.follow(engine)
         engine.publish(batch(0))
-        engine.publish(b"\x00" * 20_000)
+        engine.publish(too_long(1, 50_000))
         await house.until(engine.has_subscriber)  # it was disconnected, and came back
+        await house.until(lambda: stream.tallies.lost_batches == 1)
         engine.publish(batch(2))
         await house.until(lambda: house.holds(stream, 2))
+        assert house.holds(stream, 0)
+        assert stream.tallies.bad_messages == {"breach": 2}, "live, and in the replay"
+        assert stream.tallies.lost_batches == stream.lost_batches == 1
+        assert "broken" not in stream.tallies.replays
 
-    play(context, scenario, StreamLimits(message_bytes_max=10_000, tick_s=0.02, poll_after_s=0))
+    play(context, scenario, SMALL)
 
 
+@pytest.mark.parametrize("size", [15_000, 50_000], ids=["refused", "broken off"])
 @pytest.mark.parametrize("at", [0, 2], ids=["the first", "after some"])
-def test_a_replay_that_is_broken_off_is_not_waited_for(context: Any, at: int) -> None:
-    """By a reply beyond the limit: silence would tell, after as long as it takes, at each try."""
+def test_a_replay_with_a_batch_that_is_too_long(context: Any, at: int, size: int) -> None:
+    """Silence would tell of one that breaks it off, after as long as it takes, at each try."""
 
     async def scenario(house: House) -> None:
         engine = house.engine()
         stream = await house.follow(engine)
         for number in range(5):
-            engine.publish(b"\x00" * 20_000 if number == at else batch(number), is_lost=True)
-        engine.publish(batch(5))  # a gap, and what fills it does not come through
+            engine.publish(too_long(number, size) if number == at else batch(number), is_lost=True)
+        engine.publish(batch(5))  # a gap, and some of what fills it does not come through
         await house.until(lambda: house.holds(stream, 5))
-        assert stream.tallies.replays == {"broken": 1}
-        assert stream.lost_batches == 5 - at
+        assert stream.tallies.replays in ({"complete": 1}, {"overtaken": 1})
+        assert stream.tallies.lost_batches == stream.lost_batches == 1
         assert stream.kv_state == "uncertain"
-        assert [house.holds(stream, number) for number in range(at)] == [True] * at
+        held = [house.holds(stream, number) for number in range(5)]
+        assert held == [number != at for number in range(5)]
         assert len(engine.requests) <= 2 + LIMITS.replay_attempts_max
 
-    never = StreamLimits(
-        message_bytes_max=10_000,
-        tick_s=0.02,
-        poll_after_s=0,
-        replay_silence_s=1_000.0,
-        replay_deadline_s=10_000.0,
-    )
+    never = replace(SMALL, replay_silence_s=1_000.0, replay_deadline_s=10_000.0)
     play(context, scenario, never)
 
 

@@ -9,10 +9,13 @@ import pytest
 import zmq
 
 from indexer.compiled import kernels_in_use
+from indexer.core.events import HEAD_BYTES, Oversized, size_of
 from indexer.edge import sockets as sockets_module
 from indexer.edge.sockets import READ_BYTES_MAX, Receiver, Sockets, open_publisher
 from indexer.errors import EndpointRefused
 from indexer.types import StreamLimits
+
+LONGEST = 1 << 20
 
 
 def test_a_publisher_reaches_its_subscribers() -> None:
@@ -78,7 +81,7 @@ def pair(
     sender, receiver = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
     sender.bind("inproc://pair")
     receiver.connect("inproc://pair")
-    yield sender, Receiver(receiver)
+    yield sender, Receiver(receiver, LONGEST)
     context.destroy(linger=0)
 
 
@@ -130,3 +133,24 @@ def test_what_has_no_address_yet_is_not_called_by_an_empty_one() -> None:
         == "cannot open a socket: Too many open files"
     )
     assert "`tcp://*:1`" in str(EndpointRefused("tcp://*:1", "no"))
+
+
+def test_of_a_frame_that_is_too_long_only_the_head_is_kept(
+    pair: tuple[zmq.Socket[bytes], Receiver],
+) -> None:
+    sender, receiver = pair
+    whole = Random(2).randbytes(LONGEST + 1)
+    sent = [[b"topic", b"12345678", whole], [whole], [b"", b"1", whole[:-1]]]
+    for frames in sent:
+        sender.send_multipart(frames)
+    got: list[list[bytes]] = []
+    while more := receiver.receive_some(40, b"apart"):
+        got += more
+    assert got[2] == sent[2], "as long as it may be"
+    for frames, kept in zip(sent[:2], got[:2], strict=True):
+        assert [size_of(one) for one in kept] == [len(one) for one in frames]
+        assert isinstance(kept[-1], Oversized)
+        assert kept[-1] == whole[:HEAD_BYTES]
+    for frames in sent:
+        sender.send_multipart(frames)
+    assert [size_of(one) for one in receiver.receive() or []] == [5, 8, LONGEST + 1]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 import zmq
+from msgspec.structs import replace
 
 from indexer.types import StreamLimits
 from select_service.types import ReservationRequest, RouterConfig
@@ -493,6 +495,31 @@ def test_batches_that_keep_getting_lost(context: Context) -> None:
         assert await ward.pass_time(320) == []
 
     play(context, scenario, streams=UNPOLLED)
+
+
+@pytest.mark.parametrize("size", [15_000, 50_000], ids=["refused", "broken off"])
+def test_a_batch_that_is_too_long_is_named(context: Context, size: int) -> None:
+    """With its size, or at least what is exceeded; neither the network nor the replay is blamed."""
+
+    async def scenario(ward: Ward) -> None:
+        engine = ward.engine()
+        await ward.hire(engine)
+        (stream,) = ward.streams()
+        await serve_prompts(ward, engine, 0)
+        for count in (1, 2):
+            engine.tell([{"type": "BlockRemoved", "block_hashes": [b"x" * size]}])
+            await ward.until(lambda count=count: stream.tallies.lost_batches == count)
+            await ward.until(lambda: ward.is_connected(stream) and not stream.is_replaying)
+            await serve_prompts(ward, engine, 10 * count)
+        (finding,) = await ward.examine()
+        assert finding.code == "events-too-long"
+        assert "--kv-message-bytes-max is 10000" in finding.what
+        assert ("more than 20000" if size > 20_000 else "150") in finding.what
+        assert stream.tallies.unusable_batches == 2
+        assert await ward.pass_time(60) == ["events-too-long"]
+        assert await ward.pass_time(320) == []
+
+    play(context, scenario, streams=replace(STREAMS, message_bytes_max=10_000))
 
 
 def test_joining_late_is_no_loss(context: Context) -> None:

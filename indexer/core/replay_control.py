@@ -1,0 +1,295 @@
+"""Replays of one stream: when one is asked for, how long it may take, and how it ends.
+
+The layer under `repair`, which reads the replies. `replay` keeps the budgets. Whatever the endpoint
+does, live batches wait for a bounded time only.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from indexer.core.backlog import Backlog
+from indexer.core.progress import Progress
+from indexer.core.replay import Mode, Replay, ReplayRequest
+from indexer.types import EventLossPolicy, StreamLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indexer.core.index import KvIndex
+    from indexer.core.memory import StreamMemory
+    from indexer.types import WorkerRank
+
+
+class ReplayControl(Progress):
+    """A position that can ask for what is missing before it.
+
+    Attributes:
+        request: The replay that should be running now, or None. Compare by identity: a new object
+            is a new request, on a fresh socket. It stays open for one more reply where that reply
+            has to confirm what the replay brought.
+        backlog: Live messages that wait for the replay, or for the batch before them.
+    """
+
+    def __init__(
+        self,
+        rank: WorkerRank,
+        index: KvIndex,
+        *,
+        worker_ranks: range,
+        has_replay: bool,
+        on_event_loss: EventLossPolicy = EventLossPolicy.KEEP,
+        limits: StreamLimits | None = None,
+    ) -> None:
+        super().__init__(rank, index, worker_ranks=worker_ranks, on_event_loss=on_event_loss)
+        self.has_replay = has_replay
+        self.request: ReplayRequest | None = None
+        self._limits = limits or StreamLimits()
+        self.backlog = Backlog(self._limits.backlog_batches_max, self._limits.backlog_bytes_max)
+        self._replay: Replay | None = None
+        # (number, digest, deadline) of a live batch that the next reply must repeat
+        self._witness: tuple[int, int, float] | None = None
+        # a long message still being read, and the request it answers, if any
+        self._unread: tuple[Sequence[bytes], ReplayRequest | None] | None = None
+        self._ask_after = float("-inf")
+        self._backoff_s = 0.0
+        self._quiet_since: float | None = None
+        self._proof_until = 0.0  # deadline for the proof of an engine without a replay endpoint
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether live messages wait for a replay."""
+        return self._replay is not None
+
+    def check(self) -> None:
+        """Assert every invariant of the state machine."""
+        super().check()
+        self.backlog.check()
+        replay = self._replay
+        assert replay is None or self._witness is None
+        assert (self.request is None) == (replay is None and self._witness is None)
+        if replay is not None and self.backlog and not self._must_wait:
+            assert self.backlog.first > self.cursor.expected, "live batches wait without need"
+
+    # -- blocks from before a restart --------------------------------------------------------------
+
+    def recall(self, memory: StreamMemory, now: float) -> None:
+        """Continue where the previous process stopped, once the engine proves to be the same.
+
+        The rank's blocks of that moment are in the index, uncredited. An engine with a replay
+        endpoint is asked for the last batch again; an equal digest proves that it is the same
+        engine, and once everything after that batch is applied the blocks are credited. An engine
+        without one must continue with the very next number, and only build on blocks it should
+        have. On any doubt the blocks are dropped as if there had been none: a wrong credit costs
+        more than a cold start.
+        """
+        self._recall(memory)
+        if self.has_replay:
+            self._ask(Mode.VERIFY, now)
+        else:
+            self._proof_until = now + self._limits.recall_wait_s
+
+    def _judge_recall(self, replay: Replay, outcome: str) -> None:
+        """Handle the end of the replay that was to prove blocks from before a restart."""
+        if replay.is_verified and outcome in {"complete", "overtaken"}:
+            self._credit()
+        else:
+            self._deny("unproven" if outcome in {"complete", "overtaken"} else outcome)
+            self._begin_anew()
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    def _may_ask(self, now: float) -> bool:
+        return self.has_replay and now >= self._ask_after
+
+    def _ask(self, mode: Mode, now: float) -> None:
+        self._witness = None
+        self._replay = Replay(mode, self._limits, now)
+        self._send_request()
+
+    def _send_request(self) -> None:
+        """Ask from the last applied batch on: its copy shows whether the engine is the same."""
+        replay = self._replay
+        assert replay is not None
+        last = None if replay.mode is Mode.REBUILD else self.cursor.last
+        start = 0 if last is None else last
+        if last is not None and last == self._breaking:
+            start += 1  # a copy of it would break the connection
+        if replay.behind is not None:
+            start = replay.behind
+        self.request = ReplayRequest(start)
+        replay.waiting_before = len(self.backlog)
+        self.tallies.replays_asked += 1
+
+    def _ask_again(self, now: float) -> None:
+        assert self._replay is not None
+        self._replay.begin_attempt(now)
+        self._send_request()
+
+    def _ask_behind(self, replay: Replay, now: float) -> bool:
+        """Ask for what follows the batch that broke the connection twice; False: too early."""
+        is_again = replay.behind is not None and not replay.replies_now
+        if not is_again and replay.may_ask_again(now):
+            return False  # it may have been an accident
+        if not replay.may_skip(now) or replay.mode is Mode.REBUILD:
+            return False
+        replay.skipped += 1
+        replay.behind = 1 + (self.cursor.expected if replay.behind is None else replay.behind)
+        self._ask_again(now)
+        return True
+
+    def _ask_again_or_abandon(self, outcome: str, now: float) -> None:
+        assert self._replay is not None
+        if self._replay.may_ask_again(now):
+            self._ask_again(now)
+        else:
+            self._abandon(outcome, now)
+
+    def _ask_whose_voice(self, now: float) -> None:
+        """Have the engine prove that it is the one we know."""
+        self._dismiss_witness()  # it may be another engine that answers by now
+        if self.cursor.last is None and self._replay is None:
+            return  # nothing is known that could be wrong
+        if self._replay is not None:
+            # the previous request went to an engine that may be gone
+            if self._replay.mode is not Mode.REBUILD and self.cursor.last is not None:
+                self._replay.mode = Mode.VERIFY
+            # and waiting batches may come from an engine that was only there for a moment
+            self._replay.suspects = len(self.backlog)
+            self._ask_again(now)
+        elif self._may_ask(now):
+            self._ask(Mode.VERIFY, now)
+
+    def due(self, now: float) -> float:
+        """When silence becomes meaningful if nothing is heard before; `inf`: never. O(1).
+
+        A message may postpone this time but never advances it, except through a new `request`.
+        """
+        if self._replay is not None:
+            return now
+        due = self._proof_until if self.is_unproven else inf
+        if self._witness is not None:
+            due = min(due, self._witness[2])
+        if not self.has_replay:
+            return due
+        if self._doubted_after is not None and (
+            self._doubted_after == self.cursor.last or not self._is_past_gone
+        ):
+            due = min(due, self._ask_after)
+        if self._limits.poll_after_s:
+            quiet_since = now if self._quiet_since is None else self._quiet_since
+            due = min(due, max(quiet_since + self._limits.poll_after_s, self._ask_after))
+        return due
+
+    def _watch_silence(self, now: float, *, may_poll: bool) -> None:
+        """Give up a late replay, or look for lost last batches."""
+        limits = self._limits
+        if self._replay is not None:
+            self._watch_replay(self._replay, now)
+            return
+        if self._witness is not None and now >= self._witness[2]:
+            self._dismiss_witness()
+        if self.is_unproven and now >= self._proof_until:
+            self._deny("unheard")
+            self._begin_anew()
+        if self._doubted_after is not None and may_poll and self._may_ask(now):
+            if self._doubted_after == self.cursor.last:
+                self._ask(Mode.VERIFY, now)
+                return
+            if not self._is_past_gone:
+                self._ask(Mode.REBUILD, now)
+                return
+        if self._quiet_since is None:
+            self._quiet_since = now
+        # exactly the sum that `due` returns, or rounding could leave nothing to do when it is due
+        is_quiet = limits.poll_after_s and now >= self._quiet_since + limits.poll_after_s
+        if is_quiet and may_poll and not self.backlog and self._may_ask(now):
+            self._ask(Mode.REBUILD if self._can_rebuild else Mode.POLL, now)
+
+    def _watch_replay(self, replay: Replay, now: float) -> None:
+        if now >= replay.deadline:
+            self._abandon("deadline", now)
+        elif self._writer.is_busy or self._unread is not None:
+            replay.hear(now)  # its last reply is still being processed, so the next has to wait
+        elif now >= replay.quiet_until and self.is_unproven and not self.backlog:
+            self._ask_again(now)  # no reply at all yet: it may be starting, and nothing waits
+        elif now >= replay.quiet_until:
+            self._ask_again_or_abandon("silent", now)
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether live batches wait although they would continue what is known."""
+        replay = self._replay
+        assert replay is not None
+        return bool(replay.suspects) or replay.mode is Mode.REBUILD or self._is_proof_due
+
+    @property
+    def _is_proof_due(self) -> bool:
+        replay = self._replay
+        return replay is not None and replay.mode is Mode.VERIFY and not replay.is_verified
+
+    def _doubt(self) -> None:
+        """The requested proof will not come: this may be another engine whose numbers fit."""
+        if self._doubted_after is None and self.cursor.last is not None:
+            self._doubted_after = self.cursor.last
+            self._drop_if_told()
+
+    def _dismiss_witness(self) -> None:
+        if self._witness is not None:
+            self._witness = self.request = None
+
+    def _drop_suspects(self, replay: Replay) -> None:
+        """The engine has sent everything, without these batches: another engine sent them."""
+        for _ in range(min(replay.suspects, len(self.backlog))):
+            self.backlog.pop()
+            self.tallies.stale_batches += 1
+        replay.waiting_before = max(replay.waiting_before - replay.suspects, 0)
+        replay.suspects = 0
+
+    def _count_useless(self, now: float) -> None:
+        assert self._replay is not None
+        if not self._replay.waste():
+            self._abandon("garbage", now)
+
+    def _reject_endpoint(self, now: float) -> None:
+        """The endpoint replays another rank: never ask it again."""
+        self.has_replay = False
+        self._abandon("wrong_rank", now)
+
+    def _abandon(self, outcome: str, now: float) -> None:
+        """Continue without the missing batches; back off from the endpoint for a while."""
+        limits = self._limits
+        if self._is_proof_due:
+            self._doubt()
+        replay = self._replay
+        if replay is not None and not replay.is_verified:
+            self._drop_suspects(replay)  # of a proven engine they are ordinary live batches
+        # A gap that live batches could not wait for is given up. A rebuild stays wanted, but asking
+        # again at once would hold back a busy stream for ever.
+        is_asked_again = replay is not None and replay.mode is Mode.REBUILD
+        if outcome != "backlog_full" or is_asked_again:
+            doubled = min(2 * self._backoff_s, limits.replay_backoff_max_s)
+            backoff_s = doubled or limits.replay_backoff_s
+            self._ask_after = now + backoff_s
+        else:
+            backoff_s = self._backoff_s
+        self._end_replay(outcome, now)
+        self._backoff_s = backoff_s
+        if self.backlog:
+            self._give_up_before(self.backlog.first)
+
+    def _end_replay(self, outcome: str, now: float) -> None:
+        self.tallies.count_replay(outcome)
+        replay = self._replay
+        self._stop_replay()
+        if self.is_unproven and replay is not None:
+            self._judge_recall(replay, outcome)
+        self._backoff_s = 0.0
+        self._quiet_since = now
+
+    def _stop_replay(self) -> None:
+        self._replay = self._witness = None
+        self.request = None
