@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 import zmq
 from msgspec.structs import replace
 
+from indexer.core.stream import EventStream
 from indexer.types import StreamLimits
 from select_service.types import ReservationRequest, RouterConfig
 from select_service.types.drains import DrainRequest
@@ -497,6 +499,10 @@ def test_batches_that_keep_getting_lost(context: Context) -> None:
     play(context, scenario, streams=UNPOLLED)
 
 
+def has_lost(stream: EventStream, batches: int) -> bool:
+    return stream.tallies.lost_batches == batches
+
+
 @pytest.mark.parametrize("size", [15_000, 50_000], ids=["refused", "broken off"])
 def test_a_batch_that_is_too_long_is_named(context: Context, size: int) -> None:
     """With its size, or at least what is exceeded; neither the network nor the replay is blamed."""
@@ -508,7 +514,7 @@ def test_a_batch_that_is_too_long_is_named(context: Context, size: int) -> None:
         await serve_prompts(ward, engine, 0)
         for count in (1, 2):
             engine.tell([{"type": "BlockRemoved", "block_hashes": [b"x" * size]}])
-            await ward.until(lambda count=count: stream.tallies.lost_batches == count)
+            await ward.until(partial(has_lost, stream, count))
             await ward.until(lambda: ward.is_connected(stream) and not stream.is_replaying)
             await serve_prompts(ward, engine, 10 * count)
         (finding,) = await ward.examine()
