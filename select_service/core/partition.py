@@ -91,8 +91,6 @@ class Partition:
         self.holds_to_cache = False
         """Whether a cache-hit threshold also applies to requests without one of their own."""
         self.pricer = self._new_pricer()
-        self.glance: object = None
-        """Cache of the shortcut (`_shortcut.pyx`), reset when workers come, go or change."""
         self._unmatched: dict[int, Overlap] = {}  # by worker, its overlap if nothing matched
         self.admission: Gatekeeper | None = None
         """Only if something is to be judged; see `admission/admitting.py`."""
@@ -461,7 +459,6 @@ class Partition:
         """Forget what was known about the previous occupants of these slots."""
         self.queues.leave(slots)
         self._unmatched.pop(worker_id, None)
-        self.glance = None
 
     def _new_pricer(self) -> Pricer:
         loads = self.ledger.loads
@@ -474,7 +471,7 @@ class Partition:
         self.trust.ensure(self.index.capacity)
         self.seating.ensure(self.index.capacity)
         self.queues.ensure(self.index.capacity)
-        self.pricer, self.glance = self._new_pricer(), None
+        self.pricer = self._new_pricer()
 
     def unseat(self, worker: Worker) -> None:
         """Remove a worker; its slots must be free of load."""
@@ -501,7 +498,7 @@ class Partition:
 
     def open_gate(self, keeper: Gatekeeper) -> None:
         """Judge requests from now on."""
-        self.admission, self.glance = keeper, None
+        self.admission = keeper
         for worker in self.seating.workers.values():
             keeper.seat(worker)
         keeper.disregard(self.seating.leaving())

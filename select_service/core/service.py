@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from indexer.compiled import usable
 from select_service.core.admission.admitting import Admitting
 from select_service.core.admission.cache_hits import CacheHits
-from select_service.core.booking.desk import Desk
 from select_service.core.booking.pairs import Pairs
 from select_service.core.booking.sessions import Sessions
 from select_service.core.changes import (
@@ -54,7 +52,6 @@ from select_service.core.verbs.draining import Draining
 from select_service.core.verbs.inspecting import Inspecting
 from select_service.core.verbs.matchmaking import Matchmaker
 from select_service.core.verbs.operating import Operating
-from select_service.core.verbs.plain_shortcut import Shortcut as PlainShortcut
 from select_service.core.verbs.reading import Reader
 from select_service.core.verbs.registering import Registering
 from select_service.core.verbs.replicating import Replicating
@@ -65,26 +62,6 @@ from select_service.core.waves.steps import Waves
 from select_service.core.waves.ushering import Usher
 from select_service.types import CoreLimits, TrustSettings
 from select_service.types.admission import AdmissionSettings
-
-if all(
-    [
-        usable("select_service._layout", 1),
-        usable("select_service.core._load_rows", 3),
-        usable("select_service.core._pricer", 2),
-        usable("select_service.core._record_ring", 1),
-        usable("select_service.core._books", 11),
-        usable("select_service.core._booking", 5),
-        usable("select_service.core._fingerprints", 2),
-        usable("select_service.core._shortcut", 11),
-    ]
-):
-    from select_service.core._booking import Clerk as _Clerk
-    from select_service.core._shortcut import Shortcut as _Shortcut
-
-    Clerk: type[_Clerk] | None = _Clerk
-    Shortcut: type[_Shortcut] | None = _Shortcut
-else:
-    Clerk = Shortcut = None
 
 if TYPE_CHECKING:
     import random
@@ -192,8 +169,6 @@ class SelectionCore:
         self.recovered = RecoveredRanks(
             self.registry, self.partitions, unclaimed_s=limits.recovery_unclaimed_s
         )
-        self._clerk: _Clerk | None = None  # the compiled desk, for plain requests
-        self._shortcut: _Shortcut | None = None  # and the compiled path to it
 
     def _open_line(self, kinds: Kinds, config: RouterConfig, *, trace_decisions: bool) -> None:
         """Set up the line of a request: who selects, places, and lets wait."""
@@ -213,32 +188,6 @@ class SelectionCore:
         self.selecting = kinds.selecting(
             *(self.reader, self.desk, self.admitting, placing, self.room, rng)
         )
-        weights = self.reader.weights
-        if Clerk is not None and kinds.desk is Desk:
-            self._clerk = Clerk(self.desk, self.room, self.limits, self.counters)
-        is_usable = kinds.has_shortcut and not trace_decisions
-        is_unseen = kinds.desk is Desk and kinds.draws is None
-        if Shortcut is None and is_usable and is_unseen and PlainShortcut.suits(weights):
-            self.selecting.shortcut = PlainShortcut(
-                *(self.partitions, self.limits, self.admitting.settings, weights, placing),
-                *(self.decisions, self.counters, rng, self.desk, self.selecting.new_id),
-            )
-        if Shortcut is not None and is_usable and Shortcut.suits(weights):
-            self.selecting.shortcut = self._shortcut = Shortcut(
-                self.partitions,
-                self.limits,
-                self.admitting.settings,
-                weights,
-                self.reader.overridden,
-                placing,
-                self.decisions,
-                self.counters,
-                rng,
-                draws=kinds.draws,
-                clerk=self._clerk,
-                desk=self.desk,
-                new_id=self.selecting.new_id,
-            )
         self._usher = Usher(*(self.reader, self.desk, self.admitting, placing, self.room, rng))
 
     def _open_rooms(self, kinds: Kinds) -> None:  # noqa: PLR0915 - one line a verb
@@ -273,7 +222,6 @@ class SelectionCore:
             *(self.reader, self.desk, self.room, self.replicas.leases, self.limits),
             *(self.admitting, self.pairs, self.trusting, selecting.new_id),
         )
-        reserving.clerk, reserving.shortcut = self._clerk, self._shortcut
         self.reserve = reserving.reserve
         self.prefill_complete = reserving.prefill_complete
         self.output_block = reserving.output_block

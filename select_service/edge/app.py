@@ -14,12 +14,11 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
-from indexer.compiled import complaints, kernels_in_use, usable
+from indexer.compiled import complaints, kernels_in_use
 from indexer.errors import IndexerError
 from select_service.config import Layers
 from select_service.edge import logs
 from select_service.edge.codec.bulk import BodyGuard
-from select_service.edge.codec.forms import Form
 from select_service.edge.codec.writing import show_hashes
 from select_service.edge.console.routes import Booth
 from select_service.edge.construction import create_driver, create_security
@@ -48,21 +47,12 @@ from select_service.errors import (
 )
 from select_service.version import __version__
 
-if usable("select_service.edge._plain_calls", 1):
-    from select_service.edge._plain_calls import PlainCalls as _PlainCalls
-
-    PlainCalls: type[_PlainCalls] | None = _PlainCalls
-else:
-    PlainCalls = None
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from starlette.applications import Starlette
 
     from select_service.config import Settings
-    from select_service.edge.codec.answers import Writer
-    from select_service.edge.http.api import Handler
     from select_service.edge.metrics.exposition import Metrics
 
 __all__ = [
@@ -128,7 +118,6 @@ def create_door(
         reloading=reloading,
         guard=guard,
         refused=traffic.refused,
-        twins=_twins_for(service),
     )
     booth: Booth | None = None
     if not settings.no_console:
@@ -156,20 +145,6 @@ def create_door(
     door.reloading, door.document = reloading, document
     reloading.followers.append(door.follow)
     return door, traffic
-
-
-def _twins_for(service: Driver) -> Callable[[Form, Writer], Mapping[Handler, Handler]] | None:
-    """Return the factory of compiled handlers, or None if this service cannot use them."""
-    clerk, shortcut = service.core.reserving.clerk, service.core.reserving.shortcut
-    if PlainCalls is None or clerk is None or service.keeper is not None:
-        return None
-    make, turn = PlainCalls, service.turn
-
-    def twins(reads: Form, writer: Writer) -> Mapping[Handler, Handler]:
-        hands, is_json = (turn.clock, turn.carry_out), reads is Form.JSON
-        return make(shortcut, clerk, *hands, is_json, writer.encode, writer.done()).twins()
-
-    return twins
 
 
 def serve(settings: Settings, layers: Layers | None = None) -> int:

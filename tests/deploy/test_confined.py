@@ -128,7 +128,7 @@ def test_the_image_sees_the_kernels_it_built(installed: Path, tmp_path: Path) ->
         )  # fmt: skip
 
     assert looked().returncode == 0, looked().stderr
-    assert "'select_service.edge._lane': False" in looked(SELECT_SERVICE_PURE="1").stderr
+    assert "'select_service._speed': False" in looked(SELECT_SERVICE_PURE="1").stderr
 
 
 def test_a_wrong_hash_is_refused(place: Path) -> None:

@@ -34,17 +34,11 @@ KERNELS = (
     "indexer._wire",
     "select_service._layout",
     "select_service._speed",
-    "select_service.core._booking",
-    "select_service.core._books",
-    "select_service.core._fingerprints",
     "select_service.core._load_rows",
     "select_service.core._memory",
     "select_service.core._pricer",
     "select_service.core._record_ring",
-    "select_service.core._shortcut",
     "select_service.core._value_set",
-    "select_service.edge._lane",
-    "select_service.edge._plain_calls",
     "select_service.simulator.core._kv_pool",
 )
 

@@ -34,8 +34,6 @@ from select_service.types import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from select_service.core._booking import Clerk
-    from select_service.core._shortcut import Shortcut
     from select_service.core.admission.admitting import Admitting
     from select_service.core.booking.desk import Desk
     from select_service.core.booking.pairs import Pairs
@@ -90,8 +88,6 @@ class Reserving:
         self._pairs = pairs
         self._trusting = trusting
         self._new_id = new_id
-        self.clerk: Clerk | None = None  # for plain lifecycle calls
-        self.shortcut: Shortcut | None = None  # for plain requests
 
     def reserve(
         self, request: ReservationRequest, now: float, *, unknown: bytes = b""
@@ -101,10 +97,6 @@ class Reserving:
         Raises:
             ServiceError: of the prompt, the rank, the lease or the id.
         """
-        if self.shortcut is not None and not unknown:
-            done = self.shortcut.reserve(request, now)
-            if done is not None:
-                return done
         partition = self._reader.seated(request)
         index = partition.index
         prompt = read_booking(
@@ -208,10 +200,6 @@ class Reserving:
         """
         if cached_tokens is not None:
             self._trusting.hear(name, cached_tokens, now)
-        if self.clerk is not None:
-            done = self.clerk.prefill_complete(name, now)
-            if done is not None:
-                return done
         desk = self._desk
         of_pair = None
         if desk.bookings.pairs or desk.announcer.speaks:  # else no id is a pair's
@@ -230,10 +218,7 @@ class Reserving:
             InvalidRequest: a fraction outside 0..1; checked before the id.
             ReservationNotFound: nothing live has that id.
         """
-        if decay_fraction is None and count == 1 and self.clerk is not None:
-            if self.clerk.output_block(name, now):
-                return NOTHING
-        elif decay_fraction is not None and not 0.0 <= decay_fraction <= 1.0:
+        if decay_fraction is not None and not 0.0 <= decay_fraction <= 1.0:
             raise InvalidRequest(
                 "decay_fraction must be between 0.0 and 1.0", field="decay_fraction"
             )
@@ -247,10 +232,6 @@ class Reserving:
         Raises:
             ReservationNotFound: the id was never seen.
         """
-        if self.clerk is not None:
-            done = self.clerk.free(name, now)
-            if done is not None:
-                return done
         desk = self._desk
         of_pair = None
         if desk.bookings.pairs or desk.announcer.speaks:  # as above

@@ -31,14 +31,12 @@ if TYPE_CHECKING:
     import random
 
     from indexer.core.tiers import Matches
-    from select_service.core._shortcut import Shortcut
     from select_service.core.admission.admitting import Admitting
     from select_service.core.admission.asks import Ask
     from select_service.core.admission.gatekeeping import Gatekeeper
     from select_service.core.booking.desk import Desk
     from select_service.core.columns import Rows
     from select_service.core.verbs.placing import Placing
-    from select_service.core.verbs.plain_shortcut import Shortcut as PlainShortcut
     from select_service.core.verbs.reading import Reader
     from select_service.core.verbs.waiting_room import WaitingRoom
     from select_service.types import PairSelection, Selection, SelectRequest
@@ -65,7 +63,6 @@ class Selecting:
         self._placing = placing
         self._room = room
         self._rng = rng
-        self.shortcut: Shortcut | PlainShortcut | None = None  # for plain requests
 
     def select(self, request: SelectRequest, now: float) -> tuple[Answer | Ticket, Effects]:
         """Choose a worker; returns a Ticket if the request has to wait.
@@ -73,10 +70,6 @@ class Selecting:
         Raises:
             ServiceError: of the prompt (`reading.py`), for want of a worker, or by the gate.
         """
-        if self.shortcut is not None:
-            done = self.shortcut.select(request, now)
-            if done is not None:
-                return done
         ticket = None
         try:
             partition, prompt, weights = self._reader.selection(request)
@@ -99,10 +92,6 @@ class Selecting:
         Raises:
             ServiceError: as of `select`, or of the id (`core/booking/desk.py`).
         """
-        if self.shortcut is not None and not unknown:
-            done = self.shortcut.select_and_reserve(request, now)
-            if done is not None:
-                return done
         ticket = None
         try:
             partition, prompt, weights = self._reader.selection(request)

@@ -48,8 +48,6 @@ class Kinds(NamedTuple):
     plan: type[WavePlan] = WavePlan
     draws: list[float | int] | None = None
     """The random draws for a decision, where they are noted."""
-    has_shortcut: bool = True
-    """Whether plain requests may bypass the rooms."""
 
 
 def kinds_for(watch: Watch) -> Kinds:
@@ -58,13 +56,13 @@ def kinds_for(watch: Watch) -> Kinds:
     if recorder is not None:
         from select_service.core.watching import recording  # only when tracing
 
-        kinds = Kinds(*recording.rooms_for(recorder), has_shortcut=False)
+        kinds = Kinds(*recording.rooms_for(recorder))
     if witness is not None:
         from select_service.core.watching.witness import rooms_for  # only when recording
 
         rooms = rooms_for(witness, kinds.desk, kinds.placing)
         kinds = Kinds(
             *(rooms.desk, rooms.placing, kinds.selecting, rooms.decisions, rooms.plan),
-            *(witness.sink.draws, kinds.has_shortcut),
+            witness.sink.draws,
         )
     return kinds

@@ -22,7 +22,7 @@ from select_service.edge.routing import unknown_in_query
 from select_service.errors import ServiceError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
     from select_service.config import FieldValidation
     from select_service.edge.codec.json_codec import Decoded
@@ -78,7 +78,6 @@ class Api:
         reads: Form = Form.JSON,
         writer: Writer = JSON_WRITER,
         brief: Callable[[], ServiceError] | None = None,
-        twins: Callable[[Form, Writer], Mapping[Handler, Handler]] | None = None,
     ) -> None:
         """Set up for handlers.
 
@@ -93,10 +92,7 @@ class Api:
             reads: the format of bodies.
             writer: encodes answers.
             brief: set if /ready shows these callers only its status; makes the error for more.
-            twins: makes the compiled handlers that replace plain ones, keyed by those.
         """
-        self._make_twins = twins
-        self._twins = {} if twins is None else twins(reads, writer)
         self.service = service
         self.brief = brief
         self.render_metrics = metrics
@@ -124,7 +120,6 @@ class Api:
             brief: as in the constructor.
         """
         service = self.service if seen is None else cast("Driver", seen(self.service))
-        twins = self._make_twins if seen is None else None
         return Api(
             *(service, self._validation),
             metrics=self.render_metrics,
@@ -135,7 +130,6 @@ class Api:
             reads=reads,
             writer=writer,
             brief=brief,
-            twins=twins,
         )
 
     def do(self, route: Route[Handler], request: Request) -> Answer:
@@ -145,19 +139,13 @@ class Api:
             ServiceError: as the handler, or because the disk refuses.
         """
         keeper = self.service.keeper
-        if keeper is None or not route.changes:  # as in `direct`
-            return self._twins.get(route.handler, route.handler)(self, request)
+        if keeper is None or not route.changes:
+            return route.handler(self, request)
         keeper.check_writable()
         answer = route.handler(self, request)
         if isinstance(answer, Response):
             return _settling(answer, keeper)
         return _settle_later(answer, keeper)
-
-    def direct(self, route: Route[Handler]) -> Handler | None:
-        """Return a route's handler if calling it is all that is ever needed; else None."""
-        if self.service.keeper is not None and route.changes:
-            return None
-        return self._twins.get(route.handler, route.handler)
 
     def judge_query(self, route: Route[Handler], query: bytes) -> str | None:
         """Return a Warning header for query parameters that the route does not know.

@@ -178,25 +178,6 @@ class Door:
         call = Call(*found, query, path)
         return call if self.suits(call.route, head, length) else None
 
-    def ways(
-        self,
-    ) -> tuple[
-        list[tuple[bytes, Route[Handler], RouteTraffic]],
-        list[tuple[tuple[bytes, bytes], Route[Handler], RouteTraffic]],
-    ]:
-        """Return the tables from request lines to routes and counters, as `lead_to` has built them.
-
-        Returns:
-            (plain, open): keys are whole request lines, and the parts before and after an id.
-        """
-        stats = self._stats
-        plain = [
-            (one, call.route, stats[id(call.route)]) for one, call in self._plain_lines.items()
-        ]
-        return plain, [
-            (one, route, stats[id(route)]) for one, route in self._open_lines.routes.items()
-        ]
-
     def suits(self, route: Route[Handler], head: Head, length: int) -> bool:
         """Return whether a request with this head may be handled at once."""
         if length > self.max_body_bytes:

@@ -7,7 +7,7 @@ the same `Door`, routes and counters.
 
 If a request arrives in one piece, usually not even its head is parsed: the header lines that matter
 are the same in every request of a client (`steady.py`), so their parsed meaning is looked up by
-their bytes (`head_memory.py`). The kernel (`_lane.pyx`) handles several that arrive together.
+their bytes (`head_memory.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 from typing_extensions import override
 
-from indexer.compiled import usable
 from select_service.edge.codec.answers import ONLY_JSON, Response, Settling
 from select_service.edge.http.asgi import HANDED_OVER
 from select_service.edge.http.head_memory import Heads, Peers
@@ -40,14 +39,9 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable
 
-    from uvicorn.config import Config
-    from uvicorn.server import ServerState
-
-    from select_service.edge._lane import Outbox as CompiledOutbox
     from select_service.edge.http.asgi import Door
     from select_service.edge.http.calls import Call, Head
     from select_service.edge.http.connections import ConnectionLimits
-    from select_service.edge.http.outbox import PlainOutbox
     from select_service.edge.http.traffic import Connections
     from select_service.errors import ServiceError
 
@@ -63,14 +57,6 @@ _REQUEST_LINE: Final = re.compile(rb"(GET|POST|PUT|PATCH|DELETE) (/[!-~]*) HTTP/
 
 READ_BYTES_MAX: Final = 8192
 """The longest head that is looked up in the remembered ones."""
-
-
-if usable("select_service.edge._lane", 6):
-    from select_service.edge._lane import Turnstile as _Turnstile
-
-    Turnstile: type[_Turnstile] | None = _Turnstile
-else:
-    Turnstile = None
 
 
 class _Debt:
@@ -99,8 +85,7 @@ class FastLane(GuardedProtocol):
     door: Door
     heads: Heads
     peers: Peers
-    outbox: PlainOutbox | CompiledOutbox
-    turnstile: _Turnstile | None = None
+    outbox: Outbox
     steady: Steady
 
     _certificate: tuple[str, ...] = ()  # the client's names, if they grant access
@@ -117,20 +102,6 @@ class FastLane(GuardedProtocol):
     _debt: _Debt | None = None  # an answer that waits for the disk
     _idle_since: float | None = None  # 0.0: answered since the last sweep; else loop time of
     # the first sweep after that; None on the ASGI path
-
-    @override
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, object],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        if self.turnstile is not None:
-            # Set on the instance: calls from the transport reach the kernel without a Python frame
-            # between.
-            self.__dict__["data_received"] = self.turnstile.passage(self).data_received
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -155,7 +126,6 @@ class FastLane(GuardedProtocol):
             self.door.count_gone(self._call)
             self._call = None
         super().connection_lost(exc)
-        self.__dict__.pop("data_received", None)  # breaks a reference cycle
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -467,8 +437,6 @@ def fast_lane(
     lane.door, lane.limits, lane.counts = door, limits, counts
     lane.heads, lane.peers, lane.outbox = Heads(), Peers(), Outbox(ANSWERS_MAX)
     lane.steady = Steady(KEPT if door.authority is None else GUARDED)
-    if Turnstile is not None and kind is FastLane:  # tracing must see every request
-        lane.turnstile = Turnstile(door, lane.preamble, lane.outbox, limits, lane.steady.names)
     if door.authority is not None:
         door.authority.on_change(lane.heads.forget)
         door.authority.on_change(lane.peers.forget)

@@ -1,26 +1,23 @@
 """Collects the answers to everything one turn of the loop has read, and sends them together.
 
-This is the Python twin of `Outbox` in `_lane.pyx`, and the choice between them. It takes complete
-answers only: `preamble.py` writes heads, and streams take the ASGI path.
+It takes complete answers only: `preamble.py` writes heads, and streams take the ASGI path.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from indexer.compiled import usable
-
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["ANSWERS_MAX", "Outbox", "PlainOutbox"]
+__all__ = ["ANSWERS_MAX", "Outbox"]
 
 ANSWERS_MAX: Final = 16
 """Send at the latest after this many, so that the first does not wait long: 16 take half a
 millisecond to make."""
 
 
-class PlainOutbox:
+class Outbox:
     """Answers of one turn of the loop, across all connections; sent once all are made.
 
     A client woken by the first answer would compete for the processor while the others are made:
@@ -55,11 +52,3 @@ class PlainOutbox:
         for transport, data in answers:
             if not transport.is_closing():
                 transport.write(data)
-
-
-if usable("select_service.edge._lane", 6):
-    from select_service.edge._lane import Outbox as CompiledOutbox
-
-    Outbox: type[PlainOutbox | CompiledOutbox] = CompiledOutbox
-else:
-    Outbox = PlainOutbox

@@ -162,9 +162,8 @@ class Fleet:
 
 
 @EITHER
-@pytest.mark.parametrize("kernels", [True, False])
 def test_a_queue_counts_as_worked_off_between_reports(
-    twin: Any, kernels: bool, monkeypatch: pytest.MonkeyPatch
+    twin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The longer queue has been computed for longer, and is the shorter one by now."""
     monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
@@ -175,8 +174,6 @@ def test_a_queue_counts_as_worked_off_between_reports(
         "kv-cost": RouterConfig(),
     }.items():
         fleet = Fleet(2, config)
-        if not kernels:
-            fleet.core.selecting.shortcut = None
         long, short = list(range(1, 401)), list(range(1001, 1351))
         there = fleet.ask(long)
         fleet.now += 0.7  # 5,600 of its 6,400 tokens, as fast as a rank is before it is measured
@@ -341,17 +338,14 @@ def test_many_short_prompts_are_more_to_decode_than_a_few_long_ones(
 
 
 @EITHER
-@pytest.mark.parametrize("kernels", [True, False])
 def test_who_has_no_seat_left_is_full_however_little_it_carries(
-    twin: Any, kernels: bool, monkeypatch: pytest.MonkeyPatch
+    twin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four seats and four answers, or five answers and room for more: nobody else would tell."""
     monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
     chosen = {}
     for seats in ((None, None), (4, None), (4, 64), (5, 6), (8, 8)):
         fleet = Fleet(2, seats=seats)
-        if not kernels:
-            fleet.core.selecting.shortcut = None
         for number in range(9):
             fleet.ask([1000 + number], allowed_worker_ids=[number % 2 ^ 1])
             fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)

@@ -12,7 +12,6 @@ import pytest
 from select_service.edge.app import create_door, create_driver
 from select_service.edge.codec.answers import Response
 from select_service.edge.driver import Driver
-from select_service.edge.http import fast_lane
 from select_service.edge.http.asgi import Door
 from select_service.edge.http.fast_lane import FastLane
 from select_service.edge.http.routes import ROUTES
@@ -71,24 +70,10 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         return answer
 
     monkeypatch.setattr(Door, "answer_now", spy)
-    kernel: Any = fast_lane.Turnstile
-    if kernel is not None:
-
-        class Spy(kernel):  # type: ignore[misc] # there is one only where it was built
-            """Answers in place of the door."""
-
-            def answer(self, passage: Any, data: bytes) -> bool | None:
-                done: bool | None = super().answer(passage, data)
-                if done and passage.lane._debt is None:
-                    paths.append(data.split(b" ", 2)[1])
-                return done
-
-        monkeypatch.setattr(fast_lane, "Turnstile", Spy)
     return paths
 
 
 def _close_the_fast_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_lane, "Turnstile", None)
     monkeypatch.setattr(FastLane, "_answer_whole", lambda *_: False)
     monkeypatch.setattr(Door, "call_for", lambda *_: None)
 

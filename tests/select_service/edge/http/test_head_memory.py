@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from select_service.config import Durability
 from select_service.edge.app import create_door, create_driver
-from select_service.edge.http import fast_lane
 from select_service.edge.http.fast_lane import FastLane
 from select_service.edge.http.head_memory import PEERS_MAX, Peers
 from select_service.edge.http.listening import Entrances
@@ -304,21 +303,7 @@ def remembering() -> Iterator[list[bytes]]:
             answered.append(data)
         return is_answered
 
-    kernel: Any = fast_lane.Turnstile
-    if kernel is not None:
-
-        class Spy(kernel):  # type: ignore[misc] # there is one only where it was built
-            def answer(self, passage: Any, data: bytes) -> bool | None:
-                is_answered: bool | None = super().answer(passage, data)
-                if is_answered:
-                    answered.append(data)
-                return is_answered
-
-        kernel = Spy
-    with (
-        mock.patch.object(fast_lane, "Turnstile", kernel),
-        mock.patch.object(FastLane, "_answer_whole", spy),
-    ):
+    with mock.patch.object(FastLane, "_answer_whole", spy):
         yield answered
 
 
@@ -328,14 +313,7 @@ def agree(streams: list[Stream], **chosen: Any) -> None:
         remembered = asyncio.run(answers(streams, **chosen))
     assert HEALTH in answered
     assert select() in answered
-    if fast_lane.Turnstile is not None:
-        with mock.patch.object(fast_lane, "Turnstile", None):
-            plain = asyncio.run(answers(streams, **_elsewhere(chosen, "plain")))
-        assert remembered == plain
-    with (
-        mock.patch.object(fast_lane, "Turnstile", None),
-        mock.patch.object(FastLane, "_answer_whole", return_value=False),
-    ):
+    with mock.patch.object(FastLane, "_answer_whole", return_value=False):
         parsed = asyncio.run(answers(streams, **_elsewhere(chosen, "parsed")))
     assert remembered == parsed
 

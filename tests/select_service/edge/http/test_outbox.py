@@ -5,11 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
-from select_service.edge.http.outbox import ANSWERS_MAX, Outbox, PlainOutbox
-
-OUTBOXES = pytest.mark.parametrize("kind", dict.fromkeys([PlainOutbox, Outbox]))
+from select_service.edge.http.outbox import ANSWERS_MAX, Outbox
 
 
 class _Sent(asyncio.Transport):
@@ -26,15 +22,12 @@ class _Sent(asyncio.Transport):
         return self.closing
 
 
-@OUTBOXES
-def test_answers_of_one_turn_go_out_together_and_in_order(
-    kind: type[PlainOutbox],
-) -> None:
+def test_answers_of_one_turn_go_out_together_and_in_order() -> None:
     async def use() -> None:
         loop = asyncio.get_running_loop()
         said: list[tuple[str, bytes]] = []
         one, other, gone = (_Sent(said, name) for name in ("one", "other", "gone"))
-        box = kind(ANSWERS_MAX)
+        box = Outbox(ANSWERS_MAX)
         box.put(one, b"1", loop)
         box.put(other, b"2", loop)
         box.put(gone, b"3", loop)
@@ -49,12 +42,11 @@ def test_answers_of_one_turn_go_out_together_and_in_order(
     asyncio.run(use())
 
 
-@OUTBOXES
-def test_not_many_answers_wait_for_the_others(kind: type[PlainOutbox]) -> None:
+def test_not_many_answers_wait_for_the_others() -> None:
     async def use() -> None:
         loop = asyncio.get_running_loop()
         said: list[tuple[str, bytes]] = []
-        box, transport = kind(ANSWERS_MAX), _Sent(said, "one")
+        box, transport = Outbox(ANSWERS_MAX), _Sent(said, "one")
         for _ in range(ANSWERS_MAX + 1):
             box.put(transport, b"x", loop)
         assert len(said) == ANSWERS_MAX

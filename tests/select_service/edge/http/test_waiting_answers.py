@@ -24,7 +24,6 @@ def test_an_answer_that_has_to_wait_is_handed_over(monkeypatch: pytest.MonkeyPat
             await asked.wait()
             return Response(200, b'"late"')
 
-        monkeypatch.setattr(Api, "direct", lambda *_: None)
         monkeypatch.setattr(
             Api, "do", lambda *_: later() if not asked.is_set() else Response(200, b"{}")
         )
@@ -58,7 +57,6 @@ def test_what_comes_behind_a_request_of_many_lines_that_waits_is_read_behind_it(
         def do(self: Api, route: Any, request: Any) -> Any:
             return later() if request.body == body else real(self, route, request)
 
-        monkeypatch.setattr(Api, "direct", lambda *_: None)
         monkeypatch.setattr(Api, "do", do)
         seat(service)
         wire = await Wire.to(port)
@@ -83,7 +81,6 @@ def test_nonsense_behind_an_answer_that_waits_for_the_disk(
     async def use(port: int, _: Driver, server: Server) -> None:
         written = asyncio.get_running_loop().create_future()
         owed = Settling(Response(200, b'"owed"'), written)
-        monkeypatch.setattr(Api, "direct", lambda *_: None)
         monkeypatch.setattr(Api, "do", lambda *_: owed)
         wire = await Wire.to(port)
         wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nNONSENSE\r\n\r\n")
@@ -114,7 +111,6 @@ def test_after_an_answer_that_waited_for_the_disk_heads_are_known_as_before(
             asyncio.get_running_loop().call_soon(written.set_result, None)
             return Settling(Response(200, b"{}"), written)
 
-        monkeypatch.setattr(Api, "direct", lambda *_: None)
         monkeypatch.setattr(Api, "do", settling)
         monkeypatch.setattr(FastLane, "on_headers_complete", spy)
         wire = await Wire.to(port)
@@ -131,7 +127,6 @@ def test_who_is_owed_an_answer_by_the_disk_may_take_its_time(
 ) -> None:
     async def use(port: int, _: Driver, server: Server) -> None:
         written = asyncio.get_running_loop().create_future()
-        monkeypatch.setattr(Api, "direct", lambda *_: None)
         monkeypatch.setattr(Api, "do", lambda *_: Settling(Response(200, b'"owed"'), written))
         wire = await Wire.to(port)
         wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nGET")
