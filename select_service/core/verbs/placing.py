@@ -266,12 +266,6 @@ class Placing:
         return known
 
 
-def sketch(partition: Partition, slot: int) -> Selection:
-    """Return the answer for a request sent to this slot without matches; used by the shortcut."""
-    worker, dp_rank = partition.seating.rank_at(slot)
-    return _selection(partition, worker, dp_rank, partition.no_overlap(worker), 0)
-
-
 def _selection(
     partition: Partition, worker: Worker, dp_rank: int, overlap: Overlap, prefill_tokens: int
 ) -> Selection:
