@@ -19,9 +19,11 @@ from hashlib import sha256
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from select_service.core.books.bookings import leg_ids
+from select_service.core.effects import Effects
 from select_service.errors import (
     LeaseNotFound,
     ReservationConflict,
@@ -52,6 +54,15 @@ They take nine tenths of the time, and a promise that is broken mostly stays so 
 """
 RENEWAL_S = 2.5
 """A client renews so often: in the worst of weathers the others hear of the last but two."""
+
+
+Booking = ReservationRequest | SelectPairRequest
+
+
+def book(node: Node, request: Booking, now: float) -> tuple[Any, Effects]:
+    if isinstance(request, ReservationRequest):
+        return node.core.reserve(request, now)
+    return node.core.select_pair(request, now)
 
 
 class Client:
@@ -90,6 +101,9 @@ class World:
         self.past: list[set[str]] = [set() for _ in self.net.nodes]
         self.twice: set[str] = set()  # may be two reservations under one id
         self.workers_of: dict[str, set[int]] = {}  # by name: where it was booked
+        self.firsts: dict[str, tuple[Booking, Any]] = {}  # by name: its request and first answer
+        # repeats change nothing, so they have chances of their own: worlds are the same without
+        self.chances = random.Random(seed ^ 0x2E7247)
         self.net.promise = None if old else self.keeps_its_word
         for node in self.net.nodes:
             node.has_checksums = not old
@@ -119,6 +133,8 @@ class World:
             self.crash()
         self.rng.choice(acts)()
         self.renew_due()
+        if not self.old and self.chances.random() < 0.5:
+            self.retry()
 
     def wait(self) -> None:
         self.net.run(self.rng.choice([0.02, 0.1, 0.4, 1.0]))
@@ -128,22 +144,25 @@ class World:
     def keeps_its_word(self, node: Node) -> None:
         """What a node has acknowledged a call for it knows, with that, until it ends.
 
-        It is let go of where its worker is not here, and where its owner was not heard for so
-        long, and nobody cared for it, that it counts as an orphan.
+        Where its worker is not here, its claim knows. It is let go of where its owner was not heard
+        for so long, and nobody cared for it, that it counts as an orphan.
         """
         told, desk = self.told[node.number], node.core.desk
         gone = []
         for name, outputs in told.items():
             booking = desk.bookings.live(name)
-            if booking is None:
+            claim = desk.elsewhere.find(name)
+            if booking is None and claim is not None:
+                if name not in self.twice:
+                    assert claim.output_blocks >= outputs, f"{name} has shrunk"
+            elif booking is None:
                 gone.append(name)
             elif name not in self.twice:  # else what counts may be the other one
                 assert booking.reservation.output_blocks >= outputs, f"{name} has shrunk"
         self.stays_over(node)
         for name in gone:
             aged = any(one.aged for one in desk.announcer.claims.alive(name))
-            away = any(node.core.catalog.find(one) is None for one in self.workers_of[name])
-            assert aged or away, f"{name} was acknowledged here and freed nowhere"
+            assert aged, f"{name} was acknowledged here and freed nowhere"
             del told[name]
 
     def stays_over(self, node: Node) -> None:
@@ -289,6 +308,7 @@ class World:
             return
         node.did(effects)
         assert isinstance(answer, PairSelection)
+        self.firsts[name] = request, answer
         self.live.append(name)
         if answer.mode == "aggregated":
             self.firm[name] = 0
@@ -321,15 +341,44 @@ class World:
             lease_id=lease_id,
         )
         try:
-            _, effects = node.core.reserve(request, self.net.now)
-        except (ReservationConflict, ServiceError):
+            answer, effects = node.core.reserve(request, self.net.now)
+        except ServiceError:
             return False
+        self.firsts[name] = request, answer
         self.workers_of.setdefault(name, set()).add(worker_id)
         self.lasting.add(name)
         self.acknowledged(node, name)
         node.did(effects)
         self.live.append(name)
         return True
+
+    def retry(self) -> None:
+        """A booking request comes again, anywhere: who knows its id does not book it anew."""
+        known = [one for one in self.live[-12:] if one in self.firsts.keys() - self.twice]
+        if not known:
+            return
+        name, node = self.chances.choice(known), self.chances.choice(self.net.nodes)
+        if node.is_down or not self.is_known(node, name):
+            return  # it is new there
+        request, first = self.firsts[name]
+        before = node.ledger()
+        answer, effects = book(node, request, self.net.now)
+        assert answer == first, "the first answer, from whoever is asked"
+        assert not effects.published
+        other = msgspec.structs.replace(request, isl_tokens=(request.isl_tokens or 0) + 1)
+        with pytest.raises(ReservationConflict):
+            book(node, other, self.net.now)
+        assert node.ledger() == before
+
+    def is_known(self, node: Node, name: str) -> bool:
+        """Whether a node has booked an id or a leg of that pair, or heard of one that is live."""
+        ids, ledger = (name, *leg_ids(name)), node.ledger()
+        claims = node.core.desk.announcer.claims
+        return any(
+            one in ledger
+            or any(c.owner != node.router_id and not c.aged for c in claims.alive(one))
+            for one in ids
+        )
 
     def any_name(self) -> str:
         return self.rng.choice(self.live[-12:]) if self.live else "none"
@@ -389,9 +438,6 @@ class World:
         for name in dropped:
             self.firm.pop(name, None)
         self.over(dropped)
-        told = self.told[node.number]
-        for name in [one for one in told if worker_id in self.workers_of[one]]:
-            del told[name]
         node.did(node.core.delete_worker(worker_id, self.net.now)[1])
 
     def weather(self) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from indexer.core.hashing import unpack_i64
+from select_service.core.booking.elsewhere import Elsewhere
+from select_service.core.booking.repeats import Repeats
 from select_service.core.books.bookings import Booking, Bookings
 from select_service.core.books.deadlines import rounded_up
 from select_service.core.books.lapsed import Lapsed
@@ -19,17 +21,14 @@ from select_service.core.books.ledger import BLOCKS_PER_STEP
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import check_name
 from select_service.core.replicas.announcer import Announcer
-from select_service.core.replicas.first_answers import first_answer
+from select_service.core.replicas.claim import Claim
 from select_service.core.replicas.messages import Renewed
 from select_service.errors import (
     InvalidField,
     NameRefused,
-    ReservationConflict,
     ReservationNotFound,
-    ReservationUnderWay,
     TooManyReservations,
 )
-from select_service.types import PairSelection, ReservationAnswer, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,25 +39,20 @@ if TYPE_CHECKING:
     from select_service.core.counters import Counters
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
-    from select_service.core.replicas.first_answers import FirstAnswer
     from select_service.core.replicas.messages import ClaimRecord
     from select_service.types import (
         CoreLimits,
+        PairSelection,
+        ReservationAnswer,
         ReservationRequest,
         SelectAndReserveRequest,
+        Selection,
         SelectRequest,
     )
 
 _TOLD_AGAIN = 0.125
 """Fraction of a lease's time to live between two renewals that lifecycle calls here send to its
 owner."""
-
-_NO_FINGERPRINT = b"-"
-"""Matches no fingerprint: those are empty or 16 bytes long."""
-
-_SELECTIONS = Selection, PairSelection
-
-_BOOKING_FAILED = "failed to book scheduler state: "
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -85,6 +79,8 @@ class Desk:
         self._limits = limits
         self._counters = counters
         self.announcer = Announcer(limits, router_id, epoch)
+        self.elsewhere = Elsewhere(self.bookings, self.announcer, self._renew_claimed)
+        self.repeats = Repeats(self.bookings, self.elsewhere, counters)
         self.show_hashes: Callable[[PackedHashes], list[int]] = unpack_i64
         """How answers carry hashes: as numbers, or as JSON text of them if the edge wants that."""
 
@@ -121,84 +117,11 @@ class Desk:
         Raises:
             ReservationConflict: the id is taken by something else.
         """
-        if self.bookings.is_unknown(reservation_id):
+        if self.bookings.is_unknown(reservation_id) and not self.announcer.claims.knows(
+            reservation_id
+        ):
             return None
-        try:
-            known = self._repeated(reservation_id, fingerprint, _SELECTIONS, _BOOKING_FAILED)
-            ticket = self.bookings.join_waiting(reservation_id, fingerprint, _BOOKING_FAILED)
-        except ReservationConflict:
-            self._counters.reservations_conflicting += 1
-            raise
-        if known is None:
-            return ticket
-        self._counters.reservations_repeated += 1
-        answer, hashes = known
-        if not isinstance(answer, Selection):
-            assert isinstance(answer, PairSelection)
-            return answer
-        return msgspec.structs.replace(answer, sequence_hashes=self.show_hashes(hashes))
-
-    def repeated_reservation(
-        self, reservation_id: str, fingerprint: bytes
-    ) -> ReservationAnswer | None:
-        """Return the first answer if this request is a repeat.
-
-        Raises:
-            ReservationConflict: the id is taken by something else.
-        """
-        try:
-            known = self._repeated(reservation_id, fingerprint, ReservationAnswer)
-        except ReservationConflict:
-            self._counters.reservations_conflicting += 1
-            raise
-        if known is None:
-            return None
-        self._counters.reservations_repeated += 1
-        answer, _ = known
-        assert isinstance(answer, ReservationAnswer)
-        return answer
-
-    def check_unused(self, reservation_id: str) -> None:
-        """Refuse an id for a leg that is already taken.
-
-        Raises:
-            ReservationConflict: it is live.
-        """
-        try:
-            self._repeated(reservation_id, _NO_FINGERPRINT, (), _BOOKING_FAILED)
-        except ReservationConflict:
-            self._counters.reservations_conflicting += 1
-            raise
-
-    def _repeated(
-        self,
-        reservation_id: str,
-        fingerprint: bytes,
-        kind: type | tuple[type, ...],
-        prefix: str = "",
-    ) -> tuple[FirstAnswer, PackedHashes] | None:
-        """Return the first answer and the hashes of a repeat, None if the id is unused.
-
-        Raises:
-            ReservationConflict: the id is live with another body or route, or with one that nobody
-                has told us.
-            ReservationUnderWay: a wave has booked it that may yet take it back.
-        """
-        booking = self.bookings.holder(reservation_id)
-        if booking is None:
-            return None
-        first, answer = first_answer(booking)
-        # the fingerprint names the route, but a replica may be wrong about its answer
-        if answer is not None and isinstance(answer, kind) and first == fingerprint:
-            if self.bookings.is_under_way(booking):
-                raise ReservationUnderWay(reservation_id, prefix)
-            return answer, booking.partition.ledger.chain_of(booking.reservation)
-        worker, dp_rank = booking.partition.seating.rank_at(booking.reservation.slot)
-        raise ReservationConflict(
-            f"{prefix}Request {reservation_id} already exists (assigned to worker "
-            f"WorkerWithDpRank {{ worker_id: {worker.worker_id}, dp_rank: {dp_rank} }})",
-            field="reservation_id",
-        )
+        return self.repeats.selection(reservation_id, fingerprint, self.show_hashes)
 
     # -- time to live --------------------------------------------------------------------------
 
@@ -294,7 +217,7 @@ class Desk:
             record.prefill_tokens,
             now,
             isl_tokens=record.isl_tokens,
-            ttl_s=self._told_ttl(record, default_s) if unbound else 0.0,
+            ttl_s=self.announcer.claims.copies.orphan_ttl(record, default_s) if unbound else 0.0,
             fairness_id=record.fairness_id or partition.scope.tenant_id,
         )
         if lease is not None:
@@ -308,21 +231,21 @@ class Desk:
         self.bookings.add(Booking(partition, reservation, None))
         return reservation
 
-    def _told_ttl(self, record: ClaimRecord, default_s: float) -> float:
-        """Return its own time to live, as told by its owner."""
-        told = record.ttl_s if record.lease is None else record.lease.ttl_s
-        ttl_s = self.announcer.claims.copies.ttl(told)
-        return default_s if ttl_s is None else ttl_s
-
     # -- lifecycle -----------------------------------------------------------------------------
 
-    def prefill_complete(self, name: str, now: float) -> tuple[Partition, Effects]:
+    def prefill_complete(self, name: str, now: float) -> tuple[Partition | None, Effects]:
         """The prompt is computed: release its prefill tokens, keep its blocks. Repeatable.
+
+        Returns:
+            The partition that lost load, None if its worker is not here; and the effects.
 
         Raises:
             ReservationNotFound: nothing live has that id.
         """
         booking = self._get(name)
+        if isinstance(booking, Claim):
+            told = self.elsewhere.prefill_complete(booking, now)
+            return None, Effects(published=[told])
         partition, reservation = booking.partition, booking.reservation
         if not reservation.prefill_done:
             demand = partition.demand
@@ -351,6 +274,9 @@ class Desk:
             ReservationNotFound: nothing live has that id.
         """
         booking = self._get(name)
+        if isinstance(booking, Claim):
+            self.elsewhere.output_block(booking, decay_fraction, now, count)
+            return
         booking.partition.ledger.output_block(booking.reservation, decay_fraction, now, count)
         self._cared_for(booking, now)
         if self.announcer.speaks:
@@ -363,19 +289,27 @@ class Desk:
         Raises:
             ReservationNotFound: nothing live has that id.
         """
-        return self._get(name).reservation.output_blocks
+        known = self._get(name)
+        return known.output_blocks if isinstance(known, Claim) else known.reservation.output_blocks
 
-    def _get(self, name: str) -> Booking:
-        """Return the live booking a lifecycle call is for.
+    def tenant_of(self, name: str) -> str | None:
+        """Return whose a live reservation is, by its id, selection_id or pair; None: not live."""
+        booking = self.bookings.find(name) or next(iter(self.bookings.legs(name)), None)
+        if booking is not None:
+            return booking.partition.scope.tenant_id
+        return self.elsewhere.tenant_of(name)
+
+    def _get(self, name: str) -> Booking | Claim:
+        """Return what a lifecycle call is for: a live booking, or a claim of an absent worker.
 
         Raises:
             ReservationNotFound: nothing live has that id.
         """
-        booking = self.bookings.find(name)
-        if booking is None:
+        known = self.bookings.find(name) or self.elsewhere.find(name)
+        if known is None:
             self._miss(name)
             raise ReservationNotFound(name)
-        return booking
+        return known
 
     def _miss(self, name: str) -> None:
         """Count a call for an id that expired: it was perhaps given up too early."""
@@ -394,8 +328,13 @@ class Desk:
         reservation = booking.reservation
         if reservation.lease is not None:
             self.leases.touch(reservation.lease, now)
-        claim = reservation.claim
-        if claim is None or claim.record.lease is None:
+        if reservation.claim is not None:
+            self._renew_claimed(reservation.claim, now)
+
+    def _renew_claimed(self, claim: Claim, now: float) -> None:
+        """Renew the lease that a claim names, here and at its owner."""
+        claim.touched = now
+        if claim.record.lease is None:
             return
         lease_id = claim.record.lease.lease_id
         self.sign_of_life(lease_id, now)
@@ -435,7 +374,9 @@ class Desk:
             self.leases.join(lease, reservation)
         else:
             partition.ledger.touch(
-                reservation, now, self._told_ttl(record, self._limits.reservation_ttl_s)
+                reservation,
+                now,
+                self.announcer.claims.copies.orphan_ttl(record, self._limits.reservation_ttl_s),
             )
         self.announcer.adopt(partition, reservation, now)
         self.bookings.touched(booking)
@@ -451,10 +392,9 @@ class Desk:
         booking = self.bookings.find(name)
         if booking is None:
             self._miss(name)
-            said = self.announcer.freed_unbooked(name, now) if self.announcer.speaks else None
-            if said is not None:
-                self.bookings.remember(name, now)
-                return None, Effects(published=[said])
+            told = self.elsewhere.free(name, now)
+            if told is not None:
+                return None, Effects(published=[told])
             if self.bookings.was_freed(name):
                 if self.announcer.speaks:
                     self.announcer.claims.note_freed(name, now)

@@ -58,7 +58,7 @@ class Pairs:
         assert isinstance(request, SelectPairRequest)
         ids = leg_ids(pair)
         for name in ids:
-            self._desk.check_unused(name)
+            self._desk.repeats.check_unused(name)
         terms = *self._desk.terms(request), _fairness_of(ticket)
         track = ticket.weights.track_prefill_tokens
         tokens = couple.effective_prefill_tokens
@@ -182,9 +182,8 @@ class Pairs:
         known = self._legs(name)
         if known is None:
             return False
-        pair, legs = known
-        decode_id = leg_ids(pair)[1]
-        if all(leg.reservation.reservation_id != decode_id for leg in legs):
+        decode_id = leg_ids(known[0])[1]
+        if decode_id not in self._ids(*known):
             raise ReservationNotFound(name)
         self._desk.output_block(decode_id, decay_fraction, now, count)
         return True
@@ -192,7 +191,7 @@ class Pairs:
     def outputs(self, name: str) -> int | None:
         """Return the output blocks of both legs; None: there is no such pair."""
         known = self._legs(name)
-        return None if known is None else sum(leg.reservation.output_blocks for leg in known[1])
+        return None if known is None else sum(map(self._desk.outputs, self._ids(*known)))
 
     def free(self, name: str, now: float) -> tuple[Partition | None, Effects] | None:
         """End both legs, or the remaining one; None: there is no such pair."""
@@ -244,9 +243,13 @@ class Pairs:
             pair = legs[0].reservation.pair
             assert pair is not None
             return pair, legs
-        if self._desk.bookings.find(name) is None and self._claimed(name):
+        if self._desk.bookings.find(name) is not None:
+            return None
+        if self._claimed(name):
             return name, []
-        return None
+        claim = self._desk.elsewhere.find(name)  # by the selection_id it was made with
+        pair = None if claim is None or claim.reservation_id == name else claim.record.pair
+        return None if pair is None else (pair, [])
 
     def _ids(self, pair: str, legs: Iterable[Booking]) -> list[str]:
         """Return the ids of the live legs: booked here, or on ranks only replicas know."""

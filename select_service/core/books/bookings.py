@@ -179,6 +179,12 @@ class Bookings:
             booking = next(iter(self._legs_of(reservation_id)), None)
         return booking
 
+    def unswept(self, reservation: Reservation) -> Booking:
+        """Return the booking of a reservation whose rank has left, and that is not swept yet."""
+        booking = self._live[reservation.reservation_id]
+        assert booking.reservation is reservation
+        return booking
+
     def is_under_way(self, booking: Booking) -> bool:
         """Tell whether a wave, other than the present one, may yet take a booking back."""
         hold = booking.hold

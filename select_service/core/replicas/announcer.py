@@ -23,7 +23,7 @@ from select_service.core.replicas.events import (
     Stamp,
 )
 from select_service.core.replicas.first_answers import packed_answer
-from select_service.core.replicas.messages import ClaimRecord, Ended
+from select_service.core.replicas.messages import ClaimRecord
 from select_service.types import LeaseState
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from select_service.core.replicas.claim import Claim
     from select_service.core.replicas.events import Ending
     from select_service.core.replicas.first_answers import FirstAnswer
-    from select_service.core.replicas.messages import Said
     from select_service.types import CoreLimits
 
 
@@ -174,13 +173,17 @@ class Announcer:
         self.claims.homeless.append(reservation.reservation_id)
         return envelope
 
-    def freed_unbooked(self, reservation_id: str, now: float) -> Said | None:
-        """End the claims on an id whose worker is not known here; None: there are none."""
-        meant = self.claims.alive(reservation_id)
-        if not meant:
-            return None
-        self.claims.end_all(reservation_id, meant, now)
-        return self.claims.say([Ended(reservation_id, *one.key, freed=True) for one in meant])
+    def completed_unbooked(self, claim: Claim) -> ReplicaEnvelope:
+        """Return the completion of a prefill whose worker is not here; see `completed`."""
+        meant = self.claims.complete(claim.reservation_id)
+        return self._envelope_of(claim.record, "MarkPrefillCompleted", self.claims.stamp(meant))
+
+    def freed_unbooked(self, meant: list[Claim], now: float) -> ReplicaEnvelope:
+        """End the claims on one id whose worker is not here; return the event of its end."""
+        record = meant[0].record
+        envelope = self._envelope_of(record, "Free", self.claims.stamp(meant))
+        self.claims.end_all(record.reservation_id, meant, now)
+        return envelope
 
     def expires(self, reservation: Reservation) -> bool:
         """Tell whether a reservation may expire here: while its owner is alive, only there."""
@@ -254,6 +257,23 @@ class Announcer:
                 data=data,
                 router_id=self.claims.router_id,
                 lora_name=reservation.lora_name,
+            ),
+            select_service=stamp,
+        )
+
+    def _envelope_of(self, record: ClaimRecord, data: Ending, stamp: Stamp) -> ReplicaEnvelope:
+        """Return the event of a reservation that is known by a claim only."""
+        return ReplicaEnvelope(
+            model_name=record.model_name,
+            tenant_id=record.tenant_id,
+            routing_group=record.tenant_id,
+            block_size=record.block_size,
+            event=ReplicaEvent(
+                request_id=record.reservation_id,
+                worker=EventWorker(record.worker_id, record.dp_rank),
+                data=data,
+                router_id=self.claims.router_id,
+                lora_name=record.lora_name,
             ),
             select_service=stamp,
         )

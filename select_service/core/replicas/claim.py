@@ -53,6 +53,7 @@ class Claim:
         "reservation_id",
         "scope",
         "tellers",
+        "touched",
     )
 
     def __init__(self, owner: int, record: ClaimRecord, hashes_digest: int | None = None) -> None:
@@ -66,6 +67,7 @@ class Claim:
         self.tellers: set[int] | None = None  # routers other than its owner that told us of growth
         self.lease: LeaseCopy | None = None  # None for our own: their booking has it
         self.noted = False  # we have told of growth of a claim that is not ours
+        self.touched = 0.0  # the last sign of life while it could not be booked
         self.hearsay = False  # not stated to us by its owner: its terms may differ
         growth = record.growth
         self.prefill_done = growth.prefill_done

@@ -20,6 +20,7 @@ from indexer.types import Scope
 from select_service.core.counters import ReplicaCounters
 from select_service.core.memory import Memory
 from select_service.core.replicas.claim import Claim, ClaimSet
+from select_service.core.replicas.claim_names import ClaimNames
 from select_service.core.replicas.ends import Ends
 from select_service.core.replicas.events import Stamp
 from select_service.core.replicas.lease_copies import LeaseCopies
@@ -67,6 +68,7 @@ class Claims:
         self.gone: set[int] = set()  # silent owners; `publishers.py` decides when
         self.ends = Ends(limits.replica_ended_max)
         self.copies = LeaseCopies(limits)
+        self.names = ClaimNames()  # of others' claims
         self.counters = ReplicaCounters()
         self.early_lost = 0  # growth of unknown claims, forgotten because of the limit
         self.adopted = 0
@@ -86,6 +88,10 @@ class Claims:
     def alive(self, reservation_id: str) -> list[Claim]:
         """Return all claims on an id that have not ended."""
         return [one for one in self._of_id.get(reservation_id, ()) if not one.dead]
+
+    def knows(self, reservation_id: str) -> bool:
+        """Tell whether there may be a claim on an id, or on a leg of that pair. O(1)."""
+        return reservation_id in self._of_id or reservation_id in self.names.by_name
 
     def is_silent(self, router_id: int) -> bool:
         """Tell whether no publisher with that id is heard."""
@@ -183,6 +189,8 @@ class Claims:
                 self.say_later(claim)  # its owner may have missed it, and cannot ask the tellers
         self._inherit(claim, now)
         owners.add(claim)
+        claim.touched = now
+        self.names.add(claim)
         self._of_id.setdefault(name, []).append(claim)
         if not claim.dead:
             self.copies.join(claim, now)
@@ -192,6 +200,7 @@ class Claims:
         """Note that an owner restated a known claim: it is alive, and so is its lease."""
         if claim.dead:
             return
+        claim.touched = now
         if record.fingerprint and not claim.record.fingerprint:  # told by an older version before
             claim.record = msgspec.structs.replace(
                 claim.record, fingerprint=record.fingerprint, answer=record.answer
@@ -213,8 +222,10 @@ class Claims:
         owned.remove(claim)
         self._waits_no_more(claim)
         self.copies.leave(claim)
+        self.names.remove(claim)
         claim.learn_facts(record)
         claim.hearsay = False
+        self.names.add(claim)
         owned.add(claim)
         self._inherit(claim, now)
         self.counters.claims_corrected += 1
@@ -234,6 +245,7 @@ class Claims:
         """Mark an orphan as expired. It stays known: its owner may come back with it."""
         claim.aged = True
         self.copies.leave(claim)
+        self._waits_no_more(claim)
 
     def _inherit(self, claim: Claim, now: float) -> None:
         """Apply the state of the claims it took over to a claim, and the other way round."""
@@ -283,6 +295,10 @@ class Claims:
     def waited_for(self, scope: Scope, worker_id: int) -> Iterator[str]:
         """Return the ids of the claims that waited for this worker, which has come."""
         return (claim.reservation_id for claim in self._waiting.pop((scope, worker_id), ()))
+
+    def waiting(self) -> list[Claim]:
+        """Return all claims whose worker is absent. O(those)."""
+        return [claim for some in self._waiting.values() for claim in some]
 
     def _waits_no_more(self, claim: Claim) -> None:
         where = claim.scope, claim.record.worker_id
@@ -413,6 +429,7 @@ class Claims:
         """Remove a claim from its owner's set and from all our indexes."""
         self.sets[claim.owner].remove(claim)
         self.copies.leave(claim)
+        self.names.remove(claim)
         self.untie(claim, b"")  # also from a booking whose rank left and that is not swept yet
         self._unsaid.pop(claim.key, None)
         self._waits_no_more(claim)
@@ -460,7 +477,7 @@ class Claims:
 
     def tables(self) -> Iterator[Sized]:
         """Yield the dicts that grow with claims; see `slimming.py`."""
-        yield from (self._of_id, self._unsaid, self._outputs)
+        yield from (self._of_id, self._unsaid, self._outputs, self.names.by_name)
         yield from [one.by_id for one in self.sets.values()]
 
     def check(self) -> None:
@@ -473,6 +490,8 @@ class Claims:
             for one in some.by_id.values()
         )
         assert all(one.lease is None for one in self.own.by_id.values())
+        others = [some for some in self.sets.values() if some is not self.own]
+        self.names.check({one for some in others for one in some.by_id.values()})
         self.ends.check()
         assert len(self._early) <= self._limits.replica_ended_max
         assert len(self._freed_here) <= self._limits.replica_ended_max

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from select_service.core.replicas.claim import Claim
+    from select_service.core.replicas.messages import ClaimRecord
     from select_service.types import CoreLimits, LeaseState
 
 
@@ -78,6 +79,11 @@ class LeaseCopies:
         if ttl_s is None or not 0.0 < ttl_s <= self._limits.reservation_ttl_max_s:
             return None
         return rounded_up(ttl_s)
+
+    def orphan_ttl(self, record: ClaimRecord, default_s: float) -> float:
+        """Return how long a claim lives without a copy of its lease, as told by its owner."""
+        ttl_s = self.ttl(record.ttl_s if record.lease is None else record.lease.ttl_s)
+        return default_s if ttl_s is None else ttl_s
 
     def leave(self, claim: Claim) -> None:
         """Remove a claim that has ended or aged; idempotent. O(1)."""

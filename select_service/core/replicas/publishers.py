@@ -39,6 +39,7 @@ class Publishers:
         self._claims = claims
         self._counters = claims.counters
         self._chores = chores
+        self._ages_at: float | None = 0.0  # when claims of absent workers age; None: now
 
     def heard_from(
         self, router_id: int, epoch: int, peer: str, now: float, *, checked: bool
@@ -93,6 +94,26 @@ class Publishers:
                 view.buried = True
                 view.bury_at = now + self._limits.replica_timeout_s
                 self._chores.append(self._bury(view))
+        if self._claims.gone and self._ages_at is not None and now >= self._ages_at:
+            self._ages_at = None
+            self._chores.append(self._age_unbooked(now))
+
+    def _age_unbooked(self, now: float) -> Iterator[None]:
+        """Age what lost publishers left on workers that are not here, as the ledger ages the rest.
+
+        Claims under a lease age with it.
+        """
+        claims, default_s = self._claims, self._limits.replica_orphan_ttl_s
+        for number, claim in enumerate(claims.waiting()):
+            view = self.views.get(claim.owner)
+            if view is not None and view.gone and claim.lease is None and not claim.dead:
+                ttl_s = claims.copies.orphan_ttl(claim.record, default_s)
+                if ttl_s and now - max(claim.touched, view.heard_at) >= ttl_s:
+                    claims.age(claim)
+                    claims.counters.orphans_expired += 1
+            if number % LOOKS_PER_STEP == 0:
+                yield
+        self._ages_at = now + self._limits.replica_heartbeat_s
 
     def lose(self, view: View) -> None:
         """Mark a publisher as silent, or left: callers' lifecycle calls now adopt its claims."""

@@ -123,6 +123,7 @@ class Resolver:
         if claim.record.lease is not None:
             self._desk.sign_of_life(claim.record.lease.lease_id, now)
         if not claim.booked:
+            claim.touched = now
             return
         booking = self._desk.bookings.live(claim.reservation_id)
         assert booking is not None

@@ -18,6 +18,7 @@ from select_service.core.pricing.prompt import read_booking
 from select_service.errors import (
     InvalidField,
     InvalidRequest,
+    NoSchedulableWorker,
     RankNotFound,
     ServiceError,
     WorkerDraining,
@@ -97,7 +98,13 @@ class Reserving:
         Raises:
             ServiceError: of the prompt, the rank, the lease or the id.
         """
-        partition = self._reader.seated(request)
+        try:
+            partition = self._reader.seated(request)
+        except NoSchedulableWorker:
+            known = self._booked_before(request, unknown)
+            if known is not None:
+                return known, NOTHING
+            raise
         index = partition.index
         prompt = read_booking(
             request,
@@ -106,11 +113,10 @@ class Reserving:
             blocks_max=self._limits.blocks_per_request_max,
         )
         prefill, track = self._prefill_to_book(request, prompt)
-        worker, dp_rank = self._rank_asked(partition, request)
-        fingerprint = fingerprint_of(request, unknown)
-        known = self._desk.repeated_reservation(request.reservation_id, fingerprint)
+        known = self._booked_before(request, unknown)
         if known is not None:
             return known, NOTHING
+        worker, dp_rank = self._rank_asked(partition, request)
         self._desk.check_room(request)
         lease, ttl_s = self._desk.terms(request)
         if worker.drain is not None:
@@ -119,7 +125,7 @@ class Reserving:
         self._check_cap(partition, slot, now)
         order = Order(
             request.reservation_id,
-            fingerprint,
+            fingerprint_of(request, unknown),
             prompt,
             prefill,
             track,
@@ -137,6 +143,19 @@ class Reserving:
             worker.spec.endpoint,
         )
         return answer, self._desk.confirm(partition, reservation, request, answer, NOTHING)
+
+    def _booked_before(
+        self, request: ReservationRequest, unknown: bytes
+    ) -> ReservationAnswer | None:
+        """Return the first answer of a repeat; its rank may have to be at another replica only.
+
+        Raises:
+            ReservationConflict: the id is taken by something else.
+        """
+        name, repeats = request.reservation_id, self._desk.repeats
+        if not repeats.is_known(name):
+            return None
+        return repeats.reservation(name, fingerprint_of(request, unknown))
 
     def _check_cap(self, partition: Partition, slot: int, now: float) -> None:
         """Enforce N for explicit bookings, too; policies apply to selections only.

@@ -119,11 +119,14 @@ class Selecting:
     def _booked_before(
         self, request: SelectAndReserveRequest, refusal: ServiceError, unknown: bytes
     ) -> Selection | PairSelection | Ticket | None:
-        """Return the first answer if this is a repeat that comes while all workers drain."""
+        """Return the first answer if this is a repeat that comes where no worker can be chosen.
+
+        All drain, or they are at another replica only.
+        """
         name = request.reservation_id
         if name is None or not isinstance(refusal, NoSchedulableWorker):
             return None
-        if self._reader.draining(request) is None:
+        if not self._desk.repeats.is_known(name):
             return None
         return self._desk.repeated_selection(name, fingerprint_of(request, unknown))
 

@@ -181,12 +181,17 @@ class WaitingRoom:
     def _admit(self, ticket: Ticket, now: float, effects: Effects) -> Answer | ServiceError:
         partition, request = ticket.partition, ticket.request
         try:
+            # was it booked in the meantime: explicitly, or by its repeat at another replica?
+            if ticket.reservation_id is not None:
+                name, fingerprint = ticket.reservation_id, ticket.fingerprint
+                known = self._desk.repeated_selection(name, fingerprint)
+                if known is not None:
+                    assert not isinstance(known, Ticket), "it waits no longer"
+                    return known
             rows = partition.candidates(request)
             if partition.admission is not None:
                 rows = partition.admission.usable(rows)
-            # was it taken by an explicit booking in the meantime?
             if ticket.reservation_id is not None:
-                self._desk.repeated_selection(ticket.reservation_id, b"")
                 assert isinstance(request, SelectAndReserveRequest)
                 self._desk.terms(request)  # has its lease ended in the meantime?
             return self._placing.place(ticket, rows, now, effects)[0]

@@ -276,8 +276,10 @@ class _Desk(Desk):
         return super().learn(partition, slot, record, hashes, origin, now, watched=watched)
 
     @override
-    def prefill_complete(self, name: str, now: float) -> tuple[Partition, Effects]:
+    def prefill_complete(self, name: str, now: float) -> tuple[Partition | None, Effects]:
         done = super().prefill_complete(name, now)
+        if done[0] is None:  # its worker is not here, nor is its beginning in the recording
+            return done
         self.witness.sink.put(Life(now, "prefill_complete", name), LIFE_BYTES)
         return done
 

@@ -206,11 +206,7 @@ class Wave:
 
     def _is_repeat(self, sample: _Sample) -> bool:
         name = sample.request.reservation_id
-        return (
-            self._wants.reserve
-            and name is not None
-            and self._waves.desk.bookings.find(name) is not None
-        )
+        return self._wants.reserve and name is not None and self._waves.desk.repeats.is_known(name)
 
     def _repeats(self, now: float) -> Generator[Effects, float, float]:
         """Answer repeats with their first answer, or the conflict; they add no load."""

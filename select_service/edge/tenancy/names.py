@@ -75,18 +75,18 @@ class TenantNames:
 
     def reservation(self, name: str) -> str:
         """Return the id under which one of the client's reservations is kept."""
-        bookings = self._core.desk.bookings
+        desk = self._core.desk
         kept = [prefix + name for prefix in self.prefixes]
         # Last, the plain id: an unbound client may have booked for one of our tenants.
         for one in (*kept, name):
-            booking = bookings.find(one) or next(iter(bookings.legs(one)), None)
-            if booking is not None:
-                if booking.partition.scope.tenant_id in self._tenants:
+            tenant = desk.tenant_of(one)
+            if tenant is not None:
+                if tenant in self._tenants:
                     return one
                 self._note_foreign()
                 if one is not name:  # unbound clients may choose an id with our prefix
                     return one + _NOBODYS
-        claims = self._core.desk.announcer.claims
+        bookings, claims = desk.bookings, desk.announcer.claims
         for one in kept[1:]:
             if bookings.was_freed(one) or claims.alive(one):
                 return one

@@ -173,6 +173,8 @@ def test_what_replicas_are_told() -> None:
     fleet.worker(1)
     fleet.take("a", -1, isl=20, expected_output_tokens=9, lora_name="l")
     (told,) = published(fleet)
+    body = [told["select_service"].pop(name) for name in ("fingerprint", "answer")]
+    assert all(body), "for its repeats at other replicas"
     assert told == {
         "model_name": "default",
         "tenant_id": "default",

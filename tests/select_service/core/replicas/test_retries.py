@@ -96,9 +96,9 @@ def advised(fleet: Replica, name: str = "a", *, isl: int = 48) -> Any:
     return answer
 
 
-def in_wave(fleet: Replica, name: str = "a", *, isl: int = 48) -> Any:
+def in_wave(fleet: Replica, name: str = "a", *, isl: int = 48, **wishes: Any) -> Any:
     request = SelectBatchRequest(requests=[], reserve=True)
-    item = prompt(*PROMPT, isl=isl, reservation_id=name)
+    item = prompt(*PROMPT, isl=isl, reservation_id=name, **wishes)
     steps = fleet.core.select_batch(request, [(item, b"")]).steps(fleet.now)
     fleet.effects = Effects()
     try:
