@@ -101,11 +101,11 @@ test-full: $(VENV)/.installed-test
 	$(MAKE) --no-print-directory test-faults
 
 # These take ten minutes in any case, and so long a soak lives beside them: at the lowest priority
-# and less than a tenth of a processor, with ports of its own. What it found is shown, and counts.
+# and less than a tenth of a processor. What it found is shown, and counts.
 SOAK_SECONDS ?= 600
 test-beside-soak: $(VENV)/.installed-test
 	@mkdir -p build; \
-	SOAK_SECONDS=$(SOAK_SECONDS) TEST_PORTS_FIRST=14000 setsid nice -n 10 $(BIN)/python -m pytest tests/faults/test_soak.py \
+	SOAK_SECONDS=$(SOAK_SECONDS) setsid nice -n 10 $(BIN)/python -m pytest tests/faults/test_soak.py \
 	  -p no:cacheprovider > build/soak-beside.txt 2>&1 & soak=$$!; \
 	trap 'kill -- -$$soak 2>/dev/null' INT TERM; \
 	$(MAKE) --no-print-directory test-heavy && $(MAKE) --no-print-directory test-ray; others=$$?; \

@@ -23,12 +23,9 @@ from tests.contract.wire import SALTED, ReplicaWire, event_of, expected_event, t
 from tests.live.engine import FakeEngine
 from tests.live.http import JSON_TYPE, Answer, exchange_raw
 from tests.live.server import Server
+from tests.wait import PATIENCE_S, block_until
 
 SETTLE_S = 0.15  # after an event to the reference, which does not say what it has heard
-READ_DEADLINE_S = 10.0
-LOG_DEADLINE_S = 15.0  # a thread of the service writes it, when it gets to it
-PARK_DEADLINE_S = 15.0
-POLL_S = 0.02
 
 # Repeating these changes nothing, so they may be asked again while an event is on its way.
 READS = ("/select", "/overlap_scores", "/potential_loads")
@@ -94,15 +91,18 @@ class Replayer:
     # -- HTTP ----------------------------------------------------------------------------------
 
     def _exchange(self, step: Mapping[str, Any]) -> None:
-        answer = self._send(step)
-        problem = self._judge(step, answer)
-        deadline = time.monotonic() + READ_DEADLINE_S
-        while problem and self._may_ask_again(step) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-            answer = self._send(step)
-            problem = self._judge(step, answer)
-        if problem:
-            raise self._failure(problem, answer)
+        answers: list[Answer] = []
+
+        def is_right() -> bool:
+            answers.append(self._send(step))
+            problem = self._judge(step, answers[-1])
+            if problem and not self._may_ask_again(step):
+                raise self._failure(problem, answers[-1])
+            return problem is None
+
+        block_until(
+            is_right, lambda: self._failure(str(self._judge(step, answers[-1])), answers[-1])
+        )
 
     def _may_ask_again(self, step: Mapping[str, Any]) -> bool:
         return self._event_seen and (step["method"] == "GET" or step["path"] in READS)
@@ -143,18 +143,30 @@ class Replayer:
 
     def _publish(self, event: Mapping[str, Any]) -> None:
         engine = self.engines[event["port"]]
-        engine.wait_for_subscribers()  # the step before may have changed who listens
+        # the step before may have changed who listens
+        engine.wait_for_subscribers(self._listeners_at(engine))
         heard = 0 if self.reference else self._messages_heard()
         engine.publish(event["seq"], event["payload"], event["topic"])
         self._event_seen = True
         if self.reference:
             time.sleep(SETTLE_S)
             return
-        deadline = time.monotonic() + READ_DEADLINE_S
-        while self._messages_heard() < heard + engine.subscribers:
-            if time.monotonic() > deadline:
-                raise self._failure("not every service that listens has heard the event")
-            time.sleep(POLL_S)
+        block_until(
+            lambda: self._messages_heard() >= heard + engine.subscribers,
+            lambda: self._failure("not every service that listens has heard the event"),
+        )
+
+    def _listeners_at(self, engine: FakeEngine) -> int:
+        """By what the services were told."""
+        count = 0
+        for server in self.servers.values():
+            workers = server.request("GET", "/workers").json
+            assert isinstance(workers, list)
+            for worker in workers:
+                several = worker.get("kv_events_endpoints") or {}
+                endpoints = list(several.values()) or [worker["kv_events_endpoint"]]
+                count += endpoints.count(engine.endpoint)
+        return count
 
     def _messages_heard(self) -> int:
         """KV-event messages of all ranks, by all services; what is counted is applied."""
@@ -195,11 +207,10 @@ class Replayer:
 
     def _wait_until_arrived(self) -> None:
         """The order of arrival is what such a transcript is about: one after the other."""
-        deadline = time.monotonic() + PARK_DEADLINE_S
-        while self._pending_count() != sum(1 for p in self._parked.values() if not p.answers):
-            if time.monotonic() > deadline:
-                raise self._failure("the service neither queued nor answered the request")
-            time.sleep(POLL_S)
+        block_until(
+            lambda: self._pending_count() == sum(1 for p in self._parked.values() if not p.answers),
+            lambda: self._failure("the service neither queued nor answered the request"),
+        )
 
     def _pending_count(self) -> int:
         scopes = self.server.request("GET", "/loads").json
@@ -212,9 +223,9 @@ class Replayer:
             if parked.answers:
                 raise self._failure("answered, but should still wait", parked.answers[0])
             return
-        parked.thread.join(PARK_DEADLINE_S)
+        parked.thread.join(PATIENCE_S)
         if not parked.answers:
-            raise self._failure(f"no answer within {PARK_DEADLINE_S} s: still waiting")
+            raise self._failure(f"no answer within {PATIENCE_S} s: still waiting")
         recorded = {"path": "", "method": "POST", **self._step, **state}
         problem = self._judge(recorded, parked.answers[0])
         if problem:
@@ -226,15 +237,12 @@ class Replayer:
         """The cost of the selection before; after a listed difference loads are others as well."""
         if self._has_differed:
             return
-        deadline = time.monotonic() + LOG_DEADLINE_S
-        while True:
+
+        def problem() -> str | None:  # a thread of the service writes it, when it gets to it
             lines = selection_log.selections(self.server.log_path.read_text("utf-8", "replace"))
-            problem = selection_log.mismatch(expected, lines[-1]) if lines else "nothing logged"
-            if problem is None:
-                return
-            if time.monotonic() > deadline:
-                raise self._failure(problem)
-            time.sleep(POLL_S)
+            return selection_log.mismatch(expected, lines[-1]) if lines else "nothing logged"
+
+        block_until(lambda: problem() is None, lambda: self._failure(str(problem())))
 
     def _failure(self, problem: str, answer: Answer | None = None) -> StepFailedError:
         step = self._step

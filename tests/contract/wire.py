@@ -12,8 +12,8 @@ import zmq
 from select_service.core.replicas.events import TOPIC
 from select_service.core.replicas.messages import OWN_TOPIC
 from tests.live.ports import HOST
+from tests.wait import PATIENCE_S, block_until
 
-DEADLINE_MS = 5000
 DEAF_S = 0.3  # the reference says nothing by itself: time for it to hear of our subscription
 
 # 1.3.1 ignores salts; here `cache_salt` enters the hashes, and so the wire.
@@ -53,17 +53,21 @@ class ReplicaWire:
             time.sleep(DEAF_S)
             return
         for socket in self._sockets:
-            assert socket.poll(DEADLINE_MS), "a service without heartbeats"
+            assert socket.poll(round(PATIENCE_S * 1000)), "a service without heartbeats"
 
     def next_event(self) -> list[bytes]:
         """The next message on the reference's topic, from whichever service."""
-        deadline = time.monotonic() + DEADLINE_MS / 1000
-        while time.monotonic() < deadline:
-            for socket, _ in self._poller.poll(DEADLINE_MS):
-                frames: list[bytes] = socket.recv_multipart()
+        found: list[list[bytes]] = []
+
+        def has_come() -> bool:
+            while not found and (ready := self._poller.poll(0)):
+                frames: list[bytes] = ready[0][0].recv_multipart()
                 if frames[0] == TOPIC:
-                    return frames
-        raise TimeoutError("no replica event was published")
+                    found.append(frames)
+            return bool(found)
+
+        block_until(has_come, lambda: "no replica event was published")
+        return found[0]
 
 
 def expected_event(step: Mapping[str, Any], merged: Mapping[str, Any] | None) -> dict[str, Any]:

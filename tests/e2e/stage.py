@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.live.engine import FakeEngine
 from tests.live.server import Server
+from tests.wait import block_until
 
 BLOCK_SIZE = 16
-DEADLINE_S = 10.0
-POLL_S = 0.01
 MARKER_HASH = 0x4D41_524B_0000_0000  # far from every hash in the golden material
 MARKER_TOKEN = 1 << 31
 MARKER_GROUP = 9
@@ -78,18 +76,22 @@ class Stage:
         what: str = "",
     ) -> None:
         """Ask until every prompt shows the expected rows of the ranks named there."""
-        deadline = time.monotonic() + DEADLINE_S
         for prompt, wanted in expected:
-            while True:
+            got: dict[tuple[int, int], list[int]] = {}
+
+            def are_there(prompt: Mapping[str, Any] = prompt, wanted: Any = wanted) -> bool:
                 rows = self.rows(tenant, prompt)
-                got = {rank: rows[rank] for rank in wanted}
-                if got == wanted:
-                    break
-                assert time.monotonic() < deadline, (
+                got.clear()
+                got.update((rank, rows[rank]) for rank in wanted)
+                return bool(got == wanted)
+
+            block_until(
+                are_there,
+                lambda: (
                     f"{what}: expected {wanted}, got {got}\n  prompt: {str(prompt)[:300]}\n"
                     f"{self.server.log_tail()}"
-                )
-                time.sleep(POLL_S)
+                ),
+            )
 
     def sync(self, tenant: str, worker_id: int, rank: int, engine: FakeEngine, seq: int) -> None:
         """Publish a marker and wait until it is indexed: all before it has been applied."""

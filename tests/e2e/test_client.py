@@ -46,6 +46,7 @@ from select_service.types import (
     WorkerSpec,
 )
 from select_service.types.waves import SelectBatchRequest, WaveItem
+from tests import wait
 from tests.live.server import OURS_EXTRA, Server
 
 pytestmark = pytest.mark.e2e
@@ -98,7 +99,7 @@ def run(use: Callable[[AsyncClient], Awaitable[None]], *selectors: str, **option
         async with AsyncClient(*selectors, options=Options(**options)) as client:
             await use(client)
 
-    asyncio.run(asyncio.wait_for(inside(), 60))
+    wait.run(inside())
 
 
 @pytest.mark.parametrize("msgpack", [True, False])

@@ -18,6 +18,7 @@ from select_service.client import AsyncClient, Client, Options, Unreachable
 from tests.e2e.test_client import spec, total
 from tests.live.flaky import FlakyProxy
 from tests.live.server import Server
+from tests.wait import until
 
 pytestmark = [pytest.mark.e2e]
 
@@ -145,8 +146,7 @@ def test_requests_that_come_late_leave_nothing(server: Server) -> None:
             async with AsyncClient(url(proxy.port), options=options) as client:
                 await live(client, 200, 8)
                 await client.flush()
-            while proxy.held:
-                await asyncio.sleep(0.05)
+            await until(lambda: not proxy.held)
 
     go(main, 120)
     with Client(url(server.port)) as client:
@@ -214,8 +214,7 @@ def test_without_any_selector(tmp_path: Path) -> None:
                 with Client(url(again.port)) as other:
                     assert not other.ready().ready
                     other.upsert_worker(spec(5))
-                while client.degraded:
-                    await asyncio.sleep(0.02)
+                await until(lambda: not client.degraded)
                 async with client.reserve(token_ids=PROMPT) as r:
                     assert (r.degraded, r.worker_id) == (False, 5)
                 await client.flush()

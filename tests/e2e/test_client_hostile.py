@@ -112,7 +112,6 @@ def drip() -> Iterator[str]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.timeout(20)
 def test_a_deadline_holds_however_slowly_an_answer_drips(drip: str) -> None:
     options = Options(close_timeout_ms=100)
 
@@ -126,7 +125,6 @@ def test_a_deadline_holds_however_slowly_an_answer_drips(drip: str) -> None:
         client.call("GET", "/workers", timeout_ms=200)
 
 
-@pytest.mark.timeout(20)
 def test_the_next_selector_is_asked_when_one_drips(drip: str, calm: Server) -> None:
     options = Options(attempt_timeout_ms=100, selection_timeout_ms=100, close_timeout_ms=100)
 
@@ -187,7 +185,6 @@ class Broken(Upkeep):
         return super().turn(now)
 
 
-@pytest.mark.timeout(20)
 def test_what_runs_beside_outlives_an_error(
     calm: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

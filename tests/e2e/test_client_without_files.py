@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import subprocess
@@ -13,8 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from select_service.client import AsyncClient, Client, Options, Unreachable
+from tests import wait
 from tests.e2e.test_client import spec, total, url
 from tests.live.server import Server
+from tests.wait import until
 
 pytestmark = pytest.mark.e2e
 
@@ -84,8 +85,7 @@ def test_a_token_that_cannot_be_read_for_a_while(server: Server) -> None:
             async with client.reserve(token_ids=[1] * 64) as reservation:
                 token.is_there = False
                 reservation.prefill_complete()
-                while not token.asked_in_vain.is_set():
-                    await asyncio.sleep(0.01)
+                await until(token.asked_in_vain.is_set)
                 with pytest.raises(Unreachable, match=r"no token: .*Too many open files"):
                     await client.loads()
                 token.is_there = True
@@ -94,7 +94,7 @@ def test_a_token_that_cannot_be_read_for_a_while(server: Server) -> None:
             (scope,) = await client.loads()
             assert not sum(row.active_requests for row in scope.loads)
 
-    asyncio.run(asyncio.wait_for(use(), 30))
+    wait.run(use())
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")

@@ -19,8 +19,9 @@ from tests.live.clocked import CLOCKED, Clocks
 from tests.live.engine import FakeEngine
 from tests.live.http import JSON_TYPE, Answer, exchange_raw
 from tests.live.ports import free_port
-from tests.live.replicas import Replica, eventually, ours
+from tests.live.replicas import Replica, ours
 from tests.select_service.edge.security.credentials_made import TokenFile
+from tests.wait import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.heavy]
 
@@ -132,8 +133,7 @@ def test_nothing_ends_early_and_nothing_lives_for_ever(tmp_path: Path) -> None:
             assert server.process is not None
             server.process.kill()
             server.process.wait()
-            while engine.subscribers:
-                engine.wait_for_subscribers(0)
+            engine.wait_for_nobody()
         clocks.set_wall(-24 * HOUR_S)
         with server:
             state = service.get("/ready")["state"]

@@ -15,14 +15,14 @@ from tests.indexer.encoding import stored
 from tests.live.engine import FakeEngine
 from tests.live.ports import HOST, free_port
 from tests.live.server import Server
+from tests.wait import PATIENCE_S, block_until
 
 pytestmark = pytest.mark.e2e
-TIMEOUT_S = 30
 
 
 def examine(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "select_service", "doctor", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def found(server: Server) -> list[dict[str, Any]]:
@@ -42,10 +42,7 @@ def test_a_service_with_a_worker_whose_block_size_is_wrong(tmp_path: Path) -> No
         for seq in range(4):
             event = stored([seq + 1], list(range(16 * seq, 16 * seq + 16)))
             engine.publish(seq, [time.time(), [event], None])
-        deadline = time.monotonic() + TIMEOUT_S
-        while not found(server):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        block_until(lambda: found(server))
         ill = examine("--url", url)
         assert ill.returncode == 1
         assert "ERROR   block-size-mismatch  worker 1, rank 0" in ill.stdout

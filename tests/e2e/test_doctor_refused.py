@@ -17,7 +17,8 @@ from zmq.auth.thread import ThreadAuthenticator
 from indexer.edge.curve import KeyPair, new_key_file
 from tests.live.clocked import CLOCKED, Clocks
 from tests.live.ports import HOST
-from tests.live.replicas import Replica, eventually, ours
+from tests.live.replicas import Replica, ours
+from tests.wait import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.heavy]
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.proxy import HEALTHY, REFUSING, Proxy
-from tests.live.replicas import agree, eventually, ours
+from tests.live.replicas import agree, ours
+from tests.wait import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.heavy]
 

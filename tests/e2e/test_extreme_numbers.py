@@ -19,8 +19,9 @@ from tests.e2e.stage import BLOCK_SIZE, Stage
 from tests.indexer.edge.fake_engine import FakeEngine
 from tests.indexer.encoding import message
 from tests.live.ports import HOST, free_port
-from tests.live.replicas import agree, eventually, ours
+from tests.live.replicas import agree, ours
 from tests.live.server import OURS_EXTRA, Server
+from tests.wait import eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from tests.live.ports import HOST
-from tests.live.replicas import Replica, eventually, ours
+from tests.live.replicas import Replica, ours
 from tests.live.window import BIN, WATCHED, Garbage
+from tests.wait import eventually
 
 ROUNDS = 150
 MORE = {"max_num_batched_tokens": 16, "kv_events_endpoint": f"tcp://{HOST}:9"}

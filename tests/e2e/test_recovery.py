@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ import pytest
 import zmq
 
 from bench.compare import peer
-from tests.e2e.stage import BLOCK_SIZE, DEADLINE_S, POLL_S, Stage
+from tests.e2e.stage import BLOCK_SIZE, Stage
 from tests.indexer.edge.fake_engine import FakeEngine
 from tests.live.server import OURS_EXTRA, Server
+from tests.wait import block_until
 
 pytestmark = pytest.mark.e2e
 
@@ -47,12 +47,14 @@ def engine() -> Iterator[FakeEngine]:
 
 
 def wait(holds: Callable[[], Any], engine: FakeEngine | None = None) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
+    def have_served() -> bool:
+        if holds():
+            return True
         if engine is not None:
             engine.serve()
-        assert time.monotonic() < deadline
-        time.sleep(POLL_S)
+        return False
+
+    block_until(have_served)
 
 
 def rows(server: Server) -> list[int]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.live.server import OURS_EXTRA, POLL_S, Server
+from tests.live.server import OURS_EXTRA, Server
+from tests.wait import block_until
 
 pytestmark = pytest.mark.e2e
-
-DEADLINE_S = 20.0
 
 
 def setting(server: Server, name: str) -> dict[str, Any]:
@@ -28,10 +26,7 @@ def hang_up(server: Server) -> None:
 
 
 def wait_for(server: Server, name: str, value: object) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while setting(server, name)["value"] != value:
-        assert time.monotonic() < deadline, server.log_tail()
-        time.sleep(POLL_S)
+    block_until(lambda: setting(server, name)["value"] == value, server.log_tail)
 
 
 def test_a_life_of_settings(tmp_path: Path) -> None:
@@ -43,10 +38,7 @@ def test_a_life_of_settings(tmp_path: Path) -> None:
         assert setting(server, "leases_max")["source"] == "flag"
         file.write_text("max-body-bytes: 2000\nworkers-max: nonsense\n")
         hang_up(server)
-        deadline = time.monotonic() + DEADLINE_S
-        while "everything stays as it is" not in server.log_tail():
-            assert time.monotonic() < deadline
-            time.sleep(POLL_S)
+        block_until(lambda: "everything stays as it is" in server.log_tail())
         assert setting(server, "max_body_bytes")["value"] == 1000
         file.write_text("max-body-bytes: 2000\nworkers-max: 3\n")
         hang_up(server)

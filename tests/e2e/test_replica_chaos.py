@@ -20,13 +20,13 @@ import pytest
 
 from tests.live.lossy import CALM, LossyLink, Weather
 from tests.live.ports import free_port
-from tests.live.replicas import POLL_S, WORKERS, Loads, Replica, eventually, ours
+from tests.live.replicas import WORKERS, Loads, Replica, ours
 from tests.live.window import WATCHED, Booked, View
+from tests.wait import eventually
 
 pytestmark = pytest.mark.e2e
 
 STORM = Weather(lost=0.3, repeated=0.3, delayed=0.3, delay_s=0.5)
-QUIET_S = 15.0  # a few heartbeats, pulls and time-outs of the brisk settings
 GONE = 404
 
 
@@ -239,12 +239,10 @@ def check_healed(clients: Clients, watch: Watch) -> None:
 
 def healed(clients: Clients, watch: Watch) -> None:
     """Wait until every replica carries the truth; on the way there too, what must hold does."""
-    deadline = time.monotonic() + QUIET_S
-    while (found := [loads_of(watch.look(one)) for one in clients.replicas]) != [
-        clients.truth
-    ] * len(found):
-        assert time.monotonic() < deadline, f"expected {clients.truth}, still {found}"
-        time.sleep(POLL_S)
+    eventually(
+        lambda: [loads_of(watch.look(one)) for one in clients.replicas],
+        [clients.truth] * len(clients.replicas),
+    )
 
 
 def storm(folder: Path, seed: int, acts: int) -> None:

@@ -19,8 +19,9 @@ import pytest
 
 from indexer.edge.curve import new_key_file
 from tests.faults.proxy import HEALTHY, Fault, Proxy
-from tests.live.replicas import Replica, agree, eventually, ours
+from tests.live.replicas import Replica, agree, ours
 from tests.live.window import WATCHED
+from tests.wait import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.heavy]
 
@@ -122,8 +123,8 @@ def garble(folder: Path, *, encrypted: bool, seed: int, rounds: int) -> None:
                 way.set(HEALTHY)
             wanted = set(live)
             for one in both:
-                eventually(lambda: names(one), wanted, deadline_s=60.0)
-            agree(both, deadline_s=60.0)
+                eventually(lambda: names(one), wanted)
+            agree(both)
         for one in both:
             assert one.process is not None
             assert one.process.poll() is None

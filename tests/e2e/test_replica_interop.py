@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.compare import peer
-from tests.live.replicas import Replica, eventually, ours
+from tests.live.replicas import Replica, ours
+from tests.wait import block_until, eventually
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
@@ -42,16 +43,17 @@ def pair(folder: Path, version: str) -> Iterator[tuple[Replica, Replica]]:
 def _until_heard(we: Replica, they: Replica) -> None:
     """They say nothing by themselves: book until the other has heard, then free it."""
     for speaker, hearer in ((we, they), (they, we)):
-        for name in (f"probe-{speaker.port}-{attempt}" for attempt in range(100)):
-            speaker.reserve(name, 2, [])
-            heard = False
-            with contextlib.suppress(AssertionError):
-                eventually(lambda: hearer.load(2)[2], 1, deadline_s=0.3)
-                heard = True
+        names: list[str] = []
+
+        def is_heard(speaker: Replica = speaker, hearer: Replica = hearer) -> bool:
+            names.append(f"probe-{speaker.port}-{len(names)}")
+            speaker.reserve(names[-1], 2, [])
+            return hearer.load(2)[2] > 0
+
+        block_until(is_heard)
+        for name in names:
             speaker.ask("DELETE", f"/reservations/{name}")
-            if heard:
-                break
-        eventually(lambda: hearer.load(2), (0, 0, 0))
+        eventually(lambda: (speaker.load(2), hearer.load(2)), ((0, 0, 0), (0, 0, 0)))
 
 
 @pytest.mark.parametrize("version", peer.VERSIONS)

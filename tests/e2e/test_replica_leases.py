@@ -10,7 +10,8 @@ import pytest
 
 from tests.e2e.test_replicas import pair
 from tests.live.ports import free_port
-from tests.live.replicas import Replica, agree, eventually, ours
+from tests.live.replicas import Replica, agree, ours
+from tests.wait import eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.live.ports import free_port
-from tests.live.replicas import Replica, agree, eventually, ours
+from tests.live.replicas import Replica, agree, ours
 from tests.live.server import OURS, OURS_EXTRA, Server
+from tests.wait import eventually
 
 pytestmark = pytest.mark.e2e
 

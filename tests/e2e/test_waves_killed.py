@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.replicas import Replica, agree, eventually, ours
+from tests.live.replicas import Replica, agree, ours
 from tests.live.waves import booked, wave
 from tests.live.window import WATCHED
+from tests.wait import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.heavy]
 

@@ -21,9 +21,10 @@ from tests.faults.table import Line
 from tests.faults.traffic import Traffic
 from tests.faults.vitals import forget_peak, vitals
 from tests.live.http import Answer
-from tests.live.replicas import Replica, eventually
+from tests.live.replicas import Replica
 from tests.live.server import OURS_EXTRA
 from tests.live.window import WATCHED, View
+from tests.wait import eventually
 
 HEALTH_P99_LOADED_MS = 250.0
 """What fails: two noisy processors are shared with the clients, the engines and the fault, and the

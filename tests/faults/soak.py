@@ -31,8 +31,9 @@ from tests.faults.patient import HEALTH_P99_LOADED_MS, Patient, service
 from tests.faults.probe import PAUSE_S, Probe, share
 from tests.faults.traffic import Traffic
 from tests.faults.vitals import vitals
-from tests.live.replicas import Replica, eventually
+from tests.live.replicas import Replica
 from tests.live.window import BIN, TASKS
+from tests.wait import eventually
 
 SAMPLES = 60
 LOOKS_PER_COLLECTION = 10

@@ -14,7 +14,7 @@ from select_service.edge.http.protocol import RESERVED_MAX
 from tests.faults.patient import Patient, service
 from tests.faults.vitals import vitals
 from tests.live.ports import HOST
-from tests.live.replicas import eventually
+from tests.wait import eventually
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 

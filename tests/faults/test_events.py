@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.engine import Engine, Replay, engines
 from tests.faults.patient import Patient, service
-from tests.live.replicas import eventually
+from tests.wait import eventually
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 

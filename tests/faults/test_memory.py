@@ -20,8 +20,9 @@ from tests.faults.table import Line
 from tests.faults.vitals import Vitals, forget_peak, vitals
 from tests.indexer.encoding import message
 from tests.live.ports import HOST
-from tests.live.replicas import Replica, eventually
+from tests.live.replicas import Replica
 from tests.live.window import BIN, Garbage
+from tests.wait import eventually
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 

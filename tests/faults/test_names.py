@@ -14,8 +14,8 @@ import pytest
 from tests.faults.engine import Engine
 from tests.faults.namespaces import Namespace, why_not
 from tests.faults.patient import Patient, service
-from tests.live.replicas import eventually
 from tests.live.window import WATCHED
+from tests.wait import eventually
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 

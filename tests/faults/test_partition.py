@@ -13,8 +13,8 @@ from tests.faults.engine import Engine, engines
 from tests.faults.namespaces import Namespace, why_not
 from tests.faults.patient import Patient, is_sum, service
 from tests.faults.traffic import Traffic
-from tests.live.replicas import eventually
 from tests.live.window import WATCHED
+from tests.wait import eventually
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 

@@ -18,8 +18,9 @@ from tests.faults.engine import Engine, engines
 from tests.faults.patient import Patient, refusal, service
 from tests.faults.vitals import vitals
 from tests.live.ports import HOST
-from tests.live.replicas import Replica, eventually
+from tests.live.replicas import Replica
 from tests.live.window import WATCHED
+from tests.wait import eventually
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 

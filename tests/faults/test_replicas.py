@@ -24,7 +24,8 @@ from tests.faults.proxy import BLACK_HOLE, HEALTHY, REFUSING, Fault, Proxy
 from tests.faults.traffic import Traffic
 from tests.live.engine import FakeEngine
 from tests.live.ports import free_port
-from tests.live.replicas import Replica, eventually
+from tests.live.replicas import Replica
+from tests.wait import eventually
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 

@@ -24,9 +24,10 @@ import pytest
 from tests.e2e.stage import BLOCK_SIZE
 from tests.faults.engine import PROMPTS, Engine
 from tests.faults.namespaces import Network, command_in, why_not
-from tests.live.replicas import Replica, agree, eventually
+from tests.live.replicas import Replica, agree
 from tests.live.window import WATCHED
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
+from tests.wait import eventually
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 

@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (  # type: 
 )
 
 from tests.live.ports import HOST
+from tests.wait import PATIENCE_S
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ class Collector:
     def url(self) -> str:
         return f"http://{HOST}:{self.port}"
 
-    def wait_for(self, holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    def wait_for(self, holds: Callable[[], bool]) -> None:
         with self.arrived:
-            assert self.arrived.wait_for(holds, timeout_s), [one.name for one in self.spans]
+            assert self.arrived.wait_for(holds, PATIENCE_S), [one.name for one in self.spans]
 
     def servers(self) -> list[Told]:
         return [one for one in self.spans if one.kind == 2]

@@ -7,16 +7,13 @@ messages; `publish` waits for the number of subscribers a test expects instead o
 from __future__ import annotations
 
 import struct
-import time
 from typing import Self
 
 import msgspec
 import zmq
 
 from tests.live.ports import HOST
-
-SUBSCRIBER_DEADLINE_S = 10.0
-QUIET_MS = 30  # no subscription news for so long: the picture is current
+from tests.wait import block_until
 
 
 class FakeEngine:
@@ -44,16 +41,21 @@ class FakeEngine:
         return f"tcp://{HOST}:{self.port}"
 
     def wait_for_subscribers(self, count: int = 1) -> None:
-        """Return once at least `count` subscribers are connected and the news has settled."""
-        deadline = time.monotonic() + SUBSCRIBER_DEADLINE_S
-        while True:
-            quiet = not self._socket.poll(QUIET_MS)
-            if not quiet:
-                self.subscribers += 1 if self._socket.recv()[:1] == b"\x01" else -1
-            elif self.subscribers >= count:
-                return
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"port {self.port}: {self.subscribers} of {count} subscribers")
+        """Return once at least `count` subscribers are connected."""
+        block_until(
+            lambda: self._hear() >= count,
+            lambda: f"port {self.port}: {self.subscribers} of {count} subscribers",
+        )
+
+    def wait_for_nobody(self) -> None:
+        """Return once all subscribers are gone."""
+        block_until(lambda: not self._hear(), lambda: f"{self.subscribers} subscribers")
+
+    def _hear(self) -> int:
+        """The number of subscribers by all the news there is."""
+        while self._socket.poll(0):
+            self.subscribers += 1 if self._socket.recv()[:1] == b"\x01" else -1
+        return self.subscribers
 
     def publish(self, seq: int, payload: object, topic: str = "kv-events") -> None:
         """Send one batch once somebody listens: topic, sequence number, MessagePack payload."""

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tests.live.ports import HOST
+from tests.wait import PATIENCE_S
 
-TIMEOUT_S = 30.0
 JSON_TYPE = "application/json"
 
 
@@ -49,7 +49,7 @@ def exchange_raw(
     body: bytes | None,
     headers: Mapping[str, str],
     *,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float = PATIENCE_S,
     host: str = HOST,
 ) -> Answer:
     """Send exactly this request on a fresh connection and read the answer."""

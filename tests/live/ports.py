@@ -1,23 +1,35 @@
-"""Free TCP ports for processes that bind by number, alone or as a block of neighbours."""
+"""Free TCP ports for processes that bind by number, alone or as a block of neighbours.
+
+A port that was given out need not be bound yet, and others run tests on this machine at the same
+time. So each is reserved: byte N of one file is locked by the process to which port N was given.
+The kernel lets go of the locks of a process that ends.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import socket
+import tempfile
+from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
 
-HOST = "127.0.0.1"
-# Below the kernel's ephemeral range, five digits like the recordings; runners side by side have a
-# range each, since a port that was given out need not be bound yet. TEST_PORTS_FIRST=14000 leaves
-# this range to others who run tests at the same time.
-RUNNERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-RUNNER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-SPAN = (12_000 if "TEST_PORTS_FIRST" not in os.environ else 4_000) // RUNNERS // 100 * 100
-FIRST = int(os.environ.get("TEST_PORTS_FIRST", "20000")) + RUNNER * SPAN
-LAST = FIRST + SPAN
-ATTEMPTS = 200
-_given: set[int] = set()  # what was given out need not be bound yet
+HOST: Final = "127.0.0.1"
+FIRST, LAST = 10_000, 32_000
+"""Five digits like the recordings, and below the ports that the kernel gives to clients."""
+KEPT_MAX: Final = 200
+"""So many are kept for this process; older ones are bound by now or not needed any more."""
+ATTEMPTS: Final = 1000
+
+_locks = os.open(
+    Path(tempfile.gettempdir()) / f"select-service-test-ports-{os.getuid()}",
+    os.O_RDWR | os.O_CREAT,
+    0o600,
+)
+_given: deque[int] = deque()
 
 
 def is_free(port: int) -> bool:
@@ -32,22 +44,52 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """One port that was free a moment ago, and that nobody here was given before."""
+    """One port that nobody listens on, and that nobody else is given for now."""
     dice = random.SystemRandom()
     for _ in range(ATTEMPTS):
         port = dice.randrange(FIRST, LAST)
-        if port not in _given and is_free(port):
-            _given.add(port)
+        if _reserve([port]):
             return port
     raise RuntimeError("no free port")
 
 
 def free_base(offsets: Iterable[int]) -> int:
-    """A base, a multiple of 100, such that base + offset is free for each offset."""
+    """A base, a multiple of 100, such that base + offset is a free port for each offset."""
     wanted = sorted(offsets)
     dice = random.SystemRandom()
     for _ in range(ATTEMPTS):
         base = dice.randrange(FIRST, LAST, 100)
-        if all(is_free(base + offset) for offset in wanted):
+        if _reserve([base + offset for offset in wanted]):
             return base
     raise RuntimeError(f"no free block of ports {wanted}")
+
+
+def _reserve(ports: list[int]) -> bool:
+    """Keep all of these ports for this process, or none."""
+    taken: list[int] = []
+    for port in ports:
+        if port in _given or not _lock(port):
+            break
+        taken.append(port)
+        if not is_free(port):
+            break
+    else:
+        _given.extend(taken)
+        while len(_given) > KEPT_MAX:
+            _unlock(_given.popleft())
+        return True
+    for port in taken:
+        _unlock(port)
+    return False
+
+
+def _lock(port: int) -> bool:
+    try:
+        fcntl.lockf(_locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _unlock(port: int) -> None:
+    fcntl.lockf(_locks, fcntl.LOCK_UN, 1, port)

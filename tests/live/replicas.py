@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ from tests.live.http import Answer, exchange
 from tests.live.ports import HOST, free_port
 from tests.live.server import OURS, OURS_EXTRA, Server
 from tests.live.window import WINDOW, View
+from tests.wait import block_until
 
-DEADLINE_S = 20.0
-POLL_S = 0.02
 BRISK = (
     *("--replica-heartbeat-s", "0.2", "--replica-timeout-s", "3"),
     *("--replica-output-interval-s", "0.2"),
@@ -131,23 +129,14 @@ def ours(folder: Path, name: str, *args: str, port: int | None = None, **fields:
     return Replica(folder / f"{name}.log", args=(*OURS_EXTRA, *BRISK, *args), **fields)
 
 
-def eventually(
-    question: Callable[[], object], expected: object, *, deadline_s: float = DEADLINE_S
-) -> None:
-    """Ask until the answer is right; the last answer is in the failure."""
-    deadline = time.monotonic() + deadline_s
-    while (got := question()) != expected:
-        assert time.monotonic() < deadline, f"expected {expected}, still {got}"
-        time.sleep(POLL_S)
-
-
-def agree(replicas: Iterable[Replica], *, deadline_s: float = DEADLINE_S) -> Loads:
+def agree(replicas: Iterable[Replica]) -> Loads:
     """Wait until all carry the same; return it."""
     replicas = list(replicas)
-    deadline = time.monotonic() + deadline_s
-    while True:
-        answers: list[Mapping[Any, Any]] = [replica.loads() for replica in replicas]
-        if all(answer == answers[0] for answer in answers):
-            return dict(answers[0])
-        assert time.monotonic() < deadline, f"still apart: {answers}"
-        time.sleep(POLL_S)
+    answers: list[Loads] = []
+
+    def are_one() -> bool:
+        answers[:] = [replica.loads() for replica in replicas]
+        return all(answer == answers[0] for answer in answers)
+
+    block_until(are_one, lambda: f"still apart: {answers}")
+    return answers[0]

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +13,8 @@ from typing import Any, Self
 
 from tests.live.http import Answer, exchange
 from tests.live.ports import HOST, free_port
+from tests.wait import PATIENCE_S, block_until
 
-START_DEADLINE_S = 30.0
-STOP_DEADLINE_S = 10.0
-POLL_S = 0.02
 LOG_TAIL_CHARS = 3000
 
 OURS = (sys.executable, "-m", "select_service")
@@ -55,21 +52,19 @@ class Server:
         self.stop()
 
     def _wait_until_it_answers(self) -> None:
+        block_until(self._answers, lambda: f"no answer:\n{self.log_tail()}")
+
+    def _answers(self) -> bool:
         assert self.process is not None
-        deadline = time.monotonic() + START_DEADLINE_S
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise RuntimeError(
-                    f"the service ended with {self.process.returncode} before it answered:\n"
-                    f"{self.log_tail()}"
-                )
-            try:
-                if self.request("GET", "/health").status == 200:
-                    return
-            except OSError:
-                pass
-            time.sleep(POLL_S)
-        raise RuntimeError(f"no answer within {START_DEADLINE_S} s:\n{self.log_tail()}")
+        if self.process.poll() is not None:
+            raise RuntimeError(
+                f"the service ended with {self.process.returncode} before it answered:\n"
+                f"{self.log_tail()}"
+            )
+        try:
+            return self.request("GET", "/health").status == 200
+        except OSError:
+            return False
 
     def request(self, method: str, path: str, body: object = None) -> Answer:
         """One exchange with a JSON body, on a connection of its own."""
@@ -91,7 +86,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(STOP_DEADLINE_S)
+                self.process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
         return self.process.wait()

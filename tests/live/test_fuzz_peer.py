@@ -10,8 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +20,8 @@ import pytest
 
 from tests.contract.comparison import mismatch
 from tests.live import peer
-from tests.live.server import POLL_S, Server
+from tests.live.server import Server
+from tests.wait import block_until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
@@ -31,7 +31,6 @@ BLOCK_SIZE: Final = 16
 TIE: Final = 1e-9
 ENV: Final = {"DYN_USE_KV_EVENTS": "false"}
 STEPS_SHOWN: Final = 25
-CHANGE_DEADLINE_S: Final = 5.0
 
 Body = dict[str, Any]
 Rank = tuple[int, int]
@@ -79,7 +78,7 @@ class Duel:
         self.ask("POST", "/workers", record)
         sign = b'"worker_id":%d,' % record["worker_id"]
         for server in self.servers:
-            _wait_until(partial(_lists, server, sign))
+            block_until(partial(_lists, server, sign))
 
 
 class Traffic:
@@ -331,7 +330,7 @@ def test_few_reservations_that_share_blocks(servers: tuple[Server, Server], seed
         for server in servers:  # what becomes of the record differs on purpose (D5)
             server.request("DELETE", f"/workers/{game}")
             # the reference says 200 first and lets the worker's load go afterwards
-            _wait_until(partial(_has_no_load, server))
+            block_until(partial(_has_no_load, server))
 
 
 def _lists(server: Server, sign: bytes) -> bool:
@@ -340,13 +339,6 @@ def _lists(server: Server, sign: bytes) -> bool:
 
 def _has_no_load(server: Server) -> bool:
     return b"worker_id" not in server.request("GET", "/loads").raw
-
-
-def _wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + CHANGE_DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, "a worker neither comes nor goes"
-        time.sleep(POLL_S)
 
 
 def _shared(dice: random.Random) -> Body:

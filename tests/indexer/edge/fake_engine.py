@@ -7,6 +7,7 @@ from collections import deque
 import zmq
 
 from tests.indexer.encoding import end_marker, message
+from tests.live.ports import HOST, free_port
 
 
 class FakeEngine:
@@ -33,7 +34,8 @@ class FakeEngine:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         try:
-            socket.bind(f"tcp://127.0.0.1:{port or '*'}")
+            # not one of the kernel's choice: it might give it to a client while an heir is awaited
+            socket.bind(f"tcp://{HOST}:{port or free_port()}")
         except zmq.ZMQError:
             socket.close(linger=0)
             raise

@@ -12,6 +12,7 @@ from indexer.core.hashing import block_hashes
 from indexer.core.registry import Registry
 from indexer.edge.listener import Listeners
 from indexer.types import Scope, StreamLimits, WorkerRank
+from tests import wait
 from tests.indexer.edge.fake_engine import FakeEngine
 from tests.indexer.encoding import encode_batch, stored
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from indexer.edge.addresses import Addresses
 
 SCOPE = Scope("m", "t")
-LIMITS = StreamLimits(replay_silence_s=10.0, tick_s=0.02, poll_after_s=0.0)
+LIMITS = StreamLimits(
+    tick_s=0.02, poll_after_s=0.0, replay_silence_s=1_000.0, replay_deadline_s=10_000.0
+)
 IMPATIENT = replace(LIMITS, replay_silence_s=0.1)  # for endpoints that never answer
 
 
@@ -79,11 +82,15 @@ class House:
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Let the loop and the engines run until it holds."""
-        async with asyncio.timeout(20):
-            while not condition():
-                for engine in self.engines:
-                    engine.serve()
-                await asyncio.sleep(0.001)
+
+        def holds() -> bool:
+            if condition():
+                return True
+            for engine in self.engines:
+                engine.serve()
+            return False
+
+        await wait.until(holds)
 
     def holds(self, stream: EventStream, number: int) -> bool:
         slot = self.index.slot_of(stream.rank)
@@ -109,4 +116,4 @@ def play(
             for engine in house.engines:
                 engine.close()
 
-    asyncio.run(run())
+    wait.run(run())

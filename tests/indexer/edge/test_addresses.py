@@ -12,6 +12,8 @@ from msgspec.structs import replace
 from indexer.edge.addresses import THREADS, Addresses
 from indexer.errors import EndpointRefused, HostNotFound
 from indexer.types import ReachSettings
+from tests import wait
+from tests.wait import until
 
 Answer = str | EndpointRefused | HostNotFound
 SETTINGS = ReachSettings()
@@ -49,7 +51,7 @@ def play(
             addresses.close()
             addresses.close()
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    wait.run(run())
 
 
 async def found(addresses: Addresses, endpoint: str) -> Answer:
@@ -130,8 +132,7 @@ def test_a_resolver_that_hangs() -> None:
         assert addresses.lookups == {"found": 0, "failed": 0, "timeout": 8, "left_out": 1}
         assert threading.active_count() <= before + THREADS
         names.held.set()
-        while addresses.lookups["failed"] < 8:
-            await asyncio.sleep(0.001)
+        await until(lambda: addresses.lookups["failed"] == 8)
         assert isinstance(await found(addresses, "tcp://good:1"), str)
 
     settings = replace(SETTINGS, lookup_timeout_s=0.05, lookups_max=8)
@@ -177,4 +178,4 @@ def test_the_system_resolves_odd_spellings() -> None:
         assert isinstance(await found(addresses, f"tcp://{'a' * 80}.x:1"), HostNotFound)
         addresses.close()
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    wait.run(run())

@@ -9,6 +9,7 @@ import weakref
 import pytest
 
 from indexer.edge.aside import Aside
+from tests import wait
 
 
 def test_one_after_another_in_one_thread_that_ends() -> None:
@@ -25,7 +26,7 @@ def test_one_after_another_in_one_thread_that_ends() -> None:
         aside.close()
         thread.join()
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    wait.run(run())
 
 
 def test_who_is_cancelled_need_not_wait_and_what_has_begun_is_finished() -> None:
@@ -52,7 +53,7 @@ def test_who_is_cancelled_need_not_wait_and_what_has_begun_is_finished() -> None
         assert done == ["late", "last"]
         aside.close()
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    wait.run(run())
 
 
 def test_what_is_done_is_let_go_of() -> None:
@@ -71,7 +72,7 @@ def test_what_is_done_is_let_go_of() -> None:
             await asyncio.sleep(0)
         aside.close()
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    wait.run(run())
 
 
 def test_a_process_ends_while_its_disk_stands_still() -> None:

@@ -16,19 +16,15 @@ from indexer.edge.curve import KeyPair, ReplicaKeys, is_exposed, new_key_file, r
 from indexer.edge.sockets import Link, Publisher, Sockets, Subscriber, open_publisher
 from indexer.errors import EndpointRefused, KeyFileUnusable
 from indexer.types import StreamLimits
+from tests import wait
 from tests.live.relay import Relay
+from tests.wait import until
 
-DEADLINE_S = 20.0
 SERVER, CLIENT, STRANGER = KeyPair.new(), KeyPair.new(), KeyPair.new()
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.005)
-
-
 def run(use: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(use(), DEADLINE_S))
+    wait.run(use())
 
 
 @pytest.fixture

@@ -144,7 +144,6 @@ def test_a_link_is_neither_written_through_nor_read(tmp_path: Path) -> None:
     assert elsewhere.read_bytes() == b"somebody else's"
 
 
-@pytest.mark.timeout(20)
 def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
     for name in (NEW, NAME):
         os.mkfifo(tmp_path / name)

@@ -18,11 +18,11 @@ from indexer.edge.listener import Listeners
 from indexer.edge.snapshot_file import NAME, FrozenRank, RankEnd, SnapshotReader, SnapshotWriter
 from indexer.edge.snapshots import Snapshots, Source
 from indexer.types import EventLossPolicy, Scope, SnapshotLimits, WorkerRank
+from tests import wait
 from tests.indexer.encoding import encode_batch, end_marker, message, reply, stored
 
 SCOPE = Scope("m", "t")
 ENDPOINT, REPLAY = "tcp://127.0.0.1:1", "tcp://127.0.0.1:2"
-DEADLINE_S = 20.0
 
 
 def batch(number: int, rank: int | None = None) -> bytes:
@@ -31,11 +31,8 @@ def batch(number: int, rank: int | None = None) -> bytes:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    for _ in range(10_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it never came to that")
+    """Look at every turn: what is waited for may be over at the next one."""
+    await wait.until(condition, pause_s=0)
 
 
 class House:
@@ -86,7 +83,7 @@ def run(use: Callable[[], Awaitable[None]]) -> None:
                 house.snapshots.close()
                 await house.listeners.close()
 
-    asyncio.run(asyncio.wait_for(whole(), DEADLINE_S))
+    wait.run(whole())
 
 
 def test_there_and_back(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from select_service.client.serving import Replica, ServeWorker
 from select_service.client.worker_ids import reservation_id_of, worker_id_of
 from tests.live.ports import free_port
 from tests.live.server import OURS_EXTRA, Server
+from tests.wait import until
 
 REPLICA = Replica("x7f3", "app", "engine")
 FIELDS: dict[str, Any] = {"block_size": 16, "kv_events_endpoint": "tcp://127.0.0.1:9"}
@@ -110,8 +111,7 @@ def test_what_came_to_nothing_is_among_rays_metrics(monkeypatch: pytest.MonkeyPa
         async with worker:
             worker.prefill_complete(reservation_id="somebody's")
             async with asyncio.timeout(PATIENCE_S):
-                while not worker.not_told:
-                    await asyncio.sleep(0.005)
+                await until(lambda: worker.not_told)
         seen = SHOWN["select_service_worker_troubles"]
         assert sum(count for what, count in seen if what == "not_told") == worker.not_told == 1
         assert sum(count for what, count in seen if what == "failed") == worker.failures > 1

@@ -18,11 +18,11 @@ from select_service.edge.driver import Driver
 from select_service.edge.driving.outfit import EdgeLimits
 from select_service.types import CoreLimits, RouterConfig, SelectAndReserveRequest, WorkerSpec
 from select_service.types.doctor import DoctorLimits, Finding
+from tests import wait
 from tests.indexer.edge.fake_engine import FakeEngine
 from tests.indexer.encoding import encode_batch, removed, stored
 
 BLOCK = 16
-DEADLINE_S = 60.0
 STREAMS = StreamLimits(tick_s=0.002, replay_silence_s=0.05, pause_s=0.001)
 
 
@@ -147,11 +147,15 @@ class Ward:
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Let service and engines run until it holds."""
-        async with asyncio.timeout(20):
-            while not condition():
-                for engine in self.engines:
-                    engine.sockets.serve()
-                await asyncio.sleep(0.001)
+
+        def holds() -> bool:
+            if condition():
+                return True
+            for engine in self.engines:
+                engine.sockets.serve()
+            return False
+
+        await wait.until(holds)
 
     async def heard(self, engine: Engine, worker_id: int = 1) -> None:
         """Wait until a healthy engine's events are applied."""
@@ -231,7 +235,7 @@ def play(
             for engine in ward.engines:
                 engine.sockets.close()
 
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    wait.run(run())
 
 
 def prompt(number: int, blocks: int = 3, extra: int = 5) -> list[int]:

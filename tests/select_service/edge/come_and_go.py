@@ -16,7 +16,8 @@ import msgspec
 
 from select_service.edge import garbage
 from select_service.edge.driver import Driver
-from tests.select_service.edge.serving import in_process, seat, until
+from tests.select_service.edge.serving import in_process, seat
+from tests.wait import until
 
 SCOPES = 1000
 
@@ -52,4 +53,4 @@ async def use(_: httpx.AsyncClient, service: Driver) -> None:
 
 
 if __name__ == "__main__":
-    in_process(use, deadline_s=100.0)  # on a machine that may be busy
+    in_process(use)

@@ -20,9 +20,10 @@ from select_service.edge.http.listening import Entrances
 from select_service.edge.security.openness import side_address
 from select_service.edge.server import Server
 from select_service.types import WorkerSpec
+from tests import wait
+from tests.wait import until
 
 HOST = "127.0.0.1"
-DEADLINE_S = 20.0
 PROMPT: dict[str, Any] = {"block_hashes": [1, 2], "sequence_hashes": [1, 2], "isl_tokens": 32}
 SETTINGS = Settings(host=HOST, port=0)
 
@@ -45,7 +46,6 @@ def seat(service: Driver, worker_id: int = 1, **fields: Any) -> None:
 
 def in_process(
     use: Callable[[httpx.AsyncClient, Driver], Awaitable[None]],
-    deadline_s: float = DEADLINE_S,
     **settings: Any,
 ) -> None:
     """Run `use` with a client that calls the app directly."""
@@ -61,7 +61,7 @@ def in_process(
         finally:
             await service.close()
 
-    asyncio.run(asyncio.wait_for(run(), deadline_s))
+    wait.run(run())
 
 
 @contextlib.asynccontextmanager
@@ -95,7 +95,7 @@ def on_a_port(use: Callable[[int, Driver, Server], Awaitable[None]], **settings:
             finally:
                 await Wire.close_all()
 
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    wait.run(run())
 
 
 class Wire:
@@ -161,9 +161,3 @@ class Wire:
 
     def close(self) -> None:
         self.writer.close()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for a condition; the deadline is the caller's."""
-    while not holds():
-        await asyncio.sleep(0.005)

@@ -16,15 +16,8 @@ from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.server import Server
 from tests.select_service.edge.http.test_api import problem
-from tests.select_service.edge.serving import (
-    PROMPT,
-    SETTINGS,
-    Wire,
-    in_process,
-    on_a_port,
-    seat,
-    until,
-)
+from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, in_process, on_a_port, seat
+from tests.wait import until
 
 SLOW = "expect: 100-continue"
 """A header that takes the ASGI way."""

@@ -17,7 +17,8 @@ import pytest
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from tests.select_service.core.admission.golden import BUSY, CASES
-from tests.select_service.edge.serving import in_process, until, worker
+from tests.select_service.edge.serving import in_process, worker
+from tests.wait import until
 
 if TYPE_CHECKING:
     from select_service.edge.driver import Driver

@@ -24,8 +24,10 @@ from select_service.types import (
     Selection,
     WorkerSpec,
 )
+from tests import wait
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import in_process, listening, seat, until, worker
+from tests.select_service.edge.serving import in_process, listening, seat, worker
+from tests.wait import until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -182,7 +184,7 @@ def test_reservations_that_are_waited_for_count() -> None:
             await service.free(str(answer.reservation_id))
             assert core.desk.bookings.expected == 0
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    wait.run(run())
 
 
 def test_leases() -> None:
@@ -358,7 +360,7 @@ def test_connections_from_one_address() -> None:
                 writer.close()
             await until(lambda: not counts.by_address)
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    wait.run(run())
 
 
 def test_replica_peers_are_refused_where_nobody_may_go() -> None:
@@ -381,7 +383,7 @@ def test_replica_peers_are_refused_where_nobody_may_go() -> None:
             text = (await client.get("/metrics")).text
             assert 'connect_refused_total{reason="scheme"} 1.0' in text
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    wait.run(run())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from select_service.edge.driver import Driver
 from select_service.edge.telling import SLICE, Wanted
 from select_service.types.decisions import Candidate
 from tests.select_service.edge.http.test_api import problem
-from tests.select_service.edge.serving import PROMPT, in_process, seat, until
+from tests.select_service.edge.serving import PROMPT, in_process, seat
+from tests.wait import until
 
 PACKED = {"accept": "application/msgpack"}
 NAMES = ("selection_id", "reservation_id")

@@ -16,7 +16,8 @@ from select_service.edge import doctor as doctors
 from select_service.edge.driver import Driver
 from select_service.types import RouterConfig, WorkerSpec
 from select_service.types.doctor import DoctorLimits
-from tests.select_service.edge.serving import in_process, seat, until
+from tests.select_service.edge.serving import in_process, seat
+from tests.wait import until
 
 NO_EVENTS = RouterSettings(RouterConfig(use_kv_events=False), None, ())
 

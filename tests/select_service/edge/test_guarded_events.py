@@ -12,6 +12,7 @@ import zmq
 
 from indexer.edge.curve import KeyPair
 from select_service.edge.driver import Driver
+from tests import wait
 from tests.live.relay import Relay
 from tests.select_service.edge.serving import listening, seat
 
@@ -89,7 +90,7 @@ def test_events_and_replays_of_an_engine_that_encrypts(of: str) -> None:
         await replay.stop()
         engine.close()
 
-    asyncio.run(asyncio.wait_for(use(), 30.0))
+    wait.run(use())
 
 
 @pytest.mark.parametrize("key", [None, OTHER.public], ids=["none", "another"])
@@ -113,7 +114,7 @@ def test_who_has_not_the_key_is_not_believed(key: str | None) -> None:
                 await asyncio.sleep(0.01)
         engine.close()
 
-    asyncio.run(asyncio.wait_for(use(), 30.0))
+    wait.run(use())
 
 
 @pytest.mark.parametrize("key", ["", "short", "#" * 40])
@@ -123,4 +124,4 @@ def test_a_key_that_is_none_is_refused(key: str) -> None:
             with pytest.raises(msgspec.ValidationError, match="curve_public_key"):
                 seat(service, curve_public_key=key)
 
-    asyncio.run(asyncio.wait_for(use(), 30.0))
+    wait.run(use())

@@ -15,7 +15,8 @@ from select_service.edge.http.document import Document
 from select_service.edge.http.openapi import describe
 from select_service.edge.http.routes import ROUTES
 from tests.live.http import exchange
-from tests.select_service.edge.serving import listening, until
+from tests.select_service.edge.serving import listening
+from tests.wait import until
 
 
 def test_one_module_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

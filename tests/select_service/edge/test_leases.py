@@ -24,15 +24,8 @@ from select_service.edge.driver import Driver
 from select_service.edge.server import Server
 from select_service.types import BatchAnswer, Operation, OperationResult
 from tests.select_service.edge.http.test_api import JSON, problem
-from tests.select_service.edge.serving import (
-    PROMPT,
-    Wire,
-    in_process,
-    on_a_port,
-    seat,
-    until,
-    worker,
-)
+from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat, worker
+from tests.wait import until
 
 BOOKING: dict[str, Any] = {"worker_id": 1, "sequence_hashes": [1, 2], "isl_tokens": 32}
 

@@ -16,9 +16,10 @@ import pytest
 from select_service.edge.departure import is_service, serves
 from select_service.edge.leaving import Leaving
 from tests.live.ports import HOST
-from tests.live.replicas import Replica, eventually
+from tests.live.replicas import Replica
 from tests.live.server import Server
-from tests.select_service.edge.serving import PROMPT, until, worker
+from tests.select_service.edge.serving import PROMPT, worker
+from tests.wait import eventually, until
 
 BOOKED = {**PROMPT, "reservation_id": "r"}
 

@@ -15,7 +15,8 @@ from indexer.types import WorkerRank
 from select_service.edge import load_topic
 from select_service.edge.load_topic import LoadTopic
 from select_service.types.admission import WorkerMetrics
-from tests.select_service.edge.serving import in_process, seat, until
+from tests.select_service.edge.serving import in_process, seat
+from tests.wait import until
 
 PACK = msgspec.msgpack.encode
 

@@ -17,9 +17,10 @@ from tests.faults.patient import refusal
 from tests.faults.vitals import vitals
 from tests.live.http import JSON_TYPE
 from tests.live.ports import HOST
-from tests.live.replicas import Replica, eventually
+from tests.live.replicas import Replica
 from tests.live.server import OURS
 from tests.select_service.edge.serving import PROMPT
+from tests.wait import eventually
 
 pytestmark = pytest.mark.e2e
 

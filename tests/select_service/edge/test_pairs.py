@@ -13,7 +13,8 @@ from select_service import NoEligibleWorker, SelectionService, SelectPairRequest
 from select_service.edge.driver import Driver
 from tests.live.server import Server
 from tests.select_service.edge.http.test_api import JSON, problem
-from tests.select_service.edge.serving import PROMPT, in_process, seat, until, worker
+from tests.select_service.edge.serving import PROMPT, in_process, seat, worker
+from tests.wait import until
 
 PAIR: dict[str, Any] = PROMPT | {"reservation_id": "p"}
 

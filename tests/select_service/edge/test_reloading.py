@@ -28,8 +28,10 @@ from select_service.edge.reloading import (
 )
 from select_service.edge.tenancy.names import prefix_of
 from select_service.errors import InvalidField, NeedsRestart
+from tests import wait
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, listening, seat, worker
+from tests.wait import until
 
 BY_FIELD = {flag.field: flag for flag in FLAGS}
 RELOADABLE = [flag.field for flag in FLAGS if flag.reloads]
@@ -230,7 +232,7 @@ def test_connections_that_are_open_follow() -> None:
             limits = server.config.http.limits  # type: ignore[union-attr]
             assert (limits.header_timeout_s, limits.connections_max) == (0.25, 3)
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    wait.run(run())
 
 
 def test_thresholds_hold_at_once_and_let_in_who_waits() -> None:
@@ -240,8 +242,7 @@ def test_thresholds_hold_at_once_and_let_in_who_waits() -> None:
         body: Any = {"settings": {"max_inflight_default": 1, "max_queued_default": 1}}
         assert (await client.put("/config", json=body)).status_code == 200
         waits = asyncio.ensure_future(client.post("/select_and_reserve", json=PROMPT))
-        while not service.core.loads()[0].pending_count:
-            await asyncio.sleep(0.001)
+        await until(lambda: service.core.loads()[0].pending_count)
         assert (await client.post("/select_and_reserve", json=PROMPT)).status_code == 503
         await client.put("/config", json={"settings": {"max_inflight_default": 2}})
         assert (await waits).status_code == 200

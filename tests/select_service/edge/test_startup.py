@@ -8,7 +8,8 @@ import httpx
 
 from select_service.edge.driver import Driver
 from tests.indexer.edge.test_recovery import DUMP, hangs_after, peer, whole
-from tests.select_service.edge.serving import PROMPT, in_process, until, worker
+from tests.select_service.edge.serving import PROMPT, in_process, worker
+from tests.wait import until
 
 
 def test_recovery_beside_requests() -> None:

@@ -20,7 +20,8 @@ from select_service.edge.driver import Driver
 from select_service.edge.server import Server
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value
-from tests.select_service.edge.serving import Wire, in_process, on_a_port, seat, until
+from tests.select_service.edge.serving import Wire, in_process, on_a_port, seat
+from tests.wait import until
 
 HASHES = [1, 2, 3, 4]
 BODY: dict[str, Any] = {"block_hashes": HASHES, "sequence_hashes": HASHES, "isl_tokens": 70}

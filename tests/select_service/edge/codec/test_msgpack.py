@@ -15,7 +15,8 @@ import pytest
 from select_service.config import FieldValidation
 from select_service.edge.driver import Driver
 from select_service.edge.http.routes import ROUTES
-from tests.select_service.edge.serving import PROMPT, in_process, seat, until, worker
+from tests.select_service.edge.serving import PROMPT, in_process, seat, worker
+from tests.wait import until
 
 TYPE = "application/msgpack"
 PACKED = {"content-type": TYPE}

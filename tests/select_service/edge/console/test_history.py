@@ -16,7 +16,9 @@ from select_service.edge.console import history
 from select_service.edge.console.history import HISTORY_POINTS, POINT, History
 from select_service.edge.driver import Driver
 from select_service.edge.http.traffic import LATENCY_BUCKETS_S, RouteTraffic, Traffic
-from tests.select_service.edge.serving import SETTINGS, in_process, seat, until
+from tests import wait
+from tests.select_service.edge.serving import SETTINGS, in_process, seat
+from tests.wait import until
 
 
 def read(point: bytes) -> dict[str, Any]:
@@ -77,4 +79,4 @@ def test_points_come_by_themselves_and_old_ones_go(monkeypatch: pytest.MonkeyPat
         await asyncio.sleep(0.01)
         assert list(book.points) == kept
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    wait.run(run())

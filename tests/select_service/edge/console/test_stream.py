@@ -16,7 +16,8 @@ from select_service.edge.server import Server
 from select_service.edge.slices import Slices
 from select_service.types import SelectAndReserveRequest
 from tests.select_service.edge.console.watching import ranks_of, watching
-from tests.select_service.edge.serving import Wire, on_a_port, seat, until
+from tests.select_service.edge.serving import Wire, on_a_port, seat
+from tests.wait import until
 
 BIG = 2**64 - 1
 

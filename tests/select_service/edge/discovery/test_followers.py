@@ -16,9 +16,11 @@ from select_service.edge.discovery.followers import Discovery, ReplicaFollower
 from select_service.edge.discovery.setup import create_discovery
 from select_service.edge.driver import Driver
 from select_service.types import PinnedWorker, SelectAndReserveRequest
+from tests import wait
 from tests.live.ports import free_port
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
-from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, until, worker
+from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, worker
+from tests.wait import until
 
 
 def write(path: Path, *bodies: dict[str, object]) -> None:
@@ -181,4 +183,4 @@ def test_kubernetes_to_catalog_with_a_flap() -> None:
             finally:
                 await service.close()
 
-    asyncio.run(asyncio.wait_for(run(), 20.0))
+    wait.run(run())

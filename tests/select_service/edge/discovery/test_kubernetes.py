@@ -14,11 +14,11 @@ from select_service.edge.discovery.kubernetes import KubernetesApi, Watched
 from select_service.edge.discovery.setup import watched_replicas, watched_workers
 from select_service.edge.discovery.source import Source
 from select_service.types import WorkerSpec
+from tests import wait
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
 from tests.select_service.edge.security.credentials_made import Authority
-from tests.select_service.edge.serving import until
+from tests.wait import until
 
-DEADLINE_S = 20.0
 Workers = Source[dict[int, WorkerSpec]]
 Use = Callable[[FakeKubernetes, Workers], Awaitable[None]]
 
@@ -46,7 +46,7 @@ def watching(
                 looking.cancel()
                 await asyncio.gather(looking, return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    wait.run(run())
 
 
 THREE = {f"http://10.0.0.{n}:8000" for n in (1, 2, 3)}
@@ -297,7 +297,7 @@ def test_replicas_ready_or_not_and_never_oneself(tmp_path: Path) -> None:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    wait.run(run())
 
 
 def test_nobody_says_where_the_api_server_is(tmp_path: Path, monkeypatch: Any) -> None:
@@ -312,7 +312,7 @@ def test_nobody_says_where_the_api_server_is(tmp_path: Path, monkeypatch: Any) -
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    wait.run(run())
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
     assert KubernetesApi(None, str(tmp_path)).url == "https://[fd00::1]:6443"

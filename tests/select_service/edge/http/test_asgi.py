@@ -15,15 +15,8 @@ from select_service.edge.app import create_door
 from select_service.edge.driver import Driver
 from select_service.edge.http.traffic import CLIENT_GONE
 from select_service.edge.server import Server
-from tests.select_service.edge.serving import (
-    PROMPT,
-    SETTINGS,
-    Wire,
-    in_process,
-    on_a_port,
-    seat,
-    until,
-)
+from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, in_process, on_a_port, seat
+from tests.wait import until
 
 BUSY = {"reservation_id": "busy", "worker_id": 1, "sequence_hashes": [9], "isl_tokens": 100}
 

@@ -16,7 +16,8 @@ from select_service.edge.http.asgi import Door
 from select_service.edge.http.fast_lane import FastLane
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.server import Server
-from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat, until
+from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat
+from tests.wait import until
 
 BOOKING = {**PROMPT, "reservation_id": "r/1"}
 EXCHANGES: list[tuple[str, str, object]] = [

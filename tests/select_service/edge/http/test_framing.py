@@ -12,7 +12,8 @@ from select_service.edge.driver import Driver
 from select_service.edge.http.pieces import LINES_PER_TURN
 from select_service.edge.http.protocol import GuardedProtocol
 from select_service.edge.server import Server
-from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
+from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
+from tests.wait import until
 
 HEAD = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
 BODY = json.dumps(PROMPT).encode()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
 import socket
 import stat
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,11 @@ from select_service.edge.driver import Driver
 from select_service.edge.http.asgi import Door
 from select_service.edge.http.listening import CannotListenError, Entrances, UnixSocket, bind
 from select_service.edge.server import Server
+from tests import wait
 from tests.live.ports import free_port
-from tests.live.server import OURS, POLL_S
-from tests.select_service.edge.serving import DEADLINE_S, PROMPT, Wire, listening, seat, until
+from tests.live.server import OURS
+from tests.select_service.edge.serving import PROMPT, Wire, listening, seat
+from tests.wait import until
 
 MODE = 0o660
 
@@ -195,7 +195,7 @@ def test_both_doors_lead_to_one_service(path: str, monkeypatch: pytest.MonkeyPat
         assert b"select_service_http_connections 2" in text
         await Wire.close_all()
 
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    wait.run(run())
     assert not os.path.exists(path)
 
 
@@ -210,9 +210,12 @@ def served(path: str, *args: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process that answers at the path; it is dead at the end, if not before."""
     with run_alone(path, *args) as process:
         try:
-            while _ask(path, "/health") is None:
+
+            def answers() -> bool:
                 assert process.poll() is None, process.communicate()[0].decode()
-                time.sleep(POLL_S)
+                return _ask(path, "/health") is not None
+
+            wait.block_until(answers)
             yield process
         finally:
             process.kill()
@@ -231,7 +234,6 @@ def _ask(path: str, url: str) -> bytes | None:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(60)
 def test_a_process_with_nothing_else(path: str) -> None:
     with served(path, "--uds-mode", "600") as process:
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600

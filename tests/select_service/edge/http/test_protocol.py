@@ -18,7 +18,8 @@ from select_service.edge.http.connections import ConnectionLimits
 from select_service.edge.http.protocol import RESERVED_MAX, GuardedProtocol
 from select_service.edge.http.traffic import Connections
 from select_service.edge.server import Server
-from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
+from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
+from tests.wait import until
 
 SOON = {"header_timeout_s": 0.3, "body_timeout_s": 0.3}
 HEAD = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"

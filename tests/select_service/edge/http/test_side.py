@@ -17,20 +17,13 @@ from select_service.edge import server as server_module
 from select_service.edge.driver import Driver
 from select_service.edge.http.listening import SIDE_PATHS
 from select_service.edge.server import Server
+from tests import wait
 from tests.live.lossy import CALM, LossyLink, Weather
 from tests.live.ports import free_port
 from tests.select_service.edge.http.test_listening import served
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
-from tests.select_service.edge.serving import (
-    DEADLINE_S,
-    HOST,
-    PROMPT,
-    Wire,
-    listening,
-    seat,
-    until,
-    worker,
-)
+from tests.select_service.edge.serving import HOST, PROMPT, Wire, listening, seat, worker
+from tests.wait import until
 
 Use = Callable[[int, int, Driver, Server], Awaitable[None]]
 
@@ -50,7 +43,7 @@ def run(use: Use, **settings: Any) -> None:
             finally:
                 await Wire.close_all()
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    wait.run(main())
 
 
 async def asked(wire: Wire, method: str, path: str, *headers: str) -> tuple[int, Any]:
@@ -227,7 +220,6 @@ def test_tokens_and_tls_hold_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(90)
 def test_replicas_heal_there_where_the_api_is_on_a_unix_socket(tmp_path: Path) -> None:
     """One is a process that nobody but its machine may ask; another has missed what it said."""
     path = str(tmp_path / "s")
@@ -255,7 +247,7 @@ def test_replicas_heal_there_where_the_api_is_on_a_unix_socket(tmp_path: Path) -
 
     with served(path, *args), httpx.Client(transport=httpx.HTTPTransport(uds=path)) as one:
         assert one.post("http://s/workers", json=worker()).status_code == 201
-        asyncio.run(asyncio.wait_for(use(one), 60.0))
+        wait.run(use(one))
 
 
 def reserve(client: httpx.Client, name: str) -> None:

@@ -12,7 +12,8 @@ from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.edge.driver import Driver
 from select_service.edge.server import Server
-from tests.select_service.edge.serving import HOST, Wire, on_a_port, seat, until
+from tests.select_service.edge.serving import HOST, Wire, on_a_port, seat
+from tests.wait import until
 
 BLOCKS = 60_000  # 5 MB of /dump: more than the system takes in for a client
 CHAIN = 500

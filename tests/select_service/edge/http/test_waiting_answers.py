@@ -13,7 +13,8 @@ from select_service.edge.driver import Driver
 from select_service.edge.http.api import Api
 from select_service.edge.http.fast_lane import FastLane
 from select_service.edge.server import Server
-from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until
+from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
+from tests.wait import until
 
 
 def test_an_answer_that_has_to_wait_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ from select_service.edge.metrics.scope_series import ScopeGroups, totals
 from select_service.edge.metrics.text import LINES_PER_STEP, text_of
 from select_service.types import CoreLimits, ReservationRequest, SelectAndReserveRequest
 from select_service.types.drains import DrainRequest
+from tests import wait
 from tests.live.ports import free_port
 from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, seat
 
@@ -548,4 +549,4 @@ def test_a_scraper_that_goes_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> N
         text, _ = await metrics.render()  # nobody who went stands in the way
         assert b"process_cpu_seconds_total" in text
 
-    asyncio.run(asyncio.wait_for(run(), 20.0))
+    wait.run(run())

@@ -21,10 +21,12 @@ from select_service.core.replicas.events import TOPIC
 from select_service.edge.driver import Driver
 from select_service.edge.security.passport import Passport
 from select_service.types import ReservationRequest
+from tests import wait
 from tests.live.ports import free_port
 from tests.live.relay import Relay
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
-from tests.select_service.edge.serving import PROMPT, listening, seat, until
+from tests.select_service.edge.serving import PROMPT, listening, seat
+from tests.wait import until
 
 SECRET_ID = "reservation-4711"
 
@@ -34,7 +36,7 @@ def book(service: Driver, name: str = SECRET_ID) -> None:
 
 
 def run(use: Any) -> None:
-    asyncio.run(asyncio.wait_for(use(), 40.0))
+    wait.run(use())
 
 
 def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:

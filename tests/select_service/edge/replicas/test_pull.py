@@ -28,6 +28,8 @@ from select_service.edge.replicas.pull import (
 )
 from select_service.edge.sparing import LINES_MAX, PERIOD_S
 from select_service.types import ReplicaLimits
+from tests import wait
+from tests.wait import until
 
 ROUTER = 7
 HEAD = SnapshotHead(ROUTER, 1, 5)
@@ -102,7 +104,7 @@ def pulled(
             await client.close()
         return client
 
-    client = asyncio.run(asyncio.wait_for(run(), 20))
+    client = wait.run(run())
     assert client.outcomes[outcome] == pulls
     assert sum(client.outcomes.values()) == pulls
     assert reader.ended == [outcome == "complete"] * pulls
@@ -207,13 +209,12 @@ def test_nobody_listens() -> None:
         client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, lambda _: None, Addresses())
         client.ask(Pull("tcp://127.0.0.1:1", ROUTER, 9, None))
         client.ask(Pull("tcp://127.0.0.1:1", ROUTER + 1, 9, "http://[::1"))  # no URL at all
-        while len(reader.ended) < 2 or client.running:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(reader.ended) == 2 and not client.running)
         await client.close()
         return client
 
     reader = Reader()
-    client = asyncio.run(asyncio.wait_for(run(reader), 20))
+    client = wait.run(run(reader))
     assert client.outcomes["unreachable"] == 2
     assert reader.ended == [False, False]
 
@@ -231,14 +232,13 @@ def test_a_replica_that_says_it_is_where_nobody_may_go(url: str) -> None:
         addresses = Addresses(look_up=lambda _: ["169.254.169.254"])
         client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, lambda _: None, addresses)
         client.ask(Pull("tcp://127.0.0.1:1", ROUTER, 9, url))
-        while not reader.ended or client.running:
-            await asyncio.sleep(0.001)
+        await until(lambda: reader.ended and not client.running)
         await client.close()
         addresses.close()
         return client
 
     reader = Reader()
-    client = asyncio.run(asyncio.wait_for(run(reader), 20))
+    client = wait.run(run(reader))
     assert client.outcomes["denied"] == 1
     assert reader.ended == [False]
 
@@ -258,13 +258,12 @@ def test_a_replica_whose_url_would_be_asked_for_anything_else_than_a_snapshot(ur
     async def run(reader: Reader) -> Pulls:
         client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, said.append, Addresses())
         client.ask(Pull("tcp://127.0.0.1:1", ROUTER, 9, url))
-        while not reader.ended or client.running:
-            await asyncio.sleep(0.001)
+        await until(lambda: reader.ended and not client.running)
         await client.close()
         return client
 
     reader = Reader()
-    client = asyncio.run(asyncio.wait_for(run(reader), 20))
+    client = wait.run(run(reader))
     assert client.outcomes["denied"] == 1
     assert reader.ended == [False]
     assert len(said) == 1
@@ -295,7 +294,7 @@ def test_pulls_that_fail_are_told_once_in_a_while_and_by_where_they_were_heard_o
         assert f"({20 - LINES_MAX} more since last told)" in said[-1]
         await client.close()
 
-    asyncio.run(asyncio.wait_for(run(Reader()), 20))
+    wait.run(run(Reader()))
 
 
 def test_those_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,6 +357,6 @@ def test_arriving_parts_let_others_run() -> None:
             await client.close()
 
     reader = Slow()
-    asyncio.run(asyncio.wait_for(run(reader), 20))
+    wait.run(run(reader))
     assert reader.ended == [True]
     assert len(set(seen)) == len(seen)

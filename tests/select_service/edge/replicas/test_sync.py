@@ -21,7 +21,9 @@ from indexer.types import ReachSettings
 from select_service.edge.replicas import sync as replica_sync
 from select_service.edge.replicas.sync import ReplicaPublisher, Subscriptions
 from select_service.types import ReplicaLimits
+from tests import wait
 from tests.live.ports import free_port
+from tests.wait import until
 
 TOPICS = (b"one", b"two")
 NAMES = {"no-such-host.invalid": [], "other": ["127.0.0.1"], "metadata": ["169.254.169.254"]}
@@ -43,12 +45,7 @@ def run(scene: Callable[[Subscriptions, Heard], Awaitable[None]], **limits: int)
         finally:
             subscriptions.close()
 
-    asyncio.run(asyncio.wait_for(play(), 20))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.002)
+    wait.run(play())
 
 
 @contextlib.asynccontextmanager
@@ -302,7 +299,7 @@ def test_who_sends_heartbeats_and_falls_silent_is_connected_to_anew() -> None:
             assert not other.poll(0), "who sends no heartbeats may be silent"
         subscriptions.close()
 
-    asyncio.run(asyncio.wait_for(play(), 20))
+    wait.run(play())
 
 
 def test_replicas_have_the_descriptors_that_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:

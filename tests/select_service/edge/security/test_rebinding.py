@@ -23,9 +23,11 @@ from select_service.core.effects import Pull
 from select_service.edge.driver import Driver
 from select_service.edge.replicas.pull import Pulls
 from select_service.types import ReplicaLimits, WorkerSpec
+from tests import wait
 from tests.live.ports import free_port
 from tests.select_service.edge.replicas.test_pull import ROUTER, Reader
-from tests.select_service.edge.serving import listening, until, worker
+from tests.select_service.edge.serving import listening, worker
+from tests.wait import until
 
 NAME = "turns.test"
 GOOD, EVIL = "127.0.0.1", "127.0.0.66"
@@ -84,7 +86,7 @@ def play(name: Name, scene: Callable[[int], Awaitable[None]]) -> None:
         async with name.standing() as port:
             await scene(port)
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    wait.run(run())
 
 
 async def turned(name: Name, service: Driver) -> None:

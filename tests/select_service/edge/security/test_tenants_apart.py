@@ -26,7 +26,8 @@ from tests.select_service.edge.security.askers import (
     path_of,
 )
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, until, worker
+from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, worker
+from tests.wait import until
 
 
 def test_another_tenants_things_do_not_exist(tmp_path: Path) -> None:

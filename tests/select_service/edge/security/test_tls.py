@@ -21,7 +21,8 @@ from select_service.edge.security.tls import FILE_BYTES_MAX, Certificates
 from select_service.edge.server import Server
 from select_service.errors import CertificatesUnusable
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
-from tests.select_service.edge.serving import HOST, PROMPT, Wire, on_a_port, seat, until
+from tests.select_service.edge.serving import HOST, PROMPT, Wire, on_a_port, seat
+from tests.wait import until
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Lives of a service over one directory, and disks that refuse."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from msgspec.structs import replace
 
 from select_service.edge.app import create_app, create_driver
 from select_service.edge.driver import Driver
-from tests.select_service.edge.serving import DEADLINE_S, PROMPT, SETTINGS
+from tests import wait
+from tests.select_service.edge.serving import PROMPT, SETTINGS
 
 Use = Callable[[httpx.AsyncClient, Driver], Awaitable[None]]
 
@@ -33,7 +33,7 @@ def life(directory: Path, use: Use, *, kill: bool = False, **settings: Any) -> N
                 service.keeper.journal._changes = None
             await service.close()
 
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    wait.run(run())
 
 
 def body(reservation_id: str, **fields: Any) -> dict[str, Any]:

@@ -15,14 +15,16 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from select_service.config import Durability
 from select_service.edge.driver import Driver
 from select_service.edge.state import journal as journal_module
 from select_service.errors import StateDirUnusable
 from select_service.types import ReservationRequest
-from tests.select_service.edge.serving import PROMPT, until, worker
+from tests.select_service.edge.serving import PROMPT, worker
 from tests.select_service.edge.state.lives import body, life, post
+from tests.wait import until
 
 
 class Disk:
@@ -33,6 +35,7 @@ class Disk:
         monkeypatch.setattr(journal_module, "RETRY_S", 0.01)
         self.journal = service.keeper.journal
         self._commit = self.journal.store.commit
+        self._limits = self.journal.limits
         self.code: int | None = None
         self.moves = threading.Event()
         self.moves.set()
@@ -46,10 +49,18 @@ class Disk:
             raise error
         self._commit(batch)
 
+    def stops(self) -> None:
+        """Stand still, and soon count as stalled; before and after, a slow writer does not."""
+        self.journal.limits = replace(self._limits, stall_s=0.05)
+        self.moves.clear()
+
+    def goes_on(self) -> None:
+        self.journal.limits = self._limits
+        self.moves.set()
+
     async def heals(self) -> None:
         self.code = None
-        while self.journal.refusal is not None:
-            await asyncio.sleep(0.001)
+        await until(lambda: self.journal.refusal is None)
 
 
 def test_no_answer_before_the_disk_has_it(tmp_path: Path) -> None:
@@ -171,7 +182,7 @@ def test_relaxed_answers_at_once_and_writes_within_its_window(tmp_path: Path) ->
     async def second(_: httpx.AsyncClient, service: Driver) -> None:
         assert len(service.core.desk.bookings) == 1
 
-    relaxed: dict[str, Any] = {"durability": Durability.RELAXED, "durability_window_s": 0.02}
+    relaxed: dict[str, Any] = {"durability": Durability.RELAXED, "durability_window_s": 3600.0}
     life(tmp_path, first, **relaxed)  # a proper end writes the rest
     life(tmp_path, second, **relaxed)
 
@@ -179,16 +190,22 @@ def test_relaxed_answers_at_once_and_writes_within_its_window(tmp_path: Path) ->
 RELAXED: dict[str, Any] = {"durability": Durability.RELAXED, "durability_window_s": 0.02}
 
 
-async def acknowledged_until_one_waits(client: httpx.AsyncClient) -> asyncio.Future[httpx.Response]:
+async def acknowledged_until_one_waits(
+    client: httpx.AsyncClient, disk: Disk
+) -> asyncio.Future[httpx.Response]:
     """Book on a disk that stands still until a call is not answered any more; return that."""
-    for number in range(1000):
-        call = asyncio.ensure_future(post(client, "/reservations", body(f"r{number}", worker_id=1)))
-        await asyncio.wait([call], timeout=0.2)
-        if not call.done():
-            return call
-        assert call.result().status_code == 201
-        await asyncio.sleep(0.001)
-    raise AssertionError("whatever a crash takes with it was acknowledged")
+    calls: list[asyncio.Future[httpx.Response]] = []
+
+    def waits() -> bool:
+        if not calls or calls[-1].done():
+            assert all(call.result().status_code == 201 for call in calls)
+            asking = post(client, "/reservations", body(f"r{len(calls)}", worker_id=1))
+            calls.append(asyncio.ensure_future(asking))
+        return disk.journal.waiting > 0
+
+    await until(waits, lambda: "whatever a crash takes with it was acknowledged")
+    assert not calls[-1].done()
+    return calls[-1]
 
 
 def test_relaxed_does_not_run_ahead_of_a_disk_that_stands_still(
@@ -199,12 +216,13 @@ def test_relaxed_does_not_run_ahead_of_a_disk_that_stands_still(
         await post(client, "/workers", worker(1))
         disk = Disk(service, monkeypatch)
         disk.moves.clear()
-        waits = await acknowledged_until_one_waits(client)
+        before = disk.journal.window_waits  # by then a slow writer may have been waited for
+        waits = await acknowledged_until_one_waits(client, disk)
         assert (await client.get("/loads")).status_code == 200, "who only asks does not wait"
         metrics = (await client.get("/metrics")).text
         disk.moves.set()
         assert (await waits).status_code == 201
-        assert "select_service_state_window_waits_total 1.0" in metrics
+        assert f"select_service_state_window_waits_total {before + 1}.0" in metrics
 
     life(tmp_path, use, **RELAXED)
 
@@ -219,7 +237,7 @@ def test_relaxed_takes_back_what_waited_for_a_disk_that_refuses(
         await post(client, "/workers", worker(1))
         disk = Disk(service, monkeypatch)
         disk.moves.clear()
-        waits = await acknowledged_until_one_waits(client)
+        waits = await acknowledged_until_one_waits(client, disk)
         booked = len(service.core.desk.bookings)
         disk.code = sqlite3.SQLITE_FULL
         disk.moves.set()
@@ -340,9 +358,6 @@ def test_relaxed_keeps_its_window_to_the_second(
     life(tmp_path, use, durability=Durability.RELAXED, durability_window_s=window_s)
 
 
-STALLS: dict[str, Any] = {"state_stall_s": 0.05}
-
-
 @pytest.mark.parametrize("durability", list(Durability))
 def test_a_disk_that_stands_still_is_one_that_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability
@@ -353,15 +368,15 @@ def test_a_disk_that_stands_still_is_one_that_refuses(
         assert service.keeper is not None
         await post(client, "/workers", worker(1))
         await post(client, "/reservations", body("old", worker_id=1))
-        while service.keeper.journal.pending:
-            await asyncio.sleep(0.001)
         disk = Disk(service, monkeypatch)
-        disk.moves.clear()
+        disk.journal._flush()
+        await until(lambda: not disk.journal.pending)
+        disk.stops()
         calls = [post(client, "/reservations", body(f"r{n}", worker_id=1)) for n in range(3)]
         for answer in await asyncio.gather(*calls):
             assert answer.status_code == 201 or answer.json()["code"] == "state_stalled"
-        while service.keeper.journal.refusal is None:
-            await asyncio.sleep(0.001)
+        disk.journal._flush()
+        await until(lambda: disk.journal.refusal is not None)
         told = {one.reservation.reservation_id for one in service.core.desk.bookings.newest(10)}
         refused = await client.delete("/reservations/old")
         assert (refused.status_code, refused.json()["code"]) == (503, "state_stalled")
@@ -369,7 +384,7 @@ def test_a_disk_that_stands_still_is_one_that_refuses(
         assert (await post(client, "/select", PROMPT)).status_code == 200, "reads go on"
         assert not (await client.get("/ready")).json()["state"]["writable"]
         assert "select_service_state_stalls_total 1.0" in (await client.get("/metrics")).text
-        disk.moves.set()
+        disk.goes_on()
         await disk.heals()
         assert (await post(client, "/reservations", body("new", worker_id=1))).status_code == 201
         kept.extend((*told, "new"))
@@ -379,8 +394,8 @@ def test_a_disk_that_stands_still_is_one_that_refuses(
         assert live == set(kept)
 
     kept: list[str] = []
-    window = 0.02 if durability is Durability.STRICT else 0.4  # they are told at once
-    life(tmp_path, first, durability=durability, durability_window_s=window, **STALLS)
+    # who need not wait is told at once, and what is not on disk is written when we say so
+    life(tmp_path, first, durability=durability, durability_window_s=3600.0)
     life(tmp_path, second)
     assert len(kept) == (2 if durability is Durability.STRICT else 5)
 
@@ -415,21 +430,20 @@ def test_nobody_leaves_a_disk_that_stands_still_late(
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         await post(client, "/workers", worker(1))
         disks.append(Disk(service, monkeypatch))
-        disks[0].moves.clear()
+        disks[0].stops()
         writers.extend(one for one in threading.enumerate() if one.name == "state-writer")
         waits = asyncio.ensure_future(post(client, "/reservations", body("r", worker_id=1)))
-        while not disks[0].journal.waiting:
-            await asyncio.sleep(0.001)
+        await until(lambda: disks[0].journal.waiting or waits.done())
         await service.close()
         assert (await waits).json()["code"] == "state_stalled"
 
     async def again(_: httpx.AsyncClient, service: Driver) -> None:
         assert len(service.core.catalog) == 1
 
-    life(tmp_path, use, **STALLS)
+    life(tmp_path, use)
     with pytest.raises(StateDirUnusable, match="in use"):
         life(tmp_path, again)
-    disks[0].moves.set()
+    disks[0].goes_on()
     for writer in writers:
         writer.join()
     life(tmp_path, again)
@@ -456,8 +470,7 @@ def test_so_many_answers_wait_and_no_more(tmp_path: Path, monkeypatch: pytest.Mo
         assert "select_service_state_waiting 3.0" in metrics
         assert "select_service_state_turned_away_total 1.0" in metrics
         disk.moves.set()
-        while disk.journal.waiting:
-            await asyncio.sleep(0.001)
+        await until(lambda: not disk.journal.waiting)
         assert (await post(client, "/reservations", body("other", worker_id=1))).status_code == 201
 
     life(tmp_path, use, state_waiting_max=3)
@@ -472,17 +485,17 @@ def test_a_refusal_keeps_nothing_of_those_who_heard_it(
         assert service.keeper is not None
         await post(client, "/workers", worker(1))
         disk = Disk(service, monkeypatch)
-        disk.moves.clear()
+        disk.stops()
         for number in range(20):
             answer = await post(client, "/reservations", body(f"r{number}", worker_id=1))
             assert answer.json()["code"] == "state_stalled"
         assert disk.journal.refusal is not None
         depth = sum(1 for _ in traceback.walk_tb(disk.journal.refusal.__traceback__))
         assert depth < 20, "the frames of one request, and not of all"
-        disk.moves.set()
+        disk.goes_on()
         await disk.heals()
 
-    life(tmp_path, use, **STALLS)
+    life(tmp_path, use)
 
 
 @pytest.mark.parametrize("durability", list(Durability))
@@ -654,8 +667,8 @@ def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.Monkey
         assert len(service.core.desk.bookings) == len(acknowledged)
         assert (await post(client, "/select", PROMPT)).status_code == 200
         filler.unlink()
-        while service.keeper.journal.refusal is not None:
-            await asyncio.sleep(0.001)
+        journal = service.keeper.journal
+        await until(lambda: journal.refusal is None)
         assert (await post(client, "/reservations", body("after", worker_id=1))).status_code == 201
         acknowledged.append("after")
 

@@ -9,7 +9,7 @@ import random
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
@@ -27,6 +27,7 @@ from select_service.edge.state.recording import Recording, RecordSettings, Witne
 from select_service.errors import RecordingUnusable
 from select_service.simulator.recordings import Played, files_of, play
 from select_service.types import RouterConfig, WorkerSpec
+from tests import wait
 
 HERE = Scope("m", "t")
 
@@ -47,14 +48,6 @@ def life(number: int) -> BirthNote:
 
 def numbers(played: list[Played]) -> list[int]:
     return [one.item.amount for one in played if isinstance(one.item, Life)]
-
-
-def until(happened: Callable[[], bool]) -> None:
-    """Wait for the thread, which tells nobody."""
-    late = time.monotonic() + 30
-    while not happened():
-        assert time.monotonic() < late
-        time.sleep(0.002)
 
 
 def test_files_rotate_and_each_can_be_read_alone(
@@ -137,9 +130,9 @@ def test_what_finds_no_room_in_the_queue_is_counted_and_told(tmp_path: Path) -> 
         assert taken == [True] * 10 + [False] * 20
         assert recording.queue_bytes == 1000
         recording.start(time.monotonic)
-        until(lambda: not recording.queue_bytes)
+        wait.block_until(lambda: not recording.queue_bytes)
         assert recording.put(life(30), 100)
-        until(lambda: not recording.queue_bytes)
+        wait.block_until(lambda: not recording.queue_bytes)
         assert not recording.put(life(31), 2000)
     played = list(play([path]))
     assert numbers(played) == [*range(10), 30]
@@ -178,7 +171,7 @@ def test_a_full_disk_costs_what_it_refused_and_no_more(
         for number in range(6):
             disk.is_full = number in {2, 3, 4}
             recording.put(life(number), 10)
-            until(partial(decided_about, recording, number + 1))
+            wait.block_until(partial(decided_about, recording, number + 1))
             assert recording.is_refused == disk.is_full
     played = list(play([path]))
     assert numbers(played) == [0, 1, 5]
@@ -316,7 +309,7 @@ def test_nobody_waits_for_a_disk_that_stands_still(
         assert await asyncio.to_thread(stands.wait, 30)
         await recording.close()
 
-    asyncio.run(asyncio.wait_for(leave(), 30))
+    wait.run(leave())
     moves.set()  # what it had in hand is whole, nobody has closed its file
-    asyncio.run(asyncio.wait_for(recording.close(), 30))
+    wait.run(recording.close())
     assert numbers(list(play(files_of(recording.settings.path)))) == [1]

@@ -125,7 +125,6 @@ def test_a_link_in_the_directory_is_not_followed(store: Store, name: str) -> Non
     assert elsewhere.read_bytes() == before
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", ["lock", FILE, WAL])
 def test_a_fifo_in_the_directory_is_not_waited_for(store: Store, name: str) -> None:
     store.commit([(key(1), b"one")])

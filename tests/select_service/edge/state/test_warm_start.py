@@ -19,9 +19,10 @@ from indexer.types import Scope
 from select_service.edge.app import create_driver
 from select_service.edge.driver import Driver
 from select_service.edge.state.warm_start import WarmStart
+from tests import wait
 from tests.indexer.edge.fake_engine import FakeEngine
 from tests.indexer.encoding import encode_batch, removed, stored
-from tests.select_service.edge.serving import DEADLINE_S, SETTINGS, seat
+from tests.select_service.edge.serving import SETTINGS, seat
 
 SCOPE = Scope("default", "default")
 FAST = {"replay_silence_s": 0.2, "replay_timeout_s": 1.0, "index_snapshot_shutdown_s": 2.0}
@@ -76,7 +77,7 @@ class Town:
                     await end_without_a_word(warm(service))
                 await service.close()
 
-        asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+        wait.run(run())
 
     def forget_state(self) -> None:
         """The catalog is gone: workers must be registered again."""
@@ -84,10 +85,14 @@ class Town:
             (self.directory / name).unlink(missing_ok=True)
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        while not condition():
+        def holds() -> bool:
+            if condition():
+                return True
             for engine in self.engines:
                 engine.serve()
-            await asyncio.sleep(0.002)
+            return False
+
+        await wait.until(holds)
 
     async def fill(self, service: Driver, engine: FakeEngine, count: int = 5) -> None:
         """Register worker 1 and let it store `count` blocks."""

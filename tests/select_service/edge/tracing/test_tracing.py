@@ -19,8 +19,9 @@ from select_service.edge import logs
 from select_service.edge.driver import Driver
 from select_service.edge.tracing.spans import HERE
 from tests.live.collector import Collector
-from tests.select_service.edge.serving import PROMPT, Wire, in_process, seat, until
+from tests.select_service.edge.serving import PROMPT, Wire, in_process, seat
 from tests.select_service.edge.tracing.traced import ON, ask, run, traced
+from tests.wait import until
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from select_service.edge.driver import Driver
+from tests import wait
 from tests.select_service.edge.serving import Wire, listening, seat
 
 ON: dict[str, Any] = {"tracing": "otlp", "trace_interval_ms": 10}
@@ -34,4 +34,4 @@ async def ask(wire: Wire, method: str, path: str, body: object = None, *headers:
 
 def run(asks: Any) -> None:
     """Ask; all spans have arrived once the service is closed."""
-    asyncio.run(asyncio.wait_for(asks, 20.0))
+    wait.run(asks)

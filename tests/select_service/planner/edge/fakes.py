@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import httpx
 
 from select_service.planner.edge.kube import Kube
 from select_service.planner.types import ModelKey, PoolKey, Target
+from tests import wait
 
 KEY = ModelKey("m")
 PREFILL, DECODE = PoolKey(KEY, "prefill"), PoolKey(KEY, "decode")
@@ -27,7 +27,7 @@ class Clock:
 
 
 def run(use: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(use(), 20.0))
+    wait.run(use())
 
 
 def target(pool: PoolKey, replicas: int) -> Target:
