@@ -163,7 +163,7 @@ def test_the_last_batches_are_asked_for_after_silence(context: Any) -> None:
         await house.until(lambda: house.holds(stream, 1))
         assert stream.kv_state == "current"
 
-    limits = StreamLimits(poll_after_s=0.05, tick_s=0.02, replay_silence_s=1.0)
+    limits = replace(LIMITS, poll_after_s=0.05)
     play(context, scenario, limits)
 
 
@@ -337,7 +337,7 @@ def test_many_workers_take_no_thread_each(context: Any) -> None:
         ]
         for stream in streams:
             house.listeners.start(stream, engine.endpoint, None)
-        assert threading.active_count() == before
+        assert threading.active_count() <= before  # one of an earlier test may have ended
         assert len(asyncio.all_tasks()) == 1
         await house.until(engine.has_subscriber)
         number = 0
@@ -456,7 +456,7 @@ def test_a_socket_in_trouble_does_not_silence_the_others(
         engines[0].publish(batch(6))
         await house.until(lambda: house.holds(first, 6))
 
-    play(context, scenario)
+    play(context, scenario, IMPATIENT)
 
 
 def test_a_bug_in_a_tick_does_not_end_the_ticks(
