@@ -12,10 +12,11 @@ import pytest
 
 from tests.e2e.test_planner_drains import api_server
 from tests.live.ports import HOST, free_port
-from tests.live.replicas import Replica, eventually, ours
+from tests.live.replicas import Replica, ours
 from tests.live.server import Server
 from tests.select_service.planner.edge.fakes import FakeKube
 from tests.select_service.planner.golden import PROFILE
+from tests.wait import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.heavy]
 

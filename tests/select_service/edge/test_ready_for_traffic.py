@@ -11,10 +11,10 @@ import pytest
 
 from select_service.edge.driver import Driver
 from tests.live.ports import HOST, free_port
-from tests.live.replicas import eventually
 from tests.live.server import Server
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat
+from tests.wait import eventually
 
 ASKED = "/ready?for=traffic"
 READY = {"ready": True, "waiting_for": []}
