@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from typing import TYPE_CHECKING, Final, cast
 
@@ -47,6 +48,10 @@ process."""
 TICK_MIN_S: Final = 0.1
 _SHARE_OF_DEADLINE: Final = 0.25
 """How late a short connection deadline may be enforced, as a share of it."""
+
+LATE_S: Final = 0.05
+"""A look at the deadlines that is later than this found a process that got no time, or that was
+stopped: its clients are not the slow ones, and get as much longer."""
 
 LAST_WORDS_S: Final = 0.1
 """How long shutdown waits, after the port is closed, for requests on their way: a client that was
@@ -102,6 +107,7 @@ class Server(uvicorn.Server):
         door.reloading.followers.append(self._follow)
         self._limits = limits
         self._second = 0
+        self._tick_due = math.inf
         self._door = door
         self._security = security
         self._entrances = entrances
@@ -183,6 +189,7 @@ class Server(uvicorn.Server):
         while not await self.on_tick(0):
             deadline_s = min(self._limits.header_timeout_s, self._limits.body_timeout_s)
             pause_s = max(TICK_MIN_S, min(TICK_S, deadline_s * _SHARE_OF_DEADLINE))
+            self._tick_due = asyncio.get_running_loop().time() + pause_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._exit.wait()
@@ -192,7 +199,10 @@ class Server(uvicorn.Server):
         connections = cast("list[GuardedProtocol]", list(self.server_state.connections))
         self._counts.open = len(connections)
         now = asyncio.get_running_loop().time()
+        late_s = now - self._tick_due
         for connection in connections:
+            if late_s > LATE_S:
+                connection.excuse(late_s, now)
             connection.sweep(now)
         self._counts.unread_bytes = _cut_unread(connections, self._limits.unread_bytes_max)
         if self._security is not None:

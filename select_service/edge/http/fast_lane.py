@@ -353,6 +353,12 @@ class FastLane(GuardedProtocol):
         cls._is_last = True
 
     @override
+    def excuse(self, seconds: float, now: float) -> None:
+        super().excuse(seconds, now)
+        if self._idle_since:
+            self._idle_since = min(self._idle_since + seconds, now)
+
+    @override
     def sweep(self, now: float) -> None:
         super().sweep(now)
         since = self._idle_since

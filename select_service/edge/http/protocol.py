@@ -51,8 +51,10 @@ __all__ = ["GuardedProtocol", "Phase", "TurnedAway"]
 
 LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 LINGER_S: Final = 5.0
-"""How much is read and discarded, and for how long, from a client that was answered while still
-sending: closing a socket with unread bytes resets it, and the client loses the answer."""
+LINGER_MAX_S: Final = 60.0
+"""How much is read and discarded from a client that was answered while still sending, how long it
+may pause, and for how long altogether: closing a socket with unread bytes resets it, and the client
+loses the answer."""
 
 RESERVED_MAX: Final = 16
 """Extra connections beyond `--connections-max` and similar limits, one request each, for what must
@@ -106,6 +108,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _refused = False
     _address = ""  # of the client; "" on a Unix socket
     _discarded: int | None = None  # bytes; None: not lingering
+    _linger_until = 0.0  # loop time
     _upgrading = False
     _is_reserved = False  # accepted beyond the limit, for one request of RESERVED_PATHS
     _beyond = "refused"  # the counter for its refusal
@@ -426,6 +429,19 @@ class GuardedProtocol(HttpToolsProtocol):
 
     # -- deadlines -----------------------------------------------------------------------------
 
+    def excuse(self, seconds: float, now: float) -> None:
+        """Do not count time in which the process stood still: nobody read what the client sent.
+
+        Args:
+            seconds: how late the next `sweep` is.
+            now: loop time.
+        """
+        self._since = min(self._since + seconds, now)
+        if self._stalled_since is not None:
+            self._stalled_since = min(self._stalled_since + seconds, now)
+        if self._closing_since is not None:
+            self._closing_since = min(self._closing_since + seconds, now)
+
     def sweep(self, now: float) -> None:
         """Close the connection if its phase has lasted too long. Called a few times a second.
 
@@ -542,7 +558,16 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.get_extra_info("ssl_object") is None:  # TLS has no half-close
             self.transport.write_eof()
         self.flow.resume_reading()
-        self.loop.call_later(LINGER_S, self.transport.close)
+        self._linger_until = self.loop.time() + LINGER_MAX_S
+        self.loop.call_later(LINGER_S, self._end_linger, 0)
+
+    def _end_linger(self, discarded: int) -> None:
+        """Close a client that has sent nothing since the last look, or for too long in all."""
+        assert self._discarded is not None
+        if self._discarded == discarded or self.loop.time() >= self._linger_until:
+            self.transport.close()
+        else:
+            self.loop.call_later(LINGER_S, self._end_linger, self._discarded)
 
     def _discard(self, data: bytes) -> None:
         if self._discarded is not None:

@@ -19,9 +19,9 @@ from select_service.edge import log_outlet
 from select_service.edge.log_outlet import LOST, PIECE_BYTES, LogOutlet
 from tests.live.replicas import Replica
 from tests.live.server import OURS
+from tests.wait import PATIENCE_S, block_until
 
 LINES = 2000
-REQUESTS = 700  # some 400 lines of them fill a pipe
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_terminal_that_nobody_reads(is_raw: bool) -> None:
         pytest.fail("it waits for a reader")
 
     woken = signal.signal(signal.SIGALRM, wake)
-    signal.alarm(20)  # what fails waits for ever
+    signal.alarm(round(PATIENCE_S))  # what fails waits for ever
     try:
         for number in range(LINES):
             say(taker, f"{number} " + "x" * 100)
@@ -250,9 +250,13 @@ def test_a_service_whose_log_nobody_reads(tmp_path: Path) -> None:
     into = ("sh", "-c", f'exec "$@" > {unread} 2>&1', "into")
     try:
         with Replica(tmp_path / "log", command=(*into, *OURS), args=("--access-log",)) as server:
-            for _ in range(REQUESTS):
+
+            def loses_lines() -> bool:  # some 400 fill a pipe, and a thread writes them
                 assert server.request("GET", "/health").status == 200
-            assert server.metric("log_lines_lost_total", reason="blocked") > 0
+                return server.metric("log_lines_lost_total", reason="blocked") > 0
+
+            block_until(loses_lines)
+            assert server.request("GET", "/health").status == 200
             assert server.stop() == 0
     finally:
         os.close(reads)

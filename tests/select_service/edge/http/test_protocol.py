@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 import uvicorn
@@ -15,11 +16,11 @@ from uvicorn.server import ServerState
 from select_service.edge.driver import Driver
 from select_service.edge.http import protocol
 from select_service.edge.http.connections import ConnectionLimits
-from select_service.edge.http.protocol import RESERVED_MAX, GuardedProtocol
+from select_service.edge.http.protocol import RESERVED_MAX, GuardedProtocol, Phase
 from select_service.edge.http.traffic import Connections
 from select_service.edge.server import Server
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
-from tests.wait import until
+from tests.wait import PATIENCE_S, until
 
 SOON = {"header_timeout_s": 0.3, "body_timeout_s": 0.3}
 HEAD = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
@@ -413,9 +414,48 @@ def test_after_a_refusal_nothing_is_heard() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    "said", [b"GET /health HTT", HEAD + b"content-length: 2\r\n\r\n{"], ids=["head", "body"]
+)
+def test_a_process_that_stood_still_does_not_take_it_for_slowness(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its clients, who have had no chance: the time counts in which somebody listened."""
+    sweeps: list[float] = []
+    sweep = GuardedProtocol.sweep
+
+    def seen(self: GuardedProtocol, now: float) -> None:
+        sweeps.append(now)
+        sweep(self, now)
+
+    monkeypatch.setattr(GuardedProtocol, "sweep", seen)
+
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(said)
+        (connection,) = await _connections(server)
+        await until(lambda: connection._stamped in (Phase.BODY, Phase.HEAD) and len(sweeps) > 1)
+        loop = asyncio.get_running_loop()
+        time, ahead_s = loop.time, 100.0
+        monkeypatch.setattr(loop, "time", lambda: time() + ahead_s)
+        jumped = loop.time()
+        await until(lambda: sweeps[-1] > jumped)
+        wire.say(b"P/1.1\r\nhost: s\r\n\r\n" if said.startswith(b"GET") else b"}")
+        assert (await wire.answer())[0] in (200, 503)
+        assert _counts(server).header_timeouts == _counts(server).body_timeouts == 0
+
+    on_a_port(use)
+
+
+async def _connections(server: Server) -> list[GuardedProtocol]:
+    found = server.server_state.connections
+    await until(lambda: found)
+    return cast("list[GuardedProtocol]", list(found))
+
+
 def _say_all(port: int, data: bytes) -> bytes:
     """What a client reads that first sends everything, as many do; blocking."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
         client.sendall(data)
         answer = b""
         while piece := client.recv(65536):
@@ -462,6 +502,33 @@ def test_a_refused_client_that_goes_on_for_ever_is_cut_off(monkeypatch: pytest.M
 
         with pytest.raises(ConnectionError):
             await go_on()
+        await until(lambda: not server.server_state.connections)
+
+    on_a_port(use)
+
+
+def test_a_refused_client_that_still_sends_is_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slowly, within bounds: who sends all before it reads would lose the answer."""
+    monkeypatch.setattr(protocol, "LINGER_S", 0.05)
+    monkeypatch.setattr(protocol, "LINGER_MAX_S", 1000.0)
+
+    async def use(port: int, _: Driver, server: Server) -> None:
+        wire = await Wire.to(port)
+        wire.say(b"no http\r\n")
+        (connection,) = await _connections(server)
+        looks: list[int] = []
+        look = connection._end_linger
+
+        def seen(discarded: int) -> None:
+            looks.append(discarded)
+            wire.say(b"more")
+            connection._discard(b"it came before the look")
+            look(discarded)
+
+        monkeypatch.setattr(connection, "_end_linger", seen)
+        await until(lambda: len(looks) > 2)
+        assert server.server_state.connections
+        connection._linger_until = 0.0
         await until(lambda: not server.server_state.connections)
 
     on_a_port(use)
