@@ -172,6 +172,7 @@ class Defaults(Struct, frozen=True, kw_only=True):
     reservation_ttl_s: float = _CORE.reservation_ttl_s
     reservation_ttl_max_s: float = _CORE.reservation_ttl_max_s
     freed_ids_max: int = _CORE.freed_ids_max
+    tenant_share: float = _CORE.tenant_share
     leases_max: int = _CORE.leases_max
     lease_copies_max: int = _CORE.lease_copies_max
     ended_leases_max: int = _CORE.ended_leases_max
@@ -188,6 +189,7 @@ class Defaults(Struct, frozen=True, kw_only=True):
     worker_bytes_max: int = _CORE.worker_bytes_max
     scopes_max: int = _CORE.scopes_max
     unserved_scopes_max: int = _CORE.unserved_scopes_max
+    event_sources_max: int = _CORE.event_sources_max
     scope_linger_s: float = _CORE.scope_linger_s
     reservations_max: int = _CORE.reservations_max
     blocks_per_request_max: int = _CORE.blocks_per_request_max

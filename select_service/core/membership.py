@@ -8,7 +8,8 @@ stay or go, the event sources that are new. Reservations that lose their rank ar
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.types import Scope, WorkerRank
 from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S
@@ -22,11 +23,12 @@ from select_service.core.fleet.catalog import (
 from select_service.core.fleet.pins import Pins
 from select_service.core.partition import Partition
 from select_service.core.pricing.policy import PolicyBook, PolicyError
+from select_service.core.tenancy.shares import Shares
 from select_service.errors import scope_text
 from select_service.types import CoreLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from indexer.core.registry import Registry
     from indexer.core.stream import EventStream
@@ -34,11 +36,29 @@ if TYPE_CHECKING:
     from select_service.types import TrustSettings
 
 
+_LOOKED_AT_MAX: Final = 4
+"""Scopes without workers that are looked at to close one, when its place is needed."""
+
+
 class _Source(NamedTuple):
     stream: EventStream
     endpoint: str
     replay_endpoint: str | None
     curve_key: str | None
+
+
+class Lost(NamedTuple):
+    """Reservations that lost their rank: all that a slot had."""
+
+    partition: Partition
+    slot: int
+    reservations: int
+
+
+def _is_clean(partition: Partition) -> bool:
+    """Whether nothing is left in a scope without workers."""
+    index = partition.index
+    return not (index.ranks() or index.stats.unswept or partition.ledger.live)
 
 
 class Membership:
@@ -54,6 +74,7 @@ class Membership:
         cache_hit_threshold: float = 0.0,
         prefill_tokens_per_s: float = PRIOR_TOKENS_PER_S,
         trust: TrustSettings | None = None,
+        shares: Shares | None = None,
     ) -> None:
         self.registry = registry
         self.partitions: dict[Scope, Partition] = {}
@@ -66,11 +87,20 @@ class Membership:
         self._follows_queues = False
         self._trust = trust  # when an index counts for less
         self._sources: dict[WorkerRank, _Source] = {}
-        self._limits = limits or CoreLimits()
+        self._limits = bounds = limits or CoreLimits()
+        shares = shares or Shares(bounds)
+        self._scopes_of = shares.bound("scopes_max", lambda: bounds.scopes_max)
+        # as many again may have just lost their last worker: what they held is to be swept first
+        self._emptied_of = shares.bound("emptied_scopes", lambda: bounds.scopes_max)
+        self._sources_of = shares.bound("event_sources_max", lambda: bounds.event_sources_max)
+        self.sources_refused = 0  # worker records that would have opened too many
+        self.on_closed: Callable[[Partition], None] = lambda _: None
+        """Called with a scope's partition after it has been closed."""
         self.scopes_refused = 0  # worker records that would have opened one too many
         self.scopes_closed = 0
         self.pins = Pins()
         self._empty: dict[Scope, float] = {}  # scopes without workers, since when
+        self._vacated: dict[Scope, None] = {}  # the same, as soon as the last worker has gone
 
     def scopes(self, model_name: str | None = None, tenant_id: str | None = None) -> list[Scope]:
         """Return the existing scopes in order, filtered by model, tenant, both or neither."""
@@ -138,15 +168,40 @@ class Membership:
             existing, requested = str(pinned[1]).lower(), str(eagle).lower()
             why = f"is_eagle mismatch for {where}: existing={existing} requested={requested}"
             return [reconciliation_failed(why)]
-        most = self._limits.scopes_max
-        if worker.scope not in self.partitions and len(self.partitions) >= most:
-            self.scopes_refused += 1
-            return [reconciliation_failed(f"{most} scopes are open, no more may be (--scopes-max)")]
+        crowded = self._crowded(worker)
+        if crowded is not None:
+            return [reconciliation_failed(crowded)]
         if self._use_kv_events and (bad := bad_sources(worker)):
             return bad
         if isinstance(self._policies, PolicyError):
             return [reconciliation_failed(str(self._policies))]
         return []
+
+    def _crowded(self, worker: Worker) -> str | None:
+        """Return why there is no room for a worker's scope or its event sources, None if it is."""
+        scope, tenant, limits = worker.scope, worker.scope.tenant_id, self._limits
+        partition, most = self.partitions.get(scope), limits.scopes_max
+        if partition is None or not partition.seating.present:
+            may_open = partition is not None or self._emptied_of.has_room(tenant)
+            if not may_open or not self._scopes_of.has_room(tenant):
+                self.scopes_refused += 1
+                crowded = self._scopes_of.refuse(tenant)
+                if crowded is None:
+                    return f"{most} scopes are open, no more may be (--scopes-max)"
+                return f"no more scopes may be open: {crowded.text}"
+        if self._use_kv_events:
+            new = sum(
+                WorkerRank(worker.worker_id, rank) not in self._sources
+                for rank in worker.event_sources
+            )
+            if new and not self._sources_of.has_room(tenant, new):
+                self.sources_refused += 1
+                crowded = self._sources_of.refuse(tenant)
+                if crowded is None:
+                    most = limits.event_sources_max
+                    return f"{most} event sources are open, no more may be (--event-sources-max)"
+                return f"no more event sources may be open: {crowded.text}"
+        return None
 
     def _pinned(self, scope: Scope) -> tuple[tuple[int, bool] | None, bool]:
         """Return a scope's pinned block size and is_eagle, and whether a worker pinned them."""
@@ -168,30 +223,47 @@ class Membership:
         if partition.seating.present or partition.pending_count or not partition.ledger.is_swept:
             self._empty.pop(scope, None)
             return False
-        index = partition.index
-        if now - self._empty.setdefault(scope, now) < self._limits.scope_linger_s or (
-            index.ranks() or index.stats.unswept or partition.ledger.live
-        ):
+        is_over = len(self.partitions) > self._limits.scopes_max
+        lingers = now - self._empty.setdefault(scope, now) < self._limits.scope_linger_s
+        if (lingers and not is_over) or not _is_clean(partition):
             return False
         self._close_partition(scope, partition)
         return True
 
+    def _make_room(self) -> None:
+        """Close a scope without workers now, because another one needs its place. O(1)."""
+        for scope in list(islice(self._vacated, _LOOKED_AT_MAX)):
+            partition = self.partitions[scope]
+            partition.index.sweep(self._limits.swept_nodes_per_turn_max // _LOOKED_AT_MAX)
+            if not partition.pending_count and partition.ledger.is_swept and _is_clean(partition):
+                self._close_partition(scope, partition)
+                return
+            self._vacated[scope] = self._vacated.pop(scope)  # another one next time
+
+    def _no_longer_vacant(self, scope: Scope) -> None:
+        if scope in self._vacated:
+            del self._vacated[scope]
+            self._emptied_of.give(scope.tenant_id)
+
     def _close_partition(self, scope: Scope, partition: Partition) -> None:
-        del self.partitions[scope], self._empty[scope]
+        del self.partitions[scope]
+        self._empty.pop(scope, None)
+        self._no_longer_vacant(scope)
         del self._in_order[bisect_left(self._in_order, scope)]
         partition.lookout = None  # it refers to its partition: break the cycle
         self.pins.put(scope, partition.index.block_size, is_eagle=partition.index.is_eagle)
         self.registry.drop_index(scope)
         self.scopes_closed += 1
+        self.on_closed(partition)
 
-    def replace(self, old: Worker | None, new: Worker | None, effects: Effects) -> int:
+    def replace(self, old: Worker | None, new: Worker | None, effects: Effects) -> list[Lost]:
         """Replace `old` by `new`; either may be None or have no seat.
 
         Ranks that exist before and after in the same scope keep load and index; an unchanged event
         source keeps its stream. Everything else of `old` is dropped.
 
         Returns:
-            How many reservations lost their rank.
+            The slots whose reservations lost their rank.
         """
         entering = new is not None and new.has_seat
         staying = (
@@ -201,7 +273,7 @@ class Membership:
             and bool(old.slots)
             and old.scope == new.scope
         )
-        dropped = 0
+        dropped: list[Lost] = []
         if old is not None and old.slots:
             kept = new.ranks if staying and new is not None else range(0)
             dropped = self._unseat(old, kept, effects, keep=staying)
@@ -209,13 +281,13 @@ class Membership:
             self._seat(new, old if staying else None, effects)
         return dropped
 
-    def _unseat(self, worker: Worker, kept: range, effects: Effects, *, keep: bool) -> int:
+    def _unseat(self, worker: Worker, kept: range, effects: Effects, *, keep: bool) -> list[Lost]:
         partition = self.partitions[worker.scope]
-        dropped = 0
+        dropped: list[Lost] = []
         for rank, slot in list(worker.slots.items()):
             if rank not in kept:
                 at = WorkerRank(worker.worker_id, rank)
-                dropped += partition.ledger.drop_slot(slot)
+                dropped.append(Lost(partition, slot, partition.ledger.drop_slot(slot)))
                 partition.trust.forget(slot)
                 # also a source that is still listed: its cursor must not outlive its blocks
                 self._close(at, partition, effects)
@@ -225,10 +297,17 @@ class Membership:
             for rank in worker.event_sources:
                 self._close(WorkerRank(worker.worker_id, rank), partition, effects)
             partition.unseat(worker)
+            if not partition.seating.present:
+                self._scopes_of.give(worker.scope.tenant_id)
+                self._vacated[worker.scope] = None
+                self._emptied_of.take(worker.scope.tenant_id)
         return dropped
 
     def _seat(self, worker: Worker, before: Worker | None, effects: Effects) -> None:
         partition = self.partitions.get(worker.scope) or self._open_partition(worker)
+        if not partition.seating.present:
+            self._scopes_of.take(worker.scope.tenant_id)
+            self._no_longer_vacant(worker.scope)
         partition.seat(worker)
         if not self._use_kv_events:
             return
@@ -256,6 +335,7 @@ class Membership:
             worker.scope, at, worker_ranks=worker.ranks, has_replay=replay is not None
         )
         self._sources[at] = _Source(stream, endpoint, replay, key)
+        self._sources_of.take(worker.scope.tenant_id)
         effects.listen.append(Listen(stream, endpoint, replay, key))
 
     def _close(self, at: WorkerRank, partition: Partition, effects: Effects) -> None:
@@ -263,6 +343,7 @@ class Membership:
         source = self._sources.pop(at, None)
         if source is None:
             return
+        self._sources_of.give(partition.scope.tenant_id)
         self.registry.close_stream(source.stream)
         effects.unlisten.append(source.stream)
         if partition.index.slot_of(at) is None:
@@ -279,6 +360,8 @@ class Membership:
         block_size = worker.spec.block_size
         assert block_size, "judged schedulable"
         assert isinstance(self._policies, PolicyBook), "judged schedulable"
+        if len(self.partitions) >= self._limits.scopes_max:
+            self._make_room()
         recovered = self.registry.index(worker.scope)
         if recovered is not None:
             recovered.is_eagle = bool(worker.spec.is_eagle)  # a dump does not say; the worker does
@@ -309,6 +392,14 @@ class Membership:
     def check(self) -> None:
         """Assert all invariants: sources belong to seated workers, partitions are consistent."""
         assert self._in_order == sorted(self.partitions)
+        self._scopes_of.check()
+        self._sources_of.check()
+        vacant = {at for at, one in self.partitions.items() if not one.seating.present}
+        assert vacant == self._vacated.keys()
+        assert self._scopes_of.total == len(self.partitions) - len(vacant)
+        self._emptied_of.check()
+        assert self._emptied_of.total == len(vacant)
+        assert self._sources_of.total == len(self._sources)
         for partition in self.partitions.values():
             partition.check()
         for at, source in self._sources.items():

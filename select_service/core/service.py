@@ -45,6 +45,7 @@ from select_service.core.state import (
     ThresholdRoom,
     Workers,
 )
+from select_service.core.tenancy.shares import Shares
 from select_service.core.trust.trusting import Trusting
 from select_service.core.upkeep import Upkeep
 from select_service.core.verbs.advising import Advising
@@ -65,7 +66,7 @@ from select_service.types.admission import AdmissionSettings
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from indexer.core.registry import Registry
     from indexer.types import Scope, WorkerRank
@@ -123,7 +124,9 @@ class SelectionCore:
         self.registry = registry
         self.limits = limits or CoreLimits()
         self.counters = Counters()
-        self.catalog = Catalog(self.limits)
+        self.shares = Shares(self.limits)
+        """What each tenant may hold of every bound."""
+        self.catalog = Catalog(self.limits, self.shares)
         self._rng = rng
         kinds = kinds_for(watch)
         if watch.witness is not None:
@@ -136,12 +139,14 @@ class SelectionCore:
             cache_hit_threshold=settings.cache_hit_threshold,
             prefill_tokens_per_s=settings.prefill_tokens_per_s,
             trust=trust,
+            shares=self.shares,
         )
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
         self._open_books(kinds, trust, life)
         self.reader = Reader(config, self.partitions, self.membership.pins, self.limits)
         self.admitting = Admitting(settings, self.catalog, self.partitions, self.limits)
+        self.membership.on_closed = self.admitting.left
         self.shadowing = Shadowing(config, self.partitions, watch.stopwatch)
         # a recording must be able to tell what any other policy would have done
         self._prices_queues = watch.witness is not None or self.reader.weights.pace > 0.0
@@ -153,7 +158,7 @@ class SelectionCore:
     def _open_books(self, kinds: Kinds, trust: TrustSettings, life: Life) -> None:
         """Create the stores: bookings, decisions, trust, replica news."""
         limits = self.limits
-        self.desk = kinds.desk(limits, self.counters, life.router_id, life.epoch)
+        self.desk = kinds.desk(*(limits, self.counters, life.router_id, life.epoch, self.shares))
         self.decisions = kinds.decisions(
             *(self.catalog, self.membership.stream_at, self.partitions),
             count_max=limits.decision_ring,
@@ -183,7 +188,7 @@ class SelectionCore:
             *(self.desk, cache_hits, matchmaker, self.decisions, self.counters, rng),
             trace_decisions=trace_decisions,
         )
-        self.sessions = placing.sessions = Sessions(self.limits)
+        self.sessions = placing.sessions = Sessions(self.limits, self.shares)
         self.room = WaitingRoom(*(placing, self.desk, self.admitting, self.counters, self.limits))
         self.selecting = kinds.selecting(
             *(self.reader, self.desk, self.admitting, placing, self.room, rng)
@@ -249,9 +254,7 @@ class SelectionCore:
         self.change_threshold = operating.change_threshold
         self.forget_threshold = operating.forget_threshold
         self.report = operating.report
-        self._upkeep = Upkeep(
-            *(self.limits, self.desk, self.room, self.membership, self.trusting, self.admitting)
-        )
+        self._upkeep = Upkeep(*(self.limits, self.desk, self.room, self.membership, self.trusting))
         self.slimming = Slimming(lambda: all_tables(self.registry, self.desk, self.partitions))
         inspecting = Inspecting(self.reader, self.membership)
         self.loads = inspecting.loads
@@ -287,6 +290,17 @@ class SelectionCore:
                 RESERVATION: Reservations(self.desk, self.catalog, self.partitions, NOTHING),
             }
         )
+
+    def name_tenants(self, tenants: Iterable[str], *, others: bool) -> None:
+        """Keep a part of every bound for each of these tenants from now on.
+
+        Args:
+            tenants: those of the token file.
+            others: whether callers of none of them may book or register.
+        """
+        self.shares.name(tenants, others=others)
+        if self.shares.parties:
+            self.desk.follow_tenants(self.partitions.values())
 
     def follow_shadow(self, settings: ShadowSettings | None, now: float) -> None:
         """Compare decisions with other weights from now on; None: stop."""
@@ -361,6 +375,8 @@ class SelectionCore:
 
     def check(self) -> None:
         """Assert all invariants of the whole service."""
+        self.catalog.check()
+        self.sessions.check()
         self.desk.bookings.check()
         self.desk.leases.check()
         self.membership.check()

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from indexer.types import Scope
-    from select_service.core.admission.admitting import Admitting
     from select_service.core.booking.desk import Desk
     from select_service.core.effects import Effects
     from select_service.core.membership import Membership
@@ -35,14 +34,12 @@ class Upkeep:
         room: WaitingRoom,
         membership: Membership,
         trusting: Trusting,
-        admitting: Admitting,
     ) -> None:
         self._limits = limits
         self._desk = desk
         self._room = room
         self._membership = membership
         self._trusting = trusting
-        self._admitting = admitting
         self._open = membership.partitions
         self._rounds: Rounds[Scope] = Rounds(limits.scopes_per_turn_max)
         self._rechecked_at: float | None = None
@@ -93,8 +90,7 @@ class Upkeep:
             ):
                 self._rounds.has_more(scope)
             effects.trusted += self._trusting.look_at(partition)
-            if self._membership.close_if_empty(scope, partition, now):
-                self._admitting.left(partition)
+            self._membership.close_if_empty(scope, partition, now)
 
     def _keep_gate(self, partition: Partition, now: float, effects: Effects) -> bool:
         """Continue judging requests that waited under another policy; True if some are left."""

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from select_service.config import Settings
     from select_service.edge.metrics.exposition import Metrics
+    from select_service.edge.security.authority import Authority
 
 __all__ = [
     "create_app",
@@ -124,6 +125,9 @@ def create_door(
         booth = Booth(service, traffic, clients_max=settings.console_clients_max)
     bytes_max, access_log = settings.max_body_bytes, settings.access_log
     authority = None if service.security is None else service.security.authority
+    if authority is not None:
+        authority.on_change(functools.partial(_name_tenants, service, authority))
+        _name_tenants(service, authority)
     if service.tracing is None:
         door = Door(
             *(api, traffic),
@@ -145,6 +149,12 @@ def create_door(
     door.reloading, door.document = reloading, document
     reloading.followers.append(door.follow)
     return door, traffic
+
+
+def _name_tenants(service: Driver, authority: Authority) -> None:
+    """Keep parts of the bounds for the tenants of the token file in force."""
+    tenants, others = authority.book.tenants()
+    service.core.name_tenants(tenants, others=others)
 
 
 def serve(settings: Settings, layers: Layers | None = None) -> int:

@@ -55,6 +55,7 @@ class Dumps:
         """
         self._core, self._limits, self._clock = core, limits, clock
         self._places = Places()
+        self._tenants = core.shares.bound("dumps_max", lambda: limits.at_once_max)
         self.outcomes = dict.fromkeys(("complete", "cut_off", "timeout", "refused"), 0)
 
     @property
@@ -62,19 +63,23 @@ class Dumps:
         """How many dumps are under way."""
         return self._places.taken
 
-    def begin(self, tenants: frozenset[str] | None = None) -> AsyncIterator[bytes]:
+    def begin(
+        self, tenants: frozenset[str] | None = None, whose: str | None = None
+    ) -> AsyncIterator[bytes]:
         """GET /dump: begin one; it yields to the event loop every few hundred microseconds.
 
         Args:
             tenants: whose indexes; None: all.
+            whose: the tenant whose part of the bound it takes; None: nobody's.
 
         Raises:
-            TooManyDumps: `--dumps-max` are already under way.
+            TooManyDumps: `--dumps-max` are already under way, or this tenant's part of them.
         """
-        if self._places.taken >= self._limits.at_once_max:
+        if not self._tenants.has_room(whose):
             self.outcomes["refused"] += 1
-            raise TooManyDumps(self._limits.at_once_max)
-        return self._pieces(tenants, self._places.take())
+            raise TooManyDumps(self._limits.at_once_max, self._tenants.refuse(whose))
+        self._tenants.take(whose)
+        return self._pieces(tenants, self._places.take(lambda: self._tenants.give(whose)))
 
     async def _pieces(self, tenants: frozenset[str] | None, place: Place) -> AsyncIterator[bytes]:
         outcome, ends_at = "cut_off", self._clock() + self._limits.timeout_s

@@ -6,6 +6,11 @@ in one turn of the loop. `dumping.py` and `replicas/plane.py` use this.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["Place", "Places", "StreamCut"]
 
 
@@ -25,18 +30,19 @@ class Places:
     def __init__(self) -> None:
         self.taken = 0
 
-    def take(self) -> Place:
-        """Take one; the caller has checked that one is left."""
-        return Place(self)
+    def take(self, released: Callable[[], None] | None = None) -> Place:
+        """Take one, and have `released` called at its end; the caller has checked for room."""
+        return Place(self, released)
 
 
 class Place:
     """One place; released when its stream ends, or is discarded unread."""
 
-    __slots__ = ("_places",)
+    __slots__ = ("_places", "_released")
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Places, released: Callable[[], None] | None = None) -> None:
         self._places: Places | None = places
+        self._released = released
         places.taken += 1
 
     def leave(self) -> None:
@@ -44,5 +50,7 @@ class Place:
         if self._places is not None:
             self._places.taken -= 1
             self._places = None
+            if self._released is not None:
+                self._released()
 
     __del__ = leave  # for HEAD, which reads no pieces

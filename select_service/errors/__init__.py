@@ -55,7 +55,13 @@ from select_service.errors.placing import (
     WorkerDraining,
     WouldWait,
 )
-from select_service.errors.refusal import RETRY_AFTER_S, ServiceError, scope_text
+from select_service.errors.refusal import (
+    RETRY_AFTER_S,
+    BoundReached,
+    Crowded,
+    ServiceError,
+    scope_text,
+)
 from select_service.errors.replicas import (
     InvalidReplicaPeer,
     PeerNotFound,
@@ -99,7 +105,9 @@ __all__ = [
     "AdmissionRefused",
     "BatchNotPlaced",
     "BodyTooLarge",
+    "BoundReached",
     "CertificatesUnusable",
+    "Crowded",
     "DecisionNotFound",
     "DecisionsOff",
     "HeadTooLarge",

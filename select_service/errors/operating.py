@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from select_service.errors.refusal import ServiceError
+from select_service.errors.refusal import BoundReached, Crowded, ServiceError
 
 
 class NeedsRestart(ServiceError):
@@ -37,14 +37,15 @@ class DecisionsOff(ServiceError):
         super().__init__("decisions are not kept: --decision-ring is 0")
 
 
-class TooManyDumps(ServiceError):
+class TooManyDumps(BoundReached):
     """As many dumps in progress as `--dumps-max` allows."""
 
     status = 503
     code = "too_many_dumps"
 
-    def __init__(self, most: int) -> None:
-        super().__init__(f"{most} dumps are under way, no more may be: ask again")
+    def __init__(self, most: int, crowded: Crowded | None = None) -> None:
+        none = f"{most} dumps are under way, no more may be: ask again"
+        super().__init__(none if crowded is None else "no more dumps may be under way", crowded)
 
 
 class TooManyConsoles(ServiceError):

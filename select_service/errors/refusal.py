@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 if TYPE_CHECKING:
     from select_service.types import Scope
 
@@ -47,6 +49,56 @@ class ServiceError(Exception):
         if self.details:
             body["details"] = self.details
         return body
+
+
+class Crowded(Struct, frozen=True):
+    """Why a tenant gets no more of a bound that it has in common with others."""
+
+    bound: str  # the setting
+    most: int  # what all may hold together
+    tenant: str | None  # of the token file; None: callers of no such tenant together
+    held: int
+    part: int  # promised to it: nobody else can use it up
+    share: float  # of the bound that is promised to all of them
+
+    @property
+    def text(self) -> str:
+        """The sentence for people."""
+        flag = "--" + self.bound.replace("_", "-")
+        whose = "callers of no tenant of the token file hold"
+        if self.tenant is not None:
+            whose = f"tenant {self.tenant} holds"
+        return (
+            f"{whose} {self.held} of {self.most} ({flag}), and {self.part} are kept for it; "
+            f"the rest is others' or kept for them (--tenant-share {self.share:g})"
+        )
+
+    @property
+    def details(self) -> dict[str, object]:
+        """The same for programs."""
+        told: dict[str, object] = {"limit": self.bound, "held": self.held, "share": self.part}
+        if self.tenant is not None:
+            told["tenant_id"] = self.tenant
+        return told
+
+
+class BoundReached(ServiceError):
+    """Something is held as often as it may be, by all together or by one tenant."""
+
+    def __init__(
+        self, plain: str, crowded: Crowded | None = None, *, field: str | None = None
+    ) -> None:
+        """Word it.
+
+        Args:
+            plain: the text where tenants have no parts.
+            crowded: the tenant's part, where they have.
+            field: of the request that asks for too much.
+        """
+        if crowded is None:
+            super().__init__(plain, field=field)
+        else:
+            super().__init__(f"{plain}: {crowded.text}", field=field, details=crowded.details)
 
 
 def scope_text(scope: Scope) -> str:

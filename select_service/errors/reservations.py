@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from select_service.errors.refusal import ServiceError
+from select_service.errors.refusal import BoundReached, Crowded, ServiceError
 
 
 class ReservationNotFound(ServiceError):
@@ -36,14 +36,15 @@ class ReservationUnderWay(ServiceError):
         )
 
 
-class TooManyReservations(ServiceError):
+class TooManyReservations(BoundReached):
     """More live reservations and waiting requests than `--reservations-max`."""
 
     status = 503
     code = "too_many_reservations"
 
-    def __init__(self, most: int) -> None:
-        super().__init__(f"{most} reservations are live, no more may be")
+    def __init__(self, most: int, crowded: Crowded | None = None) -> None:
+        none = f"{most} reservations are live, no more may be"
+        super().__init__(none if crowded is None else "no more reservations may be live", crowded)
 
 
 class LeaseNotFound(ServiceError):
@@ -94,11 +95,12 @@ class LeaseConflict(ServiceError):
         super().__init__(f"lease {lease_id} is open for another owner", field="lease_id")
 
 
-class TooManyLeases(ServiceError):
+class TooManyLeases(BoundReached):
     """More open leases than `--leases-max`; ask again when the first ends unless it is renewed."""
 
     status = 503
     code = "too_many_leases"
 
-    def __init__(self, most: int) -> None:
-        super().__init__(f"{most} leases are open, no more may be")
+    def __init__(self, most: int, crowded: Crowded | None = None) -> None:
+        none = f"{most} leases are open, no more may be"
+        super().__init__(none if crowded is None else "no more leases may be open", crowded)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from select_service.errors.refusal import ServiceError
+from select_service.errors.refusal import BoundReached, Crowded, ServiceError
 
 
 class WorkerNotFound(ServiceError):
@@ -39,11 +39,13 @@ class RankNotFound(ServiceError):
     code = "rank_not_found"
 
 
-class TooManyWorkers(ServiceError):
+class TooManyWorkers(BoundReached):
     """As many workers as `--workers-max` allows; time alone does not help."""
 
     status = 409
     code = "too_many_workers"
 
-    def __init__(self, most: int) -> None:
-        super().__init__(f"no more than {most} workers may be registered", field="worker_id")
+    def __init__(self, most: int, crowded: Crowded | None = None) -> None:
+        plain = f"no more than {most} workers may be registered"
+        none = plain if crowded is None else "no more workers may be registered"
+        super().__init__(none, crowded, field="worker_id")

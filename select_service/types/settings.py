@@ -69,6 +69,7 @@ class CoreLimits(Struct, kw_only=True):
     worker_bytes_max: int = 256 << 10  # of a record; a thousand ranks with an endpoint each: 50 KB
     scopes_max: int = 4_096  # some 20 KB each while empty
     unserved_scopes_max: int = 64  # counted by name; as many again that never had a worker
+    event_sources_max: int = 65_535  # ranks listened to; a socket, and four open files each
     scope_linger_s: float = 600.0  # without workers, before a scope is given up
     reservations_max: int = 1_000_000  # 2 to 3 KB each
     blocks_per_request_max: int = 131_072  # two million tokens in blocks of 16
@@ -77,6 +78,7 @@ class CoreLimits(Struct, kw_only=True):
     freed_ids_max: int = 200_000  # remembered ids; ten minutes of 300 ends a second
     reservation_ttl_s: float = 300.0  # since the last lifecycle call; 0 = never
     reservation_ttl_max_s: float = 86400.0  # most a request may ask for
+    tenant_share: float = 0.5  # of every bound here, kept for the tenants of the token file
     leases_max: int = 10_000  # one a client process; 1 KiB each
     ended_leases_max: int = 10_000  # remembered, for ten minutes
     lease_reopen_s: float = 30.0  # after it was closed; longer than a request is under way

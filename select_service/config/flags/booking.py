@@ -40,6 +40,15 @@ BOOKING: Final = (
         reloads=True,
     ),
     Flag(
+        "--tenant-share",
+        values.number(0.0, 1.0),
+        "SHARE",
+        "share of every bound that is kept for the tenants of the token file, each an equal part of"
+        " it that nobody else can use up; 0 = none, first come first served",
+        watch="tenant_bound_refused_total",
+        reloads=True,
+    ),
+    Flag(
         "--lease-copies-max",
         values.whole(0, values.COUNT_MAX),
         "N",
@@ -144,7 +153,7 @@ BOOKING: Final = (
         "--scopes-max",
         values.whole(1, values.COUNT_MAX),
         "N",
-        "scopes (model and tenant) open; a worker that would open one more is incomplete",
+        "scopes (model and tenant) with workers; a worker that would open one more is incomplete",
         watch='limit_hits_total{name="scopes_max"}',
         reloads=True,
     ),
@@ -158,10 +167,19 @@ BOOKING: Final = (
         reloads=True,
     ),
     Flag(
+        "--event-sources-max",
+        values.whole(1, values.COUNT_MAX),
+        "N",
+        "ranks whose KV events are listened to; a worker that would open one more is incomplete",
+        watch='limit_hits_total{name="event_sources_max"}',
+        reloads=True,
+    ),
+    Flag(
         "--scope-linger-s",
         values.seconds(zero=True),
         "S",
-        "a scope without workers is given up after this long; its block size stays pinned",
+        "a scope without workers is given up after this long, or when its place is needed; its"
+        " block size stays pinned",
         watch="scopes_closed_total",
         reloads=True,
     ),

@@ -23,6 +23,7 @@ from select_service.core.fleet.catalog import check_name
 from select_service.core.replicas.announcer import Announcer
 from select_service.core.replicas.claim import Claim
 from select_service.core.replicas.messages import Renewed
+from select_service.core.tenancy.shares import Shares
 from select_service.errors import (
     InvalidField,
     NameRefused,
@@ -31,12 +32,13 @@ from select_service.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from indexer.types import PackedHashes
     from select_service.core.admission.queue import Ticket
     from select_service.core.books.reservation import Lease, Reservation
     from select_service.core.counters import Counters
+    from select_service.core.membership import Lost
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.replicas.messages import ClaimRecord
@@ -72,9 +74,18 @@ class Order(msgspec.Struct, frozen=True):
 class Desk:
     """Begins, repeats and ends reservations across all partitions."""
 
-    def __init__(self, limits: CoreLimits, counters: Counters, router_id: int, epoch: int) -> None:
-        self.bookings = Bookings(freed_ids_max=limits.freed_ids_max)
-        self.leases = Leases(limits)
+    def __init__(
+        self,
+        limits: CoreLimits,
+        counters: Counters,
+        router_id: int,
+        epoch: int,
+        shares: Shares | None = None,
+    ) -> None:
+        shares = shares or Shares(limits)
+        self.bookings = Bookings(freed_ids_max=limits.freed_ids_max, shares=shares)
+        self._tenants = shares.bound("reservations_max", lambda: limits.reservations_max)
+        self.leases = Leases(limits, shares)
         self._lapsed = Lapsed()
         self._limits = limits
         self._counters = counters
@@ -94,9 +105,15 @@ class Desk:
             NameRefused: an id or a name that is too long, or not printable.
         """
         limits = self._limits
-        if self.bookings.expected >= limits.reservations_max:
+        tenants = self.bookings.tenants
+        if tenants is None:
+            has_room = self.bookings.expected < limits.reservations_max
+        else:
+            has_room = tenants.has_room(request.scope.tenant_id)
+        if not has_room:
             self._counters.reservations_refused += 1
-            raise TooManyReservations(limits.reservations_max)
+            crowded = self._tenants.refuse(request.scope.tenant_id)
+            raise TooManyReservations(limits.reservations_max, crowded)
         most = limits.id_length_max
         one = request.reservation_id
         if one is not None and (len(one) > most or not one.isprintable()):
@@ -479,10 +496,15 @@ class Desk:
         self.release(booking, now)
         return 1 + (before - blocks.blocks) // BLOCKS_PER_STEP
 
-    def dropped(self, count: int) -> None:
+    def follow_tenants(self, partitions: Iterable[Partition]) -> None:
+        """Count by tenant from now on, because tenants have parts of the bounds. O(ranks)."""
+        self.bookings.follow_tenants(self._tenants, partitions)
+
+    def dropped(self, lost: Iterable[Lost]) -> None:
         """Count reservations that lost their rank; `sweep` clears them away."""
-        self.bookings.expect_dropped(count)
-        self._counters.reservations_dropped += count
+        for partition, slot, count in lost:
+            self.bookings.expect_dropped(partition, slot, count)
+            self._counters.reservations_dropped += count
 
     def sweep(self, partition: Partition, limit: int, now: float) -> int:
         """Forget up to `limit` reservations whose rank has gone; return how many were forgotten."""

@@ -8,16 +8,19 @@ of silence, or once `sessions_max` others have been active since. Other replicas
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import Struct
 
+from select_service.core.tenancy.parted import Parted
+from select_service.core.tenancy.shares import Shares
 from select_service.errors import NameRefused
 
 if TYPE_CHECKING:
     from select_service.core.columns import Rows, Slots
     from select_service.core.partition import Partition
+    from select_service.core.tenancy.shares import Party
     from select_service.types import CoreLimits
 
 __all__ = ["SessionCounters", "Sessions"]
@@ -46,18 +49,21 @@ class _Seat(NamedTuple):
     until: float
 
 
+_Seats: TypeAlias = "OrderedDict[tuple[Partition, str], _Seat]"
+
+
 class Sessions:
     """The rank of each session. Every method is O(1), plus O(ranks) to compare their queues."""
 
-    def __init__(self, limits: CoreLimits) -> None:
+    def __init__(self, limits: CoreLimits, shares: Shares | None = None) -> None:
         self._limits = limits
-        self._seats: OrderedDict[tuple[Partition, str], _Seat] = (
-            OrderedDict()
-        )  # longest silent first
+        shares = shares or Shares(limits)
+        bound = shares.bound("sessions_max", lambda: limits.sessions_max)
+        self._rows: Parted[_Seats] = Parted(shares, bound, OrderedDict)  # longest silent first
         self.counters = SessionCounters()
 
     def __len__(self) -> int:
-        return len(self._seats)
+        return len(self._rows)
 
     @property
     def is_on(self) -> bool:
@@ -80,13 +86,16 @@ class Sessions:
         if len(session_id) > most or not session_id.isprintable():
             raise NameRefused.of("session_id", session_id, most, "id_length_max")
         counters, key = self.counters, (partition, session_id)
-        seat = self._seats.get(key)
+        found = self._rows.where(partition.scope.tenant_id)
+        holder, seats = next((one for one in found if key in one[1]), (None, self._rows.common))
+        seat = seats.get(key)
         if seat is None or seat.until <= now:  # swept later, if expired
             counters.begun += 1
             return None
         slot, ledger = seat.slot, partition.ledger
         if slot >= len(ledger.tenures) or ledger.tenures[slot] != seat.tenure:
-            del self._seats[key]
+            del seats[key]
+            self._rows.left(holder)
             counters.released += 1
             return None
         if not (slot < rows.stop if isinstance(rows, slice) else bool((rows == slot).any())):
@@ -103,10 +112,38 @@ class Sessions:
         """Record that a request of the session went to this slot."""
         if not self.is_on:
             return
-        seats, key = self._seats, (partition, session_id)
+        key = partition, session_id
+        for holder, seats in self._rows.where(partition.scope.tenant_id):
+            if seats.pop(key, None) is not None:
+                self._rows.left(holder)
+        holder, seats = self._rows.place(partition.scope.tenant_id)
         seats[key] = _Seat(slot, partition.ledger.tenures[slot], now + self._limits.session_ttl_s)
-        seats.move_to_end(key)
-        self.forget(now, _FORGOTTEN_AT_ONCE)
+        self._rows.took(holder)
+        for _ in range(_FORGOTTEN_AT_ONCE):
+            if not self._forget_expired(holder, seats, now) and not self._make_room(holder, now):
+                break
+
+    def _forget_expired(self, holder: Party, seats: _Seats, now: float) -> bool:
+        """Forget the oldest session of a row if it is expired; whether it was."""
+        seat = next(iter(seats.values()), None)
+        if seat is None or (seat.until > now and self.is_on):
+            return False
+        seats.popitem(last=False)
+        self._rows.left(holder)
+        self.counters.expired += 1
+        return True
+
+    def _make_room(self, holder: Party, now: float) -> bool:
+        """Forget the oldest session of the row that has to make room; False if none has to."""
+        crowded = self._rows.crowded(holder)
+        if crowded is None:
+            return False
+        whose, seats = crowded
+        if not self._forget_expired(whose, seats, now):
+            seats.popitem(last=False)
+            self._rows.left(whose)
+            self.counters.evicted += 1
+        return True
 
     def forget(self, now: float, limit: int) -> bool:
         """Forget sessions that are expired or too many; True if more should go.
@@ -115,21 +152,17 @@ class Sessions:
             now: monotonic seconds.
             limit: how many may go in this turn.
         """
-        seats = self._seats
-        for _ in range(limit):
-            if not seats:
-                return False
-            key, seat = next(iter(seats.items()))
-            if seat.until <= now or not self.is_on:
-                self.counters.expired += 1
-            elif len(seats) > self._limits.sessions_max:
-                self.counters.evicted += 1
-            else:
-                return False
-            del seats[key]
-        return bool(seats)
+        left = limit
+        for holder, seats in self._rows.turns(limit):
+            while left and self._forget_expired(holder, seats, now):
+                left -= 1
+        while left and self._make_room(None, now):
+            left -= 1
+        return not left
 
     def check(self) -> None:
         """Assert all invariants."""
-        untils = [seat.until for seat in self._seats.values()]
-        assert untils == sorted(untils), "who was silent for longest is the first to be forgotten"
+        self._rows.check()
+        for seats in self._rows.rows:
+            untils = [seat.until for seat in seats.values()]
+            assert untils == sorted(untils), "silent for longest, forgotten first"

@@ -18,15 +18,18 @@ from xxhash import xxh3_128_hexdigest
 
 from select_service.core.changes import RESERVATION
 from select_service.core.memory import Memory
+from select_service.core.tenancy.parted import Parted
+from select_service.core.tenancy.shares import Shares, prefix_in
 from select_service.errors import ReservationConflict, ReservationNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sized
+    from collections.abc import Iterable, Iterator, Sized
 
     from select_service.core.admission.queue import Ticket
     from select_service.core.books.reservation import Reservation
     from select_service.core.changes import Changes, Hold
     from select_service.core.partition import Partition
+    from select_service.core.tenancy.shares import Bound, Party
     from select_service.types import PairSelection, ReservationAnswer, Selection
 
 FREED_MEMORY_S = 600.0  # the contract: at least ten minutes, as far as the bound allows
@@ -66,7 +69,9 @@ class Bookings:
 
     __slots__ = (
         "_dropped",
+        "_foreign",
         "_freed",
+        "_freed_by_holder",
         "_freed_ids_max",
         "_live",
         "_second_names",
@@ -76,17 +81,25 @@ class Bookings:
         "hold",
         "own",
         "pairs",
+        "tenants",
     )
 
-    def __init__(self, *, freed_ids_max: int) -> None:
+    def __init__(self, *, freed_ids_max: int, shares: Shares | None = None) -> None:
         self._live: dict[str, Booking] = {}
         self._second_names: dict[str, Booking] = {}  # selection_id → its youngest booking
         self.pairs: dict[str, list[Booking]] = {}
         """The booked legs of each pair."""
         self._waiting: dict[str, Ticket] = {}
-        self._freed: Memory[str] = Memory()  # by `key_of` the id
+        shares = shares or Shares()
+        self._freed_by_holder: Parted[Memory[str]] = Parted(
+            *(shares, shares.bound("freed_ids_max", lambda: freed_ids_max, by_prefix=True), Memory)
+        )
+        self._freed = self._freed_by_holder.common  # by `key_of` the id
         self._freed_ids_max = freed_ids_max
         self.own = 0  # live bookings that were made here
+        self.tenants: Bound | None = None
+        """What each tenant holds of them, once tenants have parts; see `follow_tenants`."""
+        self._foreign: dict[tuple[Partition, int], int] = {}  # live, not made here, by slot
         self.freed_ids_lost = 0  # forgotten before their ten minutes were over
         self._dropped = 0  # bookings in `_live` that are no longer live
         self.changes: Changes | None = None  # set if the state is kept on disk
@@ -103,12 +116,34 @@ class Bookings:
     @property
     def freed_count(self) -> int:
         """Number of freed ids remembered."""
-        return len(self._freed)
+        return len(self._freed_by_holder)
 
     @property
     def freed_bytes(self) -> int:
         """Their size in bytes."""
-        return self._freed.nbytes
+        return sum(row.nbytes for row in self._freed_by_holder.rows)
+
+    def follow_tenants(self, tenants: Bound, partitions: Iterable[Partition]) -> None:
+        """Count what each tenant has booked, and remember what it freed, apart. O(ranks).
+
+        Args:
+            tenants: the bound of live reservations, with those that wait.
+            partitions: all.
+        """
+        if self.tenants is not None:
+            return
+        held: dict[Party, int] = {}
+        for partition in partitions:
+            tenant = partition.scope.tenant_id
+            held[tenant] = held.get(tenant, 0) + partition.ledger.live
+        for (partition, _), count in self._foreign.items():
+            held[partition.scope.tenant_id] -= count
+        for ticket in self._waiting.values():
+            tenant = ticket.partition.scope.tenant_id
+            held[tenant] = held.get(tenant, 0) + 1
+        self.tenants = tenants
+        tenants.recount(held)
+        self._freed_by_holder.bound.recount({None: len(self._freed)})
 
     def find(self, name: str) -> Booking | None:
         """Return the live booking of a reservation_id or, failing that, of a selection_id.
@@ -201,7 +236,11 @@ class Bookings:
         if before is not None:
             self.forget_dropped(before.reservation, reservation.created)
         self._live[reservation.reservation_id] = booking
-        self.own += booking.is_own
+        if booking.is_own:
+            self._count_own(booking, 1)
+        else:
+            place = booking.partition, reservation.slot
+            self._foreign[place] = self._foreign.get(place, 0) + 1
         self._recall(reservation.reservation_id)
         if self.changes is not None and reservation.origin == "local":
             if booking.answer is None:  # restored: it was acknowledged long ago
@@ -220,17 +259,50 @@ class Bookings:
             if second != reservation.reservation_id:
                 self._recall(second)
 
+    def _count_own(self, booking: Booking, count: int) -> None:
+        self.own += count
+        if self.tenants is not None:
+            self.tenants.take(booking.partition.scope.tenant_id, count)
+
+    def _count_foreign_out(self, booking: Booking) -> None:
+        place = booking.partition, booking.reservation.slot
+        left = self._foreign[place] - 1
+        if left:
+            self._foreign[place] = left
+        else:
+            del self._foreign[place]
+
     def _recall(self, name: str) -> None:
         """Remove an id from the freed ones, because it is in use again."""
         key = name if len(name) <= LONG_ID_CHARS else key_of(name)
-        if self._freed.discard(key):
+        if self.tenants is None:
+            is_gone = self._freed.discard(key)
+        else:
+            is_gone = self._discard_freed(prefix_in(name), key)
+        if is_gone:
             self._changed(key)
+
+    def _discard_freed(self, holder: Party, key: str) -> bool:
+        rows = self._freed_by_holder
+        for where, row in rows.where(holder):
+            if row.discard(key):
+                rows.left(where)
+                return True
+        return False
 
     def forget(self, reservation: Reservation, now: float) -> None:
         """Move a booking from live to recently freed; its load has left the ledger."""
+        booking = self._live[reservation.reservation_id]
+        if booking.is_own:
+            self._count_own(booking, -1)
+        else:
+            self._count_foreign_out(booking)
+        self._forget(booking, now)
+
+    def _forget(self, booking: Booking, now: float) -> None:
+        reservation = booking.reservation
         name, second = reservation.reservation_id, reservation.selection_id
-        booking = self._live.pop(name)
-        self.own -= booking.is_own
+        del self._live[name]
         if self.changes is not None:
             self.changes.ended(name)
         if second is not None:
@@ -266,21 +338,31 @@ class Bookings:
         else:
             del self._second_names[second]
 
-    def expect_dropped(self, count: int) -> None:
-        """Note that `count` bookings are no longer live; `forget_dropped` will name each."""
+    def expect_dropped(self, partition: Partition, slot: int, count: int) -> None:
+        """Note that `count` bookings of a slot, all it had, are no longer live.
+
+        They make room at once; `forget_dropped` will name each.
+        """
         self._dropped += count
+        own = count - self._foreign.pop((partition, slot), 0)
+        self.own -= own
+        if self.tenants is not None and own:
+            self.tenants.give(partition.scope.tenant_id, own)
 
     def forget_dropped(self, reservation: Reservation, now: float) -> None:
         """Forget a booking whose rank has left, unless its id has been booked again since."""
         booking = self._live.get(reservation.reservation_id)
         if booking is not None and booking.reservation is reservation:
-            self.forget(reservation, now)
+            self._forget(booking, now)
             self._dropped -= 1
 
     def _remember_freed(self, name: str, now: float) -> None:
         if name in self._live or name in self._second_names or name in self.pairs:
             return  # reused by another booking
         key = name if len(name) <= LONG_ID_CHARS else key_of(name)
+        if self.tenants is not None:
+            self._put_freed(prefix_in(name), key, now)
+            return
         freed = self._freed
         freed.put(key, now)
         if self.changes is not None:
@@ -288,6 +370,23 @@ class Bookings:
         if len(freed) > self._freed_ids_max:
             lost = self._freed.pop_oldest(inf)
             assert lost is not None, "there is one more than there may be"
+            self._changed(lost[0])
+            self.freed_ids_lost += 1
+
+    def _put_freed(self, prefix: str, key: str, now: float) -> None:
+        """Do the rest where tenants have parts: an id's prefix says whose it is."""
+        rows = self._freed_by_holder
+        self._discard_freed(prefix, key)
+        holder, row = rows.place(prefix)
+        row.put(key, now)
+        rows.took(holder)
+        self._changed(key)
+        crowded = rows.crowded(holder)
+        if crowded is not None:
+            whose, row = crowded
+            lost = row.pop_oldest(inf)
+            assert lost is not None, "who is asked to make room has something"
+            rows.left(whose)
             self._changed(lost[0])
             self.freed_ids_lost += 1
 
@@ -299,17 +398,23 @@ class Bookings:
         """Tell whether an id that is not live was live not long ago."""
         if name in self._live or name in self._second_names or name in self.pairs:
             return True
-        return key_of(name) in self._freed
+        key = key_of(name)
+        if self.tenants is None:
+            return key in self._freed
+        return any(key in row for _, row in self._freed_by_holder.where(prefix_in(name)))
 
     def purge_freed(self, now: float, limit: int) -> int:
         """Forget up to `limit` ids freed more than ten minutes ago; return how many."""
         gone = 0
-        while gone < limit:
-            entry = self._freed.pop_oldest(now - FREED_MEMORY_S)
-            if entry is None:
-                break
-            self._changed(entry[0])
-            gone += 1
+        for holder, row in self._freed_by_holder.turns(limit):
+            while gone < limit:
+                entry = row.pop_oldest(now - FREED_MEMORY_S)
+                if entry is None:
+                    break
+                if self.tenants is not None:
+                    self._freed_by_holder.left(holder)
+                self._changed(entry[0])
+                gone += 1
         return gone
 
     # -- on disk -------------------------------------------------------------------------------
@@ -325,7 +430,13 @@ class Bookings:
 
     def is_remembered(self, name: str) -> bool:
         """Tell whether an id that is not live is remembered as freed."""
-        return name in self._freed or name in self._live
+        if name in self._live or name in self._freed:
+            return True
+        # a long one is known by its digest, which does not say whose it is
+        rows = self._freed_by_holder
+        if name.startswith(_BY_DIGEST):
+            return any(name in row for row in rows.rows)
+        return any(name in row for _, row in rows.where(prefix_in(name)))
 
     def remember(self, name: str, now: float) -> None:
         """Count an id as freed now; it was freed before a restart of the process."""
@@ -353,12 +464,18 @@ class Bookings:
     def wait(self, ticket: Ticket) -> None:
         """Note that a booking request waits under its id, if it has one."""
         if ticket.reservation_id is not None:
+            is_new = ticket.reservation_id not in self._waiting
             self._waiting[ticket.reservation_id] = ticket
+            if self.tenants is not None and is_new:
+                self.tenants.take(ticket.partition.scope.tenant_id)
 
     def waited(self, ticket: Ticket) -> None:
         """Note that the ticket no longer waits."""
-        if ticket.reservation_id is not None:
-            self._waiting.pop(ticket.reservation_id, None)
+        name = ticket.reservation_id
+        if name is None or self._waiting.pop(name, None) is None:
+            return
+        if self.tenants is not None:
+            self.tenants.give(ticket.partition.scope.tenant_id)
 
     def tables(self) -> Iterator[Sized]:
         """Yield the dicts that grow with bookings; see `slimming.py`."""
@@ -395,8 +512,17 @@ class Bookings:
         paired = sum(booking.reservation.pair is not None for booking in self._live.values())
         assert paired == sum(map(len, self.pairs.values())), "every leg is found by its pair"
         taken = {key_of(name) for name in (*self._live, *self._second_names, *self.pairs)}
-        assert not any(name in self._freed for name in taken), "live and freed at once"
-        assert len(self._freed) <= self._freed_ids_max
+        rows = self._freed_by_holder
+        assert not any(name in row for name in taken for row in rows.rows), "live and freed at once"
+        live = [one for one in self._live.values() if one.reservation.live]
+        assert self.own == sum(one.is_own for one in live)
+        assert sum(self._foreign.values()) == len(live) - self.own
+        if self.tenants is None:
+            assert len(self._freed) <= self._freed_ids_max
+        else:
+            rows.check()
+            self.tenants.check()
+            assert self.tenants.total == self.expected
 
 
 def leg_ids(pair: str) -> tuple[str, str]:

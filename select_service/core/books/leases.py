@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from select_service.core.books.deadlines import Deadlines, rounded_up
 from select_service.core.books.reservation import Lease
 from select_service.core.changes import LEASE
+from select_service.core.tenancy.parted import Parted
+from select_service.core.tenancy.shares import Shares, prefix_in
 from select_service.errors import (
     InvalidField,
     LeaseClosed,
@@ -41,16 +43,21 @@ LISTED_MAX: Final = 500
 Ending: TypeAlias = Literal["closed", "expired"]
 """Also the form kept on disk."""
 
+_Ended: TypeAlias = OrderedDict[str, tuple[Ending, float]]
+
 
 class Leases:
     """Open leases by id, owner and deadline; ended ones by id, and by what they leave behind."""
 
-    def __init__(self, limits: CoreLimits) -> None:
+    def __init__(self, limits: CoreLimits, shares: Shares | None = None) -> None:
         self._limits = limits
+        shares = shares or Shares(limits)
+        self._tenants = shares.bound("leases_max", lambda: limits.leases_max, by_prefix=True)
+        ended = shares.bound("ended_leases_max", lambda: limits.ended_leases_max, by_prefix=True)
         self._open: dict[str, Lease] = {}
         self._by_owner: dict[str, dict[str, Lease]] = {}
         self._deadlines: Deadlines[Lease] = Deadlines()
-        self._ended: OrderedDict[str, tuple[Ending, float]] = OrderedDict()
+        self._ended: Parted[_Ended] = Parted(shares, ended, OrderedDict)
         self._leaving: dict[Lease, None] = {}  # ended, with reservations still to free
         self.changes: Changes | None = None  # set if the state is kept on disk
         self.opened = self.renewed = self.closed = self.expired = self.refused = 0  # since start
@@ -87,14 +94,15 @@ class Leases:
         self._check_not_closed(lease_id, now)
         lease = self.admit(LeaseState(lease_id, owner, ttl_s), now)
         if lease is None:
-            full = TooManyLeases(self._limits.leases_max)
+            crowded = self._tenants.refuse(prefix_in(lease_id))
+            full = TooManyLeases(self._limits.leases_max, crowded)
             full.retry_after_s = max(0.0, self.next_expiry() - now)
             raise full
         return lease
 
     def _check_not_closed(self, lease_id: str, now: float) -> None:
         """Refuse an id its owner has just closed. An expired lease may be opened again."""
-        how, at = self._ended.get(lease_id, ("expired", now))
+        how, at = self._find_ended(lease_id) or ("expired", now)
         left = at + self._limits.lease_reopen_s - now
         if how == "closed" and left > 0.0:
             self.reopening += 1
@@ -102,7 +110,7 @@ class Leases:
 
     def admit(self, state: LeaseState, now: float) -> Lease | None:
         """Open a lease whose id is not open; None if the limit is reached. O(1)."""
-        if len(self._open) >= self._limits.leases_max:
+        if not self._tenants.has_room(prefix_in(state.lease_id)):
             self.refused += 1
             return None
         self.opened += 1
@@ -118,7 +126,8 @@ class Leases:
         self._open[lease.lease_id] = lease
         self._by_owner.setdefault(lease.owner, {})[lease.lease_id] = lease
         self._deadlines.add(lease, state.ttl_s, now)
-        self._ended.pop(lease.lease_id, None)
+        self._tenants.take(prefix_in(lease.lease_id))
+        self._forget_ended(lease.lease_id)
         self._changed(lease.lease_id)
         return lease
 
@@ -215,6 +224,7 @@ class Leases:
         lease.is_open = False
         self._deadlines.remove(lease)
         del self._open[lease.lease_id]
+        self._tenants.give(prefix_in(lease.lease_id))
         of_owner = self._by_owner[lease.owner]
         del of_owner[lease.lease_id]
         if not of_owner:
@@ -235,7 +245,7 @@ class Leases:
         """
         lease = self._open.get(lease_id)
         if lease is None:
-            if lease_id in self._ended:
+            if self._find_ended(lease_id) is not None:
                 return None
             raise LeaseNotFound(lease_id)
         self.end(lease, "closed", now)
@@ -261,34 +271,52 @@ class Leases:
     def remember_ended(self, lease_id: str, how: Ending, now: float) -> None:
         """Record the end of a lease that is not open, here or, as its owner reports, elsewhere."""
         assert lease_id not in self._open
-        self._ended[lease_id] = (how, now)
-        self._ended.move_to_end(lease_id)
+        self._forget_ended(lease_id)
+        holder, row = self._ended.place(prefix_in(lease_id))
+        row[lease_id] = (how, now)
+        self._ended.took(holder)
         self._changed(lease_id)
-        if len(self._ended) > self._limits.ended_leases_max:
-            self._changed(self._ended.popitem(last=False)[0])
+        crowded = self._ended.crowded(holder)
+        if crowded is not None:
+            holder, row = crowded
+            self._changed(row.popitem(last=False)[0])
+            self._ended.left(holder)
+
+    def _forget_ended(self, lease_id: str) -> None:
+        for holder, row in self._ended.where(prefix_in(lease_id)):
+            if row.pop(lease_id, None) is not None:
+                self._ended.left(holder)
+                return
+
+    def _find_ended(self, lease_id: str) -> tuple[Ending, float] | None:
+        rows = self._ended.where(prefix_in(lease_id))
+        return next((row[lease_id] for _, row in rows if lease_id in row), None)
 
     def recall_ended(self, lease_id: str, how: Ending, now: float) -> bool:
         """Restore an end from before a restart; False if there is no room for it."""
-        if len(self._ended) >= self._limits.ended_leases_max or lease_id in self._open:
+        has_room = self._ended.bound.has_room(prefix_in(lease_id))
+        if not has_room or lease_id in self._open:
             return False
         self.remember_ended(lease_id, how, now)
         return True
 
     def ending(self, lease_id: str) -> Ending | None:
         """Return how a lease ended, None if it has not, or it is no longer remembered."""
-        entry = self._ended.get(lease_id)
+        entry = self._find_ended(lease_id)
         return None if entry is None else entry[0]
 
     def purge_ended(self, now: float, limit: int) -> int:
         """Forget up to `limit` leases that ended more than ten minutes ago; return how many."""
         gone = 0
-        while gone < limit and self._ended:
-            lease_id, (_, at) = next(iter(self._ended.items()))
-            if now - at < ENDED_MEMORY_S:
-                break
-            del self._ended[lease_id]
-            self._changed(lease_id)
-            gone += 1
+        for holder, row in self._ended.turns(limit):
+            while gone < limit and row:
+                lease_id, (_, at) = next(iter(row.items()))
+                if now - at < ENDED_MEMORY_S:
+                    break
+                del row[lease_id]
+                self._ended.left(holder)
+                self._changed(lease_id)
+                gone += 1
         return gone
 
     # -- reading -------------------------------------------------------------------------------
@@ -323,8 +351,12 @@ class Leases:
     def check(self) -> None:
         """Assert all invariants; O(everything)."""
         self._deadlines.check(self._open.values())
-        assert len(self._ended) <= self._limits.ended_leases_max
-        assert not self._ended.keys() & self._open.keys(), "open and ended at once"
+        self._tenants.check()
+        self._ended.check()
+        assert self._tenants.total == len(self._open)
+        ended = {lease_id for row in self._ended.rows for lease_id in row}
+        assert len(ended) == len(self._ended), "ended once"
+        assert not ended & self._open.keys(), "open and ended at once"
         owned = {lease for leases in self._by_owner.values() for lease in leases.values()}
         assert owned == set(self._open.values())
         for lease in self._open.values():

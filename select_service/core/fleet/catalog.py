@@ -15,6 +15,7 @@ from indexer.core.endpoint import check_endpoint
 from indexer.errors import InvalidEndpoint
 from indexer.types import Scope
 from select_service.core.changes import WORKER
+from select_service.core.tenancy.shares import Shares
 from select_service.errors import (
     InvalidField,
     InvalidRequest,
@@ -161,8 +162,10 @@ def worker_not_found(worker_id: int) -> WorkerNotFound:
 class Catalog:
     """All records by worker id."""
 
-    def __init__(self, limits: CoreLimits) -> None:
+    def __init__(self, limits: CoreLimits, shares: Shares | None = None) -> None:
         self._workers: dict[int, Worker] = {}
+        shares = shares or Shares(limits)
+        self._tenants = shares.bound("workers_max", lambda: limits.workers_max)
         self._limits = limits
         self.too_parallel = 0  # records refused for their number of ranks
         self.too_long = 0  # refused for their length
@@ -209,6 +212,10 @@ class Catalog:
         """Replace the whole record of its id."""
         before = self._workers.get(worker.worker_id)
         self._workers[worker.worker_id] = worker
+        if before is None or before.scope.tenant_id != worker.scope.tenant_id:
+            self._tenants.take(worker.scope.tenant_id)
+            if before is not None:
+                self._tenants.give(before.scope.tenant_id)
         for heed in self.watchers:
             heed(worker.scope, worker.worker_id)
             if before is not None and before.scope != worker.scope:
@@ -219,21 +226,34 @@ class Catalog:
     def remove(self, worker_id: int) -> None:
         """Remove the record."""
         worker = self._workers.pop(worker_id)
+        self._tenants.give(worker.scope.tenant_id)
         for heed in self.watchers:
             heed(worker.scope, worker_id)
         if self.changes is not None:
             self.changes.mark(WORKER, str(worker_id))
 
-    def check_room(self, worker_id: int) -> None:
-        """Check that another worker may be added.
+    def check_room(self, worker_id: int, tenant_id: str) -> None:
+        """Check that a tenant may have another worker, or this one.
 
         Raises:
-            TooManyWorkers: the id is new, and there are already `--workers-max`.
+            TooManyWorkers: it is not the tenant's yet, and there are as many as there may be.
         """
-        most = self._limits.workers_max
-        if len(self._workers) >= most and worker_id not in self._workers:
+        known = self._workers.get(worker_id)
+        if known is not None and known.scope.tenant_id == tenant_id:
+            return
+        if known is not None:
+            self._tenants.give(known.scope.tenant_id)  # while we look: it makes room itself
+        has_room = self._tenants.has_room(tenant_id)
+        if known is not None:
+            self._tenants.take(known.scope.tenant_id)
+        if not has_room:
             self.too_many += 1
-            raise TooManyWorkers(most)
+            raise TooManyWorkers(self._limits.workers_max, self._tenants.refuse(tenant_id))
+
+    def check(self) -> None:
+        """Assert all invariants."""
+        self._tenants.check()
+        assert self._tenants.total == len(self._workers)
 
     def admit(self, spec: WorkerSpec, source: str = "api") -> Worker:
         """Return a new worker that is not yet in the catalog.

@@ -65,8 +65,9 @@ class Registering:
             TooManyWorkers: as many are registered as may be.
         """
         self._check_source(spec.worker_id, source)
-        self._catalog.check_room(spec.worker_id)
-        return self._replace(self._catalog.admit(spec, source), now)
+        worker = self._catalog.admit(spec, source)
+        self._catalog.check_room(spec.worker_id, worker.scope.tenant_id)
+        return self._replace(worker, now)
 
     def restore(self, spec: WorkerSpec, now: float, source: str, drain: str | None) -> Effects:
         """Register a worker restored from disk, even if fewer workers may be registered now."""

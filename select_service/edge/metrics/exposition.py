@@ -32,6 +32,7 @@ from select_service.edge.metrics.service import ServiceMetrics
 from select_service.edge.metrics.shadow import ShadowMetrics
 from select_service.edge.metrics.snapshots import SnapshotMetrics
 from select_service.edge.metrics.state import StateMetrics
+from select_service.edge.metrics.tenants import TenantMetrics
 from select_service.edge.metrics.text import text_of
 from select_service.edge.metrics.tracing import TracingMetrics
 from select_service.edge.metrics.trust import TrustMetrics
@@ -79,6 +80,7 @@ class Metrics:
             SnapshotMetrics(service),
             RecordingMetrics(service),
             SecurityMetrics(service, settings),
+            TenantMetrics(service.core.shares, settings.tenant_labels_max),
             TracingMetrics(service),
             DoctorMetrics(service),
             BoundsMetrics(service, reloading),

@@ -51,6 +51,9 @@ TOKEN_CHARS_MAX: Final = Settings().token_chars_max
 BYTES_MAX: Final = Settings().token_file_bytes_max
 """Default limit of the file."""
 
+_HOLDING: Final = frozenset({"catalog", "select", "lifecycle"})
+"""Scopes with which something can be registered, booked or opened."""
+
 _HEX: Final = "^[0-9a-f]{64}$"
 _NOBODYS: Final = bytes(32)
 
@@ -136,6 +139,15 @@ class TokenBook:
             if entry is not None:
                 return entry
         return None
+
+    def tenants(self) -> tuple[tuple[str, ...], bool]:
+        """Return all tenants that bearers are bound to, and whether others may hold anything.
+
+        Bearers that are bound to none may act for tenants outside the file.
+        """
+        bound = dict.fromkeys(tenant for one in self for tenant in one.tenants or ())
+        others = any(one.tenants is None and one.scopes & _HOLDING for one in self)
+        return tuple(bound), others
 
     def next_expiry(self, now: float) -> float:
         """Return the next expiry after `now` in POSIX seconds; infinity: none."""

@@ -7,14 +7,13 @@ prefix for the tenant, and only that tenant can reach them. Unbound tokens see t
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import TYPE_CHECKING, Final, TypeVar
-from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET
 
 from select_service.core.admission.queue import Ticket
+from select_service.core.tenancy.shares import prefix_of
 from select_service.errors import NameRefused, ServiceError
 from select_service.types import BatchAnswer, PairSelection
 
@@ -30,9 +29,6 @@ __all__ = ["TenantNames", "prefix_of"]
 _NOBODYS: Final = "\0"
 """Suffix that no reservation id has: the core then reports it as missing, without the real reason.
 """
-
-_PREFIX_MAX: Final = 32
-"""Characters of the tenant's name before its ids; of its hash, if it is longer: 128 bits."""
 
 _IDS: Final = ("reservation_id", "selection_id", "lease_id")
 
@@ -166,15 +162,3 @@ class TenantNames:
         for prefix in self.prefixes:
             text = text.replace(f" {prefix}", " ")
         return text.replace(_NOBODYS, "")
-
-
-def prefix_of(tenant: str) -> str:
-    """Return the prefix of a tenant's kept ids; prefixes of two tenants cannot be confused.
-
-    A long name (quoting may take twelve characters per letter) would leave no room for ids: its
-    hash is used instead, after a mark that quoting never produces.
-    """
-    quoted = quote(tenant, safe="")
-    if len(quoted) > _PREFIX_MAX:
-        quoted = "%%" + sha256(tenant.encode()).hexdigest()[:_PREFIX_MAX]
-    return quoted + ":"

@@ -114,6 +114,7 @@ class TenantView:
         self.keeper = service.keeper
         self._service = service
         self._tenants = frozenset(tenants)
+        self._whose = tenants[0]  # who is charged with what is of no scope
         self._names = TenantNames(service.core, tenants, note_foreign)
         self._note_foreign = note_foreign
 
@@ -437,4 +438,4 @@ class TenantView:
 
     def dump(self) -> AsyncIterator[bytes]:
         """GET /dump."""
-        return self._service.dump(self._tenants)
+        return self._service.dump(self._tenants, self._whose)
