@@ -100,7 +100,8 @@ class Membership:
         self.scopes_closed = 0
         self.pins = Pins()
         self._empty: dict[Scope, float] = {}  # scopes without workers, since when
-        self._vacated: dict[Scope, None] = {}  # the same, as soon as the last worker has gone
+        # the same, by tenant, as soon as the last worker has gone
+        self._vacated: dict[str, dict[Scope, None]] = {}
 
     def scopes(self, model_name: str | None = None, tenant_id: str | None = None) -> list[Scope]:
         """Return the existing scopes in order, filtered by model, tenant, both or neither."""
@@ -183,6 +184,9 @@ class Membership:
         partition, most = self.partitions.get(scope), limits.scopes_max
         if partition is None or not partition.seating.present:
             may_open = partition is not None or self._emptied_of.has_room(tenant)
+            if not may_open:
+                self._make_room(tenant)
+                may_open = self._emptied_of.has_room(tenant)
             if not may_open or not self._scopes_of.has_room(tenant):
                 self.scopes_refused += 1
                 crowded = self._scopes_of.refuse(tenant)
@@ -230,20 +234,31 @@ class Membership:
         self._close_partition(scope, partition)
         return True
 
-    def _make_room(self) -> None:
-        """Close a scope without workers now, because another one needs its place. O(1)."""
-        for scope in list(islice(self._vacated, _LOOKED_AT_MAX)):
+    def _make_room(self, tenant_id: str) -> None:
+        """Close a scope without workers now, one of this tenant if it has any. O(1).
+
+        Whatever goes is looked at in turn: what it held may still have to be swept.
+        """
+        vacated = self._vacated.get(tenant_id) or next(iter(self._vacated.values()), {})
+        for scope in list(islice(vacated, _LOOKED_AT_MAX)):
             partition = self.partitions[scope]
             partition.index.sweep(self._limits.swept_nodes_per_turn_max // _LOOKED_AT_MAX)
             if not partition.pending_count and partition.ledger.is_swept and _is_clean(partition):
                 self._close_partition(scope, partition)
                 return
-            self._vacated[scope] = self._vacated.pop(scope)  # another one next time
+            vacated[scope] = vacated.pop(scope)  # another one next time
+
+    def _vacant(self, scope: Scope) -> None:
+        self._vacated.setdefault(scope.tenant_id, {})[scope] = None
+        self._emptied_of.take(scope.tenant_id)
 
     def _no_longer_vacant(self, scope: Scope) -> None:
-        if scope in self._vacated:
-            del self._vacated[scope]
+        vacated = self._vacated.get(scope.tenant_id)
+        if vacated is not None and scope in vacated:
+            del vacated[scope]
             self._emptied_of.give(scope.tenant_id)
+            if not vacated:
+                del self._vacated[scope.tenant_id]
 
     def _close_partition(self, scope: Scope, partition: Partition) -> None:
         del self.partitions[scope]
@@ -299,8 +314,7 @@ class Membership:
             partition.unseat(worker)
             if not partition.seating.present:
                 self._scopes_of.give(worker.scope.tenant_id)
-                self._vacated[worker.scope] = None
-                self._emptied_of.take(worker.scope.tenant_id)
+                self._vacant(worker.scope)
         return dropped
 
     def _seat(self, worker: Worker, before: Worker | None, effects: Effects) -> None:
@@ -361,7 +375,7 @@ class Membership:
         assert block_size, "judged schedulable"
         assert isinstance(self._policies, PolicyBook), "judged schedulable"
         if len(self.partitions) >= self._limits.scopes_max:
-            self._make_room()
+            self._make_room(worker.scope.tenant_id)
         recovered = self.registry.index(worker.scope)
         if recovered is not None:
             recovered.is_eagle = bool(worker.spec.is_eagle)  # a dump does not say; the worker does
@@ -395,7 +409,7 @@ class Membership:
         self._scopes_of.check()
         self._sources_of.check()
         vacant = {at for at, one in self.partitions.items() if not one.seating.present}
-        assert vacant == self._vacated.keys()
+        assert vacant == {scope for one in self._vacated.values() for scope in one}
         assert self._scopes_of.total == len(self.partitions) - len(vacant)
         self._emptied_of.check()
         assert self._emptied_of.total == len(vacant)

@@ -79,6 +79,11 @@ CASES = {
         {P + 'limit_hits_total{name="reservation_ttl_s"}': GROWS},
         {"name": "leases_max"},
     ),
+    "SelectServiceTenantAtItsBound": Case(
+        {P + 'tenant_bound_refused_total{bound="leases_max",tenant_id="acme"}': GROWS},
+        {P + 'tenant_bound_held{bound="leases_max",tenant_id="acme"}': GROWS},
+        {"bound": "leases_max", "tenant_id": "acme"},
+    ),
     "SelectServiceSpansLost": Case(
         {P + 'trace_spans_total{outcome="dropped"}': GROWS},
         {P + 'trace_spans_total{outcome="exported"}': GROWS},

@@ -201,7 +201,9 @@ class Bookings:
         waiting = self._waiting
         if reservation_id is not None and (waiting or self.pairs or reservation_id in self._live):
             return False
-        return self.own + len(waiting) < most
+        # near the bound the tenants' parts have to be looked at
+        kept = 0 if self.tenants is None else self.tenants.promised
+        return self.own + len(waiting) + kept < most
 
     def is_unknown(self, reservation_id: str) -> bool:
         """Whether an id is certainly unused; if not, `holder` and others decide."""

@@ -69,6 +69,8 @@ def another(field: str) -> object:
         return {"temperature": 0.5}
     if field.startswith(("active_decode", "global_cache", "shadow_")):
         return 0.5
+    if field == "tenant_share":
+        return 0.25
     if value is None:
         return 7
     assert isinstance(value, int | float)
