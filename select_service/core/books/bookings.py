@@ -191,20 +191,6 @@ class Bookings:
             raise ReservationNotFound(name)
         return booking
 
-    def may_add(self, reservation_id: str | None, most: int) -> bool:
-        """Whether the id, if given, is certainly unused, and there is room for another booking.
-
-        Args:
-            reservation_id: of the new booking.
-            most: limit on bookings made here plus waiting requests.
-        """
-        waiting = self._waiting
-        if reservation_id is not None and (waiting or self.pairs or reservation_id in self._live):
-            return False
-        # near the bound the tenants' parts have to be looked at
-        kept = 0 if self.tenants is None else self.tenants.promised
-        return self.own + len(waiting) + kept < most
-
     def is_unknown(self, reservation_id: str) -> bool:
         """Whether an id is certainly unused; if not, `holder` and others decide."""
         return reservation_id not in self._live and not self._waiting and not self.pairs
