@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final, TypeAlias
-from urllib.parse import quote
 
 from select_service.errors import Crowded
 
@@ -37,6 +36,9 @@ Party: TypeAlias = str | None
 _PREFIX_MAX: Final = 32
 """Characters of the tenant's name before its ids; of its hash, if it is longer: 128 bits."""
 
+_PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-~")
+"""The bytes of a name that stay as they are; others are quoted as in an address: `%20`."""
+
 _COLON: Final = ":"
 
 
@@ -46,9 +48,10 @@ def prefix_of(tenant: str) -> str:
     A long name (quoting may take twelve characters per letter) would leave no room for ids: its
     hash is used instead, after a mark that quoting never produces.
     """
-    quoted = quote(tenant, safe="")
+    text = tenant.encode()
+    quoted = "".join([chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in text])
     if len(quoted) > _PREFIX_MAX:
-        quoted = "%%" + sha256(tenant.encode()).hexdigest()[:_PREFIX_MAX]
+        quoted = "%%" + sha256(text).hexdigest()[:_PREFIX_MAX]
     return quoted + _COLON
 
 

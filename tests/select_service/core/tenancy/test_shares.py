@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from urllib.parse import quote
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,6 +84,7 @@ def test_who_may_hold_more_is_as_in_the_model(steps: list[tuple[str, object]]) -
         if kind in {"take", "force"}:
             assert isinstance(value, tuple)
             holder, count = value
+            allowed = False
             for by_prefix, bound in bounds.items():
                 name = prefix_of(holder) if by_prefix and holder is not None else holder
                 allowed = bound.has_room(name, count)
@@ -235,6 +237,13 @@ def test_a_row_outlives_the_name_in_the_token_file() -> None:
     crowded = rows.crowded(None)
     assert crowded is not None
     rows.check()
+
+
+@given(st.text(max_size=12))
+def test_a_prefix_is_the_name_as_in_an_address(tenant: str) -> None:
+    """Ids on disk start with it."""
+    quoted = quote(tenant, safe="")
+    assert prefix_of(tenant) == quoted + ":" or len(quoted) > 32
 
 
 def test_an_id_says_whose_it_is() -> None:

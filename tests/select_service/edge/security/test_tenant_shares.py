@@ -124,6 +124,7 @@ def test_scopes_and_event_sources(tmp_path: Path, bound: str) -> None:
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         tenants = Tenants(file, client)
+        told: dict[str, Any] = {}
         for number in range(100, 120):
             told = await register(tenants, "acme", number, ACME)
             if told["lifecycle"] != "schedulable":
