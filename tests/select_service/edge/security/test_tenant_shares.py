@@ -13,7 +13,8 @@ from select_service.config import Settings
 from select_service.core.tenancy.shares import prefix_of
 from select_service.edge.driver import Driver
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, in_process, listening, seat, until, worker
+from tests.select_service.edge.serving import PROMPT, in_process, listening, seat, worker
+from tests.wait import until
 
 ACME, RIVAL = "acme corp", "rival"
 
