@@ -32,7 +32,7 @@ from select_service.types import LeaseList, LeaseRecord, LeaseState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
 
-    from select_service.core.books.reservation import Reservation
+    from select_service.core.books.reservation import Lane, Reservation
     from select_service.core.changes import Changes
     from select_service.types import CoreLimits
 
@@ -206,14 +206,18 @@ class Leases:
         assert lease.is_open
         assert not reservation.ttl_s, "it has no deadline of its own"
         reservation.lease = lease
-        lease.reservations[reservation] = None
+        lane = lease.reservations[reservation] = reservation.lane
+        lease.by_lane[lane] = lease.by_lane.get(lane, 0) + 1
 
     def leave(self, reservation: Reservation) -> None:
         """Remove an ended reservation from its lease; idempotent."""
         lease = reservation.lease
         if lease is not None:
             reservation.lease = None
-            del lease.reservations[reservation]
+            lane = lease.reservations.pop(reservation)
+            lease.by_lane[lane] -= 1
+            if not lease.by_lane[lane]:
+                del lease.by_lane[lane]
             if not lease.is_open and not lease.reservations:
                 del self._leaving[lease]
 
@@ -324,7 +328,7 @@ class Leases:
     def record(self, lease: Lease, now: float) -> LeaseRecord:
         """Describe an open lease for its owner."""
         left = max(0.0, lease.deadline - now)
-        return LeaseRecord(lease.lease_id, lease.owner, lease.ttl_s, left, len(lease.reservations))
+        return LeaseRecord(lease.lease_id, lease.owner, lease.ttl_s, left, lease.live)
 
     def listed(
         self, owner: str | None, limit: int, now: float, prefixes: tuple[str, ...] | None = None
@@ -366,6 +370,10 @@ class Leases:
             assert not lease.is_open
             assert lease.reservations, "an ended lease is forgotten with its last reservation"
         for lease in (*self._open.values(), *self._leaving):
-            for reservation in lease.reservations:
+            counts: dict[Lane, int] = {}
+            for reservation, lane in lease.reservations.items():
+                counts[lane] = counts.get(lane, 0) + 1
+                assert not reservation.live or reservation.lane is lane
                 assert reservation.lease is lease
                 assert not reservation.ttl_s
+            assert lease.by_lane == counts

@@ -36,17 +36,28 @@ _NOWHERE.is_open = False
 class Lease:
     """One owner's promise to be alive. Written by `Leases` only."""
 
-    __slots__ = ("deadline", "is_open", "lease_id", "owner", "reservations", "touched", "ttl_s")
+    __slots__ = (
+        *("by_lane", "deadline", "is_open", "lease_id", "owner", "reservations"),
+        *("touched", "ttl_s"),
+    )
 
     def __init__(self, lease_id: str, owner: str, now: float) -> None:
         self.lease_id = lease_id
         self.owner = owner
-        self.reservations: OrderedDict[Reservation, None] = OrderedDict()
-        """Reservations under it; including those of ranks that left, until they are swept."""
+        self.reservations: OrderedDict[Reservation, Lane] = OrderedDict()
+        """Reservations under it, with the lane of each; including those of ranks that left, until
+        they are swept."""
+        self.by_lane: dict[Lane, int] = {}
+        """Their number in each lane: what a closed one has is not live."""
         self.touched = now
         self.ttl_s = 0.0
         self.deadline = 0.0
         self.is_open = True
+
+    @property
+    def live(self) -> int:
+        """The number of live reservations under it. O(ranks they are on)."""
+        return sum(count for lane, count in self.by_lane.items() if lane.is_open)
 
 
 class Reservation:

@@ -222,6 +222,22 @@ def test_ranks_that_go_take_their_reservations_out_of_the_lease(fleet: Fleet) ->
     assert fleet.core.counters.reservations_lease_ended == 1
 
 
+def test_a_lease_counts_what_is_live_at_once(fleet: Fleet) -> None:
+    opened(fleet)
+    for number in range(100):
+        fleet.book(f"r{number}", 1 + number % 2, number, lease_id="l")
+    assert listed(fleet) == [("l", 100)]
+    fleet.delete(1)  # which clears nothing away yet
+    assert listed(fleet) == [("l", 50)]
+    assert renew(fleet).reservations == opened(fleet).reservations == 50
+    fleet.worker(1)
+    fleet.book("r0", 1, lease_id="l")
+    fleet.free("r1")
+    assert listed(fleet) == [("l", 50)]
+    fleet.tick(0.0)
+    assert listed(fleet) == [("l", 50)]
+
+
 # -- without a lease -----------------------------------------------------------------------------
 
 
