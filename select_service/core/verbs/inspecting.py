@@ -1,4 +1,8 @@
-"""The read-only verbs: current loads, projected loads with a prompt, and overlap per rank."""
+"""The read-only verbs: current loads, projected loads with a prompt, and overlap per rank.
+
+What is, is shown of every registered rank, whether or not it drains: loads and overlap. Projected
+loads are for callers that choose a rank themselves, so they have only ranks that may be chosen.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ class Inspecting:
         return ScopeLoads(*scope, _loads(partition), *waiting)
 
     def potential_loads(self, request: PotentialLoadsRequest) -> list[LoadRow]:
-        """Return the load every rank would carry with this prompt.
+        """Return the load every rank that may be chosen would carry with this prompt.
 
         Raises:
             ServiceError: of the scope or the prompt; see `reading.py`.
@@ -59,7 +63,7 @@ class Inspecting:
         Raises:
             ServiceError: of the scope or the prompt; see `reading.py`.
         """
-        partition, prompt, weights = self._reader.prompt(request)
+        partition, prompt, weights = self._reader.view(request)
         return OverlapScores(
             partition.index.block_size,
             prompt.blocks,
@@ -80,7 +84,7 @@ def _loads(partition: Partition) -> list[LoadRow]:
 
 
 def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> list[LoadRow]:
-    """Return the load every rank would carry with this prompt."""
+    """Return the load every rank that may be chosen would carry with this prompt."""
     ledger, rows = partition.ledger, partition.seating.everyone
     loads = ledger.loads
     left, requests = loads.prefill_left, loads.requests.tolist()
@@ -112,7 +116,7 @@ def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> 
 def _overlap_rows(partition: Partition, prompt: Prompt, weights: Weights) -> list[OverlapRow]:
     """Return the matched blocks of every rank."""
     columns, _ = matched(partition.index, partition.index.find_matches(prompt.block_hashes))
-    seats = partition.seating.open_seats()
+    seats = partition.seating.seats()
     if columns is None:
         return [
             OverlapRow(worker_id, rank, 0, 0, 0, 0, 0, None, 0.0) for (worker_id, rank), _ in seats

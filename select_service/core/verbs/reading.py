@@ -86,7 +86,19 @@ class Reader:
         Raises:
             ServiceError: of the scope or the prompt.
         """
-        partition = self.usable(request)
+        return self._prompt_in(self.usable(request), request)
+
+    def view(self, request: PromptFields) -> tuple[Partition, Prompt, Weights]:
+        """Read a request that looks at all ranks with a prompt, those that drain included.
+
+        Raises:
+            ServiceError: of the scope or the prompt.
+        """
+        return self._prompt_in(self.seated(request), request)
+
+    def _prompt_in(
+        self, partition: Partition, request: PromptFields
+    ) -> tuple[Partition, Prompt, Weights]:
         index = partition.index
         prompt = read_prompt(
             request,

@@ -127,9 +127,26 @@ def test_who_chooses_for_himself_is_not_offered_it(fleet: Fleet) -> None:
     prompt: dict[str, Any] = {"block_hashes": [1], "sequence_hashes": [1], "isl_tokens": 16}
     loads = fleet.core.potential_loads(PotentialLoadsRequest(**prompt))
     assert [row.worker_id for row in loads] == [2]
-    scores = fleet.core.overlap_scores(OverlapScoresRequest(**prompt))
-    assert [row.worker_id for row in scores.workers] == [2]
     assert fleet.load(1) == (0, 0, 0), "what it carries is still told"
+
+
+def test_what_a_draining_worker_holds_is_told_as_what_it_carries_is(fleet: Fleet) -> None:
+    prompt: dict[str, Any] = {"block_hashes": [1], "sequence_hashes": [1], "isl_tokens": 16}
+    request = OverlapScoresRequest(**prompt)
+    fleet.hold(1, [1])
+    before = fleet.core.overlap_scores(request)
+    assert [(row.worker_id, row.device_blocks) for row in before.workers] == [(1, 1), (2, 0)]
+    for worker_id in (1, 2):  # then all drain
+        fleet.drain(worker_id)
+        assert fleet.core.overlap_scores(request) == before
+        (scope,) = fleet.core.loads()
+        assert [row.worker_id for row in scope.loads] == [1, 2]
+    with pytest.raises(NoSchedulableWorker):
+        fleet.core.potential_loads(PotentialLoadsRequest(**prompt))
+    for worker_id in (1, 2):
+        fleet.delete(worker_id)
+    with pytest.raises(NoSchedulableWorker):
+        fleet.core.overlap_scores(request)
 
 
 def test_it_ends_when_undone_or_with_the_record_and_not_before() -> None:
