@@ -327,6 +327,7 @@ def test_a_fleet_at_zero_on_purpose_wakes_nobody(tmp_path: Path) -> None:
     for name, served, back in (
         ("wanted", ("m",), "0+0x5 4+0x54"),  # back within five minutes
         ("stuck", ("m",), "0+0x59"),  # its engines never come
+        ("misnamed", ("m",), "0+0x59"),  # nor here; somebody asks for what never was
         ("shared", ("m", "n"), "0+0x59"),  # n is of no planner, and lost
         ("alone", (), "0+0x59"),  # what it was for nobody knows
     ):
@@ -337,6 +338,8 @@ def test_a_fleet_at_zero_on_purpose_wakes_nobody(tmp_path: Path) -> None:
         for model in served:
             values[asked % (name, model, "placed")] = "0+9x20 stale"
             values[asked % (name, model, "unserved")] = "_x40 1+9x59"
+        if name == "misnamed":
+            values[asked % (name, "made up", "unserved")] = "_x10 1+1x89"
         series += [{"series": _with(one, name), "values": told} for one, told in values.items()]
         if name != "alone":
             for role in ("prefill", "decode"):
@@ -350,12 +353,12 @@ def test_a_fleet_at_zero_on_purpose_wakes_nobody(tmp_path: Path) -> None:
                 "30m": ["alone", "shared"],
                 "44m": ["alone", "shared"],
                 "50m": ["alone", "shared"],
-                "60m": ["alone", "shared", "stuck"],
+                "60m": ["alone", "misnamed", "shared", "stuck"],
             },
             "SelectServiceStillNoWorkers": {
                 "39m": ["alone"],
                 "54m": ["alone"],
-                "60m": ["alone", "shared", "stuck"],
+                "60m": ["alone", "misnamed", "shared", "stuck"],
             },
         },
         namespace=True,

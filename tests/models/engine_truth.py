@@ -155,7 +155,7 @@ def _media_of(event: Event, index: int) -> tuple[tuple[int, ...], Any]:
             poison = key["b"]
         elif isinstance(key, list):
             media.append(int(key[0][:16], 16))
-        elif HEX_64.fullmatch(key):
+        elif _has_bare_media(event) and HEX_64.fullmatch(key):
             media.append(int(key[:16], 16))
     return tuple(sorted(media)), poison
 
@@ -163,5 +163,12 @@ def _media_of(event: Event, index: int) -> tuple[tuple[int, ...], Any]:
 def _salt_of(event: Event) -> str | None:
     if event.get("cache_salt"):
         return str(event["cache_salt"])
-    bare = [k for k in _keys_of(event, 0) if isinstance(k, str) and not HEX_64.fullmatch(k)]
+    bare = [k for k in _keys_of(event, 0) if isinstance(k, str)]
+    if _has_bare_media(event):
+        bare = [k for k in bare if not HEX_64.fullmatch(k)]
     return bare[0] if bare else None
+
+
+def _has_bare_media(event: Event) -> bool:
+    """Only engines that knew no groups wrote media identifiers without a list around them."""
+    return "group_idx" not in event
