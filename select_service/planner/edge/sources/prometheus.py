@@ -17,7 +17,7 @@ import httpx
 import msgspec
 
 from select_service.planner.core.lengths import from_buckets
-from select_service.planner.edge.sources.names import DYNAMO, MATCH
+from select_service.planner.edge.sources.names import DYNAMO, MATCH, SELECTOR
 from select_service.planner.edge.sources.scraped import Arrived, Sample, ScrapedArrivals
 from select_service.planner.edge.sources.source import counted, fetched, ratio
 from select_service.planner.errors import SourceError
@@ -161,7 +161,8 @@ class PrometheusSource:
         return arrivals.next(now)
 
     async def _count(self, model: ModelKey, seconds: float) -> Reading:
-        query = self._of_requests(lambda name: self._grown(name, model, seconds))
+        grown = self._grown_from_zero if self._names.requests == SELECTOR.requests else self._grown
+        query = self._of_requests(lambda name: grown(name, model, seconds))
         try:
             told = await self._ask(f"sum({query})")
             return counted(told.get(""), f"no series {self._names.requests}")
@@ -211,6 +212,17 @@ class PrometheusSource:
 
     def _grown(self, name: str, model: ModelKey, seconds: float) -> str:
         return f"increase({self._series(name, model)}[{round(1e3 * seconds)}ms])"
+
+    def _grown_from_zero(self, name: str, model: ModelKey, seconds: float) -> str:
+        """Return an expression for growth that counts what a new series begins with.
+
+        The first request for a model begins a series, at 1, of which `increase` tells nothing. It
+        is new where its target was scraped, or was not running yet, when the time began.
+        """
+        series, ms = self._series(name, model), round(1e3 * seconds)
+        watched = f"up offset {ms}ms or process_start_time_seconds > time() - {ms / 1e3:g}"
+        new = f"({series} unless {series} offset {ms}ms) and on (instance, job) ({watched})"
+        return f"(({new}) or {self._grown(name, model, seconds)})"
 
     def _series(self, name: str, model: ModelKey) -> str:
         return f"{name}{{{self._match(model)}}}"

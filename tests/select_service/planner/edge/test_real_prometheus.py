@@ -12,7 +12,7 @@ import pytest
 
 from select_service.planner.edge.sources.names import SELECTOR
 from select_service.planner.edge.sources.prometheus import PrometheusSource
-from select_service.planner.types import IDLE, Load, Missing, ModelKey, Value, Window
+from select_service.planner.types import IDLE, Load, Missing, ModelKey, Reading, Value, Window
 from tests.deploy.test_live import prometheus
 
 pytestmark = [
@@ -120,6 +120,81 @@ def test_two_frontends_are_weighted_by_their_requests(tmp_path: Path) -> None:
         shares = [share for _, share in window.isl_mix]
         assert [round(tokens) for tokens, _ in window.isl_mix] == [354, 6364]
         assert shares[0] == pytest.approx(4 * shares[1])
+
+    asyncio.run(use())
+
+
+class Selector(Frontend):
+    """/metrics of a selector: what it has counted as unserved, if anything."""
+
+    def __init__(self, started_ago_s: float) -> None:
+        super().__init__(0, 0.0)
+        self.started_at = time.time() - started_ago_s
+        self.unserved = 0
+        self.scrapes = 0
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        self.scrapes += 1
+        text = f"process_start_time_seconds {self.started_at}\n"
+        if self.unserved:
+            labels = 'model_name="llama",tenant_id="default",outcome="unserved"'
+            text += f"select_service_demand_requests_total{{{labels}}} {self.unserved}\n"
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
+        writer.write(f"{head}Connection: close\r\n\r\n{text}".encode())
+        await writer.drain()
+        writer.close()
+
+    async def scraped(self, times: int) -> None:
+        seen = self.scrapes
+        while self.scrapes < seen + times:
+            await asyncio.sleep(0.05)
+
+
+def test_the_first_request_for_a_model_is_an_increase(tmp_path: Path) -> None:
+    """Its series begins with it, at 1, and stays there: Prometheus tells no increase of that."""
+
+    async def use() -> None:
+        async with Selector(started_ago_s=3600.0) as one:
+            with prometheus(tmp_path, [one.target]) as prom:
+                source = PrometheusSource(f"http://127.0.0.1:{prom.port}", SELECTOR)
+
+                async def asked_since(at: float) -> Reading:
+                    window = await source.windows([LLAMA], time.time() - at)
+                    return window[LLAMA].requests
+
+                async with asyncio.timeout(DEADLINE_S):
+                    await one.scraped(2)
+                    before = time.time()
+                    assert isinstance(await asked_since(before - 1.0), Missing)
+                    one.unserved = 1
+                    await one.scraped(3)
+                    assert await asked_since(before) == Value(1.0)
+                    told = time.time()
+                    await one.scraped(3)
+                    assert await asked_since(told) == IDLE, "it is not counted again"
+                await source.close()
+
+    asyncio.run(use())
+
+
+def test_the_first_request_to_a_new_process_is_an_increase(tmp_path: Path) -> None:
+    """Which nobody has scraped before it."""
+
+    async def use() -> None:
+        async with Selector(started_ago_s=1.0) as one:
+            one.unserved = 1
+            with prometheus(tmp_path, [one.target]) as prom:
+                source = PrometheusSource(f"http://127.0.0.1:{prom.port}", SELECTOR)
+                async with asyncio.timeout(DEADLINE_S):
+                    await one.scraped(3)
+                    for began, requests in (
+                        (one.started_at - 5.0, Value(1.0)),
+                        (one.started_at + 0.5, IDLE),  # it may have counted before
+                    ):
+                        window = await source.windows([LLAMA], time.time() - began)
+                        assert window[LLAMA].requests == requests
+                await source.close()
 
     asyncio.run(use())
 
