@@ -164,6 +164,7 @@ class SelectionCore:
             count_max=limits.decision_ring,
             bytes_max=limits.decision_ring_bytes,
             first=life.first_decision,
+            shares=self.shares,
         )
         self.membership.is_watched = self.decisions.is_wanted
         self.trusting = Trusting(
@@ -299,6 +300,7 @@ class SelectionCore:
             others: whether callers of none of them may book or register.
         """
         self.shares.name(tenants, others=others)
+        self.decisions.follow_tenants()
         if self.shares.parties:
             self.desk.follow_tenants(self.partitions.values())
 

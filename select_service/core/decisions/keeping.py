@@ -21,6 +21,8 @@ from select_service.core.decisions.record import (
     Odds,
     Record,
 )
+from select_service.core.decisions.rings import Rings
+from select_service.core.tenancy.shares import Shares
 from select_service.errors import AdmissionRefused
 from select_service.types import SelectPairRequest
 from select_service.types.decisions import DecisionRefusal
@@ -72,6 +74,7 @@ class Decisions:
         count_max: int,
         bytes_max: int,
         first: int = 1,
+        shares: Shares | None = None,
     ) -> None:
         """Start empty.
 
@@ -82,6 +85,7 @@ class Decisions:
             count_max: records kept; 0: none.
             bytes_max: bytes they may take together.
             first: number of the first record; above those of earlier lives of the process.
+            shares: knows the tenants that have rings of their own; None: there are none.
         """
         self.is_on = count_max > 0 and bytes_max > 0
         self._catalog = catalog
@@ -90,13 +94,22 @@ class Decisions:
         self._stream_of = stream_of
         self._count_max = count_max
         self._bytes_max = bytes_max
-        self._first = first
-        self._ring = RecordRing(count_max, bytes_max, first)
+        self._rings = Rings(
+            *(RecordRing, shares or Shares()),
+            count_max=count_max,
+            bytes_max=bytes_max,
+            first=first,
+        )
         self._explained: dict[str, Record] = {}
         self._explained_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._ring)
+        return len(self._rings)
+
+    def follow_tenants(self) -> None:
+        """Give rings of their own to the tenants of the token file as it is now."""
+        if self.is_on:
+            self._rings.follow_tenants()
 
     @property
     def is_wanted(self) -> bool:
@@ -107,24 +120,31 @@ class Decisions:
     def keep_usual(
         self,
     ) -> Callable[[Ticket, Placement, Rows, float, CacheHit | None, Lookout], bool]:
-        """The ring's method for decisions with nothing unusual; see there. Look it up once."""
-        return self._ring.keep_usual
+        """`RecordRing.keep_usual` of the tenant's ring; see there. Look it up once."""
+        return self._keep_usual
 
-    @property
-    def ring(self) -> RecordRing:
-        """The ring, for callers with an up-to-date lookout."""
-        return self._ring
+    def _keep_usual(
+        self,
+        ticket: Ticket,
+        placement: Placement,
+        rows: Rows,
+        now: float,
+        cache_hit: CacheHit | None,
+        lookout: Lookout,
+    ) -> bool:
+        rings = self._rings
+        ring = rings.of(ticket.partition.scope.tenant_id) if rings.is_parted else rings.common
+        return ring.keep_usual(ticket, placement, rows, now, cache_hit, lookout)
 
     @property
     def bytes(self) -> int:
         """The bytes of all records."""
-        return self._ring.bytes
+        return self._rings.bytes
 
     @property
     def evicted(self) -> int:
         """Records evicted for newer ones."""
-        ring = self._ring
-        return ring.next - self._first - len(ring)
+        return self._rings.evicted
 
     # -- recording ------------------------------------------------------------------------------
 
@@ -165,7 +185,8 @@ class Decisions:
             more += lookout.size
         if weights is None:
             weights = ticket.weights
-        return self._ring.keep(
+        ring = self._rings.of(partition.scope.tenant_id)
+        return ring.keep(
             ticket, seen, rows, slot, now, odds, cache_hit, weights, lookout.told, more
         )
 
@@ -253,10 +274,8 @@ class Decisions:
             aliases: names that mean the same.
         """
         names = aliases | {name}
-        ring = self._ring
-        for number in ring.numbers_of(names):
-            kept = ring.numbered(number)
-            if kept is not None and is_of(found := Record._make(kept), tenants):
+        for found in self._rings.named(names):
+            if is_of(found, tenants):
                 return found
         kept = next((self._explained[one] for one in names if one in self._explained), None)
         if kept is None:
@@ -268,7 +287,8 @@ class Decisions:
         digits = name.removeprefix(PREFIX)
         if name == digits or not digits.isdecimal() or len(digits) > _DIGITS_MAX:
             return None
-        return self._ring.numbered(int(digits))
+        number = int(digits)
+        return self._rings.numbered(number) if number < _NUMBERS_END else None
 
     def explained(self, name: str) -> Record | None:
         """Return the record behind a repeated booking."""
@@ -280,36 +300,38 @@ class Decisions:
 
         Later ones are left out.
         """
-        ring = self._ring
-        newest, count = ring.next - 1, len(ring)
-        for number in range(newest, newest - count, -1):
-            record = ring.numbered(number)
-            if record is not None:
-                yield Record._make(record)
+        return self._rings.newest_first()
 
     def check(self) -> None:
-        """Assert all invariants of the ring."""
-        records = list(self.newest_first())
-        assert len(records) <= self._count_max
-        before: list[bytes] = [one.seen[0] for one in records[1:]]
-        held = sum(len(one.seen[0]) for one in records[-1:])
-        for one, other in zip(records, before, strict=False):
-            held += 0 if one.seen[0] is other else len(one.seen[0])
-        assert self.bytes == held + sum(one.size for one in records)
-        assert self.bytes <= self._bytes_max
+        """Assert all invariants of the rings."""
+        held = count = 0
+        for ring in self._rings:
+            numbers = range(ring.next - 1, ring.next - 1 - len(ring), -1)
+            found = [ring.numbered(number) for number in numbers]
+            records = [Record._make(one) for one in found if one is not None]
+            assert [one.number for one in records] == list(numbers)
+            before: list[bytes] = [one.seen[0] for one in records[1:]]
+            columns = sum(len(one.seen[0]) for one in records[-1:])
+            for one, other in zip(records, before, strict=False):
+                columns += 0 if one.seen[0] is other else len(one.seen[0])
+            assert ring.bytes == columns + sum(one.size for one in records)
+            held, count = held + ring.bytes, count + len(records)
+        assert count == len(self) <= self._count_max
+        assert held == self.bytes <= self._bytes_max
         assert len(self._explained) <= EXPLAINED_MAX
         assert self._explained_bytes == sum(map(_whole_size, self._explained.values()))
         assert self._explained_bytes <= EXPLAINED_BYTES_MAX
-        numbers = [one.number for one in records]
-        following = self._ring.next
-        assert numbers == [*range(following - 1, following - 1 - len(numbers), -1)]
-        assert all(self._ring.numbered(one.number) == one for one in records)
+        every = list(self.newest_first())
+        assert len(every) == count
+        assert [one.at for one in every] == sorted((one.at for one in every), reverse=True)
+        assert all(self._rings.numbered(one.number) == one for one in every)
 
 
 PREFIX: Final = "decision-"
 """Prefix of ids that neither a selection nor a reservation gave."""
 
-_DIGITS_MAX: Final = 18  # of a 64-bit number
+_DIGITS_MAX: Final = 19  # of a 64-bit number
+_NUMBERS_END: Final = 1 << 63
 
 
 def odds_of(ticket: Ticket) -> Odds:

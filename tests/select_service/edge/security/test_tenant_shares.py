@@ -319,6 +319,55 @@ def test_sessions(tmp_path: Path) -> None:
     in_process(use, token_file=str(file.path), sessions_max=12, session_ttl_s=600.0)
 
 
+def test_decisions(tmp_path: Path) -> None:
+    file = file_of(tmp_path)
+
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        tenants = Tenants(file, client)
+        for number, tenant in enumerate((ACME, RIVAL, "default"), 1):
+            seat(service, number, tenant_id=tenant)
+
+        async def select(who: str, tenant: str, name: str | None) -> None:
+            body = {**PROMPT, "tenant_id": tenant, "selection_id": name}
+            assert (await tenants.ask(who, "POST", "/select", body)).status_code == 200
+
+        await select("rival", RIVAL, "first")
+        await select("rival", RIVAL, None)
+        await select("all", "default", "whole")
+        for number in range(100):
+            await select("acme", ACME, f"s{number}")
+        service.core.check()
+        assert (await tenants.ask("rival", "GET", "/decisions/first")).status_code == 200
+        told = (await tenants.ask("rival", "GET", "/decisions")).json()["decisions"]
+        assert len(told) == 2
+        unnamed = told[0]["decision_id"]
+        assert unnamed.startswith("decision-")
+        again = (await tenants.ask("rival", "GET", f"/decisions/{unnamed}")).json()
+        assert again["decision_id"] == unnamed
+        assert (await tenants.ask("acme", "GET", f"/decisions/{unnamed}")).status_code == 404
+        assert (await tenants.ask("acme", "GET", "/decisions/s99")).status_code == 200
+        assert (await tenants.ask("acme", "GET", "/decisions/s0")).status_code == 404
+        # who sees all sees them in order of time
+        every = (await tenants.ask("all", "GET", "/decisions")).json()["decisions"]
+        newest = [f"s{number}" for number in range(99, 95, -1)]
+        names = [one["decision_id"] for one in every]
+        assert names == [*newest, "whole", unnamed, "first"]
+        assert service.core.decisions.evicted == 96
+        # another tenant enters the file: who had a ring as large as it has now keeps it
+        security = service.security
+        assert security is not None
+        file.drop("acme")
+        security.prepare()()
+        service.core.check()
+        await select("all", ACME, "later")
+        assert (await tenants.ask("all", "GET", "/decisions/later")).status_code == 200
+        service.core.check()
+        kept = len(service.core.decisions)
+        assert kept + service.core.decisions.evicted == 104
+
+    in_process(use, token_file=str(file.path), decision_ring=16)
+
+
 def test_a_tenant_may_come_while_others_hold_everything(tmp_path: Path) -> None:
     """Its name enters the token file: its part is there from that moment."""
     file = TokenFile(tmp_path / "tokens")
