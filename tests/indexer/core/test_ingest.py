@@ -228,21 +228,6 @@ def test_what_engines_mostly_send_is_read(form: str) -> None:
     assert len(read.events) == 16, "two removals are one if they say the same of the same medium"
 
 
-@pytest.mark.parametrize(("fields", "salt"), [(8, ""), (9, MEDIA), (10, MEDIA)])
-def test_only_arrays_without_groups_have_bare_media(fields: int, salt: str) -> None:
-    told = [
-        stored([1, 2], [1] * 32, extra_keys=[[MEDIA], None]),
-        stored([3], [1] * 16, lora_name="a", extra_keys=[["a", MEDIA]]),
-    ]
-    events = [aged(shaped(one, "array"), fields) for one in told]
-    payload = encode([1.0, events, 0])
-    read = decode_plain(payload, "array")
-    assert read is not None
-    assert comparable(read) == comparable(plainly(payload, "array"))
-    assert [one.cache_salt for one in read.events] == [salt] * 2  # type: ignore[union-attr]
-    assert all((one.mm_hashes is None) == bool(salt) for one in read.events)  # type: ignore[union-attr]
-
-
 def test_a_salt_is_read_where_sglang_puts_it() -> None:
     told = [stored([1], [1] * 16, lora_name={"cache_salt": "s"}), stored([2], [2] * 16)]
     payload = encode_batch(told, "array-int", rank=0)
@@ -330,6 +315,9 @@ class Engines:
                     {"lora_name": "a", "extra_keys": [["a", "s"]] + [["a"]] * (count - 1)},
                     {"extra_keys": [None] * (count - 1) + [[[MEDIA, 3], [MEDIA[::-1], 1]]]},
                     {"extra_keys": [[b"opaque"]] * count},
+                    {"extra_keys": [[MEDIA]] + [None] * (count - 1)},
+                    {"extra_keys": [[[MEDIA, 0], MEDIA]] + [[[MEDIA, -4]]] * (count - 1)},
+                    {"lora_name": MEDIA, "extra_keys": [[MEDIA, MEDIA]] + [[MEDIA]] * (count - 1)},
                 ]
             )
         self.told[rank].append(event)
