@@ -146,7 +146,9 @@ class FastLane(GuardedProtocol):
     def _answer_whole(self, data: bytes) -> bool:
         """Answer data that is exactly one request with known header lines; False if it is not."""
         end = data.find(b"\r\n\r\n", 0, READ_BYTES_MAX)
-        if end < 0 or self.flow.write_paused or self.transport.is_closing():
+        if not 0 <= end <= self.limits.head_bytes_max - 4:
+            return False
+        if self.flow.write_paused or self.transport.is_closing():
             return False
         line_end = data.find(b"\r\n")
         line, lines, size = data[:line_end], data[line_end:end], len(data) - end - 4

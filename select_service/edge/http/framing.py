@@ -13,7 +13,10 @@ from typing import Final
 import httptools
 from typing_extensions import override
 
-__all__ = ["UNTIL_CLOSED", "as_plain", "is_host", "judge_framing"]
+__all__ = ["CHUNKED", "UNTIL_CLOSED", "as_plain", "body_length", "is_host", "judge_framing"]
+
+CHUNKED: Final = -1
+"""The length of a body that comes in chunks."""
 
 _VERSIONS: Final = frozenset({"1.0", "1.1"})
 
@@ -80,6 +83,20 @@ def judge_framing(version: str, headers: list[tuple[bytes, bytes]]) -> None:
         raise httptools.HttpParserError("more than one Host")
     if not hosts and version == "1.1":
         raise httptools.HttpParserError("no Host")
+
+
+def body_length(headers: list[tuple[bytes, bytes]]) -> int:
+    """Return the length of a body in bytes, or CHUNKED.
+
+    Args:
+        headers: names in lower case, and values, which the parser has accepted.
+    """
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value)
+        if name == b"transfer-encoding":
+            return CHUNKED
+    return 0
 
 
 def as_plain(

@@ -25,7 +25,14 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from indexer.edge.descriptors import descriptors_end
 from select_service.edge.codec.writing import encode
-from select_service.edge.http.framing import UNTIL_CLOSED, as_plain, judge_framing
+from select_service.edge.http.framing import (
+    CHUNKED,
+    UNTIL_CLOSED,
+    as_plain,
+    body_length,
+    judge_framing,
+)
+from select_service.edge.http.head_reader import HeadReader
 from select_service.edge.http.pieces import Flow, pieces_of
 from select_service.errors import (
     HeadTooLarge,
@@ -101,11 +108,12 @@ class GuardedProtocol(HttpToolsProtocol):
     _phase = Phase.HEAD
     _stamped: Phase | None = None  # the phase that `_since` refers to
     _since = 0.0  # loop time
-    _head_bytes = 0  # of the incomplete head
+    _body_left = 0  # bytes, while a body arrives; or CHUNKED
     _line_bytes = 0  # of an incomplete line between chunks or after them
     _stalled_since: float | None = None  # since when the client does not read
     _closing_since: float | None = None  # loop time at which a sweep first saw it closing
     _refused = False
+    _is_parting = False  # what follows the last request is not read as another
     _address = ""  # of the client; "" on a Unix socket
     _discarded: int | None = None  # bytes; None: not lingering
     _linger_until = 0.0  # loop time
@@ -150,6 +158,11 @@ class GuardedProtocol(HttpToolsProtocol):
         parser = httptools.HttpRequestParser(self)
         parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
         return parser
+
+    @cached_property
+    def head_reader(self) -> HeadReader:
+        """Measures what the parser parses; created with it."""
+        return HeadReader()
 
     @cached_property
     def pipeline(self) -> deque[tuple[RequestResponseCycle, ASGI3Application]]:  # type: ignore[override]
@@ -305,6 +318,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._line_bytes += len(data)  # reset by callbacks that make progress
         try:
             self._feed(data)
+        except TurnedAway:
+            return
         except httptools.HttpParserError as error:
             ours = error.__context__  # raised by a callback
             if isinstance(ours, TurnedAway):
@@ -315,16 +330,56 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if self._phase is not self._stamped:
             self._stamp()
-        if self._phase is Phase.HEAD:
-            self._head_bytes += len(data)
-            if self._head_bytes > self.limits.head_bytes_max:
-                self.counts.malformed += 1
-                self._turn_away(HeadTooLarge("the request head is too long"))
-        elif self._phase is Phase.BODY and self._line_bytes > self.limits.head_bytes_max:
+        if self._phase is Phase.BODY and self._line_bytes > self.limits.head_bytes_max:
             self.counts.malformed += 1
             self._turn_away(HeadTooLarge("a line between chunks, or behind them, is too long"))
 
     def _feed(self, data: bytes) -> None:
+        """Parse head by head, so that each is measured, and its request line judged, by itself."""
+        at, end = 0, len(data)
+        while at < end:
+            if self._is_parting:
+                stop = end
+            elif self._phase is not Phase.BODY:
+                stop = self._feed_head(data, at)
+                at = stop
+                continue
+            elif self._body_left == CHUNKED:  # such a body ends with a line
+                stop = data.find(b"\n", at) + 1 or end
+            else:
+                stop = min(end, at + max(1, self._body_left))
+                self._body_left -= stop - at
+            self._parse(data if stop - at == end else data[at:stop])
+            at = stop
+            if self._phase is Phase.REST:
+                self._is_parting = not self.parser.should_keep_alive()
+
+    def _feed_head(self, data: bytes, at: int) -> int:
+        """Parse what belongs to one head; return where that ends."""
+        if self._refused:  # the last answer is given
+            raise TurnedAway
+        reader = self.head_reader
+        stop, is_end = reader.read(data, at)
+        if reader.size > self.limits.head_bytes_max:
+            self.counts.malformed += 1
+            self._turn_away(
+                HeadTooLarge(
+                    f"the request head is longer than {self.limits.head_bytes_max} bytes "
+                    "(--head-bytes-max)"
+                )
+            )
+            raise TurnedAway
+        self._parse(data if stop - at == len(data) else data[at:stop])
+        if reader.is_wrong:  # unless the parser has said what is wrong
+            raise httptools.HttpParserError("Invalid request line")
+        if is_end:
+            reader.next()
+            self._body_left = body_length(self.headers)
+            if self._phase is Phase.REST:
+                self._is_parting = not self.parser.should_keep_alive()
+        return stop
+
+    def _parse(self, data: bytes) -> None:
         """Parse; requests that offer a protocol upgrade are read as if they did not."""
         for _ in range(PIPELINED_MAX):
             try:
@@ -422,7 +477,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _enter_body(self) -> None:
         self._phase = Phase.BODY
-        self._head_bytes = self._line_bytes = 0
+        self._line_bytes = 0
 
     def _enter_rest(self) -> None:
         self._phase = Phase.REST
@@ -490,7 +545,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._since = now  # the head of a later request, while an answer is owed
         elif now - self._since > self.limits.header_timeout_s:
             self.counts.header_timeouts += 1
-            if self._head_bytes:
+            if self.head_reader.size:
                 self._turn_away(RequestTimeout("the request head did not arrive in time"))
             else:
                 self.transport.close()
