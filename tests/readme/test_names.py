@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ from select_service.config import FLAGS
 from select_service.core.admission.policies import KEYS
 from select_service.edge.discovery import objects
 from select_service.edge.http.routes import ROUTES
+from select_service.edge.routing import OPEN
 from select_service.edge.tracing import spans
 from tests.readme import tables
 from tests.readme.document import CHAPTERS, DOCS, README
@@ -119,6 +121,41 @@ def test_what_may_be_looked_at_with_read() -> None:
     told = (DOCS / "security.md").read_text("utf-8")
     (row,) = re.findall(r"^\| `read` \| (.*) \|$", told, re.MULTILINE)
     assert set(re.findall(r"`(.*?)`", row)) == others
+
+
+def test_routes_are_told_by_scope() -> None:
+    told = (DOCS / "security.md").read_text("utf-8")
+    rows = dict(
+        re.findall(r"^\| `(catalog|select|lifecycle|admin)` \| (.*) \|$", told, re.MULTILINE)
+    )
+    named = {scope: set(re.findall(r"`(/.*?)`", row)) for scope, row in rows.items()}
+    unused = {name for names in named.values() for name in names}
+    (open_to_all,) = re.findall(r"^\* \*\*Without a token\*\*: (.*?)\.", told, re.MULTILINE)
+    assert {one.pattern for one in ROUTES if one.scope == OPEN} == set(
+        re.findall(r"`(.*?)`", open_to_all)
+    )
+    for route in ROUTES:
+        matching = {
+            scope: [name for name in names if fnmatch(route.pattern, name)]
+            for scope, names in named.items()
+        }
+        unused -= {name for names in matching.values() for name in names}
+        scopes = {scope for scope, names in matching.items() if names}
+        if route.method != "GET":
+            assert scopes == {route.scope}, route.pattern
+        elif route.scope == "admin":
+            assert scopes == {"admin"}, route.pattern
+    assert not unused
+
+
+def test_routes_that_refuse_bound_tokens_are_told() -> None:
+    told = (DOCS / "security.md").read_text("utf-8")
+    (told,) = re.findall(r"^\* \*\*Process-wide routes\*\*.*?:((?:.|\n  )*)", told, re.MULTILINE)
+    names = set(re.findall(r"`(/.*?)`", told)) - {"/console"}  # a door of its own
+    for route in ROUTES:
+        assert route.of_process is any(fnmatch(route.pattern, name) for name in names), route
+    for name in names:
+        assert any(fnmatch(route.pattern, name) for route in ROUTES), name
 
 
 def test_who_is_to_be_woken_is_told() -> None:
