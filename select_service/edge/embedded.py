@@ -1,52 +1,57 @@
 """The same service for a caller in the same process: async verbs, listeners included, no HTTP.
 
 A Ray actor holds one `SelectionService` and awaits its methods. They mirror the HTTP routes one to
-one and raise the errors of `select_service.errors` instead of returning statuses.
+one and raise the errors of `select_service.errors` instead of returning statuses. Where a struct is
+wanted, a mapping with its members does as well; it is judged as the body of the route.
 """
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from indexer.types import EventLossPolicy, SnapshotLimits
+from select_service.edge.arguments import taken, taken_wave
 from select_service.edge.driver import Driver
 from select_service.edge.driving.outfit import Companions, EdgeLimits
 from select_service.edge.state.keeper import Keeper
-from select_service.edge.telling import as_told
+from select_service.edge.telling import Wanted, as_told
 from select_service.edge.waves import explained
-from select_service.types import BatchAnswer, LeaseRenewal, PairSelection
+from select_service.types import (
+    BatchAnswer,
+    BatchRequest,
+    LeaseRenewal,
+    LeaseRequest,
+    OverlapScoresRequest,
+    PairSelection,
+    PotentialLoadsRequest,
+    ReservationRequest,
+    SelectAndReserveRequest,
+    SelectPairRequest,
+    SelectRequest,
+    WorkerPatch,
+    WorkerSpec,
+)
 from select_service.types.drains import DrainRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
-    from select_service.edge.telling import Wanted
     from select_service.types import (
         Answer,
-        BatchRequest,
         CoreLimits,
         LeaseList,
         LeaseRecord,
-        LeaseRequest,
         LoadRow,
         OverlapScores,
-        OverlapScoresRequest,
-        PotentialLoadsRequest,
         Ready,
         ReservationAnswer,
-        ReservationRequest,
         RouterConfig,
         ScopeLoads,
-        SelectAndReserveRequest,
-        SelectPairRequest,
-        SelectRequest,
         TrustSettings,
         TrustTable,
-        WorkerPatch,
         WorkerRecord,
-        WorkerSpec,
     )
     from select_service.types.admission import AdmissionSettings
     from select_service.types.decisions import Decision
@@ -129,13 +134,17 @@ class SelectionService:
         await self.driver.settle()
         return answer
 
-    async def upsert_worker(self, spec: WorkerSpec) -> WorkerRecord:
+    async def upsert_worker(self, spec: WorkerSpec | Mapping[str, Any]) -> WorkerRecord:
         """Put a whole worker record into the catalog; POST /workers."""
+        spec = taken("spec", spec, WorkerSpec)
         self._check_writable()
         return await self._settled(self.driver.upsert_worker(spec))
 
-    async def patch_worker(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
+    async def patch_worker(
+        self, worker_id: int, patch: WorkerPatch | Mapping[str, Any]
+    ) -> WorkerRecord:
         """Merge a patch into a record; PATCH /workers/{id}. Raises WorkerNotFound."""
+        patch = taken("patch", patch, WorkerPatch)
         self._check_writable()
         return await self._settled(self.driver.patch_worker(worker_id, patch))
 
@@ -169,31 +178,38 @@ class SelectionService:
         """Return whether anything can be scheduled; GET /ready."""
         return self.driver.ready()
 
-    async def select(self, request: SelectRequest) -> Answer:
+    async def select(self, request: SelectRequest | Mapping[str, Any]) -> Answer:
         """Choose a worker; waits while all are busy. POST /select."""
+        request = taken("request", request, SelectRequest)
         return await self.driver.select(request)
 
-    async def select_and_reserve(self, request: SelectAndReserveRequest) -> Answer:
+    async def select_and_reserve(
+        self, request: SelectAndReserveRequest | Mapping[str, Any]
+    ) -> Answer:
         """Choose and book in one step; waits while all are busy. POST /select_and_reserve."""
+        request = taken("request", request, SelectAndReserveRequest)
         self._check_writable()
         return await self._settled(await self.driver.select_and_reserve(request))
 
-    async def select_pair(self, request: SelectPairRequest) -> PairSelection:
+    async def select_pair(self, request: SelectPairRequest | Mapping[str, Any]) -> PairSelection:
         """Book a prefill and a decode rank in one step, or one for both. POST /select_pair."""
+        request = taken("request", request, SelectPairRequest)
         self._check_writable()
         answer = await self.driver.select_pair(request)
         assert isinstance(answer, PairSelection), "no threshold refuses what may take a pair"
         return await self._settled(answer)
 
-    async def select_batch(self, request: SelectBatchRequest) -> WaveAnswer:
+    async def select_batch(self, request: SelectBatchRequest | Mapping[str, Any]) -> WaveAnswer:
         """Place a wave of prompts together; POST /select_batch."""
+        request = taken_wave("request", request)
         self._check_writable()
         items = [(one, b"") for one in request.requests]
         answer = await self.driver.select_batch(request, items)
         return await self._settled(await explained(answer, self.driver.teller, as_told))
 
-    async def reserve(self, request: ReservationRequest) -> ReservationAnswer:
+    async def reserve(self, request: ReservationRequest | Mapping[str, Any]) -> ReservationAnswer:
         """Book a rank the caller has chosen; POST /reservations."""
+        request = taken("request", request, ReservationRequest)
         self._check_writable()
         return await self._settled(self.driver.reserve(request))
 
@@ -215,16 +231,18 @@ class SelectionService:
         self.driver.free(reservation_id)
         await self.driver.settle()
 
-    async def batch(self, request: BatchRequest) -> BatchAnswer:
+    async def batch(self, request: BatchRequest | Mapping[str, Any]) -> BatchAnswer:
         """Carry out many lifecycle calls in order, independently; POST /reservations/batch."""
+        request = taken("request", request, BatchRequest)
         self._check_writable()
         answer = self.driver.batch_now(request)
         if not isinstance(answer, BatchAnswer):
             answer = await asyncio.shield(answer)
         return await self._settled(answer)
 
-    async def open_lease(self, request: LeaseRequest) -> LeaseRecord:
+    async def open_lease(self, request: LeaseRequest | Mapping[str, Any]) -> LeaseRecord:
         """Open a lease, or renew the caller's own; POST /leases."""
+        request = taken("request", request, LeaseRequest)
         self._check_writable()
         return await self._settled(self.driver.open_lease(request))
 
@@ -250,20 +268,27 @@ class SelectionService:
         """Return the load of every rank, by scope; GET /loads."""
         return self.driver.loads(model_name, tenant_id)
 
-    async def potential_loads(self, request: PotentialLoadsRequest) -> list[LoadRow]:
+    async def potential_loads(
+        self, request: PotentialLoadsRequest | Mapping[str, Any]
+    ) -> list[LoadRow]:
         """Return what every rank would carry with this prompt; POST /potential_loads."""
+        request = taken("request", request, PotentialLoadsRequest)
         return self.driver.potential_loads(request)
 
-    async def overlap_scores(self, request: OverlapScoresRequest) -> OverlapScores:
+    async def overlap_scores(
+        self, request: OverlapScoresRequest | Mapping[str, Any]
+    ) -> OverlapScores:
         """Return what every rank has cached of this prompt; POST /overlap_scores."""
+        request = taken("request", request, OverlapScoresRequest)
         return self.driver.overlap_scores(request)
 
     async def decision(self, name: str) -> Decision:
         """Return the record behind a selection; GET /decisions/{id}. Raises DecisionNotFound."""
         return await self.driver.teller.tell(self.driver.teller.find(name))
 
-    async def decisions(self, wanted: Wanted) -> list[Decision]:
+    async def decisions(self, wanted: Wanted | Mapping[str, Any]) -> list[Decision]:
         """Return the last decisions, newest first; GET /decisions."""
+        wanted = taken("wanted", wanted, Wanted)
         teller = self.driver.teller
         records = await teller.matching(wanted)
         return [one async for one in teller.each(records, candidates=wanted.candidates)]

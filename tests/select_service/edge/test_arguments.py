@@ -1,0 +1,153 @@
+"""The embedded service takes mappings, and judges them as the HTTP routes judge bodies."""
+
+import array
+import asyncio
+import json
+from collections import OrderedDict
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from select_service import SelectionService
+from select_service.errors import InvalidField, ServiceError, UnknownField
+from tests.select_service.edge.serving import Wire, on_a_port
+
+WORKER = {
+    "worker_id": 7,
+    "endpoint": "http://w7",
+    "block_size": 16,
+    "data_parallel_size": 1,
+    "kv_events_endpoints": {0: "tcp://127.0.0.1:5557"},
+}
+PROMPT = {"token_ids": list(range(64))}
+CALLS: list[tuple[str, str, tuple[Any, ...], str, str, dict[str, Any]]] = [
+    ("upsert_worker", "spec", (), "POST", "/workers", WORKER),
+    ("patch_worker", "patch", (7,), "PATCH", "/workers/7", {"endpoint": "http://w8"}),
+    ("select", "request", (), "POST", "/select", PROMPT),
+    (
+        *("select_and_reserve", "request", (), "POST", "/select_and_reserve"),
+        PROMPT | {"reservation_id": "r"},
+    ),
+    ("select_pair", "request", (), "POST", "/select_pair", PROMPT | {"reservation_id": "p"}),
+    ("select_batch", "request", (), "POST", "/select_batch", {"requests": [PROMPT, PROMPT]}),
+    (
+        *("reserve", "request", (), "POST", "/reservations"),
+        PROMPT | {"reservation_id": "q", "worker_id": 7},
+    ),
+    (
+        *("batch", "request", (), "POST", "/reservations/batch"),
+        {"operations": [{"op": "free", "reservation_id": "r"}]},
+    ),
+    ("open_lease", "request", (), "POST", "/leases", {"lease_id": "l", "owner": "o", "ttl_s": 60}),
+    ("potential_loads", "request", (), "POST", "/potential_loads", PROMPT),
+    ("overlap_scores", "request", (), "POST", "/overlap_scores", PROMPT),
+]
+IDS = [call[0] for call in CALLS]
+
+
+async def call(service: SelectionService, name: str, args: tuple[Any, ...], value: Any) -> Any:
+    return await getattr(service, name)(*args, value)
+
+
+def embedded(use: Any) -> Any:
+    async def run() -> Any:
+        async with SelectionService() as service:
+            await service.upsert_worker(WORKER)
+            return await use(service)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(("name", "argument", "args", "method", "path", "body"), CALLS, ids=IDS)
+def test_a_mapping_is_taken_and_what_is_none_is_named(
+    name: str, argument: str, args: tuple[Any, ...], method: str, path: str, body: dict[str, Any]
+) -> None:
+    async def use(service: SelectionService) -> None:
+        for value in (body, OrderedDict(body), MappingProxyType(body)):
+            await call(service, name, args, value)
+        for wrong in ([1], "text", None, 7):
+            with pytest.raises(TypeError, match=f"`{argument}` must be a .* or a mapping"):
+                await call(service, name, args, wrong)
+        with pytest.raises(UnknownField, match="nonsense"):
+            await call(service, name, args, body | {"nonsense": 1})
+        with pytest.raises(TypeError, match=f"`{argument}`: a object is no value"):
+            await call(service, name, args, body | {"model_name": object()})
+        with pytest.raises(TypeError, match=f"`{argument}.model_name` must be a finite"):
+            await call(service, name, args, body | {"model_name": float("nan")})
+
+    embedded(use)
+
+
+WRONG = [
+    *(
+        (at, {name: value})
+        for at, call in enumerate(CALLS)
+        for name in call[5]
+        for value in (True, {})
+    ),
+    *((at, None) for at, call in enumerate(CALLS) if call[0] not in {"select", "patch_worker"}),
+]
+
+
+def test_mappings_are_refused_as_bodies_are() -> None:
+    """The same message and the same field, member by member."""
+    refused: list[tuple[int, dict[str, Any], str, str | None]] = []
+
+    async def ours(service: SelectionService) -> None:
+        for at, change in WRONG:
+            name, _, args, _, _, body = CALLS[at]
+            value: dict[str, Any] = {} if change is None else body | change
+            try:
+                await call(service, name, args, value)
+            except InvalidField as error:
+                refused.append((at, value, str(error), error.field))
+            except ServiceError:
+                pass  # judged and found sound
+
+    embedded(ours)
+
+    async def theirs(port: int, *_: object) -> None:
+        wire = await Wire.to(port)
+        for at, value, text, field in refused:
+            wire.ask(*CALLS[at][3:5], value)
+            status, _headers, answer = await wire.answer()
+            said = json.loads(answer)
+            assert (status, said["error"], said.get("field")) == (422, text, field)
+
+    on_a_port(theirs)
+    assert len(refused) > 20
+
+
+def test_arrays_are_lists() -> None:
+    async def use(service: SelectionService) -> None:
+        expected = await service.overlap_scores(PROMPT)
+        for tokens in (
+            *(tuple(range(64)), np.arange(64, dtype=np.uint32), array.array("I", range(64))),
+        ):
+            assert await service.overlap_scores({"token_ids": tokens}) == expected
+
+    embedded(use)
+
+
+def test_a_prompt_of_a_wave_is_named() -> None:
+    async def use(service: SelectionService) -> None:
+        with pytest.raises(InvalidField) as refused:
+            await service.select_batch({"requests": [PROMPT, {"token_ids": [-1]}]})
+        assert refused.value.field is not None
+        assert refused.value.field.startswith("requests[1].token_ids")
+        answer = await service.select_batch({"requests": [PROMPT] * 3, "reserve": False})
+        assert answer.placed == 3
+
+    embedded(use)
+
+
+def test_decisions_are_asked_for_with_a_mapping() -> None:
+    async def use(service: SelectionService) -> None:
+        await service.select(PROMPT)
+        assert len(await service.decisions({"worker_id": 7, "limit": 5})) == 1
+        with pytest.raises(UnknownField, match="worker"):
+            await service.decisions({"worker": 7})
+
+    embedded(use)
