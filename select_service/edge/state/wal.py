@@ -1,8 +1,8 @@
 """Reads SQLite's write-ahead log independently: did SQLite take everything committed?
 
 SQLite follows the log to the first frame whose checksum is wrong and ignores the rest. That is
-right for an unfinished tail, but a silent loss if a byte in the middle has flipped. File format:
-sqlite.org/fileformat2.html, section 4.
+right for an unfinished tail, but a silent loss if a byte in the middle has flipped, or was cut out.
+File format: sqlite.org/fileformat2.html, section 4.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ __all__ = ["Log", "frames_taken", "inspect"]
 HEADER: Final = struct.Struct(">8I")  # magic, version, page size, number, salts, checksums
 FRAME: Final = struct.Struct(">6I")  # page, pages after a commit or 0, salts, checksums
 _MAGIC: Final = (0x377F0682, 0x377F0683)  # checksums over little- and big-endian words
+_SALTS: Final = slice(16, 24)  # within the header
+_SALTS_IN_FRAME: Final = 8
 _U32: Final = (1 << 32) - 1
 
 
@@ -29,18 +31,33 @@ class Log(NamedTuple):
 
     is_there: bool = False
     header_is_sound: bool = True
-    commits_at: int = 0  # last frame that ends a transaction and has the header's salts
+    commits: tuple[int, ...] = ()  # frames that end a transaction and have the header's salts
+    strays_end: int = 0  # position behind the last salts that are not where frames have theirs
+    frame_size: int = 0  # bytes
 
-    def damage(self, frames_taken: int) -> list[str]:
-        """Return what is wrong, given how many frames SQLite took."""
+    def damage(self, frames_taken: int, *, is_complete: bool = False) -> list[str]:
+        """Return what is wrong.
+
+        Args:
+            frames_taken: how many frames SQLite took.
+            is_complete: they are known to contain all that was acknowledged. One transaction more
+                may have been begun: a killed process may have written the head of its last frame,
+                and not the page.
+        """
         if not self.is_there:
             return []
         if not self.header_is_sound:
             return ["the head of the log is damaged: what was in it is lost"]
-        if self.commits_at > frames_taken:
+        missed = [number for number in self.commits if number > frames_taken]
+        if len(missed) > is_complete:
             return [
-                f"the log is damaged behind frame {frames_taken} of {self.commits_at}: "
+                f"the log is damaged behind frame {frames_taken} of {missed[-1]}: "
                 "later transactions are lost"
+            ]
+        if self.strays_end > HEADER.size + frames_taken * self.frame_size:
+            return [
+                f"the log is damaged behind frame {frames_taken}: later frames are not in their "
+                "places, their transactions are lost"
             ]
         return []
 
@@ -58,22 +75,31 @@ def inspect(path: Path) -> Log:
     except FileNotFoundError:
         return Log()
     with file:
-        head = file.read(HEADER.size)
-        if not head:
-            return Log()
-        if len(head) < HEADER.size or not _is_sound(head):
-            return Log(is_there=True, header_is_sound=False)
-        _, _, page_size, _, *salts, _, _ = HEADER.unpack(head)
-        size = page_size or 1 << 16
-        whole = (os.fstat(file.fileno()).st_size - HEADER.size) // (FRAME.size + size)
-        commits_at = 0
-        for number in range(1, whole + 1):
-            frame = file.read(FRAME.size)
-            _, commits, *frame_salts, _, _ = FRAME.unpack(frame)
-            if commits and frame_salts == salts:
-                commits_at = number
-            file.seek(size, 1)
-    return Log(is_there=True, commits_at=commits_at)
+        data = file.read()
+    if not data:
+        return Log()
+    head = data[: HEADER.size]
+    if len(head) < HEADER.size or not _is_sound(head):
+        return Log(is_there=True, header_is_sound=False)
+    _, _, page_size, _, *salts, _, _ = HEADER.unpack(head)
+    frame_size = FRAME.size + (page_size or 1 << 16)
+    commits = []
+    for number in range(1, (len(data) - HEADER.size) // frame_size + 1):
+        at = HEADER.size + (number - 1) * frame_size
+        _, ends, *frame_salts, _, _ = FRAME.unpack_from(data, at)
+        if ends and frame_salts == salts:
+            commits.append(number)
+    strays_end = _strays_end(data, head[_SALTS], frame_size)
+    return Log(is_there=True, commits=tuple(commits), strays_end=strays_end, frame_size=frame_size)
+
+
+def _strays_end(data: bytes, salts: bytes, frame_size: int) -> int:
+    """Return the position behind the last salts outside of frame headers; 0: there are none."""
+    at = len(data)
+    while (at := data.rfind(salts, HEADER.size, at + len(salts) - 1)) >= 0:
+        if (at - HEADER.size) % frame_size != _SALTS_IN_FRAME:
+            return at + len(salts)
+    return 0
 
 
 def frames_taken(path: Path) -> int:

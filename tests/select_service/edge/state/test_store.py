@@ -188,6 +188,9 @@ def test_killed_while_a_file_was_being_saved(store: Store) -> None:
     assert reopened(store) == ({key(1): b"one"}, [])
     shutil.copy(directory / FILE, directory / "state.db.saved")
     (directory / FILE).write_bytes(b"nonsense")
+    rows, damage = reopened(store)
+    assert rows == {key(1): b"one"}
+    assert damage, "the killed start had no time to report it"
     assert reopened(store) == ({key(1): b"one"}, [])
     assert (directory / "state.db.corrupt").read_bytes() == b"nonsense"
 
