@@ -24,7 +24,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from select_service.core.changes import WHOLE
-from select_service.edge.state.store import Damage, Store
+from select_service.edge.state.rows import Damage
+from select_service.edge.state.store import Store
 from select_service.errors import ServiceError, StateDiskFull, StateStalled, StateUnwritable
 from select_service.types import StateLimits
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from select_service.core.changes import Changes, StateKey
-    from select_service.edge.state.store import Loaded
+    from select_service.edge.state.rows import Loaded
 
 __all__ = ["Journal"]
 

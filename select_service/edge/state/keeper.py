@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from select_service.edge.state.journal import Journal
-from select_service.edge.state.store import Identity
+from select_service.edge.state.rows import Identity
 from select_service.errors import StateDirUnusable
 from select_service.types import StateStatus
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from select_service.core.changes import Changes, StateKey
     from select_service.core.effects import Effects
     from select_service.core.state import State
-    from select_service.edge.state.store import Row
+    from select_service.edge.state.rows import Row
     from select_service.types import StateLimits
 
 __all__ = ["Keeper"]

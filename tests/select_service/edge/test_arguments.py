@@ -80,12 +80,13 @@ def test_a_mapping_is_taken_and_what_is_none_is_named(
     embedded(use)
 
 
-WRONG = [
+MISFITS: list[Any] = [True, {}]
+WRONG: list[tuple[int, dict[str, Any] | None]] = [
     *(
         (at, {name: value})
         for at, call in enumerate(CALLS)
         for name in call[5]
-        for value in (True, {})
+        for value in MISFITS
     ),
     *((at, None) for at, call in enumerate(CALLS) if call[0] not in {"select", "patch_worker"}),
 ]

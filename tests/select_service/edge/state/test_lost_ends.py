@@ -14,7 +14,8 @@ import pytest
 from select_service.core.changes import StateKey
 from select_service.edge.state import store as module
 from select_service.edge.state import wal
-from select_service.edge.state.store import FILE, LOCK, WAL, Store
+from select_service.edge.state.rows import FILE
+from select_service.edge.state.store import LOCK, WAL, Store
 
 Rows = dict[StateKey, bytes]
 Files = dict[str, bytes]

@@ -15,7 +15,8 @@ import pytest
 
 from select_service.core.changes import StateKey
 from select_service.edge.state import wal
-from select_service.edge.state.store import FILE, WAL, Store, _checksum
+from select_service.edge.state.rows import FILE, checksum_of
+from select_service.edge.state.store import WAL, Store
 from select_service.errors import StateDirUnusable
 
 Rows = dict[StateKey, bytes]
@@ -175,7 +176,7 @@ def alter(store: Store) -> sqlite3.Connection:
 
 
 def put(db: sqlite3.Connection, row_id: int, record: bytes) -> None:
-    row = (row_id, record, _checksum(row_id, record))
+    row = (row_id, record, checksum_of(row_id, record))
     db.execute("INSERT OR REPLACE INTO state VALUES (?, ?, ?)", row)
 
 
