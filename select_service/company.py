@@ -17,7 +17,8 @@ import httpx
 import msgspec
 
 from select_service.client.meeting import BEAT_S, Meeting
-from select_service.edge.discovery.followers import Discovery, ReplicaFollower, WorkerFollower
+from select_service.edge.discovery.followers import Discovery, ReplicaFollower
+from select_service.edge.discovery.setup import worker_follower
 from select_service.edge.discovery.source import Source, SourceFailed
 from select_service.errors import ServiceError
 from select_service.types import WorkerSpec
@@ -66,7 +67,7 @@ class Company:
         self._me = (url, endpoint)
         self._name = uuid.uuid4().hex
         self._workers = _Workers(self)
-        self._peers = _Peers(_SOURCE)
+        self._peers = _Peers(_SOURCE, BEAT_S)
         self._urls: frozenset[str] = frozenset()
         tls = passport.tls() if passport is not None and url.startswith("https") else False
         self._http = httpx.AsyncClient(trust_env=False, timeout=_PASS_ON_S, verify=tls)
@@ -74,12 +75,10 @@ class Company:
 
     def followed_by(self, service: Driver, settings: Settings) -> Discovery:
         """Have a service agree with it, beside what its settings have it follow."""
-        grace_s, most = settings.discovery_grace_s, settings.discovery_workers_max
+        grace_s = settings.discovery_grace_s
         before = [] if service.discovery is None else service.discovery.followers
-        workers = WorkerFollower(
-            *(self._workers, service.turn, service.upsert_worker, service.delete_worker),
-            grace_s=grace_s,
-            workers_max=most,
+        workers = worker_follower(
+            *(self._workers, service, settings), grace_s=grace_s, lets_end=True
         )
         clock = service.turn.clock
         peers = ReplicaFollower(self._peers, service.replica_plane, clock, grace_s=grace_s)
@@ -161,7 +160,7 @@ class _Told(Source[Any]):
 
     def tell(self, everything: Mapping[int, WorkerSpec] | frozenset[str]) -> None:
         """Publish what is new."""
-        self.progress += 1
+        self.is_good()
         if everything != self.latest:
             self.publish(everything)
 
@@ -175,7 +174,7 @@ class _Workers(_Told):
     """Looks, for both."""
 
     def __init__(self, company: Company) -> None:
-        super().__init__(_SOURCE)
+        super().__init__(_SOURCE, BEAT_S)
         self._company = company
 
     async def run(self) -> None:

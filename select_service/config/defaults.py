@@ -152,6 +152,8 @@ class Defaults(Struct, frozen=True, kw_only=True):
     replica_sync_dns: str | None = None
     discovery_poll_s: float = 5.0
     discovery_grace_s: float = 10.0
+    discovery_engine_grace_s: float = 300.0
+    discovery_stale_s: float = _DOCTOR.discovery_stale_s
     discovery_workers_max: int = 10_000
     discovery_objects_max: int = 100_000
     state_dir: str | None = None

@@ -153,7 +153,7 @@ class Membership:
         worker.lifecycle = "incomplete" if reasons else "schedulable"
         if worker.drain is not None and not reasons:
             worker.lifecycle = "draining"
-            worker.reasons = [f"draining: {worker.drain}" if worker.drain else "draining"]
+            worker.reasons = worker.drain_reasons
 
     def _clashes(self, worker: Worker) -> list[str]:
         where = scope_text(worker.scope)

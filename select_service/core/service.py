@@ -222,6 +222,7 @@ class SelectionCore:
         )
         self.drain = draining.drain
         self.undrain = draining.undrain
+        self.hold_back = draining.hold_back
         self.drain_status = draining.status
         self.scale_down_candidates = Advising(self.partitions).candidates
         reserving = self.reserving = Reserving(

@@ -76,7 +76,8 @@ class WorkerState(msgspec.Struct, array_like=True, frozen=True):
 
     spec: WorkerSpec
     source: str = API
-    drain: str | None = None  # why it takes no more work
+    drain: str | tuple[str | None, str] | None = None
+    """Why an operator lets it take no more work; with the reason of its source, if that has one."""
     seated: bool = True  # the last field: `Workers.is_late` looks at the last byte
 
 
@@ -156,9 +157,7 @@ class State:
 class Workers:
     """The catalog: specs as they were registered."""
 
-    def __init__(
-        self, catalog: Catalog, admit: Callable[[WorkerSpec, float, str, str | None], Effects]
-    ) -> None:
+    def __init__(self, catalog: Catalog, admit: Callable[..., Effects]) -> None:
         self._catalog = catalog
         self._admit = admit
 
@@ -167,7 +166,9 @@ class Workers:
         worker = self._catalog.find(int(name))
         if worker is None:
             return None
-        return _encode(WorkerState(worker.spec, worker.source, worker.drain, worker.has_seat))
+        drain, unready = worker.operator_drain, worker.unready
+        told = drain if unready is None else (drain, unready)
+        return _encode(WorkerState(worker.spec, worker.source, told, worker.has_seat))
 
     @staticmethod
     def is_late(record: bytes) -> bool:
@@ -177,7 +178,8 @@ class Workers:
     def restore(self, _: str, record: bytes, now: float) -> Effects | None:
         """Register the worker again."""
         state = _decode_worker(record)
-        return self._admit(state.spec, now, state.source, state.drain)
+        drain = state.drain if isinstance(state.drain, tuple) else (state.drain, None)
+        return self._admit(state.spec, now, state.source, *drain)
 
 
 class LeaseRoom:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from indexer.types import LinkState
     from select_service.core.doctor.suspicions import Change
     from select_service.core.service import SelectionCore
-    from select_service.types.doctor import DoctorLimits, PeerLink, Report
+    from select_service.types.doctor import DoctorLimits, PeerLink, Report, SourceLink
 
 __all__ = ["FRESH_S", "LOGGED_MAX", "SLICE_S", "Doctor"]
 
@@ -56,6 +56,7 @@ class Doctor:
         *,
         link_of: Callable[[EventStream], LinkState | None],
         peers: Callable[[], Sequence[PeerLink]],
+        sources: Callable[[], Sequence[SourceLink]],
         clock: Callable[[], float],
         wall_clock: Callable[[], float] = time.time,  # noqa: TID251 - engines stamp events with it
     ) -> None:
@@ -66,6 +67,7 @@ class Doctor:
             limits: how often and how closely to examine.
             link_of: the state of a stream's connection; None: nobody listens yet.
             peers: the replicas this process listens to.
+            sources: of discovery.
             clock: monotonic seconds.
             wall_clock: seconds since 1970.
         """
@@ -73,6 +75,7 @@ class Doctor:
         self._limits = limits
         self._link_of = link_of
         self._peers = peers
+        self._sources = sources
         self._clock = clock
         self._wall_clock = wall_clock
         self._machine_clock = time.monotonic  # never `clock`: reveals steps of the wall clock
@@ -134,6 +137,7 @@ class Doctor:
             link_of=self._link_of,
             peers=self._peers(),
             replicas=self._core.replica_status(now),
+            sources=self._sources(),
         )
 
 

@@ -160,6 +160,7 @@ class Driver:
         self.delete_worker = registering.delete_worker
         self.drain_worker = registering.drain_worker
         self.undrain_worker = registering.undrain_worker
+        self.hold_worker_back = registering.hold_worker_back
         self.drain_status = registering.drain_status
         self.scale_down_candidates = registering.scale_down_candidates
         self.workers = registering.workers
@@ -234,7 +235,10 @@ class Driver:
         )
 
     def _hang_health(self, turn: Turn, limits: DoctorLimits) -> None:
-        health = self._health = Health(turn, self._carrier, self.readiness, self.keeper, limits)
+        health = self._health = Health(
+            *(turn, self._carrier, self.readiness, self.keeper, limits),
+            lambda: [] if self.discovery is None else self.discovery.links(),
+        )
         self.ready = health.ready
         self.is_ready = health.is_ready
         self.ready_for_traffic = health.ready_for_traffic

@@ -6,7 +6,15 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-__all__ = ["DoctorLimits", "Finding", "PeerLink", "Report", "Severity", "Subject"]
+__all__ = [
+    "DoctorLimits",
+    "Finding",
+    "PeerLink",
+    "Report",
+    "Severity",
+    "SourceLink",
+    "Subject",
+]
 
 Severity = Literal["error", "warning", "info"]
 
@@ -20,6 +28,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     dp_rank: int | UnsetType = UNSET
     endpoint: str | UnsetType = UNSET  # of the worker's events or replays
     peer: str | UnsetType = UNSET  # endpoint of a replica
+    source: str | UnsetType = UNSET  # of discovery
 
 
 class Finding(Struct, frozen=True):
@@ -50,9 +59,20 @@ class PeerLink(Struct, frozen=True):
     is_refused: bool = False  # somebody is there, and hung up on our handshake
 
 
+class SourceLink(Struct, frozen=True):
+    """A source of discovery."""
+
+    name: str
+    age_s: float  # since it was last read, or said that nothing is new
+    every_s: float  # how often it is read, if all is well
+    trouble: str = ""  # why it could not be read
+    shared: dict[int, list[str]] = {}  # worker ids that several pods claim; the first has it
+
+
 class DoctorLimits(Struct, frozen=True, kw_only=True):
     """How often the doctor looks, and how closely."""
 
     interval_s: float = 10.0  # 0: only when asked
     samples_max: int = 64  # prompts looked at per examination; some 2 µs each
     findings_max: int = 200  # told; the metric counts all
+    discovery_stale_s: float = 120.0  # a source that could not be read for so long is a finding

@@ -31,7 +31,7 @@ class DrainStatus(Struct, frozen=True, kw_only=True):
     model_name: str
     tenant_id: str
     lifecycle: Literal["incomplete", "schedulable", "draining"]
-    drains: bool  # also while its record is incomplete
+    drains: bool  # an operator wants it; also while its record is incomplete
     reason: str | UnsetType = UNSET
     reservations: int  # live, ours and those of replicas
     prefill_tokens: int  # of them, yet to be computed

@@ -85,8 +85,23 @@ DISCOVERY: Final = (
         "--discovery-grace-s",
         values.seconds(zero=True),
         "S",
-        "workers and replicas that Kubernetes or DNS no longer names are kept this long",
+        "the state of workers that a source no longer names, and replicas, are kept this long",
         watch="discovery_missed",
+    ),
+    Flag(
+        "--discovery-engine-grace-s",
+        values.seconds(zero=True),
+        "S",
+        "and the state of workers this long while the connection of their KV events is unbroken: "
+        "the engine is the same",
+        watch="discovery_missed",
+    ),
+    Flag(
+        "--discovery-stale-s",
+        values.seconds(zero=False),
+        "S",
+        "a source that could not be read for so long is a finding",
+        watch="discovery_age_seconds",
     ),
     Flag(
         "--discovery-workers-max",

@@ -40,6 +40,23 @@ NO_WORKERS: Final = Cause(
     "Register workers, or look whether discovery finds them: its selector, namespace and rights.",
     60.0,
 )
+DISCOVERY_STALE: Final = Cause(
+    "discovery-stale",
+    "error",
+    "What workers or replicas there are could not be read for --discovery-stale-s: new ones are "
+    "not found, and those that leave may still be chosen. The last good state stays.",
+    "Follow what the finding says of the last attempt (also "
+    "select_service_discovery_failures_total by kind). Kubernetes: may the service account list "
+    "and watch, and does the API server answer at --kubernetes-api? A file: is it there, and valid?",
+)
+WORKER_ID_SHARED: Final = Cause(
+    "worker-id-shared",
+    "error",
+    "Several pods have the same worker-id annotation, which comes with a pod template: it names "
+    "one worker, so the oldest pod has it and the others get no requests.",
+    "Remove the annotation select-service.io/worker-id from the pod template (or from the "
+    "Service): without it each pod has an id of its own, derived from namespace and name.",
+)
 EVENTS_UNREACHABLE: Final = Cause(
     "events-unreachable",
     "error",
@@ -365,7 +382,7 @@ UNREACHABLE_FROM_HERE: Final = Cause(
 """Found by the command, not by the service."""
 
 CAUSES: Final = (
-    *(WORKER_INCOMPLETE, NO_WORKERS),
+    *(WORKER_INCOMPLETE, NO_WORKERS, DISCOVERY_STALE, WORKER_ID_SHARED),
     *(EVENTS_UNREACHABLE, EVENTS_REFUSED, NO_EVENTS, WRONG_TOPIC, EVENTS_UNREADABLE),
     *(BLOCK_SIZE_MISMATCH, EVENTS_NOT_INDEXED, EVENTS_LOST, EVENTS_TOO_LONG, PAST_EVENTS_MISSING),
     *(REPLAY_MUTE, REPLAY_WRONG_RANK, REPLAY_OF_ANOTHER),

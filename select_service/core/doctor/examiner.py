@@ -18,6 +18,7 @@ from select_service.core.doctor.fleet import (
     Habits,
     WallClock,
     look_at_replicas,
+    look_at_sources,
     look_at_worker,
     server_of,
 )
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from select_service.core.membership import Membership
     from select_service.core.verbs.reading import Reader
     from select_service.types import ReplicaStatus
-    from select_service.types.doctor import DoctorLimits, PeerLink, Report
+    from select_service.types.doctor import DoctorLimits, PeerLink, Report, SourceLink
 
 
 PAST_S: Final = 3600.0
@@ -94,6 +95,7 @@ class Examiner:
         link_of: Callable[[EventStream], LinkState | None],
         peers: Sequence[PeerLink] = (),
         replicas: Sequence[ReplicaStatus] = (),
+        sources: Sequence[SourceLink] = (),
     ) -> Iterator[None]:
         """Examine the fleet; each step takes some ten microseconds.
 
@@ -104,6 +106,7 @@ class Examiner:
             link_of: how it stands with a stream's connection.
             peers: replicas that are listened to.
             replicas: what is known of those heard.
+            sources: of discovery.
         """
         self.suspicions.begin()
         yield from self._look_at_workers(now)
@@ -112,6 +115,7 @@ class Examiner:
         yield from self._look_at_trust(now)
         yield from self._look_at_reports(now)
         found = [*look_at_replicas(peers, replicas, self._replica_timeout_s)]
+        found += look_at_sources(sources, self._limits.discovery_stale_s)
         found += [*self._habits.look(now), *self._wall_clock.look(now, wall_ahead)]
         for cause, subject, what in found:
             self.suspicions.suspect(cause, subject, what, now)

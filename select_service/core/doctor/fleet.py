@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Worker
     from select_service.core.verbs.reading import Reader
     from select_service.types import ReplicaStatus
-    from select_service.types.doctor import PeerLink
+    from select_service.types.doctor import PeerLink, SourceLink
 
 STRAYED_MIN: Final = 5
 """Requests for a model without workers within the window that are no slip of somebody's hand."""
@@ -33,6 +33,9 @@ SET_S: Final = 5.0
 
 SET_TOLD_S: Final = 120.0
 """For how long it is told that the clock was set."""
+
+NAMED_MAX: Final = 8
+"""Pods named in one finding."""
 
 Suspect = tuple["Cause", Subject, str]
 
@@ -103,6 +106,20 @@ def look_at_replicas(
         if one.state == "synced" and one.unbooked * 2 > one.claims:
             said = f"{one.unbooked} of its {one.claims} reservations are on workers unknown here"
             yield causes.REPLICA_WORKERS, subject, said
+
+
+def look_at_sources(sources: Sequence[SourceLink], stale_s: float) -> Iterator[Suspect]:
+    """Name sources of discovery that cannot be read, and ids that several pods claim."""
+    for source in sources:
+        if source.age_s > max(stale_s, 2.0 * source.every_s):
+            why = f": {source.trouble}" if source.trouble else ""
+            said = f"{source.name} was last read {source.age_s:.0f} s ago{why}"
+            yield causes.DISCOVERY_STALE, Subject(source=source.name), said
+        for worker_id, (owner, *others) in source.shared.items():
+            said = f"{owner} has the id, left out are {', '.join(others[:NAMED_MAX])}"
+            if len(others) > NAMED_MAX:
+                said += f" and {len(others) - NAMED_MAX} more"
+            yield causes.WORKER_ID_SHARED, Subject(source=source.name, worker_id=worker_id), said
 
 
 class WallClock:

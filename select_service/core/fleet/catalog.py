@@ -6,7 +6,7 @@ with the rest of its scope (pinned block size, listeners, load).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 from msgspec import UNSET
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 Lifecycle = Literal["incomplete", "schedulable", "draining", "unschedulable"]
 
+NOT_NAMED: Final = "no longer named"
+"""Why a worker takes no new work that its source does not list any more."""
+
 _SEATED = frozenset({"schedulable", "draining"})
 _U32_END = 1 << 32
 _RECONCILIATION = "reconciliation failed: "
@@ -42,8 +45,8 @@ class Worker:
     """One registered worker: its record, derived values, and the slots it occupies."""
 
     __slots__ = (
-        *("drain", "lifecycle", "ranks", "reasons", "scope", "slots", "source", "spec", "taints"),
-        "worker_id",
+        *("drain", "lifecycle", "operator_drain", "ranks", "reasons", "scope", "slots", "source"),
+        *("spec", "taints", "unready", "worker_id"),
     )
 
     def __init__(self, spec: WorkerSpec, source: str = "api") -> None:
@@ -62,8 +65,29 @@ class Worker:
         self.drain: str | None = None
         """Why it takes no more work; "": no reason given; None: it takes work.
 
-        Set by an operator for the id, and not part of the record: registering the worker again, as
-        engines and sources do, leaves it unchanged."""
+        The first of the two that follow; `hold_back` sets all three."""
+        self.operator_drain: str | None = None
+        """Set by an operator for the id, and not part of the record: registering the worker again,
+        as engines and sources do, leaves it unchanged."""
+        self.unready: str | None = None
+        """Why its source says that it takes no new work; ends when the source says otherwise."""
+
+    def hold_back(self, operator: str | None, source: str | None) -> None:
+        """Set why it takes no more work, for an operator and for its source; None: it does."""
+        self.operator_drain, self.unready = operator, source
+        self.drain = source if operator is None else operator
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether its source no longer names it: anybody may register it anew, or remove it."""
+        return self.unready == NOT_NAMED
+
+    @property
+    def drain_reasons(self) -> list[str]:
+        """Return who wants it to take no more work, and why."""
+        asked, source = self.operator_drain, self.unready
+        reasons = [] if asked is None else [f"draining: {asked}" if asked else "draining"]
+        return reasons if source is None else [*reasons, f"{self.source}: {source}"]
 
     @property
     def has_seat(self) -> bool:

@@ -1,8 +1,8 @@
 """The verbs of draining: a worker takes no new work, and its reservations live on.
 
-A drain is not part of a worker's record (`fleet/catalog.py`): it ends when an operator undoes it or
-the record is removed. Requests that only this worker could serve are refused at once
-(`waiting_room.py`).
+An operator drains it, or the source that named it says that it is not ready. Neither is part of the
+record (`fleet/catalog.py`), and neither undoes the other. Requests that only this worker could
+serve are refused at once (`waiting_room.py`).
 """
 
 from __future__ import annotations
@@ -54,30 +54,45 @@ class Draining:
         Raises:
             WorkerNotFound: no such id.
         """
-        before = self._catalog.get(worker_id).drain
+        worker = self._catalog.get(worker_id)
+        before = worker.operator_drain
         self._counters.drains_begun += before is None
-        return self._set(
-            worker_id, (before or "") if request.reason is None else request.reason, now
-        )
+        reason = (before or "") if request.reason is None else request.reason
+        effects = Effects()
+        return self._told(self._set(worker, reason, worker.unready, now, effects)), effects
 
     def undrain(self, worker_id: int, now: float) -> tuple[DrainStatus, Effects]:
-        """Let a worker be chosen again. Repeatable.
+        """Let a worker be chosen again, as far as its source agrees. Repeatable.
 
         Raises:
             WorkerNotFound: no such id.
         """
-        self._counters.drains_undone += self._catalog.get(worker_id).drain is not None
-        return self._set(worker_id, None, now)
-
-    def _set(self, worker_id: int, drain: str | None, now: float) -> tuple[DrainStatus, Effects]:
-        effects = Effects()
         worker = self._catalog.get(worker_id)
-        if worker.drain != drain:
-            worker = self._registering.set_drain(worker, drain, now, effects)
-            partition = self._partitions.get(worker.scope)
-            if partition is not None:
-                self._room.look_again(partition, now, effects)
-        return self._told(worker), effects
+        self._counters.drains_undone += worker.operator_drain is not None
+        effects = Effects()
+        return self._told(self._set(worker, None, worker.unready, now, effects)), effects
+
+    def hold_back(self, worker_id: int, source: str, why: str | None, now: float) -> Effects:
+        """Note that a source says why a worker takes no new work; None: it takes work again.
+
+        Only the source that keeps the worker is believed.
+        """
+        effects = Effects()
+        worker = self._catalog.find(worker_id)
+        if worker is not None and worker.source == source:
+            self._set(worker, worker.operator_drain, why, now, effects)
+        return effects
+
+    def _set(
+        self, worker: Worker, operator: str | None, source: str | None, now: float, effects: Effects
+    ) -> Worker:
+        if (worker.operator_drain, worker.unready) == (operator, source):
+            return worker
+        worker = self._registering.hold_back(worker, operator, source, now, effects)
+        partition = self._partitions.get(worker.scope)
+        if partition is not None:
+            self._room.look_again(partition, now, effects)
+        return worker
 
     def status(self, worker_id: int) -> DrainStatus:
         """Report what is in flight on a worker, whether or not it drains.
@@ -96,7 +111,8 @@ class Draining:
                 requests += int(loads.requests[slot])
                 prefill += loads.prefill_left[slot]
                 blocks += int(loads.decode[slot])
-        waiting_for = [] if worker.drain is not None else ["a drain: it may be given new work"]
+        drains = worker.operator_drain is not None
+        waiting_for = [] if drains else ["a drain: it may be given new work"]
         if requests:
             waiting_for.append(f"{requests} reservation{'s' if requests > 1 else ''}")
         waiting_for += self._replicas.unsettled()
@@ -107,8 +123,8 @@ class Draining:
             model_name=worker.scope.model_name,
             tenant_id=worker.scope.tenant_id,
             lifecycle=lifecycle,
-            drains=worker.drain is not None,
-            reason=worker.drain or UNSET,
+            drains=drains,
+            reason=worker.operator_drain or UNSET,
             reservations=requests,
             prefill_tokens=prefill,
             decode_blocks=blocks,

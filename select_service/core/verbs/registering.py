@@ -69,16 +69,25 @@ class Registering:
         self._catalog.check_room(spec.worker_id, worker.scope.tenant_id)
         return self._replace(worker, now)
 
-    def restore(self, spec: WorkerSpec, now: float, source: str, drain: str | None) -> Effects:
+    def restore(
+        self,
+        spec: WorkerSpec,
+        now: float,
+        source: str,
+        operator_drain: str | None,
+        unready: str | None,
+    ) -> Effects:
         """Register a worker restored from disk, even if fewer workers may be registered now."""
         self._check_source(spec.worker_id, source)
         worker = self._catalog.admit(spec, source)
-        worker.drain = drain
-        return self._replace(worker, now)[1]
+        worker.hold_back(operator_drain, unready)
+        effects = Effects()
+        self._put(worker, now, effects)
+        return effects
 
     def _check_source(self, worker_id: int, source: str) -> None:
         known = self._catalog.find(worker_id)
-        if known is None or known.source == source:
+        if known is None or known.source == source or known.is_absent:
             return
         if source != API or known.source in self.sources:
             raise WorkerConflict(worker_id, known.source)
@@ -113,19 +122,24 @@ class Registering:
         worker.lifecycle, worker.reasons = "unschedulable", []
         return worker.record(), effects
 
-    def set_drain(self, old: Worker, drain: str | None, now: float, effects: Effects) -> Worker:
-        """Let a worker drain for this reason, or no longer (None)."""
+    def hold_back(
+        self, old: Worker, operator: str | None, source: str | None, now: float, effects: Effects
+    ) -> Worker:
+        """Let a worker drain for these reasons (an operator's, its source's), or no longer."""
         worker = self._catalog.admit(old.spec, old.source)
-        worker.drain = drain
+        worker.hold_back(operator, source)
         self._put(worker, now, effects)
         return worker
 
     def _replace(self, worker: Worker, now: float) -> tuple[WorkerRecord, Effects]:
         effects = Effects()
         known = self._catalog.find(worker.worker_id)
-        if known is not None:
-            worker.drain = known.drain
+        if known is not None:  # whoever registers it says that it is there
+            worker.hold_back(known.operator_drain, None)
         self._put(worker, now, effects)
+        partition = self._membership.partitions.get(worker.scope)
+        if known is not None and known.unready is not None and partition is not None:
+            self._room.look_again(partition, now, effects)
         return self._record(worker), effects
 
     def _put(self, worker: Worker, now: float, effects: Effects) -> None:
@@ -176,7 +190,7 @@ class Registering:
         effects = Effects()
         old = self._catalog.get(rank.worker_id)
         worker = self._catalog.admit(old.spec, old.source)
-        worker.drain = old.drain
+        worker.hold_back(old.operator_drain, old.unready)
         where = f"worker {rank.worker_id} dp_rank {rank.dp_rank}"
         worker.reasons = [reconciliation_failed(f"event source of {where}: {why}")]
         self._reseat(old, worker, effects, now)
@@ -190,7 +204,7 @@ class Registering:
         old = self._catalog.find(worker_id)
         if old is not None and old.lifecycle == "incomplete":
             worker = self._catalog.admit(old.spec, old.source)
-            worker.drain = old.drain
+            worker.hold_back(old.operator_drain, old.unready)
             self._put(worker, now, effects)
         return effects
 

@@ -201,7 +201,7 @@ def _describe(worker: Worker) -> bytes:
             "endpoint": spec.endpoint,
             "lifecycle": worker.lifecycle,
             "reasons": worker.reasons,
-            "drains": worker.drain is not None,
+            "drains": worker.operator_drain is not None,
             "role": spec.role or "aggregated",
             "source": worker.source,
             "block_size": spec.block_size,

@@ -43,7 +43,7 @@ class DnsReplicas(Source[frozenset[str]]):
             own_addresses: skipped; listening to ourselves would be harmless but useless.
             resolver: returns the addresses of a name.
         """
-        super().__init__("dns")
+        super().__init__("dns", poll_s)
         host, _, port = name.rpartition(":")
         self._host, self._port = host, int(port)
         self._poll_s = poll_s

@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from indexer.errors import IndexerError
 from select_service.core.fleet.discovery import Roster
 from select_service.edge.readiness import DISCOVERY
 from select_service.errors import ServiceError
+from select_service.types.doctor import SourceLink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Coroutine, Sequence
 
+    from indexer.core.stream import EventStream
+    from indexer.types import LinkState
     from select_service.edge.discovery.source import Source
     from select_service.edge.driving.turn import Turn
     from select_service.edge.readiness import Readiness
     from select_service.edge.replicas.plane import Replicas
     from select_service.types import WorkerSpec
 
-__all__ = ["Discovery", "ReplicaFollower", "WorkerFollower"]
+__all__ = ["Discovery", "ReplicaFollower", "Verbs", "WorkerFollower"]
 
 T = TypeVar("T")
 
@@ -39,13 +43,26 @@ AGAIN_S: Final = 0.5
 """How often workers in their grace, or registered by somebody else, are checked again."""
 
 
+class Verbs(NamedTuple):
+    """What a follower does to the catalog, always in the name of its source."""
+
+    put: Callable[[WorkerSpec, str], object]
+    """Registers a worker; raises ServiceError."""
+
+    remove: Callable[[int, str], object]
+    """Deregisters one; likewise."""
+
+    hold_back: Callable[[int, str, str | None], object]
+    """Has one take no new work, and tells why; None: it takes work again."""
+
+
 class WorkerFollower:
     """Makes the catalog follow one source of workers.
 
     Attributes:
         source: what it follows.
         roster: which of the source's workers are in their grace.
-        named: workers the source names at present.
+        named: workers the source names at present, and that may be chosen.
         conflicts: how many of these somebody else has registered.
         refused: how many of these the catalog has refused.
         left_out: workers named beyond the limit.
@@ -56,40 +73,67 @@ class WorkerFollower:
         self,
         source: Source[dict[int, WorkerSpec]],
         turn: Turn,
-        put: Callable[[WorkerSpec, str], object],
-        remove: Callable[[int, str], object],
+        verbs: Verbs,
         *,
+        link_of: Callable[[EventStream], LinkState | None] = lambda _: None,
         grace_s: float,
+        engine_grace_s: float = 0.0,
+        lets_end: bool = False,
         workers_max: int,
     ) -> None:
         """Follow from `run` on.
 
         Args:
             source: names workers.
-            turn: has the catalog and the clock.
-            put: registers a worker for a source; raises ServiceError.
-            remove: deregisters one; likewise.
-            grace_s: how long a worker stays once it is no longer named.
+            turn: has the core and the clock.
+            verbs: change the catalog.
+            link_of: how it stands with a stream's connection.
+            grace_s: how long a worker's state stays once it is no longer named.
+            engine_grace_s: how long, if its engine is still the same.
+            lets_end: whether one that is no longer named may run on, so that its requests are
+                waited for as long as that.
             workers_max: from this source; others are left out.
         """
         self.source = source
-        self.roster = Roster(source.name, grace_s=grace_s)
+        self._core, self._link_of = turn.core, link_of
+        self.roster = Roster(
+            source.name,
+            grace_s=grace_s,
+            engine_grace_s=engine_grace_s,
+            connection=self._connection,
+            has_requests=self._has_requests if lets_end else lambda _: False,
+        )
+        source.keep_time(turn.clock)
         self.named = self.conflicts = self.refused = self.left_out = 0
         self.is_settled = False
         self._catalog, self._clock = turn.core.catalog, turn.clock
-        self._put, self._remove = put, remove
+        self._verbs = verbs
         self._workers_max = workers_max
         self._complained: set[tuple[int, str]] = set()
         turn.core.sources.add(source.name)
 
     @property
     def missed(self) -> int:
-        """How many are in their grace."""
+        """How many take no new work: they are not ready, leave, or are no longer named."""
         return self.roster.missed
 
     async def run(self) -> None:
         """Follow forever."""
-        await _follow(self.source, self._agree, lambda: self.missed + self.conflicts > 0)
+        await _follow(
+            self.source, self._agree, lambda: self.roster.is_waiting or self.conflicts > 0
+        )
+
+    def _connection(self, worker_id: int) -> object:
+        """Return how often each stream of a worker was connected; None: one is not."""
+        worker = self._core.catalog.find(worker_id)
+        streams = [] if worker is None else self._core.membership.streams_of(worker)
+        links = [self._link_of(stream) for stream in streams]
+        if not links or not all(link is not None and link.is_connected for link in links):
+            return None
+        return tuple(link.connections for link in links if link is not None)
+
+    def _has_requests(self, worker_id: int) -> bool:
+        return self._core.drain_status(worker_id).reservations > 0
 
     async def _agree(self) -> None:
         everything = self.source.latest
@@ -98,7 +142,7 @@ class WorkerFollower:
         if len(named) > self._workers_max:
             named = {key: named[key] for key in sorted(named)[: self._workers_max]}
         self.named, self.left_out = len(named), len(everything) - len(named)
-        plan = self.roster.plan(named, self._catalog, self._clock())
+        plan = self.roster.plan(named, self._catalog, self._clock(), self.source.unready)
         complaints = {
             (worker_id, f"registered by source {owner}, which keeps it")
             for worker_id, owner in plan.conflicts
@@ -107,11 +151,14 @@ class WorkerFollower:
         name = self.source.name
         until = self._clock() + SLICE_S
         for worker_id in plan.removed:
-            self._try(worker_id, complaints, partial(self._remove, worker_id, name))
+            self._try(worker_id, complaints, partial(self._verbs.remove, worker_id, name))
+            until = await self._give_way(until)
+        for worker_id, why in plan.held_back:
+            self._verbs.hold_back(worker_id, name, why)
             until = await self._give_way(until)
         refused = len(complaints)
         for spec in plan.put:
-            self._try(spec.worker_id, complaints, partial(self._put, spec, name))
+            self._try(spec.worker_id, complaints, partial(self._verbs.put, spec, name))
             until = await self._give_way(until)
         self.refused = len(complaints) - refused
         for worker_id, why in sorted(complaints - self._complained):
@@ -157,6 +204,7 @@ class ReplicaFollower:
             grace_s: how long an endpoint is listened to once it is no longer named.
         """
         self.source = source
+        source.keep_time(clock)
         self.named = self.conflicts = self.refused = self.left_out = 0
         self.is_settled = False
         self._plane = plane
@@ -239,6 +287,13 @@ class Discovery:
     def is_settled(self) -> bool:
         """Whether everything seen at the first look of every source is registered."""
         return all(follower.is_settled for follower in self.followers)
+
+    def links(self) -> list[SourceLink]:
+        """Return how it stands with each source."""
+        sources = [follower.source for follower in self.followers]
+        return [
+            SourceLink(one.name, one.age_s, one.every_s, one.trouble, one.shared) for one in sources
+        ]
 
     def start(self) -> None:
         """Look and follow, on the running loop."""

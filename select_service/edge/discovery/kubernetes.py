@@ -1,13 +1,14 @@
 """The Kubernetes API over httpx: a list, then a watch from where the list ended, forever.
 
-Token and CA are reread for every connection, since both rotate. A broken watch resumes from the
-last version seen (bookmarks keep it recent); after 410 Gone the objects are listed again.
-`objects.py` interprets the objects.
+Token and CA are reread for every connection, since both rotate. A watch whose connection breaks
+resumes from the last version seen (bookmarks keep it recent); after anything else that goes wrong,
+and if resuming does not help, the objects are listed again. `objects.py` interprets the objects.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import ssl
 from pathlib import Path
@@ -40,19 +41,30 @@ LINE_BYTES_MAX: Final = 4 << 20
 """Longest page of a list and longest event of a watch; etcd accepts 1.5 MiB per object."""
 
 CONNECT_TIMEOUT_S: Final = 10.0
-WATCH_S: Final = 240
+WATCH_S: Final = 60
 """How long the server may keep a watch open; it then resumes without a list."""
 
-SILENCE_S: Final = 300.0
-"""Longest silence of a watch: the server ends it sooner, so silence this long is a dead connection.
-"""
+WATCH_LATE_S: Final = 15.0
+"""How much longer a watch is believed in: the server ends it in time, so it is dead otherwise,
+whatever keeps the connection up."""
 
-_GONE: Final = 410
+WATCH_SHORT_S: Final = 1.0
+"""A watch that ends sooner than this and says nothing has failed, whatever its status."""
+
+PAGE_TIMEOUT_S: Final = 30.0
+"""Longest wait for a page of a list."""
+
+RESUMES_MAX: Final = 3
+"""So many connections of a watch may break in a row before the objects are listed again."""
+
+REFUSAL_BYTES_MAX: Final = 64 << 10
+"""Of an error's body, which is read for its message."""
+
 _OK: Final = 200
-
-
-class Gone(Exception):
-    """The version to resume from is too old: list again."""
+_GONE: Final = 410
+_TOO_MANY: Final = 429
+_EXPIRED: Final = frozenset({"Expired", "Gone"})
+_CHANGES: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
 
 
 class _ListMeta(msgspec.Struct):
@@ -65,13 +77,31 @@ class _WatchEvent(msgspec.Struct):
     object: msgspec.Raw
 
 
+class _Details(msgspec.Struct):
+    retryAfterSeconds: float | None = None
+
+
 class _Status(msgspec.Struct):
-    code: int = 0
-    message: str = ""
+    code: int | None = 0
+    reason: str | None = ""
+    message: str | None = ""
+    details: _Details | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the version watched from is too old."""
+        return self.code == _GONE or self.reason in _EXPIRED
+
+
+class _Bookmark(msgspec.Struct):
+    """An object of which only the version counts; its other fields are null."""
+
+    metadata: _ListMeta
 
 
 _decode_event: Final = msgspec.json.Decoder(_WatchEvent).decode
 _decode_status: Final = msgspec.json.Decoder(_Status).decode
+_decode_bookmark: Final = msgspec.json.Decoder(_Bookmark).decode
 
 
 class KubernetesApi:
@@ -135,7 +165,7 @@ class KubernetesApi:
             trust = ssl.create_default_context(cafile=str(ca) if ca.exists() else None)
         except (OSError, ssl.SSLError) as error:
             raise SourceFailed("credentials", f"{ca}: {error}") from None
-        timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=SILENCE_S)
+        timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=WATCH_S + WATCH_LATE_S)
         return httpx.AsyncClient(base_url=self.url, verify=trust, timeout=timeout, trust_env=False)
 
     def _mounted(self, name: str) -> str:
@@ -171,7 +201,7 @@ class Watched(Source[T], Generic[O, T]):
             meaning: turns the objects into what is published.
             backoff_s: pause after a failure, growing.
         """
-        super().__init__(name)
+        super().__init__(name, WATCH_S)
         self._api = api
         self._path = path
         self._selector = selector
@@ -179,8 +209,10 @@ class Watched(Source[T], Generic[O, T]):
         self._backoff_s = backoff_s
         self._objects: dict[str, O] = {}
         self._version = ""  # to resume from; empty: list first
+        self._resumes = 0  # in a row, of which none has brought anything
+        self._in_pages = True  # False: the rest of a list had expired before it could be read
         self._decode: Callable[[bytes], O] = msgspec.json.Decoder(kind).decode
-        page = msgspec.defstruct("Page", [("metadata", _ListMeta), ("items", list[kind])])  # type: ignore[valid-type]
+        page = msgspec.defstruct("Page", [("metadata", _ListMeta), ("items", list[kind] | None)])  # type: ignore[valid-type]
         self._decode_page: Callable[[bytes], Any] = msgspec.json.Decoder(page).decode
 
     @override
@@ -190,9 +222,19 @@ class Watched(Source[T], Generic[O, T]):
     async def look(self) -> None:
         """List if necessary, then watch until something fails; call it again then.
 
+        Unless the failure is provably transient, the next call lists anew.
+
         Raises:
             SourceFailed: the server is unreachable, refuses, or sends nonsense.
         """
+        try:
+            await self._look()
+        except SourceFailed as error:
+            if not error.is_transient or self._resumes >= RESUMES_MAX:
+                self._version, self._resumes = "", 0
+            raise
+
+    async def _look(self) -> None:
         import httpx
 
         try:
@@ -203,14 +245,14 @@ class Watched(Source[T], Generic[O, T]):
                 while True:
                     await self._watch(client)
                     await asyncio.sleep(min(self._backoff_s, BACKOFF_S))
-        except Gone:
-            self._version = ""
-            raise SourceFailed("gone", "the version watched from is gone; listing anew") from None
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:  # nothing was asked yet
             why = f"{type(error).__name__}: {error}"
-            raise SourceFailed("connection", why) from None
+            raise SourceFailed("connection", why, is_transient=True) from None
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            self._resumes += 1
+            why = f"{type(error).__name__}: {error}"
+            raise SourceFailed("connection", why, is_transient=True) from None
         except msgspec.MsgspecError as error:
-            self._version = ""
             raise SourceFailed("malformed", str(error)) from None
 
     def _say(self) -> None:
@@ -223,32 +265,62 @@ class Watched(Source[T], Generic[O, T]):
         found: dict[str, O] = {}
         more: str | None = ""
         version = ""
+        in_pages, self._in_pages = self._in_pages, True
         while more is not None:
-            page = self._decode_page(await self._page(client, more))
-            found.update((_key(one), one) for one in cast("list[O]", page.items))
+            try:
+                text = await self._page(client, more, in_pages=in_pages)
+            except SourceFailed as error:
+                self._in_pages = not (more and error.kind == "gone")
+                raise
+            page = self._decode_page(text)
+            found.update((_key(one), one) for one in cast("list[O]", page.items or []))
             self._count(found)
             version = page.metadata.resourceVersion
             more = page.metadata.continue_ or None
-        self._objects, self._version = found, version
+        self._objects, self._version, self._resumes = found, version, 0
 
-    async def _page(self, client: httpx.AsyncClient, more: str) -> bytes:
-        ask = self._query(limit=str(PAGE_OBJECTS), **({"continue": more} if more else {}))
+    async def _page(self, client: httpx.AsyncClient, more: str, *, in_pages: bool) -> bytes:
+        ask = {"limit": str(PAGE_OBJECTS)} if in_pages else {}
+        ask |= {"continue": more} if more else {}
         body = bytearray()
-        async for data in self._stream(client, ask):
-            body += data
-            if len(body) > PAGE_BYTES_MAX:
-                raise SourceFailed("too_large", f"a list of more than {PAGE_BYTES_MAX} bytes")
+        try:
+            async with asyncio.timeout(PAGE_TIMEOUT_S):
+                async for data in self._stream(client, self._query(**ask)):
+                    body += data
+                    if len(body) > PAGE_BYTES_MAX:
+                        why = f"a list of more than {PAGE_BYTES_MAX} bytes"
+                        raise SourceFailed("too_large", why)
+        except TimeoutError:
+            raise SourceFailed("timeout", f"no list within {PAGE_TIMEOUT_S:g} s") from None
         return bytes(body)
 
     def _count(self, found: Mapping[str, O]) -> None:
         most = self._api.objects_max
         if len(found) > most:
-            self._version = ""
             raise SourceFailed("too_large", f"more than {most} objects (--discovery-objects-max)")
 
     # -- watch ---------------------------------------------------------------------------------
 
     async def _watch(self, client: httpx.AsyncClient) -> None:
+        """Watch until the server ends it in order.
+
+        Raises:
+            SourceFailed: it does not end in time, ends at once, or says that something is wrong.
+        """
+        before, began_at = self.progress, self.clock()
+        try:
+            async with asyncio.timeout(WATCH_S + WATCH_LATE_S):
+                await self._hear(client)
+        except TimeoutError:
+            self._resumes += 1
+            why = f"a watch of {WATCH_S} s that has not ended after {WATCH_S + WATCH_LATE_S:g} s"
+            raise SourceFailed("silent", why, is_transient=True) from None
+        if self.progress == before and self.clock() - began_at < WATCH_SHORT_S:
+            raise SourceFailed("short", "a watch that ended at once and said nothing")
+        self._resumes = 0
+        self.is_good()
+
+    async def _hear(self, client: httpx.AsyncClient) -> None:
         ask = self._query(
             watch="1",
             allowWatchBookmarks="true",
@@ -265,28 +337,33 @@ class Watched(Source[T], Generic[O, T]):
                 if sum(self._take(line) for line in lines if line.strip()):
                     self._say()
             if len(rest) > LINE_BYTES_MAX:
-                self._version = ""
                 raise SourceFailed("too_large", f"an event of more than {LINE_BYTES_MAX} bytes")
 
     def _take(self, line: bytes) -> bool:
         """Apply one event; False if it changes nothing."""
         event = _decode_event(line)
-        self.progress += 1
         if event.type == "ERROR":
             status = _decode_status(event.object)
-            if status.code == _GONE:
-                raise Gone
-            raise SourceFailed("refused", f"watch ended with {status.code}: {status.message[:200]}")
-        one = self._decode(bytes(event.object))
-        self._version = one.metadata.resourceVersion or self._version
-        if event.type in ("ADDED", "MODIFIED"):
-            self._objects[_key(one)] = one
-            self._count(self._objects)
-        elif event.type == "DELETED":
-            self._objects.pop(_key(one), None)
-        else:
-            return False
-        return True
+            if status.is_gone:
+                raise _gone(status)
+            why = f"watch ended with {status.code} {status.reason}: {(status.message or '')[:200]}"
+            raise SourceFailed("refused", why, retry_after_s=_asked_to_wait(status))
+        changes = event.type in _CHANGES
+        if changes:
+            one = self._decode(bytes(event.object))
+            version = one.metadata.resourceVersion
+            if event.type == "DELETED":
+                self._objects.pop(_key(one), None)
+            else:
+                self._objects[_key(one)] = one
+                self._count(self._objects)
+        else:  # a bookmark, or what a later API may send
+            version = _decode_bookmark(event.object).metadata.resourceVersion
+        self._version = version or self._version
+        self.progress += 1
+        self._resumes = 0
+        self.is_good()
+        return changes
 
     # -- both ----------------------------------------------------------------------------------
 
@@ -300,13 +377,43 @@ class Watched(Source[T], Generic[O, T]):
         async with client.stream(
             "GET", path, params=dict(ask), headers=self._api.headers()
         ) as answer:
-            if answer.status_code == _GONE:
-                raise Gone
             if answer.status_code != _OK:
-                kind = "unauthorized" if answer.status_code in (401, 403) else "status"
-                raise SourceFailed(kind, f"status {answer.status_code} for {path}")
+                raise await self._refusal(answer, path)
             async for data in answer.aiter_bytes():
                 yield data
+
+    async def _refusal(self, answer: httpx.Response, path: str) -> SourceFailed:
+        status = _Status()
+        with contextlib.suppress(msgspec.MsgspecError):
+            body = bytearray()
+            async for data in answer.aiter_bytes():
+                body += data
+                if len(body) > REFUSAL_BYTES_MAX:
+                    break
+            status = _decode_status(body)
+        status.code = answer.status_code
+        if status.is_gone:
+            return _gone(status)
+        is_busy = status.code == _TOO_MANY  # it has not looked at what we ask for
+        self._resumes += is_busy
+        told = answer.headers.get("retry-after", "")
+        # API servers send whole seconds; a date would come from a proxy
+        wait_s = float(told) if told.isdecimal() else _asked_to_wait(status)
+        return SourceFailed(
+            "unauthorized" if status.code in (401, 403) else "status",
+            f"status {status.code} for {path}: {(status.message or '')[:200]}",
+            is_transient=is_busy,
+            retry_after_s=wait_s,
+        )
+
+
+def _gone(status: _Status) -> SourceFailed:
+    why = f"the version watched from is gone ({status.code} {status.reason}); listing anew"
+    return SourceFailed("gone", why, retry_after_s=_asked_to_wait(status))
+
+
+def _asked_to_wait(status: _Status) -> float:
+    return 0.0 if status.details is None else status.details.retryAfterSeconds or 0.0
 
 
 def _key(one: HasMeta) -> str:

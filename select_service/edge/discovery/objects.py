@@ -6,12 +6,13 @@ read; the decoder skips whatever else an API server sends.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct, field
 from xxhash import xxh3_64_intdigest
 
+from select_service.core.fleet.discovery import Unready
 from select_service.edge.discovery.dns import endpoint_of
 from select_service.types import WorkerSpec
 
@@ -29,6 +30,7 @@ class Meta(Struct):
     name: str = ""
     namespace: str = ""
     resourceVersion: str = ""
+    creationTimestamp: str | None = None
     deletionTimestamp: str | None = None
     annotations: dict[str, str] | None = None
 
@@ -49,7 +51,7 @@ class Container(Struct):
 class PodSpec(Struct):
     """Part of a pod's spec."""
 
-    containers: list[Container] = []
+    containers: list[Container] | None = None
 
 
 class Condition(Struct):
@@ -91,8 +93,8 @@ class TargetRef(Struct):
 class Endpoint(Struct):
     """One endpoint of a slice."""
 
-    addresses: list[str] = []
-    conditions: EndpointConditions = field(default_factory=EndpointConditions)
+    addresses: list[str] | None = None
+    conditions: EndpointConditions | None = None
     targetRef: TargetRef | None = None
 
 
@@ -112,29 +114,66 @@ class EndpointSlice(Struct):
     ports: list[EndpointPort] | None = None
 
 
+TERMINATING: Final = Unready("terminating")
+NOT_READY: Final = Unready("not ready")
+NO_ADDRESS: Final = Unready("no address")
+_ENDED: Final = frozenset({"Failed", "Succeeded"})
+
+
+class Found(NamedTuple):
+    """What an object says of one pod that may be a worker."""
+
+    worker_id: int
+    pod: str  # namespace/name
+    created: str  # RFC 3339; empty: not told
+    spec: WorkerSpec | None  # None: it takes no new work
+    unready: Unready | None = None  # why; None: it may be chosen
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it will never be ready again."""
+        return self.unready is not None and (self.unready.has_ended or self.unready is TERMINATING)
+
+
 class BadAnnotation(ValueError):
     """An annotation has an unusable value."""
 
 
-def workers_of_pod(pod: Pod) -> Iterator[WorkerSpec]:
-    """Yield the pod's worker if it is running and ready.
+def workers_of_pod(pod: Pod) -> Iterator[Found]:
+    """Yield the pod, with its worker if that is running and ready.
 
     Raises:
         BadAnnotation: its annotations are unusable.
     """
+    meta, address = pod.metadata, pod.status.podIP
+    unready = _unready_pod(pod)
+    spec = None
+    if unready is None and address:
+        ports: dict[str, int] = {}
+        for container in pod.spec.containers or ():
+            for port in container.ports or ():
+                ports.setdefault(port.name, port.containerPort)
+        spec = _worker(meta, meta.name, address, ports)
+    yield _found(meta, meta.name, meta.creationTimestamp or "", spec, unready)
+
+
+def _unready_pod(pod: Pod) -> Unready | None:
+    """Return why a pod takes no new work."""
     status = pod.status
+    if status.phase in _ENDED:
+        return Unready(f"phase {status.phase}", has_ended=True)
+    if pod.metadata.deletionTimestamp:
+        return TERMINATING
+    if status.phase != "Running":
+        return Unready(f"phase {status.phase or 'unknown'}")
     ready = any(one.type == "Ready" and one.status == "True" for one in status.conditions or ())
-    if pod.metadata.deletionTimestamp or status.phase != "Running" or not (ready and status.podIP):
-        return
-    ports: dict[str, int] = {}
-    for container in pod.spec.containers:
-        for port in container.ports or ():
-            ports.setdefault(port.name, port.containerPort)
-    yield _worker(pod.metadata, pod.metadata.name, status.podIP, ports)
+    if not ready:
+        return NOT_READY
+    return None if status.podIP else NO_ADDRESS
 
 
-def workers_of_slice(piece: EndpointSlice) -> Iterator[WorkerSpec]:
-    """Yield a worker for each ready endpoint; the slice's annotations apply to all of them.
+def workers_of_slice(piece: EndpointSlice) -> Iterator[Found]:
+    """Yield each endpoint, with a worker if ready; the slice's annotations apply to all of them.
 
     Raises:
         BadAnnotation: its annotations are unusable.
@@ -144,12 +183,22 @@ def workers_of_slice(piece: EndpointSlice) -> Iterator[WorkerSpec]:
         if port.port:
             ports.setdefault(port.name or "", port.port)
     for endpoint in piece.endpoints or ():
-        conditions = endpoint.conditions
-        if conditions.ready is False or conditions.terminating or not endpoint.addresses:
-            continue
-        address = endpoint.addresses[0]
+        address = (endpoint.addresses or [""])[0]
         name = endpoint.targetRef.name if endpoint.targetRef is not None else address
-        yield _worker(piece.metadata, name, address, ports)
+        if name:
+            unready = _unready_endpoint(endpoint)
+            spec = _worker(piece.metadata, name, address, ports) if unready is None else None
+            yield _found(piece.metadata, name, "", spec, unready)
+
+
+def _unready_endpoint(endpoint: Endpoint) -> Unready | None:
+    """Return why an endpoint takes no new work; unknown conditions count as ready."""
+    conditions = endpoint.conditions or EndpointConditions()
+    if conditions.terminating:
+        return TERMINATING
+    if conditions.ready is False:
+        return NOT_READY
+    return None if endpoint.addresses else NO_ADDRESS
 
 
 def replicas_of_slice(piece: EndpointSlice, own_addresses: Collection[str]) -> Iterator[str]:
@@ -159,30 +208,46 @@ def replicas_of_slice(piece: EndpointSlice, own_addresses: Collection[str]) -> I
     """
     ports = [port.port for port in piece.ports or () if port.name == REPLICA_SYNC and port.port]
     for endpoint in piece.endpoints or ():
-        for address in endpoint.addresses[:1]:
+        for address in (endpoint.addresses or [])[:1]:
             if address not in own_addresses:
                 yield from (endpoint_of(address, port) for port in ports)
 
 
-def _worker(meta: Meta, name: str, address: str, ports: Mapping[str, int]) -> WorkerSpec:
-    said = {
+def _said(meta: Meta) -> dict[str, str]:
+    """Return our annotations, without their prefix."""
+    return {
         key.removeprefix(PREFIX): value
         for key, value in (meta.annotations or {}).items()
         if key.startswith(PREFIX)
     }
+
+
+def _found(
+    meta: Meta, name: str, created: str, spec: WorkerSpec | None, unready: Unready | None
+) -> Found:
+    worker_id = _worker_id(meta, name) if spec is None else spec.worker_id
+    return Found(worker_id, f"{meta.namespace}/{name}", created, spec, unready)
+
+
+def _worker_id(meta: Meta, name: str) -> int:
+    """Return a pod's worker id; one created anew under its name is the same worker."""
+    worker_id = _whole(_said(meta), "worker-id")
+    if worker_id is None:
+        return xxh3_64_intdigest(f"{meta.namespace}/{name}".encode())
+    return worker_id
+
+
+def _worker(meta: Meta, name: str, address: str, ports: Mapping[str, int]) -> WorkerSpec:
+    said = _said(meta)
     start, size = _whole(said, "data-parallel-start-rank"), _whole(said, "data-parallel-size")
     port = _port(said, "port", ports, HTTP)
     if port is None:
         port = next(iter(ports.values()), None)  # the first named port
     events = _port(said, "kv-events-port", ports, KV_EVENTS)
     replay = _port(said, "kv-replay-port", ports, KV_REPLAY)
-    worker_id = _whole(said, "worker-id")
     host = f"[{address}]" if ":" in address else address
     fields = {
-        # One worker per name: a pod recreated under its name is the same worker.
-        "worker_id": xxh3_64_intdigest(f"{meta.namespace}/{name}".encode())
-        if worker_id is None
-        else worker_id,
+        "worker_id": _worker_id(meta, name),
         "model_name": said.get("model-name", "default"),
         "tenant_id": said.get("tenant-id", "default"),
         "endpoint": None if port is None else f"{said.get('scheme', 'http')}://{host}:{port}",

@@ -11,17 +11,20 @@ from select_service.edge.discovery.followers import (
     Discovery,
     Follower,
     ReplicaFollower,
+    Verbs,
     WorkerFollower,
 )
 from select_service.edge.discovery.kubernetes import KubernetesApi, Watched
 from select_service.edge.discovery.objects import (
     BadAnnotation,
     EndpointSlice,
+    Found,
     Pod,
     replicas_of_slice,
     workers_of_pod,
     workers_of_slice,
 )
+from select_service.edge.discovery.shared_ids import Claims
 from select_service.edge.discovery.source import BACKOFF_S
 from select_service.edge.discovery.workers_file import WorkersFile
 
@@ -31,9 +34,10 @@ if TYPE_CHECKING:
     from select_service.config import Settings
     from select_service.edge.discovery.source import Source
     from select_service.edge.driver import Driver
+    from select_service.edge.driving.turn import Turn
     from select_service.types import WorkerSpec
 
-__all__ = ["create_discovery", "watched_replicas", "watched_workers"]
+__all__ = ["create_discovery", "watched_replicas", "watched_workers", "worker_follower"]
 
 _log = logging.getLogger("select_service")
 _PODS = "/api/v1/namespaces/{namespace}/pods"
@@ -55,24 +59,27 @@ def create_discovery(
     """
     turn = service.turn if clock is None else service.turn._replace(clock=clock)
     followers: list[Follower] = []
+
+    def follow_workers(source: Source[Workers], grace_s: float, *, lets_end: bool = False) -> None:
+        made = worker_follower(
+            *(source, service, settings), turn=turn, grace_s=grace_s, lets_end=lets_end
+        )
+        followers.append(made)
+
     api = KubernetesApi(
         *(settings.kubernetes_api, settings.kubernetes_credentials),
         settings.kubernetes_namespace,
         objects_max=settings.discovery_objects_max,
     )
 
-    def follow_workers(source: Source[Workers], grace_s: float) -> None:
-        most = settings.discovery_workers_max
-        verbs = service.upsert_worker, service.delete_worker
-        followers.append(WorkerFollower(source, turn, *verbs, grace_s=grace_s, workers_max=most))
-
     if settings.workers_file is not None:
-        # A file is edited on purpose: workers removed from it leave at once.
+        # A file is edited on purpose: workers removed from it leave as soon as they have nothing
+        # to do and nothing of theirs could be lost by mistake.
         file = WorkersFile(
             *(settings.workers_file, settings.workers_file_poll_s),
             bytes_max=settings.workers_file_bytes_max,
         )
-        follow_workers(file, 0.0)
+        follow_workers(file, 0.0, lets_end=True)
     if settings.kubernetes_workers is not None:
         found = watched_workers(
             api, settings.kubernetes_workers, slices=settings.kubernetes_workers_from != "pods"
@@ -87,6 +94,37 @@ def create_discovery(
     return Discovery(service.readiness, followers)
 
 
+def worker_follower(
+    source: Source[Workers],
+    service: Driver,
+    settings: Settings,
+    *,
+    turn: Turn | None = None,
+    grace_s: float,
+    lets_end: bool = False,
+) -> WorkerFollower:
+    """Return what makes a service agree with a source of workers.
+
+    Args:
+        source: names workers.
+        service: registers them.
+        settings: the limits.
+        turn: replaces the service's.
+        grace_s: how long the state of one that is no longer named stays.
+        lets_end: whether one that is no longer named may have requests to end.
+    """
+    return WorkerFollower(
+        source,
+        service.turn if turn is None else turn,
+        Verbs(service.upsert_worker, service.delete_worker, service.hold_worker_back),
+        link_of=service.sources.link,
+        grace_s=grace_s,
+        engine_grace_s=settings.discovery_engine_grace_s,
+        lets_end=lets_end,
+        workers_max=settings.discovery_workers_max,
+    )
+
+
 def _replica_sources(settings: Settings, api: KubernetesApi) -> Iterable[Source[frozenset[str]]]:
     own = [address for address in os.environ.get("POD_IP", "").split(",") if address]
     if settings.replica_sync_dns is not None:
@@ -99,15 +137,16 @@ def watched_workers(
     api: KubernetesApi, selector: str, *, slices: bool, backoff_s: float = BACKOFF_S
 ) -> Source[Workers]:
     """Return pods or EndpointSlices as a source of workers."""
+    claims = Claims()
     if slices:
         return Watched(
             *("kubernetes", api, EndpointSlice, _SLICES, selector),
-            lambda source, found: _workers(source, found, workers_of_slice),
+            lambda source, found: _workers(source, found, workers_of_slice, claims),
             backoff_s,
         )
     return Watched(
         *("kubernetes", api, Pod, _PODS, selector),
-        lambda source, found: _workers(source, found, workers_of_pod),
+        lambda source, found: _workers(source, found, workers_of_pod, claims),
         backoff_s,
     )
 
@@ -124,17 +163,21 @@ def watched_replicas(
 
 
 def _workers(
-    source: Source[Workers], found: Iterable[K], read: Callable[[K], Iterable[WorkerSpec]]
+    source: Source[Workers],
+    objects: Iterable[K],
+    read: Callable[[K], Iterable[Found]],
+    claims: Claims,
 ) -> Workers:
     """Read objects as workers; invalid ones are rejected, the others stand."""
-    workers: Workers = {}
+    found: list[Found] = []
     rejected: dict[str, str] = {}
-    for one in found:
+    for one in objects:
         try:
-            for spec in read(one):
-                # Dual stack names every worker twice; the first slice by name wins.
-                workers.setdefault(spec.worker_id, spec)
+            found += read(one)
         except BadAnnotation as error:
             rejected[f"{one.metadata.namespace}/{one.metadata.name}"] = str(error)
-    source.reject(rejected)
-    return workers
+    settled = claims.settle(found)
+    source.unready = {one.worker_id: one.unready for one in settled if one.unready is not None}
+    source.shared = claims.shared
+    source.reject(rejected | claims.refused)
+    return {one.worker_id: one.spec for one in settled if one.spec is not None}

@@ -1,13 +1,19 @@
-"""The base of all sources: publishes everything it sees, and counts failures."""
+"""The base of all sources: publishes everything it sees, counts failures, and knows its age."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import time
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from indexer.edge.patience import Patience
+
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from select_service.core.fleet.discovery import Unready
 
 T = TypeVar("T")
 
@@ -15,15 +21,29 @@ _log = logging.getLogger("select_service")
 
 BACKOFF_S: Final = 1.0
 BACKOFF_MAX_S: Final = 30.0
-"""Pause after a source failed, doubled up to the second number."""
+"""Pause after a source failed, doubled up to the second number; half of it is left to chance."""
+
+RETRY_AFTER_MAX_S: Final = 60.0
+"""A longer Retry-After of the other side is shortened to this."""
 
 
 class SourceFailed(Exception):
-    """A source cannot be read now; `kind` is a label for metrics."""
+    """A source cannot be read now; `kind` is a label for metrics.
 
-    def __init__(self, kind: str, why: str) -> None:
+    Args:
+        kind: of the failure.
+        why: for people.
+        is_transient: nothing was said against what is known; only the connection has failed.
+        retry_after_s: the other side wants to be left alone for so long.
+    """
+
+    def __init__(
+        self, kind: str, why: str, *, is_transient: bool = False, retry_after_s: float = 0.0
+    ) -> None:
         super().__init__(why)
         self.kind = kind
+        self.is_transient = is_transient
+        self.retry_after_s = min(retry_after_s, RETRY_AFTER_MAX_S)
 
 
 class Source(Generic[T]):
@@ -31,36 +51,60 @@ class Source(Generic[T]):
 
     Attributes:
         name: shown in records and metrics.
-        latest: everything it names; None before the first successful look.
+        latest: everything it names that may be used; None before the first successful look.
+        unready: workers that it names and that take no new work; read together with `latest`.
         updates: successful looks that published something.
         failures: failed looks, by kind; they leave the latest unchanged.
         rejected: invalid objects at present, and why they are rejected.
+        shared: pods that were left out because another has their worker id, by that id.
+        progress: changes whenever a watch brings something sensible.
+        trouble: why the last look failed; empty: it did not.
+        every_s: how often it is looked at, if all is well.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, every_s: float = 0.0) -> None:
         self.name = name
+        self.every_s = every_s
         self.latest: T | None = None
+        self.unready: Mapping[int, Unready] = {}
         self.changed = asyncio.Event()
         self.updates = 0
-        self.progress = 0  # changes whenever the other side sends something sensible
+        self.progress = 0
         self.failures: dict[str, int] = {}
         self.rejected: dict[str, str] = {}
-        self._trouble = ""
+        self.shared: dict[int, list[str]] = {}
+        self.trouble = ""
+        self.clock: Callable[[], float] = time.monotonic
+        self._good_at = self.clock()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the source was last known to be as published, or since it was built."""
+        return max(0.0, self.clock() - self._good_at)
+
+    def keep_time(self, clock: Callable[[], float]) -> None:
+        """Measure by another clock from now on."""
+        self.clock, self._good_at = clock, clock()
+
+    def is_good(self) -> None:
+        """Note that the source was just read, or has said that nothing else is new."""
+        self._good_at = self.clock()
+        self.trouble = ""
 
     def publish(self, everything: T) -> None:
         """Publish everything there is now."""
         self.updates += 1
-        self.progress += 1
-        self._trouble = ""
+        self.is_good()
         self.latest = everything
         self.changed.set()
 
     def fail(self, kind: str, why: str) -> None:
         """Count a failed look; each new problem is logged once."""
         self.failures[kind] = self.failures.get(kind, 0) + 1
-        if why != self._trouble:
+        if why != self.trouble:
             _log.warning("discovery from %s: %s; the last good state stays", self.name, why)
-            self._trouble = why
+            self.trouble = why
 
     def reject(self, rejected: dict[str, str]) -> None:
         """Record the objects that are invalid at present; each is logged once."""
@@ -79,6 +123,7 @@ async def poll(source: Source[T], look: Callable[[], Awaitable[None]], every_s: 
     while True:
         try:
             await look()
+            source.is_good()
         except SourceFailed as error:
             source.fail(error.kind, str(error))
         await asyncio.sleep(every_s)
@@ -87,18 +132,28 @@ async def poll(source: Source[T], look: Callable[[], Awaitable[None]], every_s: 
 async def insist(
     source: Source[T], look: Callable[[], Awaitable[None]], backoff_s: float = BACKOFF_S
 ) -> None:
-    """Look repeatedly; failures of any kind lengthen the pauses."""
-    pause_s = backoff_s
+    """Look repeatedly; failures lengthen the pauses, until a look has lasted.
+
+    A connection that breaks after it has brought something is made again after a short pause.
+    """
+    patience = Patience(backoff_s, BACKOFF_MAX_S)
     while True:
-        before = source.progress
+        before, at_least_s, is_transient = source.progress, 0.0, False
+        patience.holds(source.clock())
         try:
             await look()
         except SourceFailed as error:
             source.fail(error.kind, str(error))
+            is_transient, at_least_s = error.is_transient, error.retry_after_s
         except Exception as error:  # noqa: BLE001 - a bug must not end the looking
             _log.exception("discovery from %s failed through an error of ours", source.name)
             source.fail("internal", repr(error))
-        if source.progress != before:
-            pause_s = backoff_s
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, BACKOFF_MAX_S)
+        patience.broke(source.clock())
+        if is_transient and source.progress != before:
+            patience.begin_anew()
+        await asyncio.sleep(max(_jittered(patience.next_s()), at_least_s))
+
+
+def _jittered(pause_s: float) -> float:
+    """Return a part of a pause: replicas that failed together must not come back together."""
+    return pause_s * random.uniform(0.5, 1.0)

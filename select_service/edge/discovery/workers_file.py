@@ -36,7 +36,7 @@ class WorkersFile(Source[dict[int, WorkerSpec]]):
     """One file: a list of bodies of POST /workers, or `{"workers": [...]}`."""
 
     def __init__(self, path: str, poll_s: float, *, bytes_max: int = BYTES_MAX) -> None:
-        super().__init__("file")
+        super().__init__("file", poll_s)
         self._bytes_max = bytes_max
         self._path = Path(path)
         self._poll_s = poll_s
@@ -87,7 +87,8 @@ def parse_workers(text: bytes, bytes_max: int = BYTES_MAX) -> dict[int, WorkerSp
     except (msgspec.DecodeError, ValueError) as error:
         raise SourceFailed("malformed", str(error)) from None
     specs = document.workers if isinstance(document, _Document) else document
-    workers = {spec.worker_id: spec for spec in specs}
-    if len(workers) != len(specs):
-        raise SourceFailed("malformed", "a worker_id comes twice")
+    workers: dict[int, WorkerSpec] = {}
+    for spec in specs:
+        if workers.setdefault(spec.worker_id, spec) is not spec:
+            raise SourceFailed("malformed", f"worker_id {spec.worker_id} comes twice")
     return workers

@@ -16,12 +16,14 @@ from select_service.edge.readiness import WORKER
 from select_service.types import BriefReady, Ready
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from select_service.edge.doctor import Doctor
     from select_service.edge.driving.carrying import Carrier
     from select_service.edge.driving.turn import Turn
     from select_service.edge.readiness import Readiness
     from select_service.edge.state.keeper import Keeper
-    from select_service.types.doctor import DoctorLimits
+    from select_service.types.doctor import DoctorLimits, SourceLink
 
 __all__ = ["Health"]
 
@@ -43,6 +45,7 @@ class Health:
         readiness: Readiness,
         keeper: Keeper | None,
         limits: DoctorLimits,
+        sources: Callable[[], Sequence[SourceLink]],
     ) -> None:
         """Examine nothing yet.
 
@@ -52,12 +55,14 @@ class Health:
             readiness: the conditions of readiness.
             keeper: has the state on disk.
             limits: how often to examine the fleet.
+            sources: of discovery.
         """
         self._core, self._clock, _ = turn
         self._carrier = carrier
         self._readiness = readiness
         self._keeper = keeper
         self._limits = limits
+        self._sources = sources
         self._examining: asyncio.Task[None] | None = None
         self.diagnosed: Doctor | None = None
 
@@ -114,6 +119,7 @@ class Health:
                 peers=lambda: (
                     [] if carrier.replicas is None else carrier.replicas.subscriptions.links()
                 ),
+                sources=self._sources,
                 clock=self._clock,
             )
         return self.diagnosed

@@ -78,10 +78,16 @@ class RecoveryMetrics(Collector):
         yield from (waiting, given_up)
 
     def _discovery(self) -> Iterator[Metric]:
-        named = gauge("discovery_workers", "Workers or replicas a source names.", ("source",))
+        named = gauge("discovery_workers", "Ready workers or replicas of a source.", ("source",))
         missed = gauge(
             "discovery_missed",
-            "Workers or replicas no longer named, in their grace period.",
+            "Workers that take no new work (not ready, leaving, no longer named), and replicas no "
+            "longer named, in their grace period.",
+            ("source",),
+        )
+        age = gauge(
+            "discovery_age_seconds",
+            "Seconds since a source was listed, or last said what is new or that nothing is.",
             ("source",),
         )
         left_out = gauge(
@@ -96,14 +102,17 @@ class RecoveryMetrics(Collector):
             source = follower.source
             named.add_metric([source.name], follower.named)
             missed.add_metric([source.name], follower.missed)
+            age.add_metric([source.name], source.age_s)
             updates.add_metric([source.name], source.updates)
+            shared = sum(len(pods) - 1 for pods in source.shared.values())
             for reason, count in (
                 ("conflict", follower.conflicts),
                 ("refused", follower.refused),
                 ("limit", follower.left_out),
-                ("malformed", len(source.rejected)),
+                ("malformed", len(source.rejected) - shared),
+                ("worker_id_shared", shared),
             ):
                 left_out.add_metric([source.name, reason], count)
             for kind, count in sorted(source.failures.items()):
                 failures.add_metric([source.name, kind], count)
-        yield from (named, missed, left_out, updates, failures)
+        yield from (named, missed, age, left_out, updates, failures)

@@ -59,6 +59,10 @@ class Registering:
         """DELETE /workers/{id}/drain."""
         return self._drain_told(*self._core.undrain(worker_id, self._clock()))
 
+    def hold_worker_back(self, worker_id: int, source: str, why: str | None) -> None:
+        """Discovery says why a worker takes no new work; None: it takes work again."""
+        self._carry_out(self._core.hold_back(worker_id, source, why, self._clock()))
+
     def _drain_told(self, status: DrainStatus, effects: Effects) -> DrainStatus:
         self._carry_out(effects)
         return self._core.drain_status(status.worker_id) if effects.listen else status

@@ -25,7 +25,8 @@ __all__ = ["Candidate", "Selectors", "Worker"]
 TIMEOUT_S: Final = 5.0
 CANDIDATES_MAX: Final = 64
 """Maximum candidates per request."""
-DRAINING: Final = "draining: "
+_DRAINING: Final = "draining"
+DRAINING: Final = f"{_DRAINING}: "
 _JSON: Final = {"content-type": "application/json"}
 _OK, _NOT_FOUND = 200, 404
 _T = TypeVar("_T")
@@ -218,8 +219,11 @@ def _host(record: _Record) -> str:
 
 
 def _why(record: _Record) -> str | None:
-    """Return the reason of a drain, perhaps empty; None: no drain."""
-    told = [one for one in record.not_schedulable_reasons if one.startswith(DRAINING)]
-    if told:
-        return told[0].removeprefix(DRAINING)
-    return "" if record.lifecycle == "draining" else None
+    """Return the reason of a drain, perhaps empty; None: no drain.
+
+    A worker that only its source holds back, because it is not ready, is nobody's drain.
+    """
+    for one in record.not_schedulable_reasons:
+        if one.startswith(DRAINING):
+            return one.removeprefix(DRAINING)
+    return "" if _DRAINING in record.not_schedulable_reasons else None

@@ -125,7 +125,7 @@ export class Fleet {
     if (only === "problems" && !hasProblem(row)) return false;
     if (only === "schedulable" && worker.lifecycle !== "schedulable") return false;
     if (only === "incomplete" && worker.lifecycle === "schedulable") return false;
-    if (only === "draining" && !worker.drains) return false;
+    if (only === "draining" && worker.lifecycle !== "draining" && !worker.drains) return false;
     if (only === "loaded" && !rank?.requests) return false;
     const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
     if (!words.length) return true;

@@ -9,6 +9,8 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from select_service.edge.discovery.objects import (
+    NOT_READY,
+    TERMINATING,
     BadAnnotation,
     EndpointSlice,
     Pod,
@@ -21,7 +23,7 @@ from tests.select_service.edge.discovery.fake_kubernetes import pod
 
 def read(fields: dict[str, Any]) -> list[WorkerSpec]:
     fields["metadata"] |= {"name": "w-0", "namespace": "ns"}
-    return list(workers_of_pod(msgspec.convert(fields, Pod)))
+    return [one.spec for one in workers_of_pod(msgspec.convert(fields, Pod)) if one.spec]
 
 
 def test_a_pod_without_annotations() -> None:
@@ -135,8 +137,9 @@ def test_without_a_port_called_http_it_is_the_first(names: tuple[str, ...]) -> N
         "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {}}],
         "ports": [{"name": name, "port": port} for name, port in numbers],
     }
-    (of_slice,) = workers_of_slice(msgspec.convert(piece, EndpointSlice))
-    assert of_pod.endpoint == of_slice.endpoint == "http://10.0.0.1:8000"
+    (found,) = workers_of_slice(msgspec.convert(piece, EndpointSlice))
+    assert found.spec is not None
+    assert of_pod.endpoint == found.spec.endpoint == "http://10.0.0.1:8000"
 
 
 def test_slices_name_pods_as_pods_do() -> None:
@@ -154,7 +157,9 @@ def test_slices_name_pods_as_pods_do() -> None:
         ],
         "ports": [{"name": "http", "port": 8000}, {"name": "kv-events", "port": 5557}],
     }
-    specs = list(workers_of_slice(msgspec.convert(piece, EndpointSlice)))
+    found = list(workers_of_slice(msgspec.convert(piece, EndpointSlice)))
+    assert [one.unready for one in found] == [None, NOT_READY, TERMINATING, None]
+    specs = [one.spec for one in found if one.spec]
     assert [spec.endpoint for spec in specs] == ["http://10.0.0.1:8000", "http://10.0.0.4:8000"]
     assert specs[0].worker_id == read(pod("10.0.0.1"))[0].worker_id
     assert specs[0].block_size == 16
