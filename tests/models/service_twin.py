@@ -111,7 +111,13 @@ class ServiceTwin:
     now: float = 0.0
     leases: dict[str, TwinLease] = field(default_factory=dict)
     queue: list[TwinTicket] = field(default_factory=list)
-    drained: set[int] = field(default_factory=set)  # workers that take nothing more
+    drained: set[int] = field(default_factory=set)  # workers that an operator lets take nothing
+    held_back: set[int] = field(default_factory=set)  # and those whose source says so
+
+    @property
+    def closed(self) -> set[int]:
+        """Workers that take nothing more."""
+        return self.drained | self.held_back
 
     # -- workers (1.5) -------------------------------------------------------------------------
 
@@ -125,10 +131,12 @@ class ServiceTwin:
             if old is None or old.sources.get(rank) != source:
                 self.truths[worker_id, rank] = RankTruth(self.config.block_size)
         self.workers[worker_id] = worker
+        self.held_back.discard(worker_id)
 
     def delete_worker(self, worker_id: int) -> None:
         """Remove: load and index go with it."""
         self.drained.discard(worker_id)
+        self.held_back.discard(worker_id)
         for rank in self.workers.pop(worker_id).sources:
             self._drop_rank((worker_id, rank))
 
@@ -143,7 +151,7 @@ class ServiceTwin:
 
     def open_ranks(self) -> list[Rank]:
         """Those of workers that do not drain."""
-        return [(w, r) for w, r in self.ranks() if w not in self.drained]
+        return [(w, r) for w, r in self.ranks() if w not in self.closed]
 
     # -- load (4) ------------------------------------------------------------------------------
 
@@ -242,7 +250,7 @@ class ServiceTwin:
 
     def eligible(self, wish: Wish) -> list[Rank]:
         """Candidates of a request (3.1)."""
-        return [rank for rank in self.wished(wish) if rank[0] not in self.drained]
+        return [rank for rank in self.wished(wish) if rank[0] not in self.closed]
 
     def wished(self, wish: Wish) -> list[Rank]:
         """With them those of workers that drain."""

@@ -237,8 +237,13 @@ class ServiceMachine(RuleBasedStateMachine):
         record, effects = self.core.upsert_worker(spec, self.later())
         drains = worker_id in self.twin.drained
         assert record.lifecycle == ("draining" if drains else "schedulable")
+        twin = TwinWorker(taints, spec.max_num_batched_tokens, sources)
+        if worker_id in self.twin.held_back:  # whoever registers it says that it is there
+            self.twin.put_worker(worker_id, twin)
+            self.heard_of_drain(effects)
+            return
         self.follow(effects)
-        self.twin.put_worker(worker_id, TwinWorker(taints, spec.max_num_batched_tokens, sources))
+        self.twin.put_worker(worker_id, twin)
 
     def new_endpoint(self) -> str:
         self.endpoints += 1
@@ -265,7 +270,7 @@ class ServiceMachine(RuleBasedStateMachine):
                 self.core.undrain(worker_id, now)
             return
         drained = self.twin.drained
-        is_news = (worker_id in drained) is undone
+        is_news = (worker_id in drained) is undone and worker_id not in self.twin.held_back
         if undone:
             status, effects = self.core.undrain(worker_id, now)
             drained.discard(worker_id)
@@ -281,6 +286,20 @@ class ServiceMachine(RuleBasedStateMachine):
         assert status.prefill_tokens == sum(map(self.twin.prefill, ranks))
         assert status.decode_blocks == sum(map(self.twin.decode, ranks))
         assert status.safe_to_terminate is (not undone and not status.reservations)
+
+    @rule(worker_id=worker_ids, undone=st.sampled_from([False, True, True]))
+    def hold_back(self, worker_id: int, *, undone: bool) -> None:
+        """A worker's source says that it is not ready, or that it is: no drain is undone by it."""
+        twin = self.twin
+        before = twin.closed
+        if worker_id in twin.workers:
+            (twin.held_back.discard if undone else twin.held_back.add)(worker_id)
+        why = None if undone else "not ready"
+        effects = self.core.hold_back(worker_id, "api", why, self.later())
+        if twin.closed == before:
+            assert not effects.answered
+        else:
+            self.heard_of_drain(effects)
 
     def heard_of_drain(self, effects: Any) -> None:
         """Those that nobody can serve leave, wherever they stand; then those go that may."""
@@ -541,7 +560,7 @@ class ServiceMachine(RuleBasedStateMachine):
             with pytest.raises(LeaseNotFound):
                 self.core.reserve(request, self.later())
             return name
-        if rank[0] in self.twin.drained:
+        if rank[0] in self.twin.closed:
             with pytest.raises(WorkerDraining):
                 self.core.reserve(request, self.later())
             return name

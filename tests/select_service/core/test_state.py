@@ -28,6 +28,8 @@ STEPS = st.lists(
                 "wait",
                 "drain",
                 "undrain",
+                "hold back",
+                "ready",
             )
         ),
         st.integers(0, 5),
@@ -109,6 +111,8 @@ def step(fleet: Fleet, verb: str, number: int, worker: int) -> None:
         fleet.drain(worker, f"for {number}" if number else None)
     elif verb == "undrain":
         fleet.undrain(worker)
+    elif verb in {"hold back", "ready"}:
+        fleet.hold_back(worker, "not ready" if verb == "hold back" else None)
     else:
         fleet.tick(200.0)
 

@@ -80,6 +80,10 @@ class Fleet:
         self._did(effects)
         return answer
 
+    def hold_back(self, worker_id: int, why: str | None, source: str = "api") -> WorkerRecord:
+        self._did(self.core.hold_back(worker_id, source, why, self.now))
+        return self.core.worker(worker_id)
+
     def hold(self, worker_id: int, blocks: list[int], dp_rank: int = 0) -> None:
         """Let a rank's device cache hold a prompt of these local block hashes."""
         index = self.core.partitions[DEFAULT].index

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.core.fleet.catalog import Catalog
-from select_service.core.fleet.discovery import API, Roster
+from select_service.core.fleet.discovery import API, Plan, Roster, Unready
 from select_service.types import CoreLimits, WorkerSpec
 
 
@@ -66,3 +66,68 @@ def test_after_the_plan_both_agree(named: set[int], mine: set[int], theirs: set[
     assert {w.worker_id for w in known if w.source == "file"} == named - theirs
     assert {w.worker_id for w in known if w.source == API} == theirs
     assert Roster("file", grace_s=0.0).plan(specs(*named, endpoint="x"), known, 0.0)[:2] == ([], [])
+
+
+def held(plan: Plan) -> dict[int, str | None]:
+    return dict(plan.held_back)
+
+
+def apply(plan: Plan, known: Catalog, source: str) -> None:
+    for worker_id in plan.removed:
+        known.remove(worker_id)
+    for worker_id, why in plan.held_back:
+        worker = known.get(worker_id)
+        worker.hold_back(worker.operator_drain, why)
+    for spec in plan.put:
+        known.put(known.admit(spec, source))
+
+
+def test_who_is_not_ready_is_held_back_for_as_long_as_it_is_listed() -> None:
+    roster, known = Roster("k", grace_s=0.0), catalog(k=[1, 2])
+    unready = {1: Unready("not ready"), 9: Unready("not ready")}
+    plan = roster.plan(specs(2), known, 0.0, unready)
+    assert (held(plan), plan.removed, plan.put) == ({1: "not ready"}, [], [])
+    apply(plan, known, "k")
+    assert roster.plan(specs(2), known, 1e6, unready) == ([], [], [], [])
+    assert (roster.missed, roster.is_waiting) == (1, False)
+    plan = roster.plan(specs(1, 2), known, 1e6)
+    assert (held(plan), roster.missed) == ({1: None}, 0)
+
+
+def test_who_has_ended_or_is_not_listed_is_held_back_and_then_removed() -> None:
+    roster, known = Roster("k", grace_s=10.0), catalog(k=[1, 2])
+    unready = {1: Unready("phase Failed", has_ended=True)}
+    plan = roster.plan({}, known, 0.0, unready)
+    assert held(plan) == {1: "phase Failed", 2: "no longer named"}
+    apply(plan, known, "k")
+    assert roster.plan({}, known, 9.9, unready) == ([], [], [], [])
+    assert roster.plan({}, known, 10.0, unready).removed == [1, 2]
+
+
+def test_an_unbroken_connection_or_a_request_speaks_for_a_worker() -> None:
+    connections: dict[int, object] = {1: (1,), 2: (1,), 3: None}
+    busy = {4}
+    roster = Roster(
+        "k",
+        grace_s=0.0,
+        engine_grace_s=300.0,
+        connection=connections.get,
+        has_requests=busy.__contains__,
+    )
+    known = catalog(k=[1, 2, 3, 4])
+    plan = roster.plan({}, known, 0.0)
+    assert (plan.removed, held(plan).keys()) == ([3], {1, 2, 4})
+    apply(plan, known, "k")
+    connections[2] = (2,)  # it came again: who says that it is the same?
+    busy.clear()
+    apply(plan := roster.plan({}, known, 1.0), known, "k")
+    assert plan.removed == [2, 4]
+    assert roster.plan({}, known, 299.9).removed == []
+    assert roster.plan({}, known, 300.0).removed == [1]
+
+
+def test_one_that_another_source_no_longer_names_is_taken_over() -> None:
+    known = catalog(file=[1])
+    apply(Roster("file", grace_s=10.0).plan({}, known, 0.0), known, "file")
+    plan = Roster("k", grace_s=10.0).plan(specs(1), known, 0.0)
+    assert ([spec.worker_id for spec in plan.put], plan.conflicts) == ([1], [])
