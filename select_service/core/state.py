@@ -157,7 +157,11 @@ class State:
 class Workers:
     """The catalog: specs as they were registered."""
 
-    def __init__(self, catalog: Catalog, admit: Callable[..., Effects]) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        admit: Callable[[WorkerSpec, float, str, str | None, str | None], Effects],
+    ) -> None:
         self._catalog = catalog
         self._admit = admit
 

@@ -47,7 +47,8 @@ DISCOVERY_STALE: Final = Cause(
     "not found, and those that leave may still be chosen. The last good state stays.",
     "Follow what the finding says of the last attempt (also "
     "select_service_discovery_failures_total by kind). Kubernetes: may the service account list "
-    "and watch, and does the API server answer at --kubernetes-api? A file: is it there, and valid?",
+    "and watch, and does the API server answer at --kubernetes-api? A file: is it "
+    "there, and valid?",
 )
 WORKER_ID_SHARED: Final = Cause(
     "worker-id-shared",

@@ -66,6 +66,7 @@ class DnsReplicas(Source[frozenset[str]]):
                 addresses = await self._resolver(self._host, self._port)
         except (OSError, TimeoutError) as error:
             raise SourceFailed("unresolved", f"{self._host}: {error}") from None
+        self.is_good()
         endpoints = frozenset(
             endpoint_of(address, self._port) for address in addresses if address not in self._own
         )

@@ -123,7 +123,6 @@ async def poll(source: Source[T], look: Callable[[], Awaitable[None]], every_s: 
     while True:
         try:
             await look()
-            source.is_good()
         except SourceFailed as error:
             source.fail(error.kind, str(error))
         await asyncio.sleep(every_s)

@@ -41,6 +41,7 @@ class WorkersFile(Source[dict[int, WorkerSpec]]):
         self._path = Path(path)
         self._poll_s = poll_s
         self._seen: _Signature | None = None
+        self._is_valid = False  # what was seen
 
     @override
     async def run(self) -> None:
@@ -57,6 +58,8 @@ class WorkersFile(Source[dict[int, WorkerSpec]]):
         if workers is not None:
             self.publish(workers)
         self._seen = signature
+        if self._is_valid:
+            self.is_good()
 
     def _read(self) -> tuple[_Signature, dict[int, WorkerSpec] | None]:
         try:
@@ -69,8 +72,10 @@ class WorkersFile(Source[dict[int, WorkerSpec]]):
         except OSError as error:
             self._seen = None
             raise SourceFailed("unreadable", f"{self._path}: {error.strerror}") from None
-        self._seen = signature
-        return signature, parse_workers(text, self._bytes_max)
+        self._seen, self._is_valid = signature, False
+        workers = parse_workers(text, self._bytes_max)
+        self._is_valid = True
+        return signature, workers
 
 
 def parse_workers(text: bytes, bytes_max: int = BYTES_MAX) -> dict[int, WorkerSpec]:

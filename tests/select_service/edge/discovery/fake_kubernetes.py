@@ -30,6 +30,9 @@ class FakeKubernetes:
         self.page_size = 2
         self.fail_with: int | None = None
         self.pages_expired = 0  # so many times the rest of a list is not to be had any more
+        self.watches_fail_with: tuple[int, dict[str, Any]] | None = None  # status, and its body
+        self.retry_after: str | None = None  # told with it
+        self.watch_says: bytes | None = None  # all that a watch says before it ends in order
         self.url = ""
         self._watchers: set[asyncio.StreamWriter] = set()
         self._changed = asyncio.Condition()
@@ -129,6 +132,13 @@ class FakeKubernetes:
             _reply(writer, 401, {"kind": "Status", "code": 401})
         elif self.fail_with is not None:
             _reply(writer, self.fail_with, {"kind": "Status", "code": self.fail_with})
+        elif "watch" in query and self.watches_fail_with is not None:
+            _reply(writer, *self.watches_fail_with, retry_after=self.retry_after)
+        elif "watch" in query and self.watch_says is not None:
+            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+            if self.watch_says:
+                _chunk(writer, self.watch_says)
+            writer.write(b"0\r\n\r\n")
         elif "watch" in query:
             await self._watch(path.rsplit("/", 1)[1], int(query["resourceVersion"]), writer)
         else:
@@ -146,7 +156,7 @@ class FakeKubernetes:
         meta = {"resourceVersion": str(self.version)}
         if start + self.page_size < len(names):
             meta["continue"] = str(start + self.page_size)
-        items = [self.objects[kind, name] for name in page]
+        items = [self.objects[kind, name] for name in page] or None  # as Go writes an empty list
         _reply(writer, 200, {"kind": "List", "metadata": meta, "items": items})
 
     async def _watch(self, kind: str, version: int, writer: asyncio.StreamWriter) -> None:
@@ -169,9 +179,16 @@ class FakeKubernetes:
                 await self._changed.wait()
 
 
-def _reply(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> None:
+def _reply(
+    writer: asyncio.StreamWriter,
+    status: int,
+    body: dict[str, Any],
+    retry_after: str | None = None,
+) -> None:
     text = json.dumps(body).encode()
     head = f"HTTP/1.1 {status} Whatever\r\ncontent-type: application/json\r\n"
+    if retry_after is not None:
+        head += f"retry-after: {retry_after}\r\n"
     writer.write(f"{head}content-length: {len(text)}\r\n\r\n".encode() + text)
 
 
