@@ -182,6 +182,11 @@ CASES = {
         {SNAPSHOT: "60+0x60", P + 'limit{name="index_snapshot_interval_s"}': "60+0x60"},
         {SNAPSHOT: "0+60x60", P + 'limit{name="index_snapshot_interval_s"}': "60+0x60"},
     ),
+    "SelectServiceDiscoveryStale": Case(
+        {P + 'discovery_age_seconds{source="kubernetes"}': GROWS},
+        {P + 'discovery_age_seconds{source="kubernetes"}': "0+0x60"},
+        {"source": "kubernetes"},
+    ),
     "SelectServiceDiscoveryFails": Case(
         {FAILURES: GROWS, P + 'discovery_updates_total{source="dns"}': STANDS},
         {FAILURES: GROWS, P + 'discovery_updates_total{source="dns"}': GROWS},

@@ -173,6 +173,29 @@ FIXED = (
     ("indexer.core.dump_reader", "SKELETON_BYTES_MAX", "bytes of a peer's dump without its events"),
     ("select_service.edge.discovery.kubernetes", "LINE_BYTES_MAX", "bytes of an event of a watch"),
     ("select_service.edge.discovery.source", "BACKOFF_MAX_S", "longest pause after a failed look"),
+    (
+        "select_service.edge.discovery.source",
+        "RETRY_AFTER_MAX_S",
+        "seconds a source is left alone, however long it asks for",
+    ),
+    ("select_service.edge.discovery.kubernetes", "WATCH_S", "seconds the server keeps a watch open"),
+    (
+        "select_service.edge.discovery.kubernetes",
+        "WATCH_LATE_S",
+        "seconds later a watch counts as dead",
+    ),
+    ("select_service.edge.discovery.kubernetes", "PAGE_TIMEOUT_S", "seconds for a page of a list"),
+    (
+        "select_service.edge.discovery.kubernetes",
+        "RESUMES_MAX",
+        "broken watches in a row until everything is listed anew",
+    ),
+    (
+        "select_service.edge.discovery.kubernetes",
+        "REFUSAL_BYTES_MAX",
+        "bytes of a refusal that are read for its message",
+    ),
+    ("select_service.core.doctor.fleet", "NAMED_MAX", "pods named in one finding"),
     ("indexer.core.hashing", "NAMESPACES_REMEMBERED", "adapters and salts with a cached seed"),
     ("indexer.core.progress", "NAMES_REMEMBERED", "rank names remembered of a stream"),
     (
