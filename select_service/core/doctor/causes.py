@@ -46,9 +46,8 @@ DISCOVERY_STALE: Final = Cause(
     "What workers or replicas there are could not be read for --discovery-stale-s: new ones are "
     "not found, and those that leave may still be chosen. The last good state stays.",
     "Follow what the finding says of the last attempt (also "
-    "select_service_discovery_failures_total by kind). Kubernetes: may the service account list "
-    "and watch, and does the API server answer at --kubernetes-api? A file: is it "
-    "there, and valid?",
+    "select_service_discovery_failures_total by kind). Let the service account list and "
+    "watch, and the API server be reachable at --kubernetes-api. A file: put a valid one there.",
 )
 WORKER_ID_SHARED: Final = Cause(
     "worker-id-shared",
