@@ -178,7 +178,7 @@ FIXED = (
         "RETRY_AFTER_MAX_S",
         "seconds a source is left alone, however long it asks for",
     ),
-    ("select_service.edge.discovery.kubernetes", "WATCH_S", "seconds the server keeps a watch open"),
+    ("select_service.edge.discovery.kubernetes", "WATCH_S", "seconds a server keeps a watch open"),
     (
         "select_service.edge.discovery.kubernetes",
         "WATCH_LATE_S",
