@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -21,9 +20,9 @@ from select_service.edge.discovery.setup import create_discovery
 from select_service.edge.driver import Driver
 from select_service.types import WorkerSpec
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
-from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, until, worker
+from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, worker
+from tests.wait import run, until
 
-DEADLINE_S = 20.0
 PODS, SLICES = "pods", "endpointslices"
 Change = Callable[[FakeKubernetes], Awaitable[None]]
 
@@ -101,7 +100,7 @@ class Cluster:
 def in_cluster(
     use: Callable[[Cluster], Awaitable[None]], *, slices: bool = False, **settings: Any
 ) -> None:
-    async def run() -> None:
+    async def play() -> None:
         async with FakeKubernetes().serving() as api:
             await named(api)
             chosen = replace(
@@ -126,7 +125,7 @@ def in_cluster(
                 finally:
                     await service.close()
 
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    run(play())
 
 
 async def named(api: FakeKubernetes, **conditions: Any) -> None:
@@ -386,7 +385,7 @@ def test_who_is_no_longer_named_may_be_registered_by_anybody(tmp_path: Path) -> 
 def test_it_is_kept_over_a_restart(tmp_path: Path) -> None:
     """The API server may be away then, and a pod that leaves is no better for it."""
 
-    async def run() -> None:
+    async def play() -> None:
         settings = replace(SETTINGS, state_dir=str(tmp_path))
         service = create_driver(settings)
         await service.start()
@@ -401,4 +400,4 @@ def test_it_is_kept_over_a_restart(tmp_path: Path) -> None:
         assert record.not_schedulable_reasons == ["kubernetes: terminating"]
         await again.close()
 
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    run(play())

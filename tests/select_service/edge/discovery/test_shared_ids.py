@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 from pathlib import Path
@@ -29,7 +28,8 @@ from tests.select_service.edge.discovery.test_kubernetes import (
     slice_of,
     watching,
 )
-from tests.select_service.edge.serving import SETTINGS, in_process, until, worker
+from tests.select_service.edge.serving import SETTINGS, in_process, worker
+from tests.wait import run, until
 
 NO_EVENTS = RouterSettings(RouterConfig(use_kv_events=False), None, ())
 ENDED = Unready("phase Failed", has_ended=True)
@@ -146,7 +146,7 @@ async def codes(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
 def test_a_finding_and_a_metric_tell() -> None:
     """And both are over when the annotation is gone, as the remedy says."""
 
-    async def run() -> None:
+    async def play() -> None:
         now = 0.0
         async with FakeKubernetes().serving() as api:
             for number in (1, 2, 3):
@@ -182,7 +182,7 @@ def test_a_finding_and_a_metric_tell() -> None:
                 assert "worker-id-shared" not in await codes(client)
             await service.close()
 
-    asyncio.run(asyncio.wait_for(run(), 20.0))
+    run(play())
 
 
 def test_a_source_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.select_service.edge.discovery.test_kubernetes import (
     endpoints,
     watching,
 )
-from tests.select_service.edge.serving import until
+from tests.wait import until
 
 
 def status(code: int, reason: str, message: str = "", **more: Any) -> dict[str, Any]:
