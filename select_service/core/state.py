@@ -69,6 +69,7 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     pair: str | None = None  # of which it is a leg
     pair_answer: PairSelection | None = None  # the answer for a repeat, if it asked for a pair
     outputs: list[tuple[int, int]] = []  # by the replica that received the reports, if any
+    wave: tuple[int, int] | None = None  # its group in the wave that made it, and shared tokens
 
 
 class WorkerState(msgspec.Struct, array_like=True, frozen=True):
@@ -425,6 +426,7 @@ def record_of(booking: Booking) -> ReservationRecord:
         reservation.pair,
         answer if isinstance(answer, PairSelection) else None,
         [] if reservation.claim is None else list(reservation.claim.outputs.items()),
+        reservation.wave,
     )
 
 
@@ -445,6 +447,7 @@ def _rebook(
     )
     reservation.selection_id = facts.selection_id
     reservation.pair = facts.pair
+    reservation.wave = facts.wave
     reservation.lora_name = facts.lora_name
     reservation.expected_output_tokens = facts.expected_output_tokens
     reservation.track_prefill_tokens = facts.track_prefill_tokens

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from msgspec import Struct
 from sortedcontainers import SortedKeyList
@@ -31,6 +31,14 @@ _LOOK_MAX: Final = 64
 
 _LAST: Final = 1 << 64
 """Greater than the identity of any ticket."""
+
+
+class Planned(NamedTuple):
+    """Where its wave wants a request."""
+
+    slot: int
+    group: int  # the number of its group in the wave
+    shared_tokens: int  # of its prompt, computed on that slot by another of the wave
 
 
 @final
@@ -57,6 +65,7 @@ class Ticket(Struct, eq=False):
     place: int | None = None  # the full worker whose waiting place it holds
     held: Held | None = None  # allowance held for it since the policy admitted it
     in_wave: bool = False  # it follows its wave's plan; see `waves/steps.py`
+    planned: Planned | None = None  # where its wave wants it
     in_session: bool = False  # it follows its session; see `booking/sessions.py`
     watched: float = math.inf  # its key in `Patience`: never later than its deadline
 

@@ -69,6 +69,7 @@ class Order(msgspec.Struct, frozen=True):
     ttl_s: float  # without a lease: seconds after its last lifecycle call; 0: for ever
     fairness_id: str = ""  # whose share of the pool it counts against
     pair: str | None = None  # the pair it is a leg of
+    wave: tuple[int, int] | None = None  # its group in the wave that books it, and shared tokens
 
 
 class Desk:
@@ -182,6 +183,7 @@ class Desk:
             self.leases.touch(order.lease, now)
         reservation.fingerprint = order.fingerprint
         reservation.pair = order.pair
+        reservation.wave = order.wave
         reservation.track_prefill_tokens = order.track_prefill_tokens
         return reservation
 
@@ -242,6 +244,7 @@ class Desk:
         reservation.track_prefill_tokens = record.track_prefill_tokens
         reservation.selection_id = record.selection_id
         reservation.pair = record.pair
+        reservation.wave = record.wave
         reservation.lora_name = record.lora_name
         reservation.expected_output_tokens = record.expected_output_tokens
         reservation.origin = origin

@@ -97,6 +97,17 @@ class Repeats:
         assert isinstance(answer, ReservationAnswer)
         return answer
 
+    def in_wave(self, reservation_id: str) -> tuple[int, int] | None:
+        """Return a live id's group in the wave that booked it, and its shared tokens; None: none.
+
+        Our older versions do not tell, either.
+        """
+        booking = self._bookings.holder(reservation_id)
+        if booking is not None:
+            return booking.reservation.wave
+        claim = self._elsewhere.holder(reservation_id)
+        return None if claim is None else claim.record.wave
+
     def check_unused(self, reservation_id: str) -> None:
         """Refuse an id for a leg that is already taken.
 

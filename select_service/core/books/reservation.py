@@ -90,6 +90,7 @@ class Reservation:
         "touched",
         "track_prefill_tokens",
         "ttl_s",
+        "wave",
         "whole_outputs",
     )
 
@@ -127,6 +128,7 @@ class Reservation:
         self.expected_output_tokens: int | None = None
         self.track_prefill_tokens = True
         self.fingerprint: bytes | None = None  # of the request, to recognise a repeat
+        self.wave: tuple[int, int] | None = None  # made by a wave: its group there, shared tokens
         self.lease: Lease | None = None  # written by `leases.py`; excludes a deadline of its own
         self.origin: str | int = "local"  # or the router id of the replica that reported it
         self.claim: Claim | None = None  # which replica owns it, when replicas talk

@@ -63,6 +63,7 @@ class Announcer:
             pair=reservation.pair,
             fingerprint=record.fingerprint,
             answer=record.answer,
+            wave=record.wave,
         )
         track = reservation.track_prefill_tokens
         add = AddRequest(
@@ -129,6 +130,7 @@ class Announcer:
             pair=reservation.pair,
             fingerprint=(packed and reservation.fingerprint) or b"",
             answer=packed,
+            wave=reservation.wave if packed else None,
         )
         claim = self.claims.open(record, reservation)
         claim.prefill_done = reservation.prefill_done

@@ -102,6 +102,7 @@ class Claim:
             lease=known.lease if self.hearsay or leases[0] == leases[1] else record.lease,
             fingerprint=known.fingerprint,
             answer=known.answer,
+            wave=known.wave,
         )
         return facts == known and xxhash.xxh3_64_intdigest(record.hashes) == self.hashes_digest
 

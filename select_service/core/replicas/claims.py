@@ -203,7 +203,10 @@ class Claims:
         claim.touched = now
         if record.fingerprint and not claim.record.fingerprint:  # told by an older version before
             claim.record = msgspec.structs.replace(
-                claim.record, fingerprint=record.fingerprint, answer=record.answer
+                claim.record,
+                fingerprint=record.fingerprint,
+                answer=record.answer,
+                wave=record.wave,
             )
         claim.aged = claim.aged and claim.owner in self.gone
         if not claim.aged:

@@ -120,6 +120,7 @@ class Stamp(Struct, frozen=True, omit_defaults=True):
     # of an admission: of its request's body, and the first answer; empty: nobody can repeat it
     fingerprint: Fingerprint = b""
     answer: PackedAnswer = b""
+    wave: tuple[U64, U64] | None = None  # of an admission: its group there, shared tokens
 
 
 class ReplicaEnvelope(Struct, frozen=True):

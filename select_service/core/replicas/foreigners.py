@@ -185,4 +185,5 @@ def claimed(
         pair=None if stamp is None else stamp.pair,
         fingerprint=b"" if stamp is None else stamp.fingerprint,
         answer=b"" if stamp is None else stamp.answer,
+        wave=None if stamp is None else stamp.wave,
     )

@@ -98,6 +98,7 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     pair: Text | None = None  # the id of the pair it is a leg of
     fingerprint: Fingerprint = b""
     answer: PackedAnswer = b""
+    wave: tuple[U64, U64] | None = None  # made by a wave: its group there, shared tokens
 
 
 class Grown(Struct, frozen=True, tag="grown"):

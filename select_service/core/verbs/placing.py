@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from indexer.core.tiers import Matches
     from select_service.core.admission.cache_hits import CacheHits, Found
-    from select_service.core.admission.queue import Ticket
+    from select_service.core.admission.queue import Planned, Ticket
     from select_service.core.booking.desk import Desk
     from select_service.core.booking.sessions import Sessions
     from select_service.core.columns import Rows
@@ -217,6 +217,7 @@ class Placing:
             lease,
             ttl_s,
             partition.scope.tenant_id if fairness_id is None else fairness_id,
+            wave=_shared(ticket.planned, placement.slot),
         )
         reservation = self._desk.book(partition, placement.slot, order, now)
         answer.reservation_id = ticket.reservation_id
@@ -264,6 +265,13 @@ class Placing:
             known = replace(known)
             _explain(known, record)
         return known
+
+
+def _shared(planned: Planned | None, slot: int) -> tuple[int, int] | None:
+    """Return a request's group in its wave, and what it shares with others where it has gone."""
+    if planned is None:
+        return None
+    return planned.group, planned.shared_tokens if slot == planned.slot else 0
 
 
 def _selection(

@@ -69,6 +69,7 @@ class Seat(NamedTuple):
     slot: int
     mate: int  # wave position of the member there with the longest common prefix; -1: none
     shared_blocks: int  # blocks of that prefix
+    group: int  # the number of its group in the plan
 
 
 def common_blocks(one: Prompt, other: Prompt, least: int = 0) -> int:
@@ -182,10 +183,10 @@ class WavePlan:
         level = even_share(standing, len(self._members))
         self._share = math.ceil(level - _ROUNDING)
         self._limit = math.floor(self._load_limit * level + _ROUNDING)
-        for group in self.groups:
-            yield from self._seat(group)
+        for number, group in enumerate(self.groups):
+            yield from self._seat(number, group)
 
-    def _seat(self, group: Group) -> Iterator[list[Seat]]:
+    def _seat(self, number: int, group: Group) -> Iterator[list[Seat]]:
         first = group.members[0]
         rows = first.rows
         base, cached = self._price(first)
@@ -206,7 +207,7 @@ class WavePlan:
             most = max(int(room[at]), self._keep_together)
             count = remaining if fits[at] else min(remaining, most)
             slot = at if isinstance(rows, slice) else int(rows[at])
-            yield self._take(group, left, count, slot, float(cached[at]), last_at)
+            yield self._take(number, left, count, slot, float(cached[at]), last_at)
             left += count
 
     def _price(self, member: Member) -> tuple[Floats, Floats]:
@@ -239,14 +240,14 @@ class WavePlan:
 
     def _take(
         self,
-        group: Group,
+        number: int,
         left: int,
         count: int,
         slot: int,
         cached_tokens: float,
         last_at: dict[int, int],
     ) -> list[Seat]:
-        seats, size = [], self._partition.index.block_size
+        seats, size, group = [], self._partition.index.block_size, self.groups[number]
         for position in range(left, left + count):
             member, mate, shared = group.members[position], -1, 0
             before = last_at.get(slot)
@@ -259,6 +260,6 @@ class WavePlan:
             self._prefill[slot] += max(0.0, prompt.isl_tokens - known)
             self._decode[slot] += prompt.blocks - shared
             self._context[slot] += prompt.blocks + self._partition.ledger.sequence_blocks
-            seats.append(Seat(member, slot, mate, shared))
+            seats.append(Seat(member, slot, mate, shared, number))
         self._placed[slot] += count
         return seats

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET, Struct, UnsetType
 
+from select_service.core.admission.queue import Planned
 from select_service.core.changes import Hold
 from select_service.core.effects import NOTHING
 from select_service.core.waves.plan import Member, WavePlan
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from typing import TypeAlias
 
-    from indexer.types import Scope
     from select_service.core.booking.desk import Desk
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
@@ -123,7 +123,10 @@ class Wave:
         self._wants = wants
         self._items = items
         self._samples: list[_Sample] = []
-        self._groups = 0
+        self._groups = 0  # of those placed now
+        self._groups_before: set[int] = set()  # numbers of groups that repeats were placed in
+        self._next_group = 0
+        self._counted: set[str] = set()  # ids of booked samples
         self._computed = 0
         # values: requests, prefill tokens
         self._ranks: dict[tuple[str, str, int, int], list[int]] = {}
@@ -213,7 +216,7 @@ class Wave:
         for sample in self._samples:
             if sample.result is None and self._is_repeat(sample):
                 sample.rows = None
-                now = yield self._place(sample, -1, 0, now)
+                now = yield self._place(sample, None, now)
         return now
 
     # -- placing ---------------------------------------------------------------------------------
@@ -245,7 +248,9 @@ class Wave:
         for piece in plan.seats():
             seats += piece
             now = yield NOTHING
+        first_group = self._next_group
         self._groups += len(plan.groups)
+        self._next_group += len(plan.groups)
         # by number of a placed sample: its mate and shared blocks
         before: dict[int, tuple[int, int]] = {}
         for seat in seats:  # plan everything first: bookings would count twice
@@ -256,36 +261,39 @@ class Wave:
                 shared = min(shared, common)
             before[seat.member.number] = mate, shared
             sample, tokens = self._samples[seat.member.number], shared * size if mate >= 0 else 0
-            now = yield self._place(sample, seat.slot, tokens, now)
+            planned = Planned(seat.slot, first_group + seat.group, tokens)
+            now = yield self._place(sample, planned, now)
             if not _is_placed(sample):
                 # Give up at once: further bookings might take ids of an equal, earlier wave, which
                 # would then be undone because of this one.
                 self._check_all()
         return now
 
-    def _place(self, sample: _Sample, slot: int, shared_tokens: int, now: float) -> Effects:
+    def _place(self, sample: _Sample, planned: Planned | None, now: float) -> Effects:
         """Select for one sample, and book if wanted; a refusal becomes its result."""
         was_known = self._is_repeat(sample)
         usher = self._waves.usher
         try:
             if self._wants.reserve:
-                answer, effects = self._book(sample, slot, shared_tokens, now)
+                answer, effects = self._book(sample, planned, now)
             else:
-                answer, effects = usher.choose(
-                    *(sample.request, sample.read, slot, shared_tokens), now
-                )
+                answer, effects = usher.choose(sample.request, sample.read, planned, now)
         except ServiceError as refusal:
             self._refuse(sample, refusal)
             return NOTHING
-        if isinstance(answer, Selection) and not was_known:
+        shared_tokens = 0
+        if isinstance(answer, Selection) and was_known:
+            shared_tokens = self._count_repeat(answer)
+        elif isinstance(answer, Selection):
             assert sample.read is not None
             partition = sample.read[0]
             sample.placed_at = partition.seating.workers[answer.worker_id].slots[answer.dp_rank]
-            if sample.placed_at != slot:
-                shared_tokens = 0
+            if planned is not None and sample.placed_at == planned.slot:
+                shared_tokens = planned.shared_tokens
             if self._wants.reserve:
                 sample.booked = str(answer.reservation_id)
-            self._count(partition.scope, answer, shared_tokens)
+                self._counted.add(sample.booked)
+            self._count(answer, shared_tokens)
         if isinstance(answer, Selection):
             answer.sequence_hashes = UNSET  # a thousand of them would be megabytes
             sample.result = WaveResult(
@@ -296,22 +304,39 @@ class Wave:
             sample.result = WaveResult(sample.item, 200, cache_threshold=answer)
         return effects
 
-    def _book(
-        self, sample: _Sample, slot: int, shared_tokens: int, now: float
-    ) -> tuple[Answer, Effects]:
+    def _count_repeat(self, answer: Selection) -> int:
+        """Count a repeat as its first wave did, once; return what it shared with others there.
+
+        One that was booked alone is a group of its own.
+        """
+        name = str(answer.reservation_id)
+        group, shared_tokens = self._waves.desk.repeats.in_wave(name) or (None, 0)
+        if name in self._counted:  # the id comes twice
+            return shared_tokens
+        self._counted.add(name)
+        if group is None:
+            self._groups += 1
+        else:
+            self._groups_before.add(group)
+            self._next_group = max(self._next_group, group + 1)
+        self._count(answer, shared_tokens)
+        return shared_tokens
+
+    def _book(self, sample: _Sample, planned: Planned | None, now: float) -> tuple[Answer, Effects]:
         """Book one sample; it is published when the wave is done."""
         bookings = self._waves.desk.bookings
         bookings.hold = self._hold
         try:
             return self._waves.usher.book(
-                *(sample.request, sample.unknown, sample.read, slot, shared_tokens), now
+                *(sample.request, sample.unknown, sample.read, planned), now
             )
         finally:
             bookings.hold = None
 
-    def _count(self, scope: Scope, answer: Selection, shared_tokens: int) -> None:
+    def _count(self, answer: Selection, shared_tokens: int) -> None:
         self._computed += not shared_tokens
-        rank = self._ranks.setdefault((*scope, answer.worker_id, answer.dp_rank), [0, 0])
+        place = answer.model_name, answer.tenant_id, answer.worker_id, answer.dp_rank
+        rank = self._ranks.setdefault(place, [0, 0])
         rank[0] += 1
         rank[1] += answer.effective_prefill_tokens
 
@@ -352,7 +377,8 @@ class Wave:
             results.append(sample.result)
         ranks = [WaveRank(*rank, *brought) for rank, brought in sorted(self._ranks.items())]
         placed = sum(_is_placed(sample) for sample in self._samples)
-        return WaveAnswer(results, placed, self._groups, self._computed, ranks)
+        groups = self._groups + len(self._groups_before)
+        return WaveAnswer(results, placed, groups, self._computed, ranks)
 
 
 def _is_placed(sample: _Sample) -> bool:

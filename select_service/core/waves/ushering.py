@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 import numpy as np
 
 from indexer.core.tiers import Matches
+from select_service.core.admission.queue import Ticket
 from select_service.core.effects import NOTHING
 from select_service.core.verbs.selecting import Selecting
 from select_service.core.verbs.waiting_room import endpoint_of
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.admitting import Admitting
     from select_service.core.admission.asks import Ask
     from select_service.core.admission.gatekeeping import Gatekeeper
-    from select_service.core.admission.queue import Ticket
+    from select_service.core.admission.queue import Planned
     from select_service.core.booking.desk import Desk
     from select_service.core.columns import Rows
     from select_service.core.effects import Effects
@@ -40,7 +41,13 @@ if TYPE_CHECKING:
     from select_service.core.verbs.placing import Placing
     from select_service.core.verbs.reading import Reader
     from select_service.core.verbs.waiting_room import WaitingRoom
-    from select_service.types import Answer, SelectAndReserveRequest, SelectRequest
+    from select_service.types import (
+        Answer,
+        PairSelection,
+        SelectAndReserveRequest,
+        Selection,
+        SelectRequest,
+    )
     from select_service.types.admission import AdmissionSettings
 
     Read = tuple[Partition, Prompt, Weights]
@@ -68,21 +75,20 @@ class Usher:
         )
 
     def choose(
-        self, request: SelectRequest, read: Read | None, slot: int, shared_tokens: int, now: float
+        self, request: SelectRequest, read: Read | None, planned: Planned | None, now: float
     ) -> tuple[Answer, Effects]:
         """Select a worker for one sample.
 
         Args:
             request: the sample's.
             read: its prompt; None: it is read now.
-            slot: where it should go; -1: wherever.
-            shared_tokens: of the prompt, computed there by another of the wave.
+            planned: where it should go; None: wherever.
             now: monotonic seconds.
 
         Raises:
             ServiceError: as /select, and `WouldWait`.
         """
-        self._expect(read, slot, shared_tokens)
+        self._expect(read, planned)
         return cast("tuple[Answer, Effects]", self._selecting.select(request, now))
 
     def book(
@@ -90,8 +96,7 @@ class Usher:
         request: SelectAndReserveRequest,
         unknown: bytes,
         read: Read | None,
-        slot: int,
-        shared_tokens: int,
+        planned: Planned | None,
         now: float,
     ) -> tuple[Answer, Effects]:
         """Select a worker for one sample, and book it.
@@ -99,14 +104,16 @@ class Usher:
         Raises:
             ServiceError: as /select_and_reserve, and `WouldWait`.
         """
-        self._expect(read, slot, shared_tokens)
+        self._expect(read, planned)
+        self._selecting.now = now
         reserve = self._selecting.select_and_reserve
         return cast("tuple[Answer, Effects]", reserve(request, now, unknown=unknown))
 
-    def _expect(self, read: Read | None, slot: int, shared_tokens: int) -> None:
+    def _expect(self, read: Read | None, planned: Planned | None) -> None:
         self._known.read = read
-        self._selecting.slot = self._placing.slot = slot
-        self._placing.shared_tokens = shared_tokens
+        self._selecting.planned = planned
+        self._placing.slot = -1 if planned is None else planned.slot
+        self._placing.shared_tokens = 0 if planned is None else planned.shared_tokens
 
 
 class _KnownPrompt:
@@ -160,11 +167,12 @@ class _Guided:
 class _Guiding(Selecting):
     """Selects as always, but prefers a rank, and refuses requests that would wait."""
 
-    slot = -1
+    planned: Planned | None = None
+    now = 0.0
 
     def _enter(self, ticket: Ticket, now: float) -> tuple[Answer, Effects]:
         partition, request = ticket.partition, ticket.request
-        ticket.in_wave = True
+        ticket.in_wave, ticket.planned = True, self.planned
         if request.priority is not None:
             self._admitting.class_of(request)
         keeper = partition.admission
@@ -175,9 +183,19 @@ class _Guiding(Selecting):
             raise WouldWait(partition.queues.return_s(now))
         return self._placing.place(ticket, self._guide(rows, partition), now, NOTHING)
 
+    def _again(
+        self, request: SelectAndReserveRequest, known: Selection | PairSelection | Ticket
+    ) -> Answer:
+        """Return the earlier answer; a wave does not wait with a request that has none yet."""
+        if isinstance(known, Ticket):
+            known.holders -= 1
+            raise WouldWait(known.partition.queues.return_s(self.now))
+        return cast("Answer", super()._again(request, known))
+
     def _guide(self, rows: Rows, partition: Partition) -> Rows:
         """Return only the planned rank, if it may be chosen."""
-        slot, keeper = self.slot, partition.admission
+        slot = -1 if self.planned is None else self.planned.slot
+        keeper = partition.admission
         there = 0 <= slot < rows.stop if isinstance(rows, slice) else bool((rows == slot).any())
         if not there:
             return rows
