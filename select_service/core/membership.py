@@ -98,7 +98,7 @@ class Membership:
         """Called with a scope's partition after it has been closed."""
         self.scopes_refused = 0  # worker records that would have opened one too many
         self.scopes_closed = 0
-        self.pins = Pins()
+        self.pins = Pins(shares)
         self._empty: dict[Scope, float] = {}  # scopes without workers, since when
         # the same, by tenant, as soon as the last worker has gone
         self._vacated: dict[str, dict[Scope, None]] = {}
@@ -412,6 +412,7 @@ class Membership:
         assert vacant == {scope for one in self._vacated.values() for scope in one}
         assert self._scopes_of.total == len(self.partitions) - len(vacant)
         self._emptied_of.check()
+        self.pins.check()
         assert self._emptied_of.total == len(vacant)
         assert self._sources_of.total == len(self._sources)
         for partition in self.partitions.values():

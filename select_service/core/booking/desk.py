@@ -87,10 +87,10 @@ class Desk:
         self.bookings = Bookings(freed_ids_max=limits.freed_ids_max, shares=shares)
         self._tenants = shares.bound("reservations_max", lambda: limits.reservations_max)
         self.leases = Leases(limits, shares)
-        self._lapsed = Lapsed()
+        self._lapsed = Lapsed(shares)
         self._limits = limits
         self._counters = counters
-        self.announcer = Announcer(limits, router_id, epoch)
+        self.announcer = Announcer(limits, router_id, epoch, shares)
         self.elsewhere = Elsewhere(self.bookings, self.announcer, self._renew_claimed)
         self.repeats = Repeats(self.bookings, self.elsewhere, counters)
         self.show_hashes: Callable[[PackedHashes], list[int]] = unpack_i64

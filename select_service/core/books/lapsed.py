@@ -8,9 +8,11 @@ ended id.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from select_service.core.books.bookings import key_of
+from select_service.core.tenancy.parted import Parted
+from select_service.core.tenancy.shares import Shares, prefix_in
 
 if TYPE_CHECKING:
     from select_service.core.books.reservation import Reservation
@@ -19,34 +21,53 @@ LAPSED_MAX: Final = 4096
 """Names remembered, newest first: enough to detect the problem, not to count every case."""
 
 
+_Row: TypeAlias = dict[str, tuple[str, ...]]  # a name's key → all names of its reservation
+
+
 class Lapsed:
     """Names of reservations that ended by silence, until they are called once more."""
 
-    __slots__ = ("_names",)
+    __slots__ = ("_rows",)
 
-    def __init__(self) -> None:
-        self._names: dict[str, tuple[str, ...]] = {}  # name → all its names, oldest first
+    def __init__(self, shares: Shares | None = None) -> None:
+        shares = shares or Shares()
+        bound = shares.bound("lapsed_ids", lambda: LAPSED_MAX, by_prefix=True)
+        self._rows: Parted[_Row] = Parted(shares, bound, dict)
 
     def note(self, reservation: Reservation) -> None:
         """Note a reservation that was silent for its time to live, or that of its lease."""
         given = reservation.reservation_id, reservation.selection_id, reservation.pair
-        names = tuple({key_of(name): None for name in given if name is not None})
-        for name in names:
-            self._names.pop(name, None)
-            self._names[name] = names
-        while len(self._names) > LAPSED_MAX:
-            del self._names[next(iter(self._names))]
+        called = tuple({name: None for name in given if name is not None})
+        for name in called:
+            self._forget(name)
+            holder, row = self._rows.place(prefix_in(name))
+            row[key_of(name)] = called
+            self._rows.took(holder)
+            crowded = self._rows.crowded(holder)
+            if crowded is not None:
+                holder, row = crowded
+                del row[next(iter(row))]
+                self._rows.left(holder)
 
     def hear(self, name: str) -> bool:
         """Tell whether a call is the first one for a reservation that has ended by silence."""
-        if not self._names:  # the usual case
+        if not self._rows.bound.total:  # the usual case
             return False
-        names = self._names.get(key_of(name))
-        if names is None:
+        called = self._forget(name)
+        if called is None:
             return False
-        for one in names:
-            self._names.pop(one, None)
+        for one in called:
+            self._forget(one)
         return True
 
+    def _forget(self, name: str) -> tuple[str, ...] | None:
+        key = key_of(name)
+        for holder, row in self._rows.where(prefix_in(name)):
+            called = row.pop(key, None)
+            if called is not None:
+                self._rows.left(holder)
+                return called
+        return None
+
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._rows)

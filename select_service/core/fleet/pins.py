@@ -10,6 +10,8 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from select_service.core.memory import Memory
+from select_service.core.tenancy.parted import Parted
+from select_service.core.tenancy.shares import Shares
 
 if TYPE_CHECKING:
     from indexer.types import Scope
@@ -27,8 +29,10 @@ _LENGTH: Final = Struct("<Q")
 class Pins:
     """The pinned block size of each scope. All operations are O(1)."""
 
-    def __init__(self) -> None:
-        self._pins: Memory[bytes] = Memory()
+    def __init__(self, shares: Shares | None = None) -> None:
+        shares = shares or Shares()
+        bound = shares.bound("pinned_scopes", lambda: PINS_MAX)
+        self._pins: Parted[Memory[bytes]] = Parted(shares, bound, Memory)
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -36,22 +40,37 @@ class Pins:
     @property
     def nbytes(self) -> int:
         """Approximate size in bytes."""
-        return self._pins.nbytes
+        return sum(row.nbytes for row in self._pins.rows)
 
     def get(self, scope: Scope) -> tuple[int, bool] | None:
         """Return block size and is_eagle; None if nothing is pinned."""
-        pin = self._pins.get(_key(scope))
+        key = _key(scope)
+        found = (row.get(key) for _, row in self._pins.where(scope.tenant_id))
+        pin = next((one for one in found if one is not None), None)
         return None if pin is None else _PIN.unpack(pin)
 
     def put(self, scope: Scope, block_size: int, *, is_eagle: bool) -> None:
-        """Pin a block size; the oldest pin is dropped if there are too many."""
-        self._pins.put(_key(scope), 0.0, _PIN.pack(block_size, is_eagle))
-        while len(self._pins) > PINS_MAX:
-            self._pins.pop_oldest(0.0)
+        """Pin a block size; a tenant's oldest pin is dropped if there are too many."""
+        self.discard(scope)
+        holder, row = self._pins.place(scope.tenant_id)
+        row.put(_key(scope), 0.0, _PIN.pack(block_size, is_eagle))
+        self._pins.took(holder)
+        crowded = self._pins.crowded(holder)
+        if crowded is not None:
+            holder, row = crowded
+            row.pop_oldest(0.0)
+            self._pins.left(holder)
 
     def discard(self, scope: Scope) -> None:
         """Drop a pin: the open scope has its block size itself."""
-        self._pins.discard(_key(scope))
+        key = _key(scope)
+        for holder, row in self._pins.where(scope.tenant_id):
+            if row.discard(key):
+                self._pins.left(holder)
+
+    def check(self) -> None:
+        """Assert all invariants."""
+        self._pins.check()
 
 
 def _key(scope: Scope) -> bytes:

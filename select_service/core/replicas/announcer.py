@@ -34,14 +34,17 @@ if TYPE_CHECKING:
     from select_service.core.replicas.claim import Claim
     from select_service.core.replicas.events import Ending
     from select_service.core.replicas.first_answers import FirstAnswer
+    from select_service.core.tenancy.shares import Shares
     from select_service.types import CoreLimits
 
 
 class Announcer:
     """Speaks for this process on the replica plane."""
 
-    def __init__(self, limits: CoreLimits, router_id: int, epoch: int) -> None:
-        self.claims = Claims(limits, router_id, epoch)
+    def __init__(
+        self, limits: CoreLimits, router_id: int, epoch: int, shares: Shares | None = None
+    ) -> None:
+        self.claims = Claims(limits, router_id, epoch, shares)
         self.speaks = router_id != 0
         self._limits = limits
 

@@ -35,6 +35,8 @@ from select_service.core.replicas.messages import (
     Renewed,
     Said,
 )
+from select_service.core.tenancy.parted import Parted
+from select_service.core.tenancy.shares import Shares, prefix_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized
@@ -57,7 +59,9 @@ class Claims:
     All operations O(1); with a router id of 0 no claims are kept at all.
     """
 
-    def __init__(self, limits: CoreLimits, router_id: int, epoch: int) -> None:
+    def __init__(
+        self, limits: CoreLimits, router_id: int, epoch: int, shares: Shares | None = None
+    ) -> None:
         self.router_id = router_id
         self.epoch = epoch
         self.seq = (epoch - 1) << SEQ_BITS
@@ -66,8 +70,9 @@ class Claims:
         self.ready: list[Said] = []  # to be published in the next turn
         self.homeless: list[str] = []  # ids that lost their booking; see `plane.py`
         self.gone: set[int] = set()  # silent owners; `publishers.py` decides when
-        self.ends = Ends(limits.replica_ended_max)
-        self.copies = LeaseCopies(limits)
+        shares = shares or Shares(limits)
+        self.ends = Ends(limits.replica_ended_max, shares)
+        self.copies = LeaseCopies(limits, shares)
         self.names = ClaimNames()  # of others' claims
         self.counters = ReplicaCounters()
         self.early_lost = 0  # growth of unknown claims, forgotten because of the limit
@@ -75,7 +80,9 @@ class Claims:
         self._of_id: dict[str, list[Claim]] = {}  # of all owners, dead ones too
         self._waiting: dict[tuple[Scope, int], dict[Claim, None]] = {}  # by absent worker
         self._early: OrderedDict[Key, tuple[Growth, float, set[int]]] = OrderedDict()
-        self._freed_here: Memory[bytes] = Memory()  # by `_name_digest`
+        freed = shares.bound("replica_freed_ids", lambda: limits.replica_ended_max, by_prefix=True)
+        self._freed_here: Parted[Memory[bytes]] = Parted(shares, freed, Memory)
+        """By the tenant that the id is of: `_name_digest`."""
         # claims that grew, and ids of ended ones, to be stated
         self._unsaid: dict[Key, Claim | str] = {}
         self._outputs: dict[Key, Claim | str] = {}  # claims that filled blocks; stated together
@@ -100,7 +107,7 @@ class Claims:
     @property
     def ended_bytes(self) -> int:
         """The memory that remembered ends take."""
-        return self.ends.nbytes + self._freed_here.nbytes
+        return self.ends.nbytes + sum(row.nbytes for row in self._freed_here.rows)
 
     # -- our statements ------------------------------------------------------------------------
 
@@ -268,8 +275,13 @@ class Claims:
         if since is None:
             return False
         names = claim.reservation_id, claim.record.selection_id
-        freed = [self._freed_here.at(_name_digest(name)) for name in names if name is not None]
+        freed = [self._freed_at(name) for name in names if name is not None]
         return any(at is not None and at >= since for at in freed)
+
+    def _freed_at(self, name: str) -> float | None:
+        digest = _name_digest(name)
+        found = (row.at(digest) for _, row in self._freed_here.where(prefix_in(name)))
+        return next((at for at in found if at is not None), None)
 
     def tie(self, claim: Claim, reservation: Reservation) -> None:
         """Link a claim to the booking that carries its load."""
@@ -408,9 +420,18 @@ class Claims:
         An adoption states that the old claim has ended, and who owns the new one. We may have heard
         only the first, elsewhere; then we know of no claim that could be ended.
         """
-        self._freed_here.put(_name_digest(name), now)
-        if len(self._freed_here) > self._limits.replica_ended_max:
-            self._freed_here.pop_oldest(inf)
+        freed, digest, prefix = self._freed_here, _name_digest(name), prefix_in(name)
+        for holder, row in freed.where(prefix):
+            if row.discard(digest):
+                freed.left(holder)
+        holder, row = freed.place(prefix)
+        row.put(digest, now)
+        freed.took(holder)
+        crowded = freed.crowded(holder)
+        if crowded is not None:
+            holder, row = crowded
+            row.pop_oldest(inf)
+            freed.left(holder)
 
     def end_all(self, reservation_id: str, claims: list[Claim], now: float) -> None:
         """End all claims on an id for our caller; that is being published."""
@@ -470,9 +491,11 @@ class Claims:
         """Forget entries past their time, up to `limit` of each kind."""
         horizon = now - self._limits.replica_ended_s
         self.ends.purge(horizon, limit)
-        for _ in range(limit):
-            if self._freed_here.pop_oldest(horizon) is None:
-                break
+        left = limit
+        for holder, row in self._freed_here.turns(limit):
+            while left and row.pop_oldest(horizon) is not None:
+                self._freed_here.left(holder)
+                left -= 1
         for _ in range(limit):
             if not self._early or next(iter(self._early.values()))[1] > horizon:
                 break
@@ -497,6 +520,7 @@ class Claims:
         self.names.check({one for some in others for one in some.by_id.values()})
         self.ends.check()
         assert len(self._early) <= self._limits.replica_ended_max
+        self._freed_here.check()
         assert len(self._freed_here) <= self._limits.replica_ended_max
         for name, claims in self._of_id.items():
             assert claims, "nobody claims nothing"

@@ -18,9 +18,13 @@ import xxhash
 from select_service.core.books.bookings import key_of
 from select_service.core.memory import Memory
 from select_service.core.replicas.messages import ANCESTORS_MAX, Ended, Key
+from select_service.core.tenancy.parted import Parted
+from select_service.core.tenancy.shares import Shares, prefix_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from select_service.core.tenancy.shares import Party
 
 
 class _End(msgspec.Struct, array_like=True, frozen=True):
@@ -55,10 +59,13 @@ class Ends:
         lost: forgotten early, because of the limit.
     """
 
-    def __init__(self, ends_max: int) -> None:
+    def __init__(self, ends_max: int, shares: Shares | None = None) -> None:
         self.lost = 0
         self._ends_max = ends_max
-        self._ends: Memory[bytes] = Memory()  # a `_name` → a packed `_End`
+        shares = shares or Shares()
+        bound = shares.bound("replica_ended_max", lambda: ends_max, by_prefix=True)
+        self._ends: Parted[Memory[bytes]] = Parted(shares, bound, Memory)
+        """By the tenant that the id is of: a `_name` → a packed `_End`."""
         self._on: Memory[str] = Memory()  # `key_of` the id → each owner's last ended claim, packed
 
     def __len__(self) -> int:
@@ -67,15 +74,20 @@ class Ends:
     @property
     def nbytes(self) -> int:
         """Their size in memory."""
-        return self._ends.nbytes + self._on.nbytes
+        return sum(row.nbytes for row in self._ends.rows) + self._on.nbytes
 
     def has(self, reservation_id: str, key: Key) -> bool:
         """Tell whether this claim on this id is over."""
-        return _name(reservation_id, key) in self._ends
+        packed = _name(reservation_id, key)
+        return any(packed in row for _, row in self._ends.where(prefix_in(reservation_id)))
 
     def _find(self, reservation_id: str, key: Key) -> _End | None:
-        found = self._ends.get(_name(reservation_id, key))
-        return None if found is None else _read_end(found)
+        packed = _name(reservation_id, key)
+        for _, row in self._ends.where(prefix_in(reservation_id)):
+            found = row.get(packed)
+            if found is not None:
+                return _read_end(found)
+        return None
 
     def is_word_of_owner(self, reservation_id: str, key: Key) -> bool:
         """Tell whether its owner said so itself."""
@@ -129,11 +141,12 @@ class Ends:
 
     def retold(self) -> Iterator[Ended]:
         """Yield the statements of all ends known now; the table may change meanwhile."""
-        for packed, _, _ in self._ends.items():
-            found = self._ends.get(packed)
-            if found is not None:
-                owner, born, _ = _read_name(packed)
-                yield self.told(_read_end(found).name, (owner, born))
+        for row in self._ends.rows:
+            for packed, _, _ in row.items():
+                found = row.get(packed)
+                if found is not None:
+                    owner, born, _ = _read_name(packed)
+                    yield self.told(_read_end(found).name, (owner, born))
 
     # -- changes -------------------------------------------------------------------------------
 
@@ -149,15 +162,14 @@ class Ends:
     ) -> None:
         """Remember an end, whether or not we ever heard of the claim."""
         packed = _name(reservation_id, key)
-        before = self._ends.get(packed)
-        if before is None:
+        known = self._find(reservation_id, key)
+        if known is None:
             end = _End(reservation_id, by_owner, now, heir, freed)
             freed_key = key_of(reservation_id)
             lasts = self._lasts_on(freed_key)
             lasts[key[0]] = max(key[1], lasts.get(key[0], 0))
             self._on.put(freed_key, now, _pack(lasts))
         else:
-            known = _read_end(before)
             end = _End(
                 known.name,
                 by_owner or known.by_owner,
@@ -165,22 +177,34 @@ class Ends:
                 known.heir or heir,
                 freed or known.freed,
             )
-        self._ends.put(packed, now, _pack(end))
-        if len(self._ends) > self._ends_max:
-            self._forget_oldest(inf)
+        self._put(prefix_in(reservation_id), packed, _pack(end), now)
+
+    def _put(self, prefix: str, packed: bytes, end: bytes, now: float) -> None:
+        ends = self._ends
+        for before, row in ends.where(prefix):
+            if row.discard(packed):
+                ends.left(before)
+        holder, row = ends.place(prefix)
+        row.put(packed, now, end)
+        ends.took(holder)
+        crowded = ends.crowded(holder)
+        if crowded is not None:
+            self._forget_oldest(*crowded, inf)
             self.lost += 1
 
     def purge(self, horizon: float, limit: int) -> None:
         """Forget up to `limit` ends last heard before `horizon`."""
-        for _ in range(limit):
-            if not self._forget_oldest(horizon):
-                break
+        left = limit
+        for holder, row in self._ends.turns(limit):
+            while left and self._forget_oldest(holder, row, horizon):
+                left -= 1
 
-    def _forget_oldest(self, until: float) -> bool:
-        """Forget the end heard longest ago, if that was by `until`."""
-        oldest = self._ends.pop_oldest(until)
+    def _forget_oldest(self, holder: Party, row: Memory[bytes], until: float) -> bool:
+        """Forget the end of a row heard longest ago, if that was by `until`."""
+        oldest = row.pop_oldest(until)
         if oldest is None:
             return False
+        self._ends.left(holder)
         owner, born, _ = _read_name(oldest[0])
         freed_key = key_of(_read_end(oldest[1]).name)
         lasts = self._lasts_on(freed_key)
@@ -194,9 +218,10 @@ class Ends:
 
     def check(self) -> None:
         """Assert all invariants."""
+        self._ends.check()
         assert len(self._ends) <= self._ends_max
         known: dict[str, set[Key]] = {}
-        for name, _, packed in self._ends.items():
+        for name, _, packed in [one for row in self._ends.rows for one in row.items()]:
             owner, born, _ = _read_name(name)
             known.setdefault(key_of(_read_end(packed).name), set()).add((owner, born))
         for freed_key, _, packed in self._on.items():

@@ -15,6 +15,7 @@ import msgspec
 
 from select_service.core.books.deadlines import Deadlines, rounded_up
 from select_service.core.replicas.claim import LeaseCopy
+from select_service.core.tenancy.shares import Shares, prefix_in
 from select_service.types import LeaseRecord
 
 if TYPE_CHECKING:
@@ -28,8 +29,12 @@ if TYPE_CHECKING:
 class LeaseCopies:
     """Copies by lease id, owner and deadline."""
 
-    def __init__(self, limits: CoreLimits) -> None:
+    def __init__(self, limits: CoreLimits, shares: Shares | None = None) -> None:
         self._limits = limits
+        shares = shares or Shares(limits)
+        self._tenants = shares.bound(
+            "lease_copies_max", lambda: limits.lease_copies_max, by_prefix=True
+        )
         self._by_id: dict[str, LeaseCopy] = {}
         self._by_owner: dict[str, dict[str, LeaseCopy]] = {}
         self._deadlines: Deadlines[LeaseCopy] = Deadlines()
@@ -59,6 +64,7 @@ class LeaseCopies:
         if copy is None:
             copy = LeaseCopy(terms.lease_id, terms.owner, now)
             self._by_id[copy.lease_id] = copy
+            self._tenants.take(prefix_in(copy.lease_id))
             self._by_owner.setdefault(copy.owner, {})[copy.lease_id] = copy
             self._let_expire(copy, ttl_s, now)
             copy.lease_ttl_s = ttl_s
@@ -72,7 +78,12 @@ class LeaseCopies:
     def _has_room_for(self, terms: LeaseState) -> bool:
         longest = self._limits.lease_name_length_max
         short = 0 < len(terms.lease_id) <= longest and 0 < len(terms.owner) <= longest
-        return short and len(self._by_id) < self._limits.lease_copies_max
+        if not short:
+            return False
+        has_room = self._tenants.has_room(prefix_in(terms.lease_id))
+        if not has_room:
+            self._tenants.refuse(prefix_in(terms.lease_id))
+        return has_room
 
     def ttl(self, ttl_s: float | None) -> float | None:
         """Return a stated time to live in the form used here; None: it is out of bounds."""
@@ -98,6 +109,7 @@ class LeaseCopies:
         if not copy.claims:
             self._deadlines.remove(copy)
             del self._by_id[copy.lease_id]
+            self._tenants.give(prefix_in(copy.lease_id))
             leases = self._by_owner[copy.owner]
             del leases[copy.lease_id]
             if not leases:
@@ -149,6 +161,8 @@ class LeaseCopies:
     def check(self, claims: Iterable[Claim]) -> None:
         """Assert all invariants, given all claims of others; O(everything)."""
         self._deadlines.check(self._by_id.values())
+        self._tenants.check()
+        assert self._tenants.total == len(self)
         under = {claim for copy in self for some in copy.claims.values() for claim in some}
         assert under == {claim for claim in claims if claim.lease is not None}
         for lease_id, copy in self._by_id.items():
