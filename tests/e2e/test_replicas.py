@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from indexer.core.hashing import unpack_i64
 from tests.live.ports import free_port
 from tests.live.replicas import Replica, agree, ours
 from tests.live.server import OURS, OURS_EXTRA, Server
@@ -49,6 +54,51 @@ def test_a_reservation_and_all_that_becomes_of_it(tmp_path: Path) -> None:
             there.ask("DELETE", f"/reservations/{name}")
             eventually(lambda: here.load(1), (0, 0, 0))
         assert agree((a, b))["default", "default", 1, 0] == (0, 0, 0)
+
+
+def posted(replica: Replica, path: str, body: dict[str, Any], kind: str) -> tuple[int, Any]:
+    """One exchange in JSON or MessagePack."""
+    packed = json.dumps(body).encode() if kind == "json" else msgspec.msgpack.encode(body)
+    connection = http.client.HTTPConnection("127.0.0.1", replica.port, timeout=30)
+    try:
+        head = {"Content-Type": f"application/{kind}", "Accept": f"application/{kind}"}
+        connection.request("POST", path, packed, head)
+        answer = connection.getresponse()
+        told = answer.read()
+    finally:
+        connection.close()
+    if kind == "json":
+        return answer.status, json.loads(told)
+    decoded = msgspec.msgpack.decode(told)
+    if "sequence_hashes" in decoded:  # bytes, where JSON has numbers
+        decoded["sequence_hashes"] = unpack_i64(decoded["sequence_hashes"])
+    return answer.status, decoded
+
+
+def test_a_request_is_repeated_at_another_replica_in_whatever_form(tmp_path: Path) -> None:
+    prompt = {"block_hashes": [1, 2], "sequence_hashes": [1, 2], "isl_tokens": 32}
+    asks = {
+        "/select_and_reserve": {"reservation_id": "s", **prompt},
+        "/reservations": {"reservation_id": "r", "worker_id": 1, **prompt},
+        "/select_pair": {"reservation_id": "p", **prompt},
+        "/select_batch": {
+            "reserve": True,
+            "requests": [{"reservation_id": "b", "n": 2, **prompt}],
+        },
+    }
+    with pair(tmp_path) as (a, b):
+        firsts = {path: posted(a, path, body, "json") for path, body in asks.items()}
+        assert {status for status, _ in firsts.values()} == {200, 201}
+        agree((a, b))
+        for path, body in asks.items():
+            for kind in ("json", "msgpack"):
+                assert posted(b, path, body, kind) == firsts[path]
+            other = json.loads(json.dumps(body).replace("32", "33"))
+            status, told = posted(b, path, other, "json")
+            refused = told["results"][0] if path == "/select_batch" else told
+            assert refused["code"] == "reservation_conflict"
+            assert 409 in {status, refused.get("status")}
+        assert b.metric("reservation_events_total", event="repeated") >= 8
 
 
 def test_who_comes_late_has_it_all(tmp_path: Path) -> None:

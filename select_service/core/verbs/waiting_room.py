@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from select_service.core.admission.gate import EXPIRED_WAITING, Decision
 from select_service.core.admission.gatekeeping import WAITS_FOR_PREFILL
-from select_service.core.admission.queue import Patience
+from select_service.core.admission.queue import Patience, Ticket
 from select_service.core.effects import NOTHING, Effects
 from select_service.errors import NoEligibleWorker, ServiceError
 from select_service.types import (
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from select_service.core.admission.admitting import Admitting
     from select_service.core.admission.asks import Ask
     from select_service.core.admission.gatekeeping import Gatekeeper
-    from select_service.core.admission.queue import Ticket
     from select_service.core.booking.desk import Desk
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters

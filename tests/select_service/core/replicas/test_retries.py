@@ -296,3 +296,22 @@ def test_an_id_made_here_has_no_repeat_to_tell_of() -> None:
     there.take(None, *PROMPT)
     (message,) = told(there)
     assert message.select_service.answer == message.select_service.fingerprint == b""
+
+
+@pytest.mark.parametrize("isl", [48, 49])
+def test_a_request_that_waits_while_it_is_repeated_elsewhere(isl: int) -> None:
+    here, there = acquainted()
+    for worker_id in (1, 2):
+        here.patch(worker_id, max_num_batched_tokens=1)
+        here.book(f"load{worker_id}", worker_id, isl=1000)
+    ticket = taken(here)
+    first = taken(there, isl=isl)
+    for message in told(there):
+        here.hears(message)
+    here.free("load1")
+    here.free("load2")
+    if isl == 48:
+        assert ticket.answer == first
+    else:  # another body has taken the id
+        assert isinstance(ticket.answer, ReservationConflict)
+    assert here.core.counters.reservations_booked == 2
