@@ -25,6 +25,7 @@ _NAMES: Final = (
     ("tenant_id", "tenant"),
     ("endpoint", ""),
     ("peer", "replica"),
+    ("source", "source"),
 )
 
 

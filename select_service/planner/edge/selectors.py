@@ -38,7 +38,6 @@ class _Record(msgspec.Struct, frozen=True):
     worker_id: int
     role: str | None = None
     endpoint: str | None = None
-    lifecycle: str = ""
     not_schedulable_reasons: list[str] = []
 
 

@@ -8,7 +8,7 @@ const ORDER = { error: 0, warning: 1, info: 2 };
 const SHOWN_AT_ONCE = 5; // of one kind; the others unfold
 const TONES = { error: "bad", warning: "warn", info: "plain" };
 
-const SUBJECT = ["worker_id", "dp_rank", "peer", "endpoint", "model_name", "tenant_id"]; // who it is comes first
+const SUBJECT = ["worker_id", "dp_rank", "peer", "source", "endpoint", "model_name", "tenant_id"]; // who it is comes first
 
 function about(one) {
   const subject = SUBJECT.map((name) => [name, one.subject?.[name]]).filter(([, value]) => value !== null && value !== undefined);

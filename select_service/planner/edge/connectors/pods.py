@@ -67,7 +67,7 @@ class Pod(msgspec.Struct, frozen=True):
 
 
 class _Pods(msgspec.Struct):
-    items: list[Pod]
+    items: list[Pod] | None = None  # Go writes an empty list as null
 
 
 class _ScaleStatus(msgspec.Struct, frozen=True):
@@ -125,7 +125,7 @@ class Pods:
         path = f"{self._folder}?labelSelector={quote(labels)}"
         answer = await self._ask("GET", path, None)
         found = answer.read(path, _Pods).items
-        return [one for one in found if one.metadata.deletion_timestamp is None]
+        return [one for one in found or () if one.metadata.deletion_timestamp is None]
 
     def by_ordinal(self, pods: Sequence[Pod]) -> list[Pod]:
         """Return the pods with an ordinal, first to go first."""

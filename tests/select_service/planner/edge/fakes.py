@@ -160,7 +160,7 @@ class FakeKube:
             found = [
                 one for one in self.pods.values() if one["metadata"]["labels"].get(key) == value
             ]
-            return httpx.Response(200, json={"kind": "PodList", "items": found})
+            return httpx.Response(200, json={"kind": "PodList", "items": found or None})
         name = path.rpartition("/")[2]
         if name not in self.pods:
             return refusal(404, f'pods "{name}" not found')

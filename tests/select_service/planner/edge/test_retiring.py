@@ -837,3 +837,24 @@ def test_a_fleet_in_which_nobody_acts_drains_nobody() -> None:
         assert not house.retiring.pools
 
     housed(use)
+
+
+def test_no_pods_are_listed_as_null() -> None:
+    async def use(house: House) -> None:
+        house.fake.pods.clear()
+        assert await house.connector.pods()[DECODE].there() == []
+
+    housed(use)
+
+
+def test_a_worker_that_is_not_ready_is_nobodys_drain() -> None:
+    """A person's drain is left alone, and its worker is kept; this one may be let go."""
+
+    async def use(house: House) -> None:
+        for service in house.selecting.services.values():
+            for worker_id in (1, 2, 3, 4):
+                service.hold_worker_back(worker_id, "api", "not ready")
+        assert await house.wants(3, 4) == "", "nothing is in flight"
+        assert len(house.selecting.drained()) == 1, "it is drained as any other"
+
+    housed(use)
