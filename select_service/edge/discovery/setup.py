@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from select_service.edge.discovery.dns import DnsReplicas
 from select_service.edge.discovery.followers import (
@@ -137,18 +137,13 @@ def watched_workers(
     api: KubernetesApi, selector: str, *, slices: bool, backoff_s: float = BACKOFF_S
 ) -> Source[Workers]:
     """Return pods or EndpointSlices as a source of workers."""
-    claims = Claims()
     if slices:
+        of_slices = _Reader(workers_of_slice)
         return Watched(
-            *("kubernetes", api, EndpointSlice, _SLICES, selector),
-            lambda source, found: _workers(source, found, workers_of_slice, claims),
-            backoff_s,
+            *("kubernetes", api, EndpointSlice, _SLICES, selector), of_slices.read, backoff_s
         )
-    return Watched(
-        *("kubernetes", api, Pod, _PODS, selector),
-        lambda source, found: _workers(source, found, workers_of_pod, claims),
-        backoff_s,
-    )
+    of_pods = _Reader(workers_of_pod)
+    return Watched(*("kubernetes", api, Pod, _PODS, selector), of_pods.read, backoff_s)
 
 
 def watched_replicas(
@@ -162,22 +157,39 @@ def watched_replicas(
     )
 
 
-def _workers(
-    source: Source[Workers],
-    objects: Iterable[K],
-    read: Callable[[K], Iterable[Found]],
-    claims: Claims,
-) -> Workers:
-    """Read objects as workers; invalid ones are rejected, the others stand."""
-    found: list[Found] = []
-    rejected: dict[str, str] = {}
-    for one in objects:
+class _Reader(Generic[K]):
+    """Reads objects as workers; an object is interpreted once, as all others stay the same."""
+
+    def __init__(self, interpret: Callable[[K], Iterable[Found]]) -> None:
+        self._interpret: Callable[[K], Iterable[Found]] = interpret
+        self._claims = Claims()
+        self._known: dict[str, tuple[K, list[Found], str]] = {}  # by name; found, or what is wrong
+
+    def read(self, source: Source[Workers], objects: Iterable[K]) -> Workers:
+        """Return the workers that may be chosen; tell the source of the others.
+
+        Invalid objects are rejected, the others stand.
+        """
+        before, self._known = self._known, {}
+        found: list[Found] = []
+        rejected: dict[str, str] = {}
+        for one in objects:
+            name = f"{one.metadata.namespace}/{one.metadata.name}"
+            known = before.get(name)
+            if known is None or known[0] is not one:
+                known = self._interpreted(one)
+            self._known[name] = known
+            found += known[1]
+            if known[2]:
+                rejected[name] = known[2]
+        settled = self._claims.settle(found)
+        source.unready = {one.worker_id: one.unready for one in settled if one.unready is not None}
+        source.shared = self._claims.shared
+        source.reject(rejected | self._claims.refused)
+        return {one.worker_id: one.spec for one in settled if one.spec is not None}
+
+    def _interpreted(self, one: K) -> tuple[K, list[Found], str]:
         try:
-            found += read(one)
+            return one, list(self._interpret(one)), ""
         except BadAnnotation as error:
-            rejected[f"{one.metadata.namespace}/{one.metadata.name}"] = str(error)
-    settled = claims.settle(found)
-    source.unready = {one.worker_id: one.unready for one in settled if one.unready is not None}
-    source.shared = claims.shared
-    source.reject(rejected | claims.refused)
-    return {one.worker_id: one.spec for one in settled if one.spec is not None}
+            return one, [], str(error)
