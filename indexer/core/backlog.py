@@ -6,6 +6,7 @@ decides what to do when it is full.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 
 
@@ -43,9 +44,15 @@ class Backlog:
         """Whether more messages or bytes are queued than may wait."""
         return len(self._queue) > self._batches_max or self.bytes > self._bytes_max
 
-    def ends_with(self, seq: int, payload: bytes) -> bool:
-        """Whether the newest message is this one."""
-        return self._queue[-1] == (seq, payload)
+    @property
+    def last_payload(self) -> bytes:
+        """Payload of the newest message."""
+        return self._queue[-1][1]
+
+    def holds(self, seq: int, payload: bytes) -> bool:
+        """Whether this very message waits; O(log n) positions, if the numbers ascend."""
+        at = bisect_left(self._queue, seq, key=lambda one: one[0])
+        return at < len(self._queue) and self._queue[at] == (seq, payload)
 
     def append(self, seq: int, payload: bytes) -> None:
         """Add the newest message."""

@@ -26,6 +26,7 @@ class Verdict(Enum):
     CONTIGUOUS = "contiguous"  # the next one, or the very first
     GAP = "gap"  # batches before it are missing
     STALE = "stale"  # already applied
+    CONFLICT = "conflict"  # another batch than the one that was applied under this number
     RESTARTED = "restarted"  # the engine restarted its numbering: everything known about it is void
 
 
@@ -40,7 +41,7 @@ class Cursor:
     def reset(self) -> None:
         """Forget everything: the next batch is expected to be number 0."""
         self.last: int | None = None
-        self._digests = array("Q")  # of the batches up to `last`, without gaps
+        self._digests = array("Q")  # of the batches up to `last`; 0 for those that were given up
         self._zero: int | None = None  # digest of batch 0, never trimmed
         self._floor: int | None = None  # newest batch seen live; later ones came from replays only
 
@@ -57,22 +58,25 @@ class Cursor:
     def judge(self, seq: int, digest: int) -> Verdict:
         """Classify a live batch. O(1).
 
-        A publisher's live sequence numbers only increase, so a lower one is either a copy of a
-        replayed batch (same digest) or comes from an engine that restarted.
+        A publisher's live sequence numbers only increase. A lower one with the same digest is a
+        copy. With another digest number 0 comes from an engine that restarted; any other one may,
+        or a wrong replay or a stray message is to blame: `stream` weighs that.
         """
         expected = self.expected
         if seq == expected:
             return Verdict.CONTIGUOUS
         if seq > expected:
             return Verdict.GAP
-        return Verdict.STALE if self.digest_of(seq) == digest else Verdict.RESTARTED
+        if self.digest_of(seq) == digest:
+            return Verdict.STALE
+        return Verdict.RESTARTED if seq == 0 < expected - 1 else Verdict.CONFLICT
 
     def digest_of(self, seq: int) -> int | None:
         """Digest of an applied batch, None if it is no longer known."""
         if seq == 0:
             return self._zero
         at = len(self._digests) - self.expected + seq
-        return self._digests[at] if 0 <= at < len(self._digests) else None
+        return (self._digests[at] or None) if 0 <= at < len(self._digests) else None
 
     def advance(self, seq: int, digest: int, *, live: bool) -> None:
         """Record that batch `seq`, the expected one, has been applied."""
@@ -94,14 +98,28 @@ class Cursor:
 
     def saw_live(self, seq: int) -> None:
         """Record that a live batch was a copy of a replayed one, which confirms all up to it."""
-        self._floor = seq
+        self._floor = seq if self._floor is None else max(seq, self._floor)
+
+    @property
+    def heard(self) -> int | None:
+        """Newest number that came live; what was applied after it only replays have brought."""
+        return self._floor
+
+    def rewind(self, seq: int) -> None:
+        """Take back what only replays have brought, from `seq` on, which becomes the expected."""
+        assert self._floor is not None
+        assert self._floor < seq < self.expected
+        del self._digests[max(len(self._digests) - (self.expected - seq), 0) :]
+        self.last = seq - 1
 
     def skip_to(self, seq: int) -> None:
         """Give up on every batch before `seq`, which becomes the expected one."""
         assert seq >= self.expected
-        if seq != self.expected:
+        missing = seq - self.expected
+        if missing:
+            known = self._digests if missing <= REMEMBERED else array("Q")
+            self._digests = known + array("Q", bytes(8 * missing if known else 0))
             self.last = seq - 1
-            self._digests = array("Q")
 
     def recent(self, count: int) -> tuple[list[int], int | None]:
         """Digests of up to the last `count` batches, newest last, and the digest of batch 0."""
@@ -111,6 +129,7 @@ class Cursor:
         """Restore the position of another cursor."""
         self.reset()
         self.last, self._zero = last, zero
+        self._floor = last
         self._digests = array("Q", digests[-(last + 1) :])
 
     def check(self) -> None:

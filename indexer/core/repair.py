@@ -45,12 +45,12 @@ class Repair(ReplayControl):
         replay = self._replay
         assert replay is not None
         digest = self._decoder.digest(payload)
-        if replay.behind is not None and not self._has_passed(replay, seq, payload, now):
-            return
-        if not replay.is_verified and not self._verify(replay, seq, payload, digest, now):
+        if not self._is_to_apply(replay, seq, payload, digest, now):
             return
         expected = self.cursor.expected
         if seq < expected:
+            if self.cursor.digest_of(seq) not in (None, digest):
+                self.tallies.conflicting_replies += 1  # what came before stays
             self._count_useless(now)
         elif seq == expected:
             self._accept_reply(replay, seq, payload, digest, now)
@@ -69,6 +69,17 @@ class Repair(ReplayControl):
             else:
                 self._meet_live(now)
 
+    def _is_to_apply(
+        self, replay: Replay, seq: int, payload: bytes, digest: int, now: float
+    ) -> bool:
+        """Whether a reply is more than a proof of who answers."""
+        if replay.mode is Mode.PROBE:
+            self._on_probed(replay, seq, payload, digest, now)
+            return False
+        if replay.behind is not None and not self._has_passed(replay, seq, payload, now):
+            return False
+        return replay.is_verified or self._verify(replay, seq, payload, digest, now)
+
     def _verify(self, replay: Replay, seq: int, payload: bytes, digest: int, now: float) -> bool:
         """Use the first reply to identify the engine; True if it has still to be applied."""
         if replay.mode is Mode.REBUILD and not self._begin_rebuild(replay, seq, payload, now):
@@ -80,10 +91,13 @@ class Repair(ReplayControl):
         if seq < last:
             self._count_useless(now)
             return False
-        if self.cursor.digest_of(last) not in (None, digest):
+        known = self.cursor.digest_of(last)
+        if known not in (None, digest):
             self._on_other_engine(payload, now)
             return False
         replay.is_verified = True
+        if known is not None:  # and whatever contradicted it was a stray message
+            self._changed_at = self._conflict = None
         if self._doubted_after == last:  # a later batch would only vouch for the new engine
             self._doubted_after = None
         replay.hear(now)
@@ -115,6 +129,10 @@ class Repair(ReplayControl):
         if self._is_foreign(self._decoder.decode(payload)):  # before the names are forgotten
             self._reject_endpoint(now)
             return False
+        zero = self.cursor.digest_of(0)
+        if zero not in (None, self._decoder.digest(payload)) and not self._may_be_another:
+            self._judge_stranger(now)
+            return False
         self._forget_past()
         replay.mode = Mode.GAP if self.backlog else Mode.POLL
         replay.is_hearsay = True
@@ -126,12 +144,49 @@ class Repair(ReplayControl):
         elif self._is_foreign(self._decoder.decode(payload)):
             self._reject_endpoint(now)
         else:
+            self._judge_stranger(now, why, repeats_last=why == "restarted")
+
+    def _judge_stranger(
+        self, now: float, why: str = "restarted", *, repeats_last: bool = True
+    ) -> None:
+        """The endpoint contradicts what is known: a restart, or it is not this engine's.
+
+        If the engine was replaced, what waits is the new one's, and the endpoint must repeat it.
+        """
+        replay = self._replay
+        assert replay is not None
+        if repeats_last:
+            self.tallies.conflicting_replies += 1
+        if self.is_unproven or self._may_be_another:
+            self._start_over(now, why)
+        elif self.backlog or self._conflict is not None:
+            seq, payload = self._conflict or (0, b"")
+            if self.backlog:
+                seq, payload = self.backlog.last, self.backlog.last_payload
+            replay.mode, replay.probe = Mode.PROBE, (seq, self._decoder.digest(payload))
+            self._ask_again(now)
+        elif repeats_last:
+            self._disown(now)
+        else:
             self._start_over(now, why)
 
-    def _start_over(self, now: float, why: str = "restarted") -> None:
+    def _on_probed(self, replay: Replay, seq: int, payload: bytes, digest: int, now: float) -> None:
+        """Read the endpoint's copy of a batch that was just heard live."""
+        if self._is_garbage(payload):
+            self._count_useless(now)
+        elif (seq, digest) == replay.probe:
+            while self.backlog and self.backlog.first < seq:
+                self.backlog.pop()  # the past comes with the replay
+            self._start_over(now, keeps_live=True)
+        else:
+            self.tallies.conflicting_replies += 1
+            self._disown(now)
+
+    def _start_over(self, now: float, why: str = "restarted", *, keeps_live: bool = False) -> None:
         """The endpoint serves another engine than the one we know: start over with that one.
 
-        Waiting batches may be from either engine; the replay has everything up to this moment.
+        Waiting batches may be from either engine, unless the endpoint has repeated them; the replay
+        has everything up to this moment.
         """
         replay = self._replay
         assert replay is not None
@@ -139,9 +194,10 @@ class Repair(ReplayControl):
             self.tallies.hidden_restarts += 1
         self._deny(why)
         self._begin_anew()
-        self.backlog.clear()
+        if not keeps_live:
+            self.backlog.clear()
         replay.suspects = 0
-        replay.mode = Mode.POLL
+        replay.mode = Mode.GAP if self.backlog else Mode.POLL
         self._ask_again(now)
 
     def _accept_reply(
@@ -167,7 +223,9 @@ class Repair(ReplayControl):
         replies, those would look like a restart, again and again.
         """
         while replay.waiting_before and self.backlog.first <= seq:
-            self.backlog.pop()
+            number, payload = self.backlog.pop()
+            if self.cursor.digest_of(number) != self._decoder.digest(payload):
+                self.tallies.conflicting_replies += 1
             replay.waiting_before -= 1
             replay.suspects = max(replay.suspects - 1, 0)
             self.tallies.stale_batches += 1
@@ -181,7 +239,9 @@ class Repair(ReplayControl):
         if is_marker:
             self._drop_suspects(replay)
         last = self.cursor.last
-        if not replay.is_verified and replay.mode is Mode.REBUILD:
+        if replay.mode is Mode.PROBE:
+            self._disown(now)
+        elif not replay.is_verified and replay.mode is Mode.REBUILD:
             self._beheaded += 1
             self._end_replay("past_gone", now)
         elif (
@@ -191,7 +251,7 @@ class Repair(ReplayControl):
             and self.cursor.digest_of(last) is not None
         ):
             # our last batch must be among the newest in its buffer, but is not: another engine
-            self._start_over(now)
+            self._judge_stranger(now, repeats_last=False)
         elif not self.backlog:
             self._end_replay("complete", now)
         elif replay.progressed and replay.may_ask_again(now):
@@ -240,12 +300,14 @@ class Repair(ReplayControl):
         """
         digest = self._decoder.digest(self.backlog.first_payload)
         self._witness = self.backlog.first, digest, now + self._limits.replay_silence_s
+        self._heard = []
         self.request = request
 
     def _hear_witness(self, frames: Sequence[bytes]) -> None:
         if self._witness is None:
             return
         number, digest, _ = self._witness
+        heard = self._heard
         self._dismiss_witness()
         seq = read_sequence(frames[-2]) if len(frames) in REPLY_FRAMES else None
         if seq != number or self._decoder.digest(frames[-1]) == digest:
@@ -253,9 +315,16 @@ class Repair(ReplayControl):
         batch = self._decoder.decode(frames[-1])
         if batch is None:
             return  # garbage is nobody's voice
-        # another engine's past was believed, and it cannot be told any more from what is right
+        # Another engine's past was believed. It goes, and what was heard live is applied once more.
         self.tallies.count_replay("other_engine")
+        self.tallies.conflicting_replies += 1
+        self._is_disowned = True
         self.has_replay = False
         self._writer.finish()
         self._writer.forget_blocks()
         self._lose(number)
+        if heard:
+            self.cursor.reset()
+            self.cursor.skip_to(number)
+            for one in reversed(heard):
+                self.backlog.put_back(*one)

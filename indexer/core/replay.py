@@ -25,6 +25,7 @@ class Mode(Enum):
     GAP = "gap"  # live batches are waiting for earlier ones
     POLL = "poll"  # silence: were the last batches lost?
     VERIFY = "verify"  # the connection was interrupted: is it still the same engine?
+    PROBE = "probe"  # it contradicts the past: does it at least repeat what was just heard live?
     REBUILD = "rebuild"  # batches were lost for good: is everything from number 0 still available?
 
 
@@ -46,6 +47,7 @@ class Replay:
         "is_hearsay",
         "is_verified",
         "mode",
+        "probe",
         "progressed",
         "quiet_until",
         "replies",
@@ -66,6 +68,7 @@ class Replay:
         self.useless = 0
         self.is_hearsay = False  # began with nothing known that it could be compared with
         self.behind: int | None = None  # ask from here on: what comes before breaks the connection
+        self.probe: tuple[int, int] | None = None  # number and digest of a live batch
         self.skipped = 0  # batches that did
         self.suspects = 0  # how many of the waiting batches are older than the last reconnect
         self.waiting_before = 0  # live batches already waiting when the request was sent

@@ -9,6 +9,8 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from indexer.core.backlog import Backlog
 from indexer.core.progress import Progress
 from indexer.core.replay import Mode, Replay, ReplayRequest
@@ -52,6 +54,13 @@ class ReplayControl(Progress):
         self._witness: tuple[int, int, float] | None = None
         # a long message still being read, and the request it answers, if any
         self._unread: tuple[Sequence[bytes], ReplayRequest | None] | None = None
+        # since when the engine may have been replaced: a new connection, or numbers that began anew
+        self._changed_at: float | None = None
+        # a live message whose number had come with another content, until that is explained
+        self._conflict: tuple[int, bytes] | None = None
+        self._is_disowned = False  # the replay endpoint contradicted what was heard live
+        # live batches since the one that the next reply must repeat; None: too many
+        self._heard: list[tuple[int, bytes]] | None = None
         self._ask_after = float("-inf")
         self._backoff_s = 0.0
         self._quiet_since: float | None = None
@@ -85,6 +94,7 @@ class ReplayControl(Progress):
         more than a cold start.
         """
         self._recall(memory)
+        self._changed_at = now
         if self.has_replay:
             self._ask(Mode.VERIFY, now)
         else:
@@ -104,7 +114,7 @@ class ReplayControl(Progress):
         return self.has_replay and now >= self._ask_after
 
     def _ask(self, mode: Mode, now: float) -> None:
-        self._witness = None
+        self._witness = self._heard = None
         self._replay = Replay(mode, self._limits, now)
         self._send_request()
 
@@ -113,6 +123,8 @@ class ReplayControl(Progress):
         replay = self._replay
         assert replay is not None
         last = None if replay.mode is Mode.REBUILD else self.cursor.last
+        if replay.mode is Mode.PROBE and replay.probe is not None:
+            last = replay.probe[0]
         start = 0 if last is None else last
         if last is not None and last == self._breaking:
             start += 1  # a copy of it would break the connection
@@ -151,6 +163,7 @@ class ReplayControl(Progress):
         self._dismiss_witness()  # it may be another engine that answers by now
         if self.cursor.last is None and self._replay is None:
             return  # nothing is known that could be wrong
+        self._changed_at = now
         if self._replay is not None:
             # the previous request went to an engine that may be gone
             if self._replay.mode is not Mode.REBUILD and self.cursor.last is not None:
@@ -224,7 +237,9 @@ class ReplayControl(Progress):
         """Whether live batches wait although they would continue what is known."""
         replay = self._replay
         assert replay is not None
-        return bool(replay.suspects) or replay.mode is Mode.REBUILD or self._is_proof_due
+        if replay.suspects or replay.mode in {Mode.REBUILD, Mode.PROBE}:
+            return True
+        return self._is_proof_due
 
     @property
     def _is_proof_due(self) -> bool:
@@ -239,7 +254,32 @@ class ReplayControl(Progress):
 
     def _dismiss_witness(self) -> None:
         if self._witness is not None:
-            self._witness = self.request = None
+            self._witness = self.request = self._heard = None
+
+    @property
+    def _may_be_another(self) -> bool:
+        """Whether something else than batches suggests that another engine is speaking.
+
+        Without a replay endpoint that is not proven either way; after some time it no longer
+        counts.
+        """
+        return self._changed_at is not None
+
+    @override
+    def _begin_anew(self) -> None:
+        super()._begin_anew()
+        self._changed_at = self._conflict = None
+
+    def _disown(self, now: float) -> None:
+        """The endpoint contradicts the engine that we hear: its replies change nothing.
+
+        It is not asked again before the connection is renewed. Until the next live number it is
+        open whether the engine has been replaced unnoticed.
+        """
+        self._is_disowned = True
+        self.has_replay = False
+        self._doubt()
+        self._abandon("other_engine", now)
 
     def _drop_suspects(self, replay: Replay) -> None:
         """The engine has sent everything, without these batches: another engine sent them."""
@@ -262,9 +302,9 @@ class ReplayControl(Progress):
     def _abandon(self, outcome: str, now: float) -> None:
         """Continue without the missing batches; back off from the endpoint for a while."""
         limits = self._limits
-        if self._is_proof_due:
-            self._doubt()
         replay = self._replay
+        if self._is_proof_due or (replay is not None and replay.mode is Mode.PROBE):
+            self._doubt()
         if replay is not None and not replay.is_verified:
             self._drop_suspects(replay)  # of a proven engine they are ordinary live batches
         # A gap that live batches could not wait for is given up. A rebuild stays wanted, but asking
@@ -291,5 +331,5 @@ class ReplayControl(Progress):
         self._quiet_since = now
 
     def _stop_replay(self) -> None:
-        self._replay = self._witness = None
+        self._replay = self._witness = self._heard = None
         self.request = None

@@ -3,6 +3,33 @@
 A pure state machine, fed with messages and the time. It judges live messages; `repair` fills gaps,
 `progress` knows what was applied and lost. When it wants a replay it sets `request`, and the owner
 of the sockets (`edge/listener`) opens or closes one to match.
+
+What came live is believed; a replay fills in what did not. What a live number means (`_judge`,
+`_hold`); "proof" is a replayed copy of the last batch that equals it:
+
+* higher than the next: a gap, and the replay is asked for from the last applied batch on;
+* lower, the same content: a copy, nothing happens;
+* lower, other content: number 0 after others, or any number after a new connection or restart
+  without proof since: a restart, everything is forgotten and the past asked for;
+* the same, and only a replay had told of it: the replay was wrong, the live batch takes its place,
+  and the endpoint is disowned;
+* the same, and it was heard live: a conflict. It waits for the replay or the next number. Proof, or
+  a number that continues what is held: it was a stray message. A number that continues only the
+  conflicting one: a restart with that one.
+
+What a reply means that contradicts what is known (`_judge_stranger`, `_hear_witness`):
+
+* another copy of the last batch, after a new connection or with unproven blocks: the engine behind
+  the endpoint has taken over, and the stream starts over with it;
+* the same without either, while live batches wait or one conflicts: the endpoint is asked for the
+  newest of these. The same content: a restart. Any other: the endpoint is disowned;
+* the same while nothing waits: disowned, and in doubt until the next live number;
+* the end without a copy, while nothing waits: the engine is a new one (events section 10);
+* another copy of an older batch: it is counted, nothing else;
+* another copy of the first live batch, after a past nobody had heard: that past goes, the endpoint
+  is disowned, and what came live is applied once more.
+
+A disowned endpoint is not asked again before the publisher's connection is renewed.
 """
 
 from __future__ import annotations
@@ -32,6 +59,10 @@ else:
     Feeder = None  # type: ignore[assignment,misc]
 
 LIVE_FRAMES: Final = 3  # topic, sequence, payload
+
+HEARD_MAX: Final = 1024
+HEARD_BYTES_MAX: Final = 8 << 20
+"""Live batches kept while the endpoint has yet to repeat the first of them; about a second's."""
 
 
 class EventStream(Repair):
@@ -89,10 +120,20 @@ class EventStream(Repair):
 
         `resume` completes the work they begin.
         """
-        if self._feeder is not None:
+        if self._feeder is not None and self._is_undisputed:
             self._feeder.take(inbox, now)  # plain messages, and the first other one through `hear`
         else:
             self.hear(inbox.popleft(), now)
+
+    @property
+    def _is_undisputed(self) -> bool:
+        """Whether nothing hangs on the very next messages."""
+        return self._witness is None and self._conflict is None and not self._is_to_settle
+
+    @property
+    def _is_to_settle(self) -> bool:
+        """Whether the next number settles the doubt that a replay has raised."""
+        return self._is_disowned and self._doubted_after is not None
 
     def hear(self, frames: Sequence[bytes], now: float) -> None:
         """Take one message of any kind on the slow path; a long one is only begun."""
@@ -142,6 +183,7 @@ class EventStream(Repair):
             frames = [*frames[:-1], fitted(frames[-1], self._limits.message_bytes_max)]
         if self._replay is None:
             self._hear_witness(frames)
+            self.resume(now)
             return
         if len(frames) not in REPLY_FRAMES or self._decoder.read_ahead(frames[-1]):
             self._read_reply(self._replay, frames, now)
@@ -210,6 +252,9 @@ class EventStream(Repair):
         """
         if not self.closed:
             self._read_to_end(now)  # it was sent before
+            if self._is_disowned:  # the engine may be the one behind the endpoint by now
+                self._is_disowned, self.has_replay = False, True
+                self._ask_after = now
             self._ask_whose_voice(now)
 
     def resume(self, now: float) -> None:
@@ -280,10 +325,8 @@ class EventStream(Repair):
             return
         batch = self._decoder.decode(payload)
         digest = self._decoder.digest(payload)
-        verdict = self.cursor.judge(seq, digest)
-        if verdict is Verdict.STALE:
-            self.tallies.stale_batches += 1
-            self.cursor.saw_live(seq)
+        verdict = self._judge(seq, payload, digest, now)
+        if verdict is None:
             return
         if verdict is Verdict.RESTARTED:
             self.tallies.restarts += 1
@@ -302,6 +345,66 @@ class EventStream(Repair):
         if verdict is Verdict.RESTARTED:
             self._ask_whose_voice(now)  # a late batch of an engine that is gone would look the same
 
+    def _judge(self, seq: int, payload: bytes, digest: int, now: float) -> Verdict | None:
+        """Classify a live batch; None: it is not to be applied, at least not now."""
+        verdict = self.cursor.judge(seq, digest)
+        if verdict is Verdict.STALE:
+            self.tallies.stale_batches += 1
+            self.cursor.saw_live(seq)
+            return None
+        if self._conflict is not None and self._explain(seq, payload, verdict, now):
+            return None
+        if verdict is Verdict.CONFLICT:
+            return self._weigh_conflict(seq, payload, now)
+        if verdict is Verdict.CONTIGUOUS and self._is_to_settle:
+            self._doubted_after = None
+        return verdict
+
+    def _weigh_conflict(self, seq: int, payload: bytes, now: float) -> Verdict | None:
+        """Judge a live batch whose number had come with another content; None: it has to wait."""
+        self.tallies.conflicting_batches += 1
+        if self._may_be_another_at(now):
+            return Verdict.RESTARTED
+        heard = self.cursor.heard
+        if heard is None or seq > heard:  # only a replay has told of this number, and was wrong
+            self.tallies.count_replay("other_engine")
+            self._is_disowned = True
+            self.has_replay = False
+            if heard is None:
+                return Verdict.RESTARTED
+            self._note_lost(self.cursor.expected - seq)
+            self.cursor.rewind(seq)
+            return Verdict.CONTIGUOUS
+        self._conflict = seq, payload
+        if self._may_ask(now):
+            self._ask(Mode.VERIFY, now)
+        return None
+
+    def _may_be_another_at(self, now: float) -> bool:
+        if not self._may_be_another or self.has_replay:
+            return self._may_be_another
+        assert self._changed_at is not None
+        return now < self._changed_at + self._limits.replay_deadline_s
+
+    def _explain(self, seq: int, payload: bytes, verdict: Verdict | None, now: float) -> bool:
+        """Let the next number tell what the conflicting one was; True if that is done with it.
+
+        The numbers go on from the conflicting batch: an engine began anew with it. They go on from
+        the others, or from both: it was a stray message.
+        """
+        assert self._conflict is not None
+        number, disputed = self._conflict
+        self._conflict = None
+        batch = self._decoder.decode(payload)
+        is_known = verdict is Verdict.CONTIGUOUS and not (batch and self._writer.is_strange(batch))
+        if seq != number + 1 or is_known:
+            return False
+        self.tallies.restarts += 1
+        self._begin_anew()
+        self.backlog.put_back(seq, payload)
+        self._take(number, disputed, now)
+        return True
+
     def _weigh_proof(self, verdict: Verdict, batch: EventBatch | None) -> None:
         """Judge by the next batch: without a replay endpoint it is all the proof there is."""
         if verdict is Verdict.CONTIGUOUS and batch and not self._writer.is_strange(batch):
@@ -317,6 +420,11 @@ class EventStream(Repair):
             self._refuse(seq, payload, digest, live=True)
         else:
             self._accept(batch, seq, digest, live=True)
+        heard = self._heard
+        if heard is not None:
+            heard.append((seq, payload))
+            if len(heard) > HEARD_MAX or sum(len(one) for _, one in heard) > HEARD_BYTES_MAX:
+                self._heard = None
 
     def _begin(self, batch: EventBatch) -> None:
         """Begin to write the rest of a batch that the compiled path has started."""
@@ -328,14 +436,23 @@ class EventStream(Repair):
         while self._writer.is_busy:
             self._work(self._limits.blocks_per_turn)
 
+    def _was_applied(self, seq: int, payload: bytes) -> bool:
+        known = self.cursor.digest_of(seq)
+        return known is not None and known == self._decoder.digest(payload)
+
     def _hold(self, seq: int, payload: bytes, now: float) -> None:
         """Keep a live message until the replay, or the batch before it, is done."""
         if self._is_garbage(payload):  # or its number would be trusted
             self.tallies.count_bad_message("payload")
             return
         if self.backlog and seq <= self.backlog.last:
-            if self.backlog.ends_with(seq, payload):
+            if self.backlog.holds(seq, payload) or self._was_applied(seq, payload):
                 self.tallies.stale_batches += 1
+                return
+            is_restart = seq == 0 < self.backlog.last or self._may_be_another_at(now)
+            if self._replay is not None and not is_restart:
+                self.tallies.conflicting_batches += 1
+                self._conflict = seq, payload
                 return
             if self._replay is not None:
                 # the engine restarted: waiting batches and the running replay are obsolete

@@ -18,6 +18,8 @@ _PLAIN: Final = (
     "blocks_stored",  # blocks in the store events that were applied
     "blocks_removed",  # blocks in the removals that were applied
     "stale_batches",
+    "conflicting_batches",  # live, under a number that had come with another content
+    "conflicting_replies",  # repeated otherwise than they had been heard
     "gaps",
     "lost_batches",  # never recovered
     "unusable_batches",  # of these, the ones that a replay cannot bring: too long, or unreadable
@@ -42,6 +44,8 @@ class Tallies:
     blocks_stored: int
     blocks_removed: int
     stale_batches: int
+    conflicting_batches: int
+    conflicting_replies: int
     gaps: int
     lost_batches: int
     unusable_batches: int

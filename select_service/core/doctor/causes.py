@@ -169,9 +169,10 @@ REPLAY_OF_ANOTHER: Final = Cause(
     "replay-of-another-worker",
     "error",
     "The replay endpoint repeats other events than the event endpoint has sent although the "
-    "connection never broke: it belongs to another engine, whose blocks were credited to this "
-    "worker for a while, once or repeatedly.",
-    "Set replay_endpoint to that of the engine that publishes the events.",
+    "connection never broke: it belongs to another engine, or invents batches. What came live "
+    "stays; where only the replay had told of blocks, they may have been credited for a while.",
+    "Set replay_endpoint to that of the engine that publishes the events, not to a Service or load "
+    "balancer in front of several.",
 )
 SEQUENCE_JUMPS: Final = Cause(
     "sequence-jumps",

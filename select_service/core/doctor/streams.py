@@ -325,7 +325,7 @@ class Run:
 
 
 def _lives(tallies: Tallies, connections: int) -> tuple[int, ...]:
-    return tallies.restarts, tallies.hidden_restarts, connections
+    return tallies.restarts + tallies.conflicting_batches, tallies.hidden_restarts, connections
 
 
 def _uses(tallies: Tallies) -> tuple[int, dict[str, int]]:

@@ -39,6 +39,8 @@ _STREAM_COUNTERS: Final = (
     ("blocks_stored", "Blocks in store events that were applied."),
     ("blocks_removed", "Blocks in removals that were applied."),
     ("stale_batches", "Batches that had been applied before."),
+    ("conflicting_batches", "Live batches under a number that had come with another content."),
+    ("conflicting_replies", "Replies that repeat otherwise what had come before."),
     ("gaps", "Times sequence numbers were missing."),
     ("lost_batches", "KV-event batches that were never recovered."),
     ("unusable_batches", "Of these, the ones that were too long, or that nobody could read."),

@@ -60,7 +60,9 @@ def test_groups_are_remembered_until_a_restart() -> None:
     assert events["stored", "map", "applied"] == 2
     assert events["removed", "map", "applied"] == 1
     assert events["removed", "map", "other_group"] == 1
+    bench.stream.on_reconnect(0.0)
     bench.live(0, encode_batch([stored([1], tokens(0), group_idx=1)], ts=2.0))
+    bench.reply(0, encode_batch([stored([1], tokens(0), group_idx=1)], ts=2.0))
     assert bench.blocks() == set()
 
 

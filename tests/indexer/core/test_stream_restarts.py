@@ -23,9 +23,15 @@ def test_a_restart_seen_late_fetches_what_was_missed() -> None:
     for seq in range(5):
         bench.live(seq)
     bench.live(2, engine="new")
+    assert bench.asked() == 4, "a stray message, or a restart?"
+    assert bench.blocks() == {0, 1, 2, 3, 4}
+    bench.end()
+    assert bench.asked() == 2, "if it is a restart, this is what the endpoint repeats"
+    bench.reply(2, engine="new")
     assert bench.asked() == 0
-    for seq in range(2):
+    for seq in range(3):
         bench.reply(seq, engine="new")
+    bench.end()
     assert bench.blocks() == set()
     assert bench.blocks(engine="new") == {0, 1, 2}
 
@@ -45,6 +51,8 @@ def test_a_restart_hidden_by_the_number_is_seen_by_the_bytes() -> None:
     bench.live(5, engine="new")
     assert bench.asked() == 2
     bench.reply(2, engine="new")
+    assert bench.asked() == 5, "does it at least repeat what has just been heard?"
+    bench.reply(5, engine="new")
     assert bench.asked() == 0
     assert bench.blocks() == set()
     for seq in range(6):
