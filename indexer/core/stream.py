@@ -61,8 +61,8 @@ else:
 LIVE_FRAMES: Final = 3  # topic, sequence, payload
 
 HEARD_MAX: Final = 1024
-"""Live batches kept while the endpoint has yet to repeat the first of them; about a second's. Beyond
-them nothing is applied again, should it contradict that one."""
+"""Live batches kept while the endpoint has yet to repeat the first of them, about a second's.
+Beyond them nothing is applied again, should it contradict that one."""
 HEARD_BYTES_MAX: Final = 8 << 20
 """Bytes of these batches."""
 
