@@ -165,10 +165,8 @@ class Repair(ReplayControl):
                 seq, payload = self.backlog.last, self.backlog.last_payload
             replay.mode, replay.probe = Mode.PROBE, (seq, self._decoder.digest(payload))
             self._ask_again(now)
-        elif repeats_last:
-            self._disown(now)
         else:
-            self._start_over(now, why)
+            self._disown(now)
 
     def _on_probed(self, replay: Replay, seq: int, payload: bytes, digest: int, now: float) -> None:
         """Read the endpoint's copy of a batch that was just heard live."""

@@ -19,12 +19,11 @@ What came live is believed; a replay fills in what did not. What a live number m
 
 What a reply means that contradicts what is known (`_judge_stranger`, `_hear_witness`):
 
-* another copy of the last batch, after a new connection or with unproven blocks: the engine behind
-  the endpoint has taken over, and the stream starts over with it;
+* another copy of the last batch, or the end without one, after a new connection or with unproven
+  blocks: the engine behind the endpoint has taken over, and the stream starts over with it;
 * the same without either, while live batches wait or one conflicts: the endpoint is asked for the
   newest of these. The same content: a restart. Any other: the endpoint is disowned;
 * the same while nothing waits: disowned, and in doubt until the next live number;
-* the end without a copy, while nothing waits: the engine is a new one (events section 10);
 * another copy of an older batch: it is counted, nothing else;
 * another copy of the first live batch, after a past nobody had heard: that past goes, the endpoint
   is disowned, and what came live is applied once more.

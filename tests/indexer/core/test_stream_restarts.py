@@ -183,6 +183,7 @@ def test_an_engine_that_does_not_know_our_last_batch_is_another_one() -> None:
         bench.live(seq)
     bench.wait(0)
     bench.wait(10.1)
+    bench.stream.on_reconnect(bench.now)
     assert bench.asked() == 2
     bench.end()
     assert bench.asked() == 0
