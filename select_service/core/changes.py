@@ -26,6 +26,12 @@ PEER = "peer"
 ADMISSION = "admission"
 THRESHOLD = "threshold"
 CONFIG = "config"
+END = "end"
+"""By `key_of` an id: which claims of replicas on it are over; only with replicas."""
+CLAIM = "claim"
+"""By id: claims of replicas that our callers told us of and that have no booking of ours."""
+CLOSING = "closing"
+"""By lease id: closed at any replica."""
 RESERVATION = "reservation"
 """By reservation id, live or freed lately; also freed selection ids."""
 
@@ -52,11 +58,12 @@ class Hold:
 class Changes:
     """A queue of marked keys; every mark has an ordinal, so that callers can wait for it."""
 
-    __slots__ = ("_standing", "_wholes", "fresh", "marked", "marks")
+    __slots__ = ("_standing", "_wholes", "durable", "fresh", "marked", "marks")
 
     def __init__(self) -> None:
         self.marked: OrderedDict[StateKey, int] = OrderedDict()  # → ordinal, ascending
         self.marks = 0  # the last ordinal given
+        self.durable = 0  # up to this ordinal everything is on disk
         self.fresh: dict[str, int] = {}  # reservation ids booked here and not yet on disk
         self._wholes: dict[StateKey, Hold] = {}  # by each of their keys
         self._standing: dict[int, Hold] = {}  # by ordinal: released, and not yet on disk

@@ -17,7 +17,10 @@ from select_service.core.booking.pairs import Pairs
 from select_service.core.booking.sessions import Sessions
 from select_service.core.changes import (
     ADMISSION,
+    CLAIM,
+    CLOSING,
     CONFIG,
+    END,
     LEASE,
     PEER,
     RESERVATION,
@@ -33,6 +36,7 @@ from select_service.core.membership import Membership
 from select_service.core.pricing.overtaking import overtaking
 from select_service.core.pricing.policy import default_policy
 from select_service.core.replicas.plane import Replicas
+from select_service.core.replicas.rooms import ClaimRoom, ClosingRoom, EndRoom
 from select_service.core.shadow.onlooker import Shadowing
 from select_service.core.slimming import Slimming, all_tables
 from select_service.core.state import (
@@ -281,6 +285,7 @@ class SelectionCore:
         """Register the tables that outlive the process."""
         self.peer_endpoints = PeerEndpoints(NOTHING)
         self.overrides = Overrides(NOTHING)
+        claims, leases = self.desk.announcer.claims, self.replicas.leases
         self.state = State(
             {
                 CONFIG: self.overrides,
@@ -289,7 +294,10 @@ class SelectionCore:
                 WORKER: Workers(self.catalog, self.registering.restore),
                 LEASE: LeaseRoom(self.desk.leases, NOTHING),
                 PEER: self.peer_endpoints,
+                END: EndRoom(claims, NOTHING),
                 RESERVATION: Reservations(self.desk, self.catalog, self.partitions, NOTHING),
+                CLOSING: ClosingRoom(claims, leases, NOTHING),
+                CLAIM: ClaimRoom(claims, self.replicas.snapshots, NOTHING),
             }
         )
 
@@ -374,6 +382,7 @@ class SelectionCore:
         self.catalog.changes = self.desk.bookings.changes = changes
         self.desk.leases.changes = self.peer_endpoints.changes = changes
         self.admitting.changes = self.overrides.changes = changes
+        self.desk.announcer.claims.endings.changes = changes
         return changes
 
     def check(self) -> None:

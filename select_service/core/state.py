@@ -37,7 +37,10 @@ _FREED = b""
 """The record of a recently freed id."""
 
 _ENDED = b"\xc1"
-"""Prefix before the claims of replicas that ended with the id; never the start of MessagePack."""
+"""Prefix before the claims of replicas that ended with the id; never the start of MessagePack.
+
+Earlier builds wrote it; now `replicas/rooms.py` keeps such claims.
+"""
 
 
 class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -232,23 +235,18 @@ class Reservations:
         bookings = self._desk.bookings
         booking = bookings.live(name)
         if booking is None:
-            return self._freed_record(name) if bookings.is_remembered(name) else None
+            return _FREED if bookings.is_remembered(name) else None
         hold = booking.hold
         if hold is not None and hold.is_whole and hold.is_open:
-            return self._freed_record(name)  # recently freed, and its wave is incomplete
+            return _FREED  # recently freed, and its wave is incomplete
         if booking.reservation.origin != "local":
             return None
         return _encode(record_of(booking))
 
-    def _freed_record(self, name: str) -> bytes:
-        """Return a freed record with the claims that ended: their owners may be away and return."""
-        ended = self._desk.announcer.claims.ends.on(name)
-        return _ENDED + _encode(ended) if ended else _FREED
-
     def _restore_freed(self, name: str, record: bytes, now: float) -> None:
         self._desk.bookings.remember(name, now)
         for key in _decode_ended(record[1:]) if record else ():
-            self._desk.announcer.claims.note_end(name, key, now, by_owner=False)
+            self._desk.announcer.claims.note_end(name, key, now, by_owner=False, kept=True)
 
     def restore(self, name: str, record: bytes, now: float) -> Effects | None:
         """Book the reservation again, with every fact; its time to live restarts.
@@ -266,6 +264,10 @@ class Reservations:
         if partition is not None and worker is not None and worker.scope == partition.scope:
             slot = worker.slots.get(facts.dp_rank)
         lease = None if facts.lease_id is None else self._desk.leases.find(facts.lease_id)
+        claims = self._desk.announcer.claims
+        if facts.born and claims.ends.has(name, (claims.router_id, facts.born)):
+            bookings.remember(name, now)  # its end was stored, and this row not yet
+            return self._nothing
         orphaned = facts.lease_id is not None and lease is None
         if partition is None or slot is None or orphaned or bookings.live(name) is not None:
             bookings.remember(name, now)
@@ -283,7 +285,7 @@ class Reservations:
             announcer.own(partition, booking.reservation, born, booking.answer, *told)
             for key in facts.adopts:
                 heir = announcer.claims.router_id, born
-                announcer.claims.note_end(name, key, now, by_owner=False, heir=heir)
+                claims.note_end(name, key, now, by_owner=False, heir=heir, kept=True)
         return self._nothing
 
 

@@ -19,12 +19,16 @@ class LeaseRenewal(Struct, kw_only=True):
     ttl_s: Seconds | None = None  # from now on
 
 
-class LeaseState(Struct, frozen=True):
+class LeaseState(Struct, frozen=True, omit_defaults=True):
     """What must be kept of a lease to put it back."""
 
     lease_id: str
     owner: str
     ttl_s: float
+    born: int = 0
+    """The last statement to replicas before it was opened: what is under it has higher numbers."""
+    adopted: bool = False
+    """It was opened for what another replica had left under this id."""
 
 
 class LeaseRecord(Struct, frozen=True):

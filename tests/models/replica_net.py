@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
@@ -35,6 +35,9 @@ from select_service.core.replicas.wire import (
 )
 from select_service.core.service import Life, SelectionCore
 from select_service.types import CoreLimits, Role, RouterConfig, WorkerSpec
+
+if TYPE_CHECKING:
+    from select_service.core.changes import Changes, StateKey
 
 BLOCK_SIZE = 4
 TICK_S = 0.1
@@ -60,7 +63,10 @@ ROLES: dict[int, Role] = {1: "prefill", 2: "decode"}
 
 
 class Node:
-    """One replica; `restart` makes it a new one that knows nothing."""
+    """One replica; `restart` makes it a new one that knows nothing, `reboot` the same once more.
+
+    `rows` are what it has on disk, if it keeps its state.
+    """
 
     def __init__(self, net: Net, number: int) -> None:
         self.net = net
@@ -68,18 +74,72 @@ class Node:
         self.is_down = False
         self.has_checksums = True  # as older versions have not
         self.core: SelectionCore
+        self.changes: Changes | None = None
+        self.rows: dict[StateKey, bytes] = {}
         self.restart()
 
     def restart(self) -> None:
         self.router_id = self.net.rng.getrandbits(64) | 1
+        self.epoch = 1
+        self._begin()
+
+    def _begin(self) -> None:
         self.core = SelectionCore(
             Registry(),
             RouterConfig(use_kv_events=False),
             random.Random(self.net.rng.random()),
             limits=self.net.limits,
-            life=Life(self.router_id),
+            life=Life(self.router_id, self.epoch),
         )
         self.core.replica_announce(8000 + self.number)
+
+    # -- on disk -------------------------------------------------------------------------------
+
+    def keep(self) -> None:
+        """Keep the state on disk from now on, and what was kept before."""
+        state = self.core.state
+        dropped: list[StateKey] = []
+        for key in sorted(self.rows, key=lambda one: state.turn(one[0], self.rows[one])):
+            effects = state.restore(key, self.rows[key], self.net.now)
+            if effects is None:
+                dropped.append(key)
+            else:
+                assert not effects.published, "nobody is told before all is there"
+        assert not state.unreadable
+        self.changes = self.core.keep_changes()
+        for key in dropped:
+            self.changes.mark(*key)
+
+    def flush(self) -> None:
+        """Write what has changed, as the journal does before anything is acknowledged."""
+        changes = self.changes
+        if changes is None:
+            return
+        while (taken := changes.take([], ())) is not None:
+            key, ordinal = taken
+            record = self.core.state.record(key)
+            if record is None:
+                self.rows.pop(key, None)
+            else:
+                self.rows[key] = record
+            changes.written(key, ordinal)
+        changes.durable = changes.marks
+
+    def reboot(self) -> None:
+        """Start again from disk; what was not on it is lost."""
+        self.epoch += 1
+        self.is_down = False
+        self._begin()
+        self.keep()
+        self.core.check()
+
+    def stop(self) -> None:
+        """End in good order: everything is written, and the others hear of it."""
+        self.core.replica_leave()
+        self.tick()
+        self.flush()
+        self.net.publish(self, self.core.replica_last_word())
+        self.is_down = True
 
     def put_worker(self, worker_id: int) -> None:
         spec = WorkerSpec(
@@ -97,6 +157,8 @@ class Node:
             self.net.publish(self, message)
         for pull in effects.pulls:
             self.net.pull(self, pull)
+        if self.changes is not None and self.net.rng.random() < self.net.prompt_writes:
+            self.flush()
         self.net.look(self)
 
     def tick(self) -> None:
@@ -110,6 +172,8 @@ class Node:
             self.did(effects)
             if not more:
                 break
+        if self.changes is not None and self.net.rng.random() < self.net.prompt_writes:
+            self.flush()
 
     def ledger(self) -> dict[str, Any]:
         """Every reservation booked here, with all its load."""
@@ -150,6 +214,7 @@ class Net:
         self.lost = 0
         self.garbled = 0
         self.looks = 0
+        self.prompt_writes = 0.7  # how often what nobody waits for is on disk at once
         self.looks_per_check = 10  # a core's own promises cost most of the time
         self.promise: Callable[[Node], None] | None = None  # what a test asks for besides
         self.nodes = [Node(self, number) for number in range(nodes)]
@@ -238,13 +303,18 @@ class Net:
             return
         source = self.nodes[pull.http_port - 8000]
         parts: Iterator[Any] | None = None
+        origin = source.core
 
         def go_on() -> None:
-            nonlocal parts
+            nonlocal parts, origin
             if asker.core is not core or asker.is_down:
                 return
             if parts is None:
-                parts = source.core.replica_snapshot(self.now)
+                source.flush()
+                origin, parts = source.core, source.core.replica_snapshot(self.now)
+            if source.changes is not None and source.core is not origin:  # the connection broke
+                asker.did(core.replica_snapshot_end(pull.router_id, self.now, complete=False))
+                return
             if source.is_down or self.is_cut(asker, source) or self.rng.random() < self.loss / 3:
                 asker.did(core.replica_snapshot_end(pull.router_id, self.now, complete=False))
                 return

@@ -208,12 +208,9 @@ class World:
         if not self.clients:
             return
         client = self.rng.choice(self.clients)
-        has_it = [
-            node
-            for node in self.net.nodes
-            if node.core.desk.leases.find(client.lease_id) is not None
-        ]
-        node = self.rng.choice(has_it or self.net.nodes)
+        up = [node for node in self.net.nodes if not node.is_down]
+        has_it = [node for node in up if node.core.desk.leases.find(client.lease_id) is not None]
+        node = self.rng.choice(has_it or up)
         if not has_it:
             self.open_at(node, client)
         self.names += 1
@@ -241,6 +238,8 @@ class World:
         nodes = self.rng.sample(self.net.nodes, len(self.net.nodes))
         renewed: list[Node] = []
         for node in nodes:
+            if node.is_down:
+                continue
             deaf = renewed and any(self.net.is_cut(node, one) for one in renewed)
             if renewed and not deaf:
                 continue
@@ -252,7 +251,7 @@ class World:
             firm = client.members & self.firm.keys()
             if self.rng.random() < 0.3 and firm <= node.ledger().keys():
                 break
-        if not renewed:
+        if not renewed and not any(node.is_down for node in nodes):
             assert not client.members & self.firm.keys(), "nobody knows a lease with reservations"
 
     def leave(self) -> None:
@@ -265,14 +264,18 @@ class World:
         self.doomed |= client.members
         self.over(client.members)
         if self.rng.random() < 0.5:
-            node = self.pick()
-            try:
-                lease, effects = node.core.close_lease(client.lease_id, self.net.now)
-            except LeaseNotFound:
-                return
-            node.did(effects)
-            while lease is not None and lease.reservations:
-                node.did(node.core.clear_lease(lease, self.net.now))
+            self.close_at(self.pick(), client)
+
+    def close_at(self, node: Node, client: Client) -> bool:
+        """A client closes its lease here, if it is known."""
+        try:
+            lease, effects = node.core.close_lease(client.lease_id, self.net.now)
+        except LeaseNotFound:
+            return False
+        node.did(effects)
+        while lease is not None and lease.reservations:
+            node.did(node.core.clear_lease(lease, self.net.now))
+        return True
 
     def pass_time(self, seconds: float) -> None:
         """Nothing but renewals happens."""

@@ -386,7 +386,7 @@ class Desk:
             state = claim.lease.state
             lease = self.leases.find(state.lease_id)
             if lease is None:
-                lease = self.leases.admit(state, now)
+                lease = self.leases.admit(self.announcer.claims.adopted_lease(state), now)
                 self.announcer.claims.counters.leases_adopted += lease is not None
             self.announcer.claims.copies.adopted_from[state.lease_id] = None
         if lease is not None:
@@ -417,7 +417,7 @@ class Desk:
                 return None, Effects(published=[told])
             if self.bookings.was_freed(name):
                 if self.announcer.speaks:
-                    self.announcer.claims.note_freed(name, now)
+                    self.announcer.claims.endings.note_freed(name, now)
                 return None, NOTHING
             raise ReservationNotFound(name)
         partition, reservation = booking.partition, booking.reservation

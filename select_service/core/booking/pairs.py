@@ -231,7 +231,7 @@ class Pairs:
                 if claim.record.pair != pair or known:
                     continue
                 if not any(key in (one.key, *one.record.adopts) for one in claims.alive(other)):
-                    claims.note_end(other, key, now, by_owner=False, freed=True)
+                    claims.note_end(other, key, now, by_owner=False, freed=True, kept=True)
                     claims.say_later(Ended(other, *key, freed=True))
 
     def _legs(self, name: str) -> tuple[str, list[Booking]] | None:

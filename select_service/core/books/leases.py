@@ -73,8 +73,10 @@ class Leases:
 
     # -- begin and go on -----------------------------------------------------------------------
 
-    def open(self, lease_id: str, owner: str, ttl_s: float, now: float) -> Lease:
+    def open(self, lease_id: str, owner: str, ttl_s: float, now: float, born: int = 0) -> Lease:
         """Open a lease, or renew the one this owner already has under this id. O(1).
+
+        `born`: our last statement to replicas.
 
         Raises:
             InvalidField: a name is too long or empty, or the time to live is out of bounds.
@@ -92,7 +94,7 @@ class Leases:
             self.touch(known, now, ttl_s)
             return known
         self._check_not_closed(lease_id, now)
-        lease = self.admit(LeaseState(lease_id, owner, ttl_s), now)
+        lease = self.admit(LeaseState(lease_id, owner, ttl_s, born), now)
         if lease is None:
             crowded = self._tenants.refuse(prefix_in(lease_id))
             full = TooManyLeases(self._limits.leases_max, crowded)
@@ -122,7 +124,7 @@ class Leases:
         Its id must not be open. Nothing is under it yet: see `join`.
         """
         assert state.lease_id not in self._open
-        lease = Lease(state.lease_id, state.owner, now)
+        lease = Lease(state, now)
         self._open[lease.lease_id] = lease
         self._by_owner.setdefault(lease.owner, {})[lease.lease_id] = lease
         self._deadlines.add(lease, state.ttl_s, now)
@@ -346,7 +348,7 @@ class Leases:
 
     def state(self, lease: Lease) -> LeaseState:
         """Return what must be kept of a lease to restore it."""
-        return LeaseState(lease.lease_id, lease.owner, lease.ttl_s)
+        return LeaseState(lease.lease_id, lease.owner, lease.ttl_s, lease.born, lease.adopted)
 
     def tables(self) -> Iterator[Sized]:
         """Yield the dicts that grow with leases; see `slimming.py`."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from select_service.core.books.chain_nodes import ChainNode
     from select_service.core.replicas.claim import Claim
+    from select_service.types import LeaseState
 
 
 class Lane:
@@ -37,13 +38,15 @@ class Lease:
     """One owner's promise to be alive. Written by `Leases` only."""
 
     __slots__ = (
-        *("by_lane", "deadline", "is_open", "lease_id", "owner", "reservations"),
-        *("touched", "ttl_s"),
+        *("adopted", "born", "by_lane", "deadline", "is_open", "lease_id", "owner"),
+        *("reservations", "touched", "ttl_s"),
     )
 
-    def __init__(self, lease_id: str, owner: str, now: float) -> None:
-        self.lease_id = lease_id
-        self.owner = owner
+    def __init__(self, state: LeaseState, now: float) -> None:
+        self.lease_id = state.lease_id
+        self.owner = state.owner
+        self.born = state.born
+        self.adopted = state.adopted
         self.reservations: OrderedDict[Reservation, Lane] = OrderedDict()
         """Reservations under it, with the lane of each; including those of ranks that left, until
         they are swept."""

@@ -219,12 +219,16 @@ class Announcer:
         self.claims.untie(claim, claim.hashes)
         if claim.owner == self.claims.router_id:
             self.claims.end_own(claim, now)
+        else:
+            self.claims.note(claim)
         self.claims.homeless.append(reservation.reservation_id)
 
     def may_adopt(self, reservation: Reservation) -> bool:
         """Tell whether a booked reservation is an orphan that we can adopt."""
         claim = reservation.claim
         if claim is None or claim.owner not in self.claims.gone:
+            return False
+        if self.claims.closings.covers(claim):  # it is over, and about to be released
             return False
         # We have another claim on this id, which will be booked in its turn.
         return reservation.reservation_id not in self.claims.own.by_id

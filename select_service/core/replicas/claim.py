@@ -99,6 +99,7 @@ class Claim:
             hashes=b"",
             growth=_NOTHING,
             ttl_s=known.ttl_s if self.hearsay else record.ttl_s,
+            adopts=known.adopts if self.hearsay else record.adopts,
             lease=known.lease if self.hearsay or leases[0] == leases[1] else record.lease,
             fingerprint=known.fingerprint,
             answer=known.answer,
@@ -177,12 +178,14 @@ class LeaseCopy:
         ageing: its time is up, and its orphans are being released.
         adopting: its orphans are being adopted.
         ending: our own unbooked claims under it are being ended.
-        closed: by a caller of ours.
+        freeing: its orphans are being freed, because it was closed.
+        closed: by a caller of ours, or elsewhere with all that is under it.
     """
 
     __slots__ = (
-        *("adopting", "ageing", "claims", "closed", "deadline", "ending", "lease_id"),
-        *("lease_ttl_s", "owner", "renewed_at", "seen_at", "told_at", "touched", "ttl_s"),
+        *("adopting", "ageing", "claims", "closed", "deadline", "ending", "freeing"),
+        *("lease_id", "lease_ttl_s", "owner", "renewed_at", "seen_at", "told_at"),
+        *("touched", "ttl_s"),
     )
 
     def __init__(self, lease_id: str, owner: str, now: float) -> None:
@@ -194,7 +197,8 @@ class LeaseCopy:
         self.deadline = 0.0
         self.renewed_at: float | None = None
         self.told_at: float | None = None
-        self.ageing = self.adopting = self.ending = self.closed = False
+        self.ageing = self.adopting = self.ending = self.freeing = False
+        self.closed = False
 
     @property
     def state(self) -> LeaseState:
@@ -209,6 +213,7 @@ class ClaimSet:
         self.by_id: dict[str, Claim] = {}
         self.digest = 0  # a sum, so order does not matter and claims can be removed
         self.tied = 0  # number of claims with a booking
+        self.highest = 0  # the youngest there ever was
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -217,6 +222,7 @@ class ClaimSet:
         """Add a claim; its id must be free in this set."""
         assert claim.reservation_id not in self.by_id
         self.by_id[claim.reservation_id] = claim
+        self.highest = max(self.highest, claim.born)
         self.digest = (self.digest + claim.digest) & _DIGEST_MASK
         self.tied += claim.reservation is not None
 

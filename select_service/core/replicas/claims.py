@@ -8,25 +8,23 @@ Nothing here knows a ledger, a publisher's silence or a snapshot.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-import xxhash
 
 from indexer.types import Scope
+from select_service.core.changes import CLAIM, RESERVATION
 from select_service.core.counters import ReplicaCounters
-from select_service.core.memory import Memory
 from select_service.core.replicas.claim import Claim, ClaimSet
 from select_service.core.replicas.claim_names import ClaimNames
-from select_service.core.replicas.ends import Ends
+from select_service.core.replicas.early import EarlyGrowth
+from select_service.core.replicas.endings import Endings
 from select_service.core.replicas.events import Stamp
 from select_service.core.replicas.lease_copies import LeaseCopies
 from select_service.core.replicas.messages import (
     OUTPUT_BLOCKS_MAX,
-    OUTPUT_TELLERS_MAX,
     ClaimRecord,
     Closed,
     Ended,
@@ -35,8 +33,7 @@ from select_service.core.replicas.messages import (
     Renewed,
     Said,
 )
-from select_service.core.tenancy.parted import Parted
-from select_service.core.tenancy.shares import Shares, prefix_in
+from select_service.core.tenancy.shares import Shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized
@@ -49,8 +46,7 @@ SEQ_BITS: Final = 40
 """Bits for statements of one life; the epoch is above them, so numbers never repeat."""
 
 
-def _name_digest(name: str) -> bytes:
-    return xxhash.xxh3_128_digest(name.encode("utf-8", "surrogatepass"))
+_NOTHING: Final = Growth()
 
 
 class Claims:
@@ -65,24 +61,21 @@ class Claims:
         self.router_id = router_id
         self.epoch = epoch
         self.seq = (epoch - 1) << SEQ_BITS
+        shares = shares or Shares(limits)
+        self.endings = Endings(limits, shares, self.seq)
+        self.ends, self.closings = self.endings.ends, self.endings.closings
         self.own = ClaimSet()
         self.sets = {router_id: self.own}  # by owner; one per known publisher
-        self.ready: list[Said] = []  # to be published in the next turn
+        self._ready: list[tuple[int, Said]] = []  # to be published once so much is on disk
         self.homeless: list[str] = []  # ids that lost their booking; see `plane.py`
         self.gone: set[int] = set()  # silent owners; `publishers.py` decides when
-        shares = shares or Shares(limits)
-        self.ends = Ends(limits.replica_ended_max, shares)
         self.copies = LeaseCopies(limits, shares)
         self.names = ClaimNames()  # of others' claims
         self.counters = ReplicaCounters()
-        self.early_lost = 0  # growth of unknown claims, forgotten because of the limit
         self.adopted = 0
         self._of_id: dict[str, list[Claim]] = {}  # of all owners, dead ones too
         self._waiting: dict[tuple[Scope, int], dict[Claim, None]] = {}  # by absent worker
-        self._early: OrderedDict[Key, tuple[Growth, float, set[int]]] = OrderedDict()
-        freed = shares.bound("replica_freed_ids", lambda: limits.replica_ended_max, by_prefix=True)
-        self._freed_here: Parted[Memory[bytes]] = Parted(shares, freed, Memory)
-        """By the tenant that the id is of: `_name_digest`."""
+        self._early = EarlyGrowth(limits.replica_ended_max)
         # claims that grew, and ids of ended ones, to be stated
         self._unsaid: dict[Key, Claim | str] = {}
         self._outputs: dict[Key, Claim | str] = {}  # claims that filled blocks; stated together
@@ -107,7 +100,12 @@ class Claims:
     @property
     def ended_bytes(self) -> int:
         """The memory that remembered ends take."""
-        return self.ends.nbytes + sum(row.nbytes for row in self._freed_here.rows)
+        return self.endings.nbytes
+
+    @property
+    def early_lost(self) -> int:
+        """Growth of unknown claims that was forgotten because of the limit."""
+        return self._early.lost
 
     # -- our statements ------------------------------------------------------------------------
 
@@ -162,7 +160,7 @@ class Claims:
             if isinstance(what, str):
                 items.append(self.ends.told(what, key))
             elif not what.dead:
-                what.noted = what.owner != self.router_id
+                self.note(what)
                 items.append(Grown(what.reservation_id, what.owner, what.born, what.growth()))
         return self.say(items) if items else None
 
@@ -188,13 +186,13 @@ class Claims:
                 return False
             self.forget(before)  # its owner states its end; a garbled id never has one
         claim.dead = self.ends.has(name, claim.key)
-        early = self._early.pop(claim.key, None)
+        early = self._early.take(claim.key)
         if early is not None:
             claim.join(early[0])
-            claim.tellers = early[2]
-            if any(map(self.is_silent, early[2])):
+            claim.tellers = early[1]
+            if any(map(self.is_silent, early[1])):
                 self.say_later(claim)  # its owner may have missed it, and cannot ask the tellers
-        self._inherit(claim, now)
+        self._inherit(claim)
         owners.add(claim)
         claim.touched = now
         self.names.add(claim)
@@ -237,7 +235,7 @@ class Claims:
         claim.hearsay = False
         self.names.add(claim)
         owned.add(claim)
-        self._inherit(claim, now)
+        self._inherit(claim)
         self.counters.claims_corrected += 1
 
     def believe_owner(self, claim: Claim, record: ClaimRecord) -> bool:
@@ -245,6 +243,9 @@ class Claims:
         before = claim.record
         claim.hearsay = False
         leases = [one and one.lease_id for one in (before.lease, record.lease)]
+        if before.adopts != record.adopts:  # by hearsay some of those in between were unknown
+            claim.record = before = msgspec.structs.replace(before, adopts=record.adopts)
+            self._inherit(claim)
         if before.ttl_s == record.ttl_s and leases[0] == leases[1]:
             return False
         self.copies.leave(claim)
@@ -256,32 +257,21 @@ class Claims:
         claim.aged = True
         self.copies.leave(claim)
         self._waits_no_more(claim)
+        self.note(claim)
 
-    def _inherit(self, claim: Claim, now: float) -> None:
+    def _inherit(self, claim: Claim) -> None:
         """Apply the state of the claims it took over to a claim, and the other way round."""
         for kin in self.kin_of(claim.reservation_id, claim.names):
-            if kin.join(claim.growth()):
-                self.say_later(kin)
-            if claim.join(kin.growth()):
-                self.say_later(claim)
-        name = claim.reservation_id
-        for key in claim.record.adopts:
-            if not claim.dead and (self.ends.was_freed(name, key) or self._freed_since(claim, key)):
-                self.end(claim, now, by_owner=False, freed=True)
+            self._pass_on(claim, kin)
+            self._pass_on(kin, claim)
 
-    def _freed_since(self, claim: Claim, ancestor: Key) -> bool:
-        """Whether a caller freed its id when we knew only that this ancestor had ended."""
-        since = self.ends.since(claim.reservation_id, ancestor)
-        if since is None:
-            return False
-        names = claim.reservation_id, claim.record.selection_id
-        freed = [self._freed_at(name) for name in names if name is not None]
-        return any(at is not None and at >= since for at in freed)
-
-    def _freed_at(self, name: str) -> float | None:
-        digest = _name_digest(name)
-        found = (row.at(digest) for _, row in self._freed_here.where(prefix_in(name)))
-        return next((at for at in found if at is not None), None)
+    def _pass_on(self, claim: Claim, heir: Claim) -> None:
+        """Apply the state of a claim to one that stands for the same reservation."""
+        growth = claim.growth()
+        if heir.join(growth):
+            self.say_later(heir)
+        if growth != _NOTHING and (claim.noted or claim.owner == self.router_id):
+            self.note(heir)  # what our callers have told us, we keep, also if its owner has heard
 
     def tie(self, claim: Claim, reservation: Reservation) -> None:
         """Link a claim to the booking that carries its load."""
@@ -289,6 +279,8 @@ class Claims:
         owned.tied += owned.holds(claim) and claim.reservation is None
         claim.reservation = reservation
         claim.hashes = b""
+        if claim.noted:
+            self._mark(CLAIM, claim.reservation_id)
         reservation.claim = claim
         reservation.origin = "local" if claim.owner == self.router_id else claim.owner
 
@@ -340,23 +332,55 @@ class Claims:
         """Keep the growth of a claim we have not heard of yet."""
         if self.ends.has(reservation_id, key):
             return
-        before = self._early.pop(key, None)
-        tellers = {teller}
-        if before is not None:
-            growth = _joined(before[0], growth)
-            tellers |= before[2]
-        self._early[key] = (growth, now, tellers)
-        if len(self._early) > self._limits.replica_ended_max:
-            self._early.popitem(last=False)
-            self.early_lost += 1
+        self._early.keep(key, growth, teller, now)
 
     def complete(self, reservation_id: str) -> list[Claim]:
         """Complete the prefill of an id for our caller; returns the claims concerned."""
         claims = self.alive(reservation_id)
         for claim in claims:
             claim.prefill_done = True
-            claim.noted = claim.owner != self.router_id
+            self.note(claim)
         return claims
+
+    def note(self, claim: Claim) -> None:
+        """Keep a claim on disk that is not ours, and retell its state in snapshots.
+
+        Our callers tell us of its growth, or we count its id as freed while it is only out of sight
+        here: whoever ends that must end this claim, too. Ours is kept like that from `set_aside`
+        on, before with its booking.
+        """
+        if claim.owner != self.router_id:
+            claim.noted = True
+        if claim.noted:
+            self._mark(CLAIM, claim.reservation_id)
+
+    def set_aside(self, claim: Claim) -> None:
+        """Note that a claim has lost its booking to another one on its id."""
+        if claim.owner == self.router_id:
+            claim.noted = True
+            self._mark(CLAIM, claim.reservation_id)
+
+    def _mark(self, kind: str, name: str) -> None:
+        if self.endings.changes is not None:
+            self.endings.changes.mark(kind, name)
+
+    def noted(self, reservation_id: str) -> list[Claim]:
+        """Return the living claims on an id that are kept on disk without a booking of ours."""
+        return [
+            one
+            for one in self.alive(reservation_id)
+            if one.noted and not (one.owner == self.router_id and one.reservation is not None)
+        ]
+
+    def recall(self, record: ClaimRecord) -> None:
+        """Own a claim of an earlier life whose id is booked by another claim, or was."""
+        claim = Claim(self.router_id, record)
+        name = claim.reservation_id
+        if name in self.own.by_id or self.ends.has(name, claim.key):
+            return
+        claim.noted = True
+        self.own.add(claim)
+        self._of_id.setdefault(name, []).append(claim)
 
     def output(self, reservation_id: str, fraction: float | None, count: int) -> None:
         """Add output blocks for our caller."""
@@ -365,7 +389,7 @@ class Claims:
             claim.outputs[self.router_id] = min(ours, OUTPUT_BLOCKS_MAX)
             if fraction is not None:
                 claim.faded_at, claim.fraction = claim.output_blocks, fraction
-            claim.noted = claim.owner != self.router_id
+            self.note(claim)
             self._outputs.setdefault(claim.key, claim)
 
     # -- ends ----------------------------------------------------------------------------------
@@ -382,8 +406,14 @@ class Claims:
         """End a claim. Its owner's set keeps it, dead, until the owner itself states the end."""
         claim.dead = True
         self.copies.leave(claim)
+        if claim.noted:
+            self._mark(CLAIM, claim.reservation_id)
         self.note_end(
-            claim.reservation_id, claim.key, now, by_owner=by_owner, heir=heir, freed=freed
+            *(claim.reservation_id, claim.key, now),
+            by_owner=by_owner,
+            heir=heir,
+            freed=freed,
+            kept=True,
         )
 
     def note_end(
@@ -395,10 +425,16 @@ class Claims:
         by_owner: bool,
         heir: Key | None = None,
         freed: bool = False,
+        kept: bool = False,
     ) -> None:
-        """Remember that a claim is over, whether or not we ever heard of it."""
-        self.ends.note(reservation_id, key, now, by_owner=by_owner, heir=heir, freed=freed)
-        self._early.pop(key, None)
+        """Remember that a claim is over, whether or not we ever heard of it.
+
+        `kept`: on disk, too, as its end concerns a caller of ours or a booking here.
+        """
+        self.endings.note(
+            *(reservation_id, key, now), by_owner=by_owner, heir=heir, freed=freed, kept=kept
+        )
+        self._early.take(key)
 
     def end_own_said(
         self, claim: Claim, now: float, *, heir: Key | None = None, freed: bool = False
@@ -414,28 +450,8 @@ class Claims:
         self.end_own_said(claim, now, heir=heir, freed=freed)
         self.say_later(Ended(claim.reservation_id, *claim.key))
 
-    def note_freed(self, name: str, now: float) -> None:
-        """Remember that our caller freed this name, including claims we have yet to hear of.
-
-        An adoption states that the old claim has ended, and who owns the new one. We may have heard
-        only the first, elsewhere; then we know of no claim that could be ended.
-        """
-        freed, digest, prefix = self._freed_here, _name_digest(name), prefix_in(name)
-        for holder, row in freed.where(prefix):
-            if row.discard(digest):
-                freed.left(holder)
-        holder, row = freed.place(prefix)
-        row.put(digest, now)
-        freed.took(holder)
-        crowded = freed.crowded(holder)
-        if crowded is not None:
-            holder, row = crowded
-            row.pop_oldest(inf)
-            freed.left(holder)
-
     def end_all(self, reservation_id: str, claims: list[Claim], now: float) -> None:
         """End all claims on an id for our caller; that is being published."""
-        self.note_freed(reservation_id, now)
         for claim in claims:
             ours = claim.owner == self.router_id
             self.end(claim, now, by_owner=ours, freed=True)
@@ -443,15 +459,19 @@ class Claims:
             self._unsaid.pop(claim.key, None)
             if ours:
                 self.forget(claim)
+        self.endings.note_freed(reservation_id, now)
 
     def note_freed_before(self, claim: Claim, now: float) -> None:
         """Mark the claims it took over as freed, so that other heirs of theirs end, too."""
         for key in claim.record.adopts:
-            self.note_end(claim.reservation_id, key, now, by_owner=False, freed=True)
+            name = claim.reservation_id
+            self.note_end(name, key, now, by_owner=False, freed=True, kept=True)
 
     def forget(self, claim: Claim) -> None:
         """Remove a claim from its owner's set and from all our indexes."""
         self.sets[claim.owner].remove(claim)
+        if claim.noted:
+            self._mark(CLAIM, claim.reservation_id)
         self.copies.leave(claim)
         self.names.remove(claim)
         self.untie(claim, b"")  # also from a booking whose rank left and that is not swept yet
@@ -485,21 +505,32 @@ class Claims:
         self.tie(claim, reservation)
         self.adopted += 1
         full = msgspec.structs.replace(record, hashes=hashes)
-        self.ready.append(self.say([full, self.ends.told(old.reservation_id, old.key)]))
+        said = self.say([full, self.ends.told(old.reservation_id, old.key)])
+        self._mark(RESERVATION, old.reservation_id)
+        changes = self.endings.changes
+        self._ready.append((0 if changes is None else changes.marks, said))
+
+    def take_ready(self) -> list[Said]:
+        """Return the adoptions to publish now.
+
+        With state on disk each waits until it is there: told of an adoption, its former owner lets
+        the reservation go, and it would be lost if we had forgotten it after a crash.
+        """
+        changes = self.endings.changes
+        durable = inf if changes is None else changes.durable
+        ready = [said for ordinal, said in self._ready if ordinal <= durable]
+        self._ready = [one for one in self._ready if one[0] > durable]
+        return ready
+
+    def adopted_lease(self, state: LeaseState) -> LeaseState:
+        """Return a lease as it is opened here for orphans under it."""
+        return msgspec.structs.replace(state, born=self.seq, adopted=True)
 
     def purge(self, now: float, limit: int) -> None:
         """Forget entries past their time, up to `limit` of each kind."""
         horizon = now - self._limits.replica_ended_s
-        self.ends.purge(horizon, limit)
-        left = limit
-        for holder, row in self._freed_here.turns(limit):
-            while left and row.pop_oldest(horizon) is not None:
-                self._freed_here.left(holder)
-                left -= 1
-        for _ in range(limit):
-            if not self._early or next(iter(self._early.values()))[1] > horizon:
-                break
-            self._early.popitem(last=False)
+        self.endings.purge(horizon, limit)
+        self._early.purge(horizon, limit)
 
     def tables(self) -> Iterator[Sized]:
         """Yield the dicts that grow with claims; see `slimming.py`."""
@@ -518,10 +549,8 @@ class Claims:
         assert all(one.lease is None for one in self.own.by_id.values())
         others = [some for some in self.sets.values() if some is not self.own]
         self.names.check({one for some in others for one in some.by_id.values()})
-        self.ends.check()
-        assert len(self._early) <= self._limits.replica_ended_max
-        self._freed_here.check()
-        assert len(self._freed_here) <= self._limits.replica_ended_max
+        self.endings.check()
+        self._early.check()
         for name, claims in self._of_id.items():
             assert claims, "nobody claims nothing"
             assert len({one.owner for one in claims}) == len(claims), "one claim an owner and id"
@@ -540,12 +569,3 @@ class Claims:
             assert not claim.dead, "we say of our own what ends"
             assert claim.owner == self.router_id
             assert claim in self._of_id[claim.reservation_id]
-
-
-def _joined(one: Growth, other: Growth) -> Growth:
-    outputs = dict(one.outputs)
-    for router_id, count in other.outputs.items():
-        if router_id in outputs or len(outputs) < OUTPUT_TELLERS_MAX:
-            outputs[router_id] = max(outputs.get(router_id, 0), count)
-    faded_at, minus = max((one.faded_at, -one.fraction), (other.faded_at, -other.fraction))
-    return Growth(one.prefill_done or other.prefill_done, outputs, faded_at, -minus)

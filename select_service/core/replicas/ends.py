@@ -10,7 +10,7 @@ garbled, and ends nothing.
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import xxhash
@@ -26,21 +26,36 @@ if TYPE_CHECKING:
 
     from select_service.core.tenancy.shares import Party
 
+ENDS_KEPT_MAX: Final = 64
+"""Ends of claims on one id that are kept on disk, the latest: an id is rarely booked again."""
+
 
 class _End(msgspec.Struct, array_like=True, frozen=True):
     """The end of a claim as we know it; packed, and remembered since it was last heard."""
 
     name: str  # the id it was on
     by_owner: bool  # its owner said so itself
-    since: float  # when we first heard it
+    since: int  # when we first heard it, see `Claims.order`
     heir: Key | None  # the claim that took it over
     freed: bool  # whether the reservation was freed
+    kept: bool = False  # on disk, if there is one
+
+
+class EndKept(msgspec.Struct, array_like=True, frozen=True):
+    """The end of a claim as it is kept on disk."""
+
+    owner: int
+    born: int
+    by_owner: bool
+    since: int
+    heir: Key | None
+    freed: bool
 
 
 _pack = msgspec.msgpack.Encoder().encode
 _read_end = msgspec.msgpack.Decoder(_End).decode
 _read_name = msgspec.msgpack.Decoder(tuple[int, int, int]).decode
-_read_lasts = msgspec.msgpack.Decoder(dict[int, int]).decode
+_read_on = msgspec.msgpack.Decoder(tuple[str, list[Key]]).decode
 
 
 def _name(reservation_id: str, key: Key) -> bytes:
@@ -66,7 +81,8 @@ class Ends:
         bound = shares.bound("replica_ended_max", lambda: ends_max, by_prefix=True)
         self._ends: Parted[Memory[bytes]] = Parted(shares, bound, Memory)
         """By the tenant that the id is of: a `_name` → a packed `_End`."""
-        self._on: Memory[str] = Memory()  # `key_of` the id → each owner's last ended claim, packed
+        self._holder: Party = None  # of the last end noted
+        self._on: Memory[str] = Memory()  # `key_of` the id → the kept ends on it, packed
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -99,18 +115,24 @@ class Ends:
         entry = self._find(reservation_id, key)
         return entry is not None and entry.freed
 
-    def since(self, reservation_id: str, key: Key) -> float | None:
+    def since(self, reservation_id: str, key: Key) -> int | None:
         """Return when the end was first heard; None: it has not ended, as far as we know."""
         entry = self._find(reservation_id, key)
         return None if entry is None else entry.since
 
-    def on(self, freed_key: str) -> list[Key]:
-        """Return the names of the claims that ended on a freed id, the last of each owner."""
-        return list(self._lasts_on(freed_key).items())
+    def kept_on(self, freed_key: str) -> tuple[str, list[EndKept]]:
+        """Return what is to be kept on disk of the ends on an id, and the id itself."""
+        kept: list[EndKept] = []
+        name, keys = self._keys_on(freed_key)
+        for key in keys:
+            end = self._find(name, key)
+            if end is not None:
+                kept.append(EndKept(*key, end.by_owner, end.since, end.heir, end.freed))
+        return name, kept
 
-    def _lasts_on(self, freed_key: str) -> dict[int, int]:
+    def _keys_on(self, freed_key: str) -> tuple[str, list[Key]]:
         found = self._on.get(freed_key)
-        return {} if found is None else _read_lasts(found)
+        return (freed_key, []) if found is None else _read_on(found)
 
     # -- heirs ---------------------------------------------------------------------------------
 
@@ -159,16 +181,28 @@ class Ends:
         by_owner: bool,
         heir: Key | None,
         freed: bool,
-    ) -> None:
-        """Remember an end, whether or not we ever heard of the claim."""
+        since: int,
+        kept: bool,
+    ) -> bool:
+        """Remember an end, whether or not we ever heard of the claim.
+
+        Args:
+            reservation_id: the id it was on.
+            key: the name of the claim.
+            now: monotonic seconds.
+            by_owner: its owner says so itself.
+            heir: the claim that took it over.
+            freed: the reservation was freed.
+            since: the current order, see `Claims.order`.
+            kept: it is to be kept on disk.
+
+        Returns:
+            Whether what is kept on disk has changed.
+        """
         packed = _name(reservation_id, key)
         known = self._find(reservation_id, key)
         if known is None:
-            end = _End(reservation_id, by_owner, now, heir, freed)
-            freed_key = key_of(reservation_id)
-            lasts = self._lasts_on(freed_key)
-            lasts[key[0]] = max(key[1], lasts.get(key[0], 0))
-            self._on.put(freed_key, now, _pack(lasts))
+            end = _End(reservation_id, by_owner, since, heir, freed, kept)
         else:
             end = _End(
                 known.name,
@@ -176,8 +210,16 @@ class Ends:
                 known.since,
                 known.heir or heir,
                 freed or known.freed,
+                kept or known.kept,
             )
+        if end.kept and (known is None or not known.kept):
+            freed_key = key_of(reservation_id)
+            keys = [*self._keys_on(freed_key)[1][1 - ENDS_KEPT_MAX :], key]
+            self._on.put(freed_key, now, _pack((end.name, keys)))
         self._put(prefix_in(reservation_id), packed, _pack(end), now)
+        return end.kept and (
+            known is None or (known.kept, known.heir, known.freed) != (True, end.heir, end.freed)
+        )
 
     def _put(self, prefix: str, packed: bytes, end: bytes, now: float) -> None:
         ends = self._ends
@@ -187,34 +229,43 @@ class Ends:
         holder, row = ends.place(prefix)
         row.put(packed, now, end)
         ends.took(holder)
-        crowded = ends.crowded(holder)
-        if crowded is not None:
-            self._forget_oldest(*crowded, inf)
-            self.lost += 1
+        self._holder = holder
 
-    def purge(self, horizon: float, limit: int) -> None:
-        """Forget up to `limit` ends last heard before `horizon`."""
+    def forget_excess(self) -> str | None:
+        """Forget an end if the last one had no room; return as `purge`, None if it had."""
+        crowded = self._ends.crowded(self._holder)
+        if crowded is None:
+            return None
+        self.lost += 1
+        return self._forget_oldest(*crowded, inf)
+
+    def purge(self, horizon: float, limit: int) -> Iterator[str]:
+        """Forget up to `limit` ends last heard before `horizon`.
+
+        Yields `key_of` each id of which less is to be kept on disk now, empty for the others.
+        """
         left = limit
         for holder, row in self._ends.turns(limit):
-            while left and self._forget_oldest(holder, row, horizon):
+            while left and (changed := self._forget_oldest(holder, row, horizon)) is not None:
                 left -= 1
+                yield changed
 
-    def _forget_oldest(self, holder: Party, row: Memory[bytes], until: float) -> bool:
-        """Forget the end of a row heard longest ago, if that was by `until`."""
+    def _forget_oldest(self, holder: Party, row: Memory[bytes], until: float) -> str | None:
         oldest = row.pop_oldest(until)
         if oldest is None:
-            return False
+            return None
         self._ends.left(holder)
         owner, born, _ = _read_name(oldest[0])
-        freed_key = key_of(_read_end(oldest[1]).name)
-        lasts = self._lasts_on(freed_key)
-        if lasts.get(owner) == born:
-            del lasts[owner]
-            if lasts:
-                self._on.put(freed_key, 0.0, _pack(lasts))
-            else:
-                self._on.discard(freed_key)
-        return True
+        end = _read_end(oldest[1])
+        if not end.kept:
+            return ""
+        freed_key = key_of(end.name)
+        keys = [one for one in self._keys_on(freed_key)[1] if one != (owner, born)]
+        if keys:
+            self._on.put(freed_key, 0.0, _pack((end.name, keys)))
+        else:
+            self._on.discard(freed_key)
+        return freed_key
 
     def check(self) -> None:
         """Assert all invariants."""
@@ -223,8 +274,10 @@ class Ends:
         known: dict[str, set[Key]] = {}
         for name, _, packed in [one for row in self._ends.rows for one in row.items()]:
             owner, born, _ = _read_name(name)
-            known.setdefault(key_of(_read_end(packed).name), set()).add((owner, born))
+            end = _read_end(packed)
+            if end.kept:
+                known.setdefault(key_of(end.name), set()).add((owner, born))
         for freed_key, _, packed in self._on.items():
-            lasts = _read_lasts(packed)
-            assert lasts
-            assert lasts.items() <= known[freed_key], "of what is forgotten nothing is kept"
+            _, keys = _read_on(packed)
+            assert keys
+            assert set(keys) <= known[freed_key], "of what is forgotten nothing is kept"

@@ -202,6 +202,9 @@ class Hearing:
             self._claims.learn_again(claim, record, now)
         if live and record.lease is not None:
             self._desk.sign_of_life(record.lease.lease_id, now)
+        if not claim.dead and self._claims.endings.is_freed(claim):
+            self._resolver.unbook(claim, now)
+            self._claims.end(claim, now, by_owner=False, freed=True)
         if claim.dead:  # its owner has missed the end of it
             self._claims.say_later(Ended(claim.reservation_id, *claim.key))
         self._resolver.resolve(claim.reservation_id, now)

@@ -136,14 +136,17 @@ class Renewed(Struct, frozen=True, omit_defaults=True, tag="renewed"):
     age_s: float = 0.0
 
 
-class Closed(Struct, frozen=True, tag="closed"):
+class Closed(Struct, frozen=True, omit_defaults=True, tag="closed"):
     """A client closed a lease at the sender: the named replicas end theirs.
 
-    They are named because the same id may have been opened anew elsewhere in the meantime.
+    They are named because the same id may have been opened anew elsewhere in the meantime. `up_to`
+    has for each the last of its claims that is over with that, and with it all that took over one
+    of those; older versions do not say, and close the lease as it is.
     """
 
     lease_id: Text
     router_ids: Annotated[list[U64], Meta(max_length=OUTPUT_TELLERS_MAX)]
+    up_to: Annotated[list[U64], Meta(max_length=OUTPUT_TELLERS_MAX)] = []
 
 
 class Heartbeat(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
@@ -193,10 +196,14 @@ class Hearsay(Struct, frozen=True, tag="hearsay"):
     claim: ClaimRecord
 
 
-class SnapshotEnd(Struct, frozen=True, tag="end"):
-    """Nothing was cut off; `claims` of the sender's own were sent."""
+class SnapshotEnd(Struct, frozen=True, omit_defaults=True, tag="end"):
+    """Nothing was cut off; `claims` of the sender's own were sent.
+
+    It comes once for every few closed leases: older versions would refuse a part of another kind.
+    """
 
     claims: U64
+    closed: Annotated[list[Closed], Meta(max_length=ITEMS_MAX)] = []
 
 
 OwnMessage: TypeAlias = Heartbeat | Said

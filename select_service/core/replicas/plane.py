@@ -60,8 +60,7 @@ class Replicas:
         self.leases.tick(now)
         more = self._settle(now)
         claims = self._claims
-        effects.published += claims.ready
-        claims.ready.clear()
+        effects.published += claims.take_ready()
         claims.release_outputs(now)
         for _ in range(_BATCHES_PER_TURN):
             said = claims.batch(self._limits.replica_items_per_message_max)

@@ -108,7 +108,8 @@ class Resolver:
         assert reservation is not None
         partition = self._membership.partitions[claim.scope]
         ledger = partition.ledger
-        if claim.prefill_done and not reservation.prefill_done:
+        has_grown = claim.prefill_done and not reservation.prefill_done
+        if has_grown:
             ledger.prefill_complete(reservation, now, is_news=is_news)
             self.touched[partition] = None
         outputs = claim.output_blocks
@@ -117,6 +118,10 @@ class Resolver:
         seen = reservation.output_blocks, reservation.faded_outputs, reservation.output_fraction
         if seen != (outputs, faded, claim.fraction):
             ledger.learn_outputs(reservation, outputs, faded_at, claim.fraction)
+            has_grown = True
+        booking = self._desk.bookings.live(claim.reservation_id) if has_grown else None
+        if booking is not None:
+            self._desk.bookings.touched(booking)
 
     def touch(self, claim: Claim, now: float) -> None:
         """Renew a claim, and with it everything under its lease."""
@@ -153,6 +158,7 @@ class Resolver:
         claim = booking.reservation.claim
         if claim is not None:
             self._claims.untie(claim, booking.partition.ledger.chain_of(booking.reservation))
+            self._claims.set_aside(claim)
         self.release(booking, now)
 
     def release(self, booking: Booking, now: float) -> None:

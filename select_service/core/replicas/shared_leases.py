@@ -41,6 +41,8 @@ class SharedLeases:
 
     def __init__(self, limits: CoreLimits, claims: Claims, desk: Desk, resolver: Resolver) -> None:
         self.chores: list[Iterator[None]] = []  # long work, done by `plane.py` in slices
+        self._unsettled: dict[str, bool] = {}
+        """Closed leases with something left to end, and whether ours has been dealt with."""
         self._limits = limits
         self._claims = claims
         self._copies = claims.copies
@@ -60,7 +62,7 @@ class SharedLeases:
         copy = self._copies.find(lease_id)
         if copy is not None and copy.owner != owner:
             raise LeaseConflict(lease_id)
-        lease = self._leases.open(lease_id, owner, ttl_s, now)
+        lease = self._leases.open(lease_id, owner, ttl_s, now, self._claims.seq)
         if copy is not None:
             copy.closed = False
             self._claims.say_of_lease(Renewed(lease_id, lease.ttl_s))
@@ -103,7 +105,7 @@ class SharedLeases:
         if not any(router_id in self._claims.gone for router_id in copy.claims):
             return lease
         if lease is None:
-            lease = self._leases.admit(copy.state, now)
+            lease = self._leases.admit(self._claims.adopted_lease(copy.state), now)
             self._claims.counters.leases_adopted += lease is not None
         if lease is not None:  # otherwise they are at least kept alive
             self._adopt(copy)
@@ -115,21 +117,23 @@ class SharedLeases:
         Raises:
             LeaseNotFound: it was never open, as far as anybody remembers.
         """
-        copy = self._copies.find(lease_id)
-        if copy is None or copy.closed:
+        copy, lease = self._copies.find(lease_id), self._leases.find(lease_id)
+        claims = self._claims
+        if not claims.router_id:
             return self._leases.close(lease_id, now)
-        lease = self._leases.find(lease_id)
-        if lease is None:
-            self._leases.remember_ended(lease_id, "closed", now)
-        else:
-            self._leases.end(lease, "closed", now)
-        copy.closed = True
-        owners = sorted(copy.claims.keys() - self._claims.gone)
-        if owners:
-            self._claims.say_of_lease(Closed(lease_id, owners))
-        if len(owners) < len(copy.claims):
-            self.chores.append(self._free_orphans(copy))
-        return lease
+        up_to = {} if copy is None else {one: claims.sets[one].highest for one in copy.claims}
+        if lease is not None:
+            up_to[claims.router_id] = claims.seq
+        if up_to:
+            claims.endings.note_closed(lease_id, up_to, now)
+            self._unsettled[lease_id] = False
+        if claims.closings.find(lease_id) is not None:  # perhaps again: some may have missed it
+            claims.say_of_lease(claims.closings.told(lease_id))
+        if copy is not None:
+            copy.closed = True
+            if lease is None:
+                self._leases.remember_ended(lease_id, "closed", now)
+        return self._leases.close(lease_id, now)
 
     def listed(
         self, owner: str | None, limit: int, now: float, prefixes: tuple[str, ...] | None = None
@@ -159,8 +163,23 @@ class SharedLeases:
 
     def closed(self, said: Closed, now: float) -> None:
         """Apply a close that came in at another replica; housekeeping frees what is under ours."""
-        lease = self._leases.find(said.lease_id)
-        if lease is not None and self._claims.router_id in said.router_ids:
+        if not said.up_to:  # of an older version
+            if self._claims.router_id in said.router_ids:
+                self._end_ours_closed(said.lease_id, now)
+            return
+        up_to = dict(zip(said.router_ids, said.up_to, strict=False))
+        if self._claims.endings.note_closed(said.lease_id, up_to, now):
+            self._unsettled[said.lease_id] = False
+            self._settle(said.lease_id, now)
+
+    def recall_closed(self, lease_id: str, up_to: dict[int, int], now: float) -> None:
+        """Remember a close from an earlier life; what it ends is ended in the next turns."""
+        self._claims.endings.note_closed(lease_id, up_to, now)
+        self._unsettled[lease_id] = False
+
+    def _end_ours_closed(self, lease_id: str, now: float) -> None:
+        lease = self._leases.find(lease_id)
+        if lease is not None:
             self._leases.end(lease, "closed", now)
             self._claims.counters.leases_closed += 1
 
@@ -194,6 +213,8 @@ class SharedLeases:
             copy = self._copies.find(self._copies.adopted_from.popitem()[0])
             if copy is not None:
                 self._adopt(copy)
+        for lease_id in list(self._unsettled):
+            self._settle(lease_id, now)
         for copy in self._copies.due(now, self._limits.expired_per_turn_max):
             self._copies.look_again(copy, now)
             lease = self._leases.find(copy.lease_id)
@@ -262,15 +283,55 @@ class SharedLeases:
                 yield
         copy.ending = False
 
+    def _settle(self, lease_id: str, now: float) -> None:
+        """End what is left under a closed lease, as far as that is ours to do: orphans and heirs.
+
+        Living owners end theirs; until then it stays here, as each of them may yet be lost.
+        """
+        up_to = self._claims.closings.find(lease_id) or {}
+        copy, lease = self._copies.find(lease_id), self._leases.find(lease_id)
+        if not self._unsettled[lease_id]:
+            self._unsettled[lease_id] = True
+            if lease is not None and lease.born < up_to.get(self._claims.router_id, 0):
+                self._end_ours_closed(lease_id, now)
+            elif lease is not None:
+                self.chores.append(self._free_heirs(lease))
+            if copy is not None and copy.claims.keys() <= up_to.keys():
+                copy.closed = True
+        if copy is None:
+            del self._unsettled[lease_id]
+            return
+        if not copy.freeing and not self._claims.gone.isdisjoint(copy.claims):
+            copy.freeing = True
+            self.chores.append(self._free_orphans(copy))
+
     def _free_orphans(self, copy: LeaseCopy) -> Iterator[None]:
-        """Free its orphans: the client closed the lease here, and nobody else will end them."""
+        """Free its orphans: a client closed the lease, and nobody else will end them."""
         for claim in self._orphans(copy):
-            name, key = claim.reservation_id, claim.key
-            self._resolver.unbook(claim, self._now)
-            self._claims.end_all(name, [claim], self._now)
-            self._claims.say_later(Ended(name, *key))
-            self._claims.homeless.append(name)
+            if self._claims.closings.covers(claim):
+                self._free(claim)
             yield
+        copy.freeing = False
+
+    def _free_heirs(self, lease: Lease) -> Iterator[None]:
+        """Free what we took over from replicas where the lease was closed.
+
+        What our callers have booked under it stays, unless they closed it here.
+        """
+        for reservation in list(lease.reservations):
+            claim = reservation.claim
+            if claim is not None and self._claims.closings.covers(claim):
+                self._free(claim)
+            yield
+        if lease.is_open and lease.adopted and not lease.reservations:
+            self._end_ours_closed(lease.lease_id, self._now)
+
+    def _free(self, claim: Claim) -> None:
+        name, key = claim.reservation_id, claim.key
+        self._resolver.unbook(claim, self._now)
+        self._claims.end_all(name, [claim], self._now)
+        self._claims.say_later(Ended(name, *key))
+        self._claims.homeless.append(name)
 
     def _orphans(self, copy: LeaseCopy) -> Iterator[Claim]:
         """Yield each claim of lost owners; the caller may remove it."""

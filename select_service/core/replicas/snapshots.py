@@ -74,20 +74,23 @@ class Snapshots:
         for claim in own:
             if not claim.dead:
                 given += 1
-                yield self._record(claim)
+                yield self.record(claim)
         yield from claims.ends.retold()
         for view in list(self._publishers.views.values()):
             for claim in list(view.claims.by_id.values()):
                 if claim.dead:
                     continue
                 if not claim.aged and (view.gone or view.heard_at < silent_since):
-                    yield Hearsay(claim.owner, self._record(claim))
-                elif claim.noted:
-                    yield Grown(claim.reservation_id, *claim.key, claim.growth())
+                    yield Hearsay(claim.owner, self.record(claim))
+                elif claim.noted and (growth := claim.growth()) != _NOTHING:
+                    yield Grown(claim.reservation_id, *claim.key, growth)
         yield from self._leases.retold(now)
+        for closed in claims.closings.retold():
+            yield SnapshotEnd(given, closed)
         yield SnapshotEnd(given)
 
-    def _record(self, claim: Claim) -> ClaimRecord:
+    def record(self, claim: Claim) -> ClaimRecord:
+        """Return all there is to say of a claim now."""
         return msgspec.structs.replace(
             claim.record,
             hashes=self._resolver.chain(claim),
@@ -113,6 +116,8 @@ class Snapshots:
         view.pulling_since = now  # it makes progress
         if isinstance(part, SnapshotEnd):
             view.incoming.promised = part.claims
+            for closed in part.closed:
+                self._leases.closed(closed, now)
         elif isinstance(part, ClaimRecord):
             name, key = part.reservation_id, (router_id, part.born)
             view.incoming.seen[part.born] = name
@@ -145,6 +150,26 @@ class Snapshots:
             if known is not None and part.claim.growth != _NOTHING:
                 # the owner may not know, and the teller may be gone when it returns
                 known.tellers = (known.tellers or set()) | {teller.router_id}
+
+    def recall(self, owner: int, record: ClaimRecord, now: float, *, aged: bool) -> None:
+        """Take over a claim from an earlier life, see `Claims.note`."""
+        if owner == self._claims.router_id:
+            self._claims.recall(record)
+            self._resolver.resolve(record.reservation_id, now)
+            return
+        view = self._publishers.told_of(owner, now)
+        if view is None:
+            return
+        self._hearing.claimed(view, record, now, told_of=True)
+        claim = view.claims.find(record.reservation_id, record.born)
+        if claim is None or claim.dead:
+            return
+        claim.noted = True
+        if aged:
+            hashes = self._resolver.chain(claim)
+            self._resolver.unbook(claim, now)
+            claim.hashes = hashes
+            self._claims.age(claim)
 
     def end(self, router_id: int, now: float, *, complete: bool) -> None:
         """End a snapshot, complete or broken off."""

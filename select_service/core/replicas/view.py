@@ -36,6 +36,7 @@ class View:
         self.claims = claims
         self.epoch = epoch
         self.high = (epoch - 1) << SEQ_BITS  # the highest number we know of
+        self.unheard = self.high  # stated before we listened, unknown until its first snapshot
         self.missing: dict[int, float] = {}  # lower numbers not heard → since when
         self.hole: int | None = None  # only a snapshot from this number on completes the view
         self.peer = ""
@@ -120,7 +121,7 @@ class View:
     def has_heard(self, seq: int) -> bool:
         """Tell whether the statement with this number is certainly known, or over by now."""
         heard = seq <= self.high and seq not in self.missing
-        return heard and (self.hole is None or seq > self.hole)
+        return heard and seq > max(self.unheard, self.hole or 0)
 
     def mentioned(self, seq: int, now: float, limits: CoreLimits) -> None:
         """Register that others have heard a statement with this number, in the current life."""
@@ -194,6 +195,8 @@ class View:
             return
         if self.hole is not None and seq >= self.hole:
             self.hole = None
+        if seq >= self.unheard:
+            self.unheard = 0
         for number in [one for one in self.missing if one <= seq]:
             del self.missing[number]
         self.high = max(self.high, seq)

@@ -126,6 +126,7 @@ class ReplicaMetrics(Collector):
                 "publishers": counts.publishers_refused,
                 "leases": told.copies.refused,
                 "early": told.early_lost,
+                "closed": told.closings.lost,
                 "our_name": counts.namesakes,
                 "impostor": counts.impostors,
                 "foreign": foreign,

@@ -380,6 +380,7 @@ class Journal:
         self._written_up_to = max(self._written_up_to, min(latest, first_left - 1))
         if not self._changes.marked:  # the last ones may have had nothing to write
             self._written_up_to = self._changes.marks
+        self._changes.durable = self._written_up_to
         for key, ordinal in self._flying.items():
             self._changes.written(key, ordinal)
         self._flying.clear()
