@@ -71,7 +71,7 @@ class Endings:
     ) -> None:
         """Remember that a claim is over; see `Claims.note_end`."""
         self.order += 1
-        is_news = self.ends.note(
+        changed = self.ends.note(
             *(reservation_id, key, now),
             by_owner=by_owner,
             heir=heir,
@@ -79,13 +79,12 @@ class Endings:
             since=self.order,
             kept=kept,
         )
-        if is_news:
-            self._mark(END, key_of(reservation_id))
-        self._mark(END, self.ends.forget_excess())
+        for freed_key in changed:
+            self._mark(END, freed_key)
 
     def recall(self, name: str, end: EndKept, now: float) -> None:
         """Remember an end from an earlier life for as long again."""
-        self.ends.note(
+        changed = self.ends.note(
             *(name, (end.owner, end.born), now),
             by_owner=end.by_owner,
             heir=end.heir,
@@ -93,7 +92,8 @@ class Endings:
             since=end.since,
             kept=True,
         )
-        self._mark(END, self.ends.forget_excess())
+        for freed_key in changed:
+            self._mark(END, freed_key)
 
     # -- names ---------------------------------------------------------------------------------
 

@@ -81,7 +81,6 @@ class Ends:
         bound = shares.bound("replica_ended_max", lambda: ends_max, by_prefix=True)
         self._ends: Parted[Memory[bytes]] = Parted(shares, bound, Memory)
         """By the tenant that the id is of: a `_name` → a packed `_End`."""
-        self._holder: Party = None  # of the last end noted
         self._on: Memory[str] = Memory()  # `key_of` the id → the kept ends on it, packed
 
     def __len__(self) -> int:
@@ -181,9 +180,9 @@ class Ends:
         by_owner: bool,
         heir: Key | None,
         freed: bool,
-        since: int,
-        kept: bool,
-    ) -> bool:
+        since: int = 0,
+        kept: bool = False,
+    ) -> list[str]:
         """Remember an end, whether or not we ever heard of the claim.
 
         Args:
@@ -197,7 +196,7 @@ class Ends:
             kept: it is to be kept on disk.
 
         Returns:
-            Whether what is kept on disk has changed.
+            `key_of` the ids whose kept ends have changed: this one, and one that had to make room.
         """
         packed = _name(reservation_id, key)
         known = self._find(reservation_id, key)
@@ -216,12 +215,12 @@ class Ends:
             freed_key = key_of(reservation_id)
             keys = [*self._keys_on(freed_key)[1][1 - ENDS_KEPT_MAX :], key]
             self._on.put(freed_key, now, _pack((end.name, keys)))
-        self._put(prefix_in(reservation_id), packed, _pack(end), now)
-        return end.kept and (
-            known is None or (known.kept, known.heir, known.freed) != (True, end.heir, end.freed)
-        )
+        was_kept = known is not None and known.kept
+        is_news = known is None or (known.heir, known.freed) != (end.heir, end.freed)
+        changed = [key_of(reservation_id)] if end.kept and (is_news or not was_kept) else []
+        return changed + self._put(prefix_in(reservation_id), packed, _pack(end), now)
 
-    def _put(self, prefix: str, packed: bytes, end: bytes, now: float) -> None:
+    def _put(self, prefix: str, packed: bytes, end: bytes, now: float) -> list[str]:
         ends = self._ends
         for before, row in ends.where(prefix):
             if row.discard(packed):
@@ -229,28 +228,32 @@ class Ends:
         holder, row = ends.place(prefix)
         row.put(packed, now, end)
         ends.took(holder)
-        self._holder = holder
-
-    def forget_excess(self) -> str | None:
-        """Forget an end if the last one had no room; return as `purge`, None if it had."""
-        crowded = self._ends.crowded(self._holder)
+        crowded = ends.crowded(holder)
         if crowded is None:
-            return None
+            return []
         self.lost += 1
-        return self._forget_oldest(*crowded, inf)
+        freed_key = self._forget_oldest(*crowded, inf)
+        return [freed_key] if freed_key else []
 
-    def purge(self, horizon: float, limit: int) -> Iterator[str]:
+    def purge(self, horizon: float, limit: int) -> list[str]:
         """Forget up to `limit` ends last heard before `horizon`.
 
-        Yields `key_of` each id of which less is to be kept on disk now, empty for the others.
+        Returns:
+            `key_of` the ids whose kept ends have changed.
         """
-        left = limit
+        changed, left = [], limit
         for holder, row in self._ends.turns(limit):
-            while left and (changed := self._forget_oldest(holder, row, horizon)) is not None:
+            while left and (freed_key := self._forget_oldest(holder, row, horizon)) is not None:
                 left -= 1
-                yield changed
+                if freed_key:
+                    changed.append(freed_key)
+        return changed
 
     def _forget_oldest(self, holder: Party, row: Memory[bytes], until: float) -> str | None:
+        """Forget the end of a row heard longest ago, if that was by `until`; None: it was not.
+
+        Returns `key_of` its id if that is kept on disk, else an empty text.
+        """
         oldest = row.pop_oldest(until)
         if oldest is None:
             return None

@@ -54,16 +54,35 @@ def test_ends_of_claims() -> None:
 
 def test_ids_freed_here_before_their_claims_are_heard_of() -> None:
     limits = CoreLimits(replica_ended_max=12)
-    claims = Claims(limits, 7, 1, shares_of(limits))
-    claims.note_freed(RIVAL + "r", 1.0)
+    endings = Claims(limits, 7, 1, shares_of(limits)).endings
+    endings.note_freed(RIVAL + "r", 1.0)
     for number in range(40):
-        claims.note_freed(f"{ACME}r{number}", 2.0)
-    assert claims._freed_at(RIVAL + "r") == 1.0
-    assert claims._freed_at(ACME + "r0") is None
-    assert claims._freed_at(ACME + "r39") == 2.0
-    claims.note_freed(RIVAL + "r", 3.0)
-    claims.check()
-    assert claims._freed_at(RIVAL + "r") == 3.0
+        endings.note_freed(f"{ACME}r{number}", 2.0)
+    assert endings.kept_order(RIVAL + "r") == 1
+    assert endings.kept_order(ACME + "r0") == 0
+    assert endings.kept_order(ACME + "r39") == 41
+    endings.note_freed(RIVAL + "r", 3.0)
+    endings.check()
+    assert endings.kept_order(RIVAL + "r") == 42
+
+
+def test_closed_leases() -> None:
+    limits = CoreLimits(ended_leases_max=12)
+    endings = Claims(limits, 7, 1, shares_of(limits)).endings
+    assert endings.note_closed(RIVAL + "l", {1: 5}, 1.0)
+    for number in range(40):
+        assert endings.note_closed(f"{ACME}l{number}", {1: number}, 2.0)
+    assert endings.closings.find(RIVAL + "l") == {1: 5}
+    assert endings.closings.find(ACME + "l0") is None
+    assert endings.closings.find(ACME + "l39") == {1: 39}
+    assert not endings.note_closed(RIVAL + "l", {1: 4}, 3.0)
+    assert endings.note_closed(RIVAL + "l", {1: 4, 2: 1}, 3.0)
+    endings.check()
+    assert len(endings.closings) == 12
+    assert sum(map(len, endings.closings.retold())) == 12
+    endings.purge(2.5, 100)
+    endings.check()
+    assert list(map(len, endings.closings.retold())) == [1]
 
 
 def test_copies_of_leases() -> None:
