@@ -167,10 +167,14 @@ def test_a_change_of_its_record_leaves_sessions_where_they_are() -> None:
     assert fleet.count("kept") == 1
 
 
-def test_a_worker_that_drains_passes_them_on() -> None:
+@pytest.mark.parametrize("by_source", [False, True])
+def test_a_worker_that_drains_passes_them_on(*, by_source: bool) -> None:
     fleet = Fleet()
     first = fleet.ask("s")
-    fleet.core.drain(first, DrainRequest(), fleet.now)
+    if by_source:
+        fleet.core.hold_back(first, "api", "not ready", fleet.now)
+    else:
+        fleet.core.drain(first, DrainRequest(), fleet.now)
     second = fleet.ask("s")
     assert second != first
     assert fleet.count("moved_ineligible") + fleet.count("released") == 1
