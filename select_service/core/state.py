@@ -277,6 +277,7 @@ class Reservations:
         booking = _rebook(partition, slot, name, facts, now)
         if lease is not None:
             self._desk.leases.join(lease, booking.reservation)
+            self._desk.leases.inherit(lease, facts.adopts)
         bookings.add(booking)
         announcer = self._desk.announcer
         if announcer.speaks:

@@ -28,6 +28,7 @@ from tests.effort import examples, share_of
 from tests.models.replica_net import LIMITS, Node
 from tests.properties.test_replica_simulation import (
     LOOKS_PER_CHECK,
+    QUIET_S,
     RENEWAL_S,
     WORKERS,
     Client,
@@ -47,8 +48,9 @@ PROMPT_S = 6.0
 class LastingWorld(World):
     """A world whose replicas remember; see above."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, brief: bool = False) -> None:
         super().__init__(seed)
+        self.brief = brief  # ends before missed leases do
         self.forced: Node | None = None  # who gets all calls
         self.asked: list[Node] = []  # who has answered calls, which therefore are on disk
         self.over_for_good: set[str] = set()
@@ -257,13 +259,16 @@ class LastingWorld(World):
             assert not left, f"{sorted(left)} are over, and live at {node.number}"
         self.strays.clear()
         self.acknowledge()
-        super().quiet()
+        if self.brief:
+            self.net.run(QUIET_S / 2)
+        else:
+            super().quiet()
 
     @override
     def compare(self, ledger: dict[str, Any], *, crashed: bool) -> None:
         assert not crashed
         assert not ledger.keys() & self.over_for_good
-        assert not ledger.keys() & self.doomed, "a missed lease leaves no load"
+        assert self.brief or not ledger.keys() & self.doomed, "a missed lease leaves no load"
         for name, outputs in self.firm.items():
             assert name in ledger, f"{name} was acknowledged, and not freed"
             _, _, _, _, prefill_done, output_blocks, *_ = ledger[name]
@@ -271,22 +276,27 @@ class LastingWorld(World):
             assert prefill_done or name not in self.done, f"the prefill of {name} has come back"
 
 
-def live_through(seed: int, steps: int) -> None:
-    world = LastingWorld(seed)
+def live_through(seed: int, steps: int, *, brief: bool = False) -> None:
+    world = LastingWorld(seed, brief=brief)
     world.net.looks_per_check = LOOKS_PER_CHECK if seed else 1
     world.weather()
     for _ in range(steps):
         world.step()
     world.agree()
+    if brief:
+        return
     if seed % 3 == 0:
         world.abandon()
     world.drain()
 
 
 def what_fails(seed: int) -> str:
-    """Live through the world of a seed; return what it breaks, if anything."""
+    """Live through the world of a seed; return what it breaks, if anything.
+
+    Most are left as soon as all is known everywhere: what comes after takes most of the time.
+    """
     try:
-        live_through(seed, 20 + seed % 60)
+        live_through(seed, 20 + seed % 60, brief=seed % 8 != 0)
     except Exception:  # noqa: BLE001 - whatever it is, it is to be told with its seed
         return f"seed {seed}: {traceback.format_exc(limit=-3)}"
     return ""

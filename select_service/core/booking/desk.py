@@ -241,6 +241,7 @@ class Desk:
         )
         if lease is not None:
             self.leases.join(lease, reservation)
+            self.leases.inherit(lease, record.adopts)
         reservation.track_prefill_tokens = record.track_prefill_tokens
         reservation.selection_id = record.selection_id
         reservation.pair = record.pair
@@ -399,6 +400,8 @@ class Desk:
                 self.announcer.claims.copies.orphan_ttl(record, self._limits.reservation_ttl_s),
             )
         self.announcer.adopt(partition, reservation, now)
+        if lease is not None and reservation.claim is not None:
+            self.leases.inherit(lease, reservation.claim.record.adopts)
         self.bookings.touched(booking)
 
     # -- end -----------------------------------------------------------------------------------

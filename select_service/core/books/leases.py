@@ -30,7 +30,7 @@ from select_service.errors import (
 from select_service.types import LeaseList, LeaseRecord, LeaseState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sized
+    from collections.abc import Iterable, Iterator, Sized
 
     from select_service.core.books.reservation import Lane, Reservation
     from select_service.core.changes import Changes
@@ -210,6 +210,12 @@ class Leases:
         reservation.lease = lease
         lane = lease.reservations[reservation] = reservation.lane
         lease.by_lane[lane] = lease.by_lane.get(lane, 0) + 1
+
+    @staticmethod
+    def inherit(lease: Lease, adopts: Iterable[tuple[int, int]]) -> None:
+        """Note the claims of replicas that a reservation under it took over."""
+        for owner, born in adopts:
+            lease.ancestors[owner] = max(born, lease.ancestors.get(owner, 0))
 
     def leave(self, reservation: Reservation) -> None:
         """Remove an ended reservation from its lease; idempotent."""

@@ -38,7 +38,7 @@ class Lease:
     """One owner's promise to be alive. Written by `Leases` only."""
 
     __slots__ = (
-        *("adopted", "born", "by_lane", "deadline", "is_open", "lease_id", "owner"),
+        *("adopted", "ancestors", "born", "by_lane", "deadline", "is_open", "lease_id", "owner"),
         *("reservations", "touched", "ttl_s"),
     )
 
@@ -47,6 +47,8 @@ class Lease:
         self.owner = state.owner
         self.born = state.born
         self.adopted = state.adopted
+        self.ancestors: dict[int, int] = {}
+        """By replica, the last of its claims under it that was taken over here."""
         self.reservations: OrderedDict[Reservation, Lane] = OrderedDict()
         """Reservations under it, with the lane of each; including those of ranks that left, until
         they are swept."""

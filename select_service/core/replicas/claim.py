@@ -170,6 +170,7 @@ class LeaseCopy:
 
     Attributes:
         claims: living ones under it, by owner; never empty.
+        ancestors: by owner, the last claim under it that one of these, or of before, took over.
         lease_ttl_s: the lease's time to live; `ttl_s` is that, or the time until it is checked
             again.
         seen_at: its last renewal heard here; `touched` may be the time of a check.
@@ -183,7 +184,7 @@ class LeaseCopy:
     """
 
     __slots__ = (
-        *("adopting", "ageing", "claims", "closed", "deadline", "ending", "freeing"),
+        *("adopting", "ageing", "ancestors", "claims", "closed", "deadline", "ending", "freeing"),
         *("lease_id", "lease_ttl_s", "owner", "renewed_at", "seen_at", "told_at"),
         *("touched", "ttl_s"),
     )
@@ -192,6 +193,7 @@ class LeaseCopy:
         self.lease_id = lease_id
         self.owner = owner
         self.claims: dict[int, OrderedDict[Claim, None]] = {}
+        self.ancestors: dict[int, int] = {}
         self.seen_at = self.touched = now
         self.lease_ttl_s = self.ttl_s = 0.0
         self.deadline = 0.0

@@ -245,6 +245,7 @@ class Claims:
         leases = [one and one.lease_id for one in (before.lease, record.lease)]
         if before.adopts != record.adopts:  # by hearsay some of those in between were unknown
             claim.record = before = msgspec.structs.replace(before, adopts=record.adopts)
+            self.copies.inherit(claim)
             self._inherit(claim)
         if before.ttl_s == record.ttl_s and leases[0] == leases[1]:
             return False

@@ -73,7 +73,15 @@ class LeaseCopies:
             self.touch(copy, now, ttl_s)
         copy.claims.setdefault(claim.owner, OrderedDict())[claim] = None
         claim.lease = copy
+        self.inherit(claim)
         claim.record = msgspec.structs.replace(claim.record, lease=copy.state)  # share the names
+
+    @staticmethod
+    def inherit(claim: Claim) -> None:
+        """Note the claims that one under a lease took over."""
+        ancestors = {} if claim.lease is None else claim.lease.ancestors
+        for owner, born in claim.record.adopts:
+            ancestors[owner] = max(born, ancestors.get(owner, 0))
 
     def _has_room_for(self, terms: LeaseState) -> bool:
         longest = self._limits.lease_name_length_max

@@ -121,9 +121,7 @@ class SharedLeases:
         claims = self._claims
         if not claims.router_id:
             return self._leases.close(lease_id, now)
-        up_to = {} if copy is None else {one: claims.sets[one].highest for one in copy.claims}
-        if lease is not None:
-            up_to[claims.router_id] = claims.seq
+        up_to = self._known_under(copy, lease)
         if up_to:
             claims.endings.note_closed(lease_id, up_to, now)
             self._unsettled[lease_id] = False
@@ -134,6 +132,22 @@ class SharedLeases:
             if lease is None:
                 self._leases.remember_ended(lease_id, "closed", now)
         return self._leases.close(lease_id, now)
+
+    def _known_under(self, copy: LeaseCopy | None, lease: Lease | None) -> dict[int, int]:
+        """Return by owner the last claim known under a lease, those taken over included.
+
+        Another replica may have taken over the same ones, which we have yet to hear.
+        """
+        known: dict[int, int] = {}
+        claims = self._claims
+        if copy is not None:
+            known |= copy.ancestors
+            known |= {one: claims.sets[one].highest for one in copy.claims}
+        if lease is not None:
+            for owner, born in lease.ancestors.items():
+                known[owner] = max(born, known.get(owner, 0))
+            known[claims.router_id] = claims.seq
+        return known
 
     def listed(
         self, owner: str | None, limit: int, now: float, prefixes: tuple[str, ...] | None = None

@@ -263,6 +263,25 @@ def test_a_lease_is_closed_for_good_where_it_was_taken_over() -> None:
     assert not any(open_here(node) for node in net.nodes)
 
 
+def test_a_lease_is_closed_for_good_where_another_one_took_it_over_too() -> None:
+    """Two replicas adopt the same; the one that closes it has not heard of the other one."""
+    net = kept(3)
+    _, two, three = net.nodes
+    cut_all(net)
+    net.run(GONE_S)
+    renew(two)
+    renew(three)
+    net.run(2.0)
+    close(two)
+    two.flush()
+    two.is_down = True
+    two.reboot()
+    net.cut.clear()
+    net.run(SOON_S)
+    assert sizes(net) == [0, 0, 0]
+    assert not any(open_here(node) for node in net.nodes)
+
+
 def test_a_close_at_its_owner_ends_what_was_taken_over_elsewhere() -> None:
     net = kept(2)
     one, two = net.nodes
