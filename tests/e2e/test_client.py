@@ -310,12 +310,12 @@ def test_refusals(server: Server) -> None:
 
 
 def test_a_gate_says_why(server: Server) -> None:
-    with Client(url(server), options=Options(timeout_ms=300)) as client:
+    with Client(url(server)) as client:
         policy: dict[str, object] = {"policy": "reject-all"}
         client.call("PUT", "/admission", policy)
         try:
             with pytest.raises(AdmissionRefused) as refused:
-                client.select(token_ids=TOKENS, slo_class="batch")
+                client.select(token_ids=TOKENS, slo_class="batch", timeout_ms=1_000)
         finally:
             client.call("PUT", "/admission", {"policy": "always-admit"})
         assert refused.value.gate == "policy"
@@ -375,7 +375,7 @@ def test_a_pair(server: Server) -> None:
     scope: dict[str, Any] = {"tenant_id": "pairs"}
     with Client(url(server)) as client:
         with pytest.raises(NoSchedulableWorker):
-            client.reserve_pair(token_ids=TOKENS, timeout_ms=200, **scope)
+            client.reserve_pair(token_ids=TOKENS, timeout_ms=1_000, **scope)
         client.upsert_worker(spec(31, role="prefill", **scope))
         client.upsert_worker(spec(32, role="decode", **scope))
         with client.reserve_pair(token_ids=TOKENS, **scope) as pair:

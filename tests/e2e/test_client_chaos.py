@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from msgspec import structs
 
 from select_service.client import AsyncClient, Client, Options, Unreachable
+from tests import wait
 from tests.e2e.test_client import spec, total
 from tests.live.flaky import FlakyProxy
 from tests.live.server import Server
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e]
 
 PROMPT = list(range(48))
 PATIENT = Options(
-    attempt_timeout_ms=400, selection_timeout_ms=400, attempts_max=12, backoff_ms=2,
+    attempt_timeout_ms=2_000, selection_timeout_ms=2_000, attempts_max=12, backoff_ms=2,
     backoff_max_ms=40, lease_rotate_s=0.5, close_timeout_ms=20_000,
 )  # fmt: skip
 
@@ -40,13 +40,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def url(port: int) -> str:
     return f"http://127.0.0.1:{port}"
-
-
-def go(main: Callable[[], Awaitable[None]], deadline_s: float = 60) -> None:
-    async def inside() -> None:
-        await asyncio.wait_for(main(), deadline_s)
-
-    asyncio.run(inside())
 
 
 async def live(client: AsyncClient, count: int, side_by_side: int) -> set[str]:
@@ -86,7 +79,7 @@ def lose_a_fifth(server: Server, count: int) -> None:
                 assert proxy.lost > 0
             assert len(ids) == count, "no lifecycle was booked under two ids"
 
-    go(main, 500)
+    wait.run(main())
     nothing_was_booked_twice_and_nothing_is_left(server, count)
 
 
@@ -148,12 +141,9 @@ def test_requests_that_come_late_leave_nothing(server: Server) -> None:
                 await client.flush()
             await until(lambda: not proxy.held)
 
-    go(main, 120)
+    wait.run(main())
     with Client(url(server.port)) as client:
-        deadline = time.monotonic() + 30
-        while total(client) != (0, 0, 0):
-            assert time.monotonic() < deadline, events(server)
-            time.sleep(0.05)
+        wait.block_until(lambda: total(client) == (0, 0, 0), lambda: events(server))
 
 
 @pytest.mark.heavy
@@ -186,7 +176,7 @@ def test_the_next_selector_takes_over(tmp_path: Path) -> None:
         with first:
             with Client(url(first.port)) as client:
                 client.upsert_worker(spec(1))
-            go(main)
+            wait.run(main())
         with Client(url(second.port)) as client:
             assert total(client) == (0, 0, 0)
 
@@ -226,4 +216,4 @@ def test_without_any_selector(tmp_path: Path) -> None:
         with Client(url(first.port)) as client:
             for number in range(4):
                 client.upsert_worker(spec(number))
-        go(main)
+        wait.run(main())

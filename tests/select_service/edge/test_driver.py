@@ -28,6 +28,7 @@ from select_service.types import (
     WorkerPatch,
     WorkerSpec,
 )
+from tests import wait
 from tests.live.ports import free_port
 
 if TYPE_CHECKING:
@@ -36,11 +37,7 @@ if TYPE_CHECKING:
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     """Run a coroutine the way the process does: on a loop of its own."""
-
-    async def timed() -> None:
-        await asyncio.wait_for(test(), 20)
-
-    asyncio.run(timed())
+    wait.run(test())
 
 
 @contextlib.asynccontextmanager
@@ -313,7 +310,7 @@ def test_housekeeping_survives_an_error_of_ours(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(service.core, "tick", broken_once)
         await service.start()
         try:
-            await asyncio.wait_for(enough.wait(), 5)
+            await enough.wait()
         finally:
             await service.close()
         assert service.housekeeping_faults == 1

@@ -229,7 +229,7 @@ def test_what_a_failed_look_had_found_is_told(monkeypatch: pytest.MonkeyPatch) -
     async def use(port: int, service: Driver, server: Server) -> None:
         nonlocal is_ill
         seat(service, 1)
-        async with watching(port) as page, asyncio.timeout(5):
+        async with watching(port) as page:
             await page.next()
             is_ill = True
             _book(service, "a")

@@ -173,7 +173,8 @@ def test_kubernetes_that_is_slow_is_given_up() -> None:
 
         server = await asyncio.start_server(listen, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
-        kube = Kube(f"http://{host}:{port}", "n", client=httpx.AsyncClient(timeout=0.05))
+        impatient = httpx.AsyncClient(timeout=httpx.Timeout(None, read=0.05))
+        kube = Kube(f"http://{host}:{port}", "n", client=impatient)
         connector = KubernetesConnector(kube, RESOURCES)
         assert await connector.states([PREFILL]) == {}
         assert "ReadTimeout" in connector.problems[PREFILL]

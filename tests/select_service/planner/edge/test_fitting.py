@@ -9,6 +9,7 @@ from select_service.planner.core.demand import Demand, Interval, Predictors
 from select_service.planner.core.fitted import Fitted
 from select_service.planner.core.prediction import Constant, Predictor
 from select_service.planner.edge.fitting import Fitter
+from tests.wait import PATIENCE_S, block_until
 
 
 class Library:
@@ -42,25 +43,27 @@ def grow(model: Fitted, values: Sequence[float]) -> float:
 
 
 def test_a_late_fit_leaves_the_model_from_before_and_is_taken_when_it_is_there() -> None:
-    library, fitter = Library(), Fitter(0.02)
+    library, fitter = Library(), Fitter(PATIENCE_S)
     model = fitted(library, fitter)
     first = grow(model, [float(step) for step in range(20)])
     assert first == 9.5
     library.may_end.clear()
+    fitter.deadline_s = 0.02
     assert grow(model, [20.0, 21.0]) == 9.5 + 2, "the old model, two values later"
     assert model.failed == 1
     assert model.why == "a fit took longer than 0.02 s"
     assert grow(model, [22.0]) == 9.5 + 3
     assert model.why == "another fit is still running"
+    block_until(lambda: library.fits == 2)  # the thread has begun
     assert library.fits == 2, "nothing piles up behind it"
     other = fitted(Library(), fitter)
     assert grow(other, [float(step) for step in range(9)]) == 8.0, "no model yet: the last value"
     assert other.failed == 1
+    fitter.deadline_s = PATIENCE_S
     library.may_end.set()
     for _ in range(2):
-        assert library.ended.acquire(timeout=10)
-    while fitter._running is not None and not fitter._running.done():
-        pass
+        assert library.ended.acquire(timeout=PATIENCE_S)
+    block_until(lambda: fitter._running is None or fitter._running.done())
     assert grow(model, [23.0]) == sum(range(22)) / 22
     assert model.why == ""
 
@@ -70,10 +73,10 @@ def test_what_forecasts_fixed_times_is_not_taken_late() -> None:
     model = fitted(library, fitter, keeps=False)
     library.may_end.clear()
     assert grow(model, [float(step) for step in range(20)]) == 19.0
+    fitter.deadline_s = PATIENCE_S
     library.may_end.set()
-    assert library.ended.acquire(timeout=10)
-    while fitter._running is not None and not fitter._running.done():
-        pass
+    assert library.ended.acquire(timeout=PATIENCE_S)
+    block_until(lambda: fitter._running is None or fitter._running.done())
     assert grow(model, [20.0]) == 10.0, "fitted anew"
     assert library.fits == 2
 
