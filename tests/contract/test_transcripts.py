@@ -14,7 +14,7 @@ import pytest
 
 from tests.contract import transcript as transcripts
 from tests.contract.staging import play
-from tests.live.server import OURS, OURS_EXTRA
+from tests.live.server import OURS, OURS_EXTRA, PATIENT
 
 LOGGED = ("--log-format", "json", "--log-level", "debug")  # each selection with its cost
 SETTINGS_AND_PEERS = ("20", "22b", "23", "23b", "27", "28", "28b", "29")
@@ -35,10 +35,10 @@ def _in_msgpack(name: str) -> Any:
     ],
 )
 def test_transcript(name: str, way: tuple[str, ...], tmp_path: Path) -> None:
-    play(name, tmp_path, command=OURS, args=(*OURS_EXTRA, *LOGGED, *way))
+    play(name, tmp_path, command=OURS, args=(*OURS_EXTRA, *PATIENT, *LOGGED, *way))
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", [_in_msgpack(name) for name in transcripts.names()])
 def test_transcript_in_msgpack(name: str, tmp_path: Path) -> None:
-    play(name, tmp_path, command=OURS, args=(*OURS_EXTRA, *LOGGED), packed=True)
+    play(name, tmp_path, command=OURS, args=(*OURS_EXTRA, *PATIENT, *LOGGED), packed=True)

@@ -14,7 +14,7 @@ import zmq
 from bench.compare import peer
 from tests.e2e.stage import BLOCK_SIZE, Stage
 from tests.indexer.edge.fake_engine import FakeEngine
-from tests.live.server import OURS_EXTRA, Server
+from tests.live.server import OURS_EXTRA, PATIENT, Server
 from tests.wait import block_until
 
 pytestmark = pytest.mark.e2e
@@ -79,7 +79,7 @@ def fill(server: Server, engine: FakeEngine) -> None:
 
 def recovering(folder: Path, source: Server) -> Server:
     url = f"http://127.0.0.1:{source.port}"
-    return Server(folder / "recovering.log", args=(*OURS_EXTRA, "--indexer-peers", url))
+    return Server(folder / "recovering.log", args=(*OURS_EXTRA, *PATIENT, "--indexer-peers", url))
 
 
 def served(server: Server) -> Any:
@@ -89,7 +89,7 @@ def served(server: Server) -> Any:
 
 @pytest.mark.parametrize("replay", [True, False])
 def test_ours_from_ours(replay: bool, engine: FakeEngine, tmp_path: Path) -> None:
-    with Server(tmp_path / "source.log") as source:
+    with Server(tmp_path / "source.log", args=(*OURS_EXTRA, *PATIENT)) as source:
         fill(source, engine)
         with recovering(tmp_path, source) as server:
             assert len(served(server)) == len(served(source))
@@ -155,7 +155,7 @@ def test_ours_from_theirs(version: str, engine: FakeEngine, tmp_path: Path) -> N
 @pytest.mark.parametrize("version", peer.VERSIONS)
 def test_theirs_from_ours(version: str, engine: FakeEngine, tmp_path: Path) -> None:
     command = installed(version)
-    with Server(tmp_path / "source.log") as source:
+    with Server(tmp_path / "source.log", args=(*OURS_EXTRA, *PATIENT)) as source:
         fill(source, engine)
         url = f"http://127.0.0.1:{source.port}"
         with Server(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ import zmq
 
 from tests.e2e.test_recovery import register, removed, rows, stored, wait
 from tests.indexer.edge.fake_engine import FakeEngine
-from tests.live.server import OURS_EXTRA, Server
+from tests.live.server import OURS_EXTRA, PATIENT, Server
+from tests.wait import block_until
 
 pytestmark = pytest.mark.e2e
 
@@ -48,7 +50,7 @@ def engine(make_engine: MakeEngine) -> FakeEngine:
 
 def life(folder: Path, *flags: str) -> Server:
     state = ("--state-dir", str(folder / "state"))
-    return Server(folder / "service.log", args=(*OURS_EXTRA, *state, *OFTEN, *flags))
+    return Server(folder / "service.log", args=(*OURS_EXTRA, *PATIENT, *state, *OFTEN, *flags))
 
 
 def value(server: Server, series: str) -> float:
@@ -105,12 +107,15 @@ def test_another_engine_after_kill_9(
     first_life(tmp_path, engine)
     ports = engine.ports
     engine.close()
-    other = None
-    while other is None:
-        try:
-            other = make_engine(ports)
-        except zmq.ZMQError:  # libzmq has not let go of them yet
-            continue
+    heirs: list[FakeEngine] = []
+
+    def is_bound() -> bool:
+        with contextlib.suppress(zmq.ZMQError):  # libzmq has not let go of them yet
+            heirs.append(make_engine(ports))
+        return bool(heirs)
+
+    block_until(is_bound)
+    (other,) = heirs
     for _ in range(4):
         other.publish(stored(0, 1, None))
     with life(tmp_path) as server:
@@ -121,7 +126,7 @@ def test_another_engine_after_kill_9(
 
 def test_a_peers_dump_of_this_minute_wins(engine: FakeEngine, tmp_path: Path) -> None:
     first_life(tmp_path, engine)
-    with Server(tmp_path / "peer.log") as peer:
+    with Server(tmp_path / "peer.log", args=(*OURS_EXTRA, *PATIENT)) as peer:
         register(peer, engine)
         wait(engine.has_subscriber, engine)
         engine.publish(stored(0, 1, None))  # the gap before it makes the peer ask

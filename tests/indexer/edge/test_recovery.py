@@ -19,12 +19,13 @@ from indexer.edge import recovery as room
 from indexer.edge.addresses import Addresses
 from indexer.edge.recovery import Recovery
 from indexer.types import RecoveryLimits, Scope, Tier, WorkerRank
+from tests import wait
 from tests.indexer.core.test_dump import pack
 
 HOST = "127.0.0.1"
 A, B = WorkerRank(1, 0), WorkerRank(2, 3)
 SCOPE = Scope("default", "default")
-LIMITS = RecoveryLimits(attempts_max=1, backoff_s=0.0, silence_s=5.0, timeout_s=20.0)
+LIMITS = RecoveryLimits(attempts_max=1, backoff_s=0.0, silence_s=1e3, timeout_s=1e3)
 
 Answer = Callable[[asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
@@ -103,10 +104,10 @@ def recover(
         async with contextlib.AsyncExitStack() as stack:
             urls = [await stack.enter_async_context(peer(*answers)) for answers in peers]
             recovery = Recovery(registry, urls, limits=limits)
-            await asyncio.wait_for(recovery.run(), 30)
+            await recovery.run()
             return recovery
 
-    recovery = asyncio.run(run())
+    recovery = wait.run(run())
     for _, index in registry.indexes():
         index.check()
     return recovery
@@ -165,7 +166,7 @@ FAULTS: dict[str, tuple[Answer, str]] = {
 def test_after_a_fault_the_next_peer_is_asked_and_nothing_is_left(fault: str) -> None:
     answer, kind = FAULTS[fault]
     registry = Registry()
-    limits = RecoveryLimits(attempts_max=1, silence_s=5.0, bytes_max=1_000_000)
+    limits = RecoveryLimits(attempts_max=1, silence_s=1e3, bytes_max=1_000_000)
     recovery = recover([answer], [whole(DUMP)], registry=registry, limits=limits)
     assert recovery.failures == {kind: 1}
     assert rows(registry.index(SCOPE)) == EXPECTED

@@ -8,12 +8,13 @@ import pytest
 import zmq
 
 from select_service.demo.publisher import EventPublisher
+from tests.wait import PATIENCE_S, block_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 END = b"\xff" * 8
-WAIT_MS = 10_000
+WAIT_MS = round(PATIENCE_S * 1000)
 
 
 @pytest.fixture
@@ -30,12 +31,15 @@ def subscriber(
     sub = context.socket(zmq.SUB)
     sub.subscribe(b"")
     sub.connect(publisher.endpoint)
-    for _ in range(200):
+
+    def is_heard() -> bool:
         publisher.publish(b"probe")
-        if sub.poll(50):
-            break
-    while sub.poll(50):
-        sub.recv_multipart()
+        return bool(sub.poll(1))
+
+    block_until(is_heard)
+    publisher.publish(b"the last probe")
+    while sub.recv_multipart()[-1] != b"the last probe":
+        pass
     return sub
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from select_service.demo.chat import ChatShape
 from select_service.demo.client import SelectorClient
 from select_service.demo.session import Session, Settings
 from select_service.demo.worker import EngineShape
+from tests.wait import PATIENCE_S
 
 if TYPE_CHECKING:
     from select_service.demo.stats import Summary
@@ -25,10 +27,12 @@ SETTINGS = Settings(
     rate=400.0,
     engines=2,
     restart_down_s=0.02,
-    settle_timeout_s=0.2,
+    settle_timeout_s=PATIENCE_S,
     engine=EngineShape(blocks=256, step_s=0.001),
     chat=ChatShape(system_tokens=(32, 64), think_mean_s=0.01),
 )
+
+IMPATIENT = replace(SETTINGS, settle_timeout_s=0.2)  # for what never settles
 
 
 class Selector:
@@ -172,7 +176,7 @@ def test_requests_of_a_restarted_engine_are_placed_again() -> None:
             engines=2,
             restart_every=7,
             restart_down_s=0.05,
-            settle_timeout_s=0.5,
+            settle_timeout_s=PATIENCE_S,
             engine=EngineShape(blocks=256, step_s=0.002),
             chat=ChatShape(system_tokens=(600, 800), think_mean_s=0.01),
         ),
@@ -204,7 +208,7 @@ def test_a_request_that_finds_no_engine_up_is_given_up_and_freed() -> None:
 def test_load_that_stays_is_found() -> None:
     selector = Selector()
     selector.forgets_to_free = True
-    _, summary = run(selector)
+    _, summary = run(selector, IMPATIENT)
     assert summary.load_left is not None
     assert "load did not return to zero" in summary.problems()[0]
 
@@ -212,7 +216,7 @@ def test_load_that_stays_is_found() -> None:
 def test_a_wrong_index_is_found() -> None:
     selector = Selector()
     selector.index_error = 1
-    _, summary = run(selector)
+    _, summary = run(selector, IMPATIENT)
     assert summary.audit_wrong == summary.audit_probes > 0
 
 

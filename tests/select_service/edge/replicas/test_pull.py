@@ -36,7 +36,7 @@ HEAD = SnapshotHead(ROUTER, 1, 5)
 CLAIM = ClaimRecord("r", 1, "m", "t", 16, 1, 0, b"\1" * 64)
 PARTS: list[SnapshotPart] = [HEAD, *[CLAIM] * 40, SnapshotEnd(40)]
 OK = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n"
-LIMITS = ReplicaLimits(pull_timeout_s=5.0, pull_backoff_s=0.01, pull_backoff_max_s=0.02)
+LIMITS = ReplicaLimits(pull_timeout_s=1e3, pull_backoff_s=0.01, pull_backoff_max_s=0.02)
 
 
 def framed(*parts: SnapshotPart) -> bytes:

@@ -23,9 +23,13 @@ from tests import wait
 from tests.indexer.edge.fake_engine import FakeEngine
 from tests.indexer.encoding import encode_batch, removed, stored
 from tests.select_service.edge.serving import SETTINGS, seat
+from tests.wait import PATIENCE_S
 
 SCOPE = Scope("default", "default")
-FAST = {"replay_silence_s": 0.2, "replay_timeout_s": 1.0, "index_snapshot_shutdown_s": 2.0}
+PATIENT = {
+    "replay_silence_s": 1_000.0, "replay_timeout_s": 10_000.0, "kv_poll_interval_s": 0.0,
+    "index_snapshot_shutdown_s": PATIENCE_S,
+}  # fmt: skip
 
 
 def tokens(number: int) -> list[int]:
@@ -64,7 +68,7 @@ class Town:
         self, use: Callable[[Driver], Awaitable[None]], *, kill: bool = False, **settings: Any
     ) -> None:
         async def run() -> None:
-            chosen = replace(SETTINGS, state_dir=str(self.directory), **({**FAST, **settings}))
+            chosen = replace(SETTINGS, state_dir=str(self.directory), **({**PATIENT, **settings}))
             service = create_driver(chosen)
             await service.start()
             try:
@@ -202,7 +206,7 @@ def test_an_engine_that_does_not_answer(town: Town) -> None:
         assert service.ready().waiting_for == []
 
     town.live(first)
-    town.live(second)
+    town.live(second, replay_silence_s=0.2, replay_timeout_s=1.0)
 
 
 def test_without_a_replay_endpoint(town: Town) -> None:
