@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from tests.deploy.tools import HELM, KUBECTL, ROOT
+from tests.wait import PATIENCE_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OVERLAYS = DEPLOY / "kubernetes" / "overlays"
@@ -110,7 +111,7 @@ def _run(program: Path, *arguments: str) -> str:
         for kind in ("CACHE", "CONFIG", "DATA")
     }
     done = subprocess.run(
-        [str(program), *arguments], check=True, capture_output=True, text=True, timeout=60,
+        [str(program), *arguments], check=True, capture_output=True, text=True, timeout=PATIENCE_S,
         env={**os.environ, **own, "KUBECONFIG": os.devnull},
     )  # fmt: skip
     return done.stdout

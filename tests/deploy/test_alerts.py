@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.deploy.everything import RULES, alerts
+from tests.wait import PATIENCE_S
 
 PROMTOOL = shutil.which("promtool")
 NEEDS_PROMTOOL = pytest.mark.skipif(
@@ -421,7 +422,7 @@ def _promise(
 def _promtool(*words: str) -> subprocess.CompletedProcess[str]:
     assert PROMTOOL is not None
     return subprocess.run(
-        [PROMTOOL, *words], capture_output=True, text=True, timeout=60, check=False
+        [PROMTOOL, *words], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 

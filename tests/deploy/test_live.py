@@ -24,6 +24,7 @@ from tests.deploy.everything import RULES, panels, rules
 from tests.live.ports import HOST, free_port
 from tests.live.server import OURS_EXTRA, Server
 from tests.select_service.edge.serving import PROMPT
+from tests.wait import PATIENCE_S
 
 PROMETHEUS = shutil.which("prometheus")
 DEADLINE_S = 45.0
@@ -40,7 +41,7 @@ class Prom:
 
     def ask(self, path: str, **query: str) -> Any:
         url = f"http://{HOST}:{self.port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             said = json.load(answer)
         assert said["status"] == "success", said
         return said["data"]
@@ -71,7 +72,7 @@ def prometheus(directory: Path, targets: list[str], every_s: int = 1) -> Iterato
             yield prom
         finally:
             process.terminate()
-            process.wait(10.0)
+            process.wait(PATIENCE_S)
 
 
 def until(holds: Callable[[], bool], what: Callable[[], str]) -> None:
@@ -104,13 +105,13 @@ def traffic(port: int) -> Iterator[None]:
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     try:
-        assert ready.wait(10.0)
+        assert ready.wait(PATIENCE_S)
         yield
     finally:
         session, loop = made[0]
         if thread.is_alive():
             loop.call_soon_threadsafe(session.stop)
-        thread.join(30.0)
+        thread.join(PATIENCE_S)
 
 
 @pytest.mark.heavy

@@ -38,6 +38,7 @@ from tests.deploy.manifests import (
     pods,
     templated,
 )
+from tests.wait import PATIENCE_S
 
 pytestmark = [
     pytest.mark.heavy,
@@ -149,7 +150,7 @@ def monitor_complaint(monitor: Object) -> str:
     script = tools.MODELS / "check.mjs"
     script.write_text(CHECK, "utf-8")
     command = ["node", str(script), json.dumps(monitor)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
     if done.returncode:
         return done.stderr
     spec = monitor["spec"]
@@ -330,5 +331,5 @@ def test_notes(mode: str) -> None:
 @pytest.mark.skipif(not tools.HADOLINT.exists(), reason="no hadolint here: make manifests")
 def test_the_dockerfile_is_linted() -> None:
     command = [str(tools.HADOLINT), "--no-color", str(DEPLOY / "Dockerfile")]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout

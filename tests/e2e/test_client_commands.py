@@ -10,7 +10,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from select_service.client import Client
 from select_service.client.cli import COMMANDS
 from tests.e2e.test_client import spec, url
 from tests.live.server import Server
+from tests.wait import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
@@ -128,7 +128,9 @@ def test_who_has_read_enough_is_told_no_error(server: Server) -> None:
     os.close(read)  # as `… | head` does
     command = [sys.executable, "-m", "select_service", "workers", "--url", url(server)]
     with os.fdopen(write, "w") as out:
-        done = subprocess.run(command, check=False, stdout=out, stderr=subprocess.PIPE, timeout=30)
+        done = subprocess.run(
+            command, check=False, stdout=out, stderr=subprocess.PIPE, timeout=PATIENCE_S
+        )
     assert (done.returncode, done.stderr) == (2, b"")
 
 
@@ -160,7 +162,7 @@ def watched(server: Server) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         yield watching, ours
         watching.send_signal(signal.SIGINT)
         assert LEFT_SCREEN in seen(ours, lambda text: LEFT_SCREEN in text)
-        assert watching.wait(10) == 0
+        assert watching.wait(PATIENCE_S) == 0
         assert watching.stderr is not None
         assert watching.stderr.read() == b""
     finally:
@@ -194,9 +196,9 @@ def with_ctrl_c() -> None:
 
 def seen(terminal: int, is_there: Callable[[str], bool]) -> str:
     """Read a terminal until something is there."""
-    text, deadline = "", time.monotonic() + 30
+    text = ""
     while not is_there(text):
-        ready, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
+        ready, _, _ = select.select([terminal], [], [], PATIENCE_S)
         assert ready, text
         text += os.read(terminal, 65536).decode(errors="replace")
     return text

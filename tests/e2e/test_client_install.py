@@ -11,6 +11,7 @@ import pytest
 from select_service.client import Client
 from tests.e2e.test_client import spec, url
 from tests.live.server import Server
+from tests.wait import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 _USE = """
@@ -63,7 +64,7 @@ def test_httpx_and_msgspec_are_enough(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
     assert (done.returncode, done.stderr) == (0, "")
     said = done.stdout.splitlines()

@@ -15,7 +15,7 @@ from select_service.client import AsyncClient, Client, Options, Unreachable
 from tests import wait
 from tests.e2e.test_client import spec, total, url
 from tests.live.server import Server
-from tests.wait import until
+from tests.wait import PATIENCE_S, until
 
 pytestmark = pytest.mark.e2e
 
@@ -73,7 +73,7 @@ class Token:
 def test_no_descriptor(server: Server) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", NO_DESCRIPTOR, url(server)],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (0, "")
 
@@ -104,13 +104,13 @@ def test_the_same_in_threads(server: Server) -> None:
         with client.reserve(token_ids=[1] * 64) as reservation:
             token.is_there = False
             reservation.prefill_complete()
-            assert token.asked_in_vain.wait(30)
+            assert token.asked_in_vain.wait(PATIENCE_S)
             with pytest.raises(Unreachable, match=r"no token: .*Too many open files"):
                 client.loads()
             token.is_there = True
             flushed = threading.Thread(target=client.flush, daemon=True)
             flushed.start()
-            flushed.join(30)
+            flushed.join(PATIENCE_S)
             assert not flushed.is_alive()
         client.flush()
         assert total(client)[0] == 0

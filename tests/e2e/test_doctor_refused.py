@@ -18,7 +18,7 @@ from indexer.edge.curve import KeyPair, new_key_file
 from tests.live.clocked import CLOCKED, Clocks
 from tests.live.ports import HOST
 from tests.live.replicas import Replica, ours
-from tests.wait import eventually
+from tests.wait import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.heavy]
 
@@ -40,7 +40,7 @@ def examine(server: Replica) -> subprocess.CompletedProcess[str]:
     """What `select-service doctor` says."""
     url = f"http://{HOST}:{server.port}"
     command = [sys.executable, "-m", "select_service", "doctor", "--url", url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def last(server: Replica, clocks: Clocks) -> None:

@@ -22,6 +22,7 @@ import pytest
 from tests.effort import share_of
 from tests.live.ports import HOST
 from tests.live.server import OURS_EXTRA, Server
+from tests.wait import PATIENCE_S
 
 THREADS = 6
 CALLS = 60
@@ -106,7 +107,7 @@ def booking(rng: random.Random, name: str) -> tuple[str, dict[str, Any]]:
 
 def client(port: int, seed: int, told: dict[str, list[Call]], start: threading.Barrier) -> None:
     rng = random.Random(seed)
-    wire = http.client.HTTPConnection(HOST, port, timeout=60)
+    wire = http.client.HTTPConnection(HOST, port, timeout=PATIENCE_S)
     start.wait()
     for _ in range(CALLS):
         name = f"r{rng.randrange(IDS)}"

@@ -28,6 +28,7 @@ import pytest
 from tests.effort import share_of
 from tests.live.ports import HOST
 from tests.live.server import OURS, OURS_EXTRA, Server
+from tests.wait import PATIENCE_S
 
 CLIENTS = 6
 WORKERS = 3
@@ -62,7 +63,7 @@ class Client:
     booked: int = 0
 
     def run(self, port: int) -> None:
-        connection = http.client.HTTPConnection(HOST, port, timeout=20)
+        connection = http.client.HTTPConnection(HOST, port, timeout=PATIENCE_S)
         try:
             while True:
                 self._step(connection)
@@ -140,7 +141,7 @@ def kill_under_load(server: Server, clients: list[Client], moment_s: float) -> N
     server.process.kill()
     server.process.wait()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 
@@ -149,7 +150,7 @@ def verify(server: Server, clients: list[Client]) -> None:
     state: Any = server.request("GET", "/ready").json
     assert state["state"]["damage"] == []
     assert state["state"]["dropped"]["reservation"] == 0
-    connection = http.client.HTTPConnection(HOST, server.port, timeout=20)
+    connection = http.client.HTTPConnection(HOST, server.port, timeout=PATIENCE_S)
     try:
         for client in clients:
             for name in sorted(client.doubtful):  # may be there or not: end it, whatever it was
@@ -224,7 +225,9 @@ def test_relaxed_loses_the_end_and_nothing_before_it(tmp_path: Path) -> None:
 
     def book_on(port: int) -> None:
         with (
-            contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=20)) as connection,
+            contextlib.closing(
+                http.client.HTTPConnection(HOST, port, timeout=PATIENCE_S)
+            ) as connection,
             contextlib.suppress(OSError, http.client.HTTPException),  # killed
         ):
             while True:
@@ -241,10 +244,10 @@ def test_relaxed_loses_the_end_and_nothing_before_it(tmp_path: Path) -> None:
             time.sleep(0.01)
         assert server.process is not None
         server.process.kill()
-        client.join(30)
+        client.join(PATIENCE_S)
         assert not client.is_alive()
     with Server(tmp_path / "log", args=args, env=NO_EVENTS) as server:
-        end = http.client.HTTPConnection(HOST, server.port, timeout=20)
+        end = http.client.HTTPConnection(HOST, server.port, timeout=PATIENCE_S)
         with contextlib.closing(end):
             kept = [call(end, "DELETE", f"/reservations/{one}")[0] for one in acknowledged]
     assert kept == [200] * kept.count(200) + [404] * kept.count(404)
@@ -397,7 +400,7 @@ def test_who_sends_on_while_the_disk_works_gets_answers_in_order(tmp_path: Path)
     with start(tmp_path / "state", tmp_path / "log") as server:
         spec = {"worker_id": 1, "endpoint": "http://w", "block_size": 16}
         assert server.request("POST", "/workers", spec).status == 201
-        with socket.create_connection((HOST, server.port), timeout=20) as connection:
+        with socket.create_connection((HOST, server.port), timeout=PATIENCE_S) as connection:
             connection.sendall(requests.encode())
             received = b""
             while piece := connection.recv(1 << 16):

@@ -5,19 +5,19 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.live.clocked import CLOCKED, Clocks
 from tests.live.server import OURS_EXTRA, Server
+from tests.wait import eventually
 
 RESERVATIONS = 1000
-TTL_S = 2.0
-DEADLINE_S = 60.0
+TTL_S = 600.0  # by the clock of the service, which we set: nobody is late
 CLIENT = """
-import http.client, itertools, json, sys, time
+import http.client, json, sys
 
 connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
 
@@ -34,10 +34,9 @@ for number in range(int(sys.argv[2])):
     prompt = {"block_hashes": [number], "sequence_hashes": [number], "isl_tokens": 20}
     ask("/select_and_reserve", {"reservation_id": f"r{number}", "lease_id": "l", **prompt})
 print("booked", flush=True)
-for turn in itertools.count():
-    time.sleep(0.2)
+for _ in sys.stdin:
     ask("/leases/l/renew", {})
-    print("renewed", turn, flush=True)
+    print("renewed", flush=True)
 """
 
 
@@ -52,29 +51,28 @@ def register(server: Server) -> None:
         assert server.request("POST", "/workers", spec).status == 201
 
 
-def wait_for_no_load(server: Server) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while server.fleet_load() != (0, 0, 0):
-        assert time.monotonic() < deadline, server.fleet_load()
-        time.sleep(0.05)
-
-
 @pytest.mark.e2e
 def test_a_killed_clients_load_is_gone_after_its_lease(tmp_path: Path) -> None:
-    with Server(tmp_path / "service.log", args=(*OURS_EXTRA, "--log-level", "warning")) as server:
+    clocks = Clocks(tmp_path / "clocks")
+    args = (*OURS_EXTRA, "--log-level", "warning")
+    with Server(tmp_path / "log", command=CLOCKED, args=args, env=clocks.env) as server:
         register(server)
         command = [sys.executable, "-c", CLIENT, str(server.port), str(RESERVATIONS), str(TTL_S)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(command, text=True, bufsize=1, **pipes) as client:
+            assert client.stdin is not None
             assert client.stdout is not None
             try:
                 assert client.stdout.readline() == "booked\n"
-                for line in client.stdout:  # renewed for longer than it could live without
-                    if line == f"renewed {int(1.3 * TTL_S / 0.2)}\n":
-                        break
+                for _ in range(2):  # renewed for longer than it could live without
+                    clocks.pass_time(0.7 * TTL_S)
+                    client.stdin.write("renew\n")
+                    assert client.stdout.readline() == "renewed\n"
                 assert server.fleet_load() == (RESERVATIONS, RESERVATIONS * 20, RESERVATIONS)
             finally:
                 client.send_signal(signal.SIGKILL)
-        wait_for_no_load(server)
+        clocks.pass_time(TTL_S)
+        eventually(server.fleet_load, (0, 0, 0))
         late = server.request("POST", "/leases/l/renew", {})
         assert late.status == 404
         assert late.json["code"] == "lease_expired"  # type: ignore[index]
@@ -85,10 +83,12 @@ def test_a_killed_clients_load_is_gone_after_its_lease(tmp_path: Path) -> None:
 @pytest.mark.e2e
 @pytest.mark.heavy
 def test_a_lease_outlives_the_service_but_not_its_owner(tmp_path: Path) -> None:
+    clocks = Clocks(tmp_path / "clocks")
     args = (*OURS_EXTRA, "--log-level", "warning", "--state-dir", str(tmp_path / "state"))
-    with Server(tmp_path / "first.log", args=args) as server:
+    clocked: Any = {"command": CLOCKED, "args": args, "env": clocks.env}
+    with Server(tmp_path / "first.log", **clocked) as server:
         register(server)
-        for name, ttl_s in (("short", 3), ("long", 600)):
+        for name, ttl_s in (("short", TTL_S), ("long", 3 * TTL_S)):
             lease = {"lease_id": name, "owner": "client", "ttl_s": ttl_s}
             assert server.request("POST", "/leases", lease).status == 201
             for number in range(20):
@@ -102,16 +102,14 @@ def test_a_lease_outlives_the_service_but_not_its_owner(tmp_path: Path) -> None:
                 assert server.request("POST", "/reservations", body).status == 201
         assert server.process is not None
         server.process.kill()
-    with Server(tmp_path / "second.log", args=args) as server:
+    with Server(tmp_path / "second.log", **clocked) as server:
         listed: Any = server.request("GET", "/leases").json
         assert {one["lease_id"]: one["reservations"] for one in listed["leases"]} == {
             "short": 20,
             "long": 20,
         }
         assert server.fleet_load()[0] == 40
-        deadline = time.monotonic() + DEADLINE_S
-        while server.fleet_load()[0] != 20:
-            assert time.monotonic() < deadline, server.fleet_load()
-            time.sleep(0.05)
+        clocks.pass_time(TTL_S)
+        eventually(lambda: server.fleet_load()[0], 20)
         assert server.request("DELETE", "/leases/long").status == 200
         assert server.fleet_load() == (0, 0, 0)

@@ -28,6 +28,7 @@ from tests.e2e.stage import BLOCK_SIZE, Stage
 from tests.live.engine import FakeEngine
 from tests.live.ports import HOST, free_port
 from tests.live.server import OURS_EXTRA, Server
+from tests.wait import PATIENCE_S, block_until
 
 pytestmark = pytest.mark.e2e
 
@@ -74,7 +75,7 @@ class Caller(threading.Thread):
         self.acknowledged = 0
 
     def run(self) -> None:
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=20)
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=PATIENCE_S)
         try:
             for count in range(self.requests):
                 self.step(connection, count)
@@ -211,10 +212,7 @@ def test_what_was_on_disk_when_the_process_was_killed_is_there(tmp_path: Path) -
         stage = Stage(server)
         with fleet(stage, "t", 2):
             callers = traffic(server.port, "t", 100_000)
-            until = time.monotonic() + 30
-            while len(decided(path)) < 100:
-                assert time.monotonic() < until
-                time.sleep(0.05)
+            block_until(lambda: len(decided(path)) >= 100)
             assert server.process is not None
             os.kill(server.process.pid, signal.SIGKILL)
             for caller in callers:

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,6 @@ from tests.live.server import OURS, OURS_EXTRA, Server
 from tests.wait import eventually
 
 pytestmark = pytest.mark.e2e
-
-PATIENCE_S = 2.0  # for an answer that must not wait for a peer
 
 
 @contextlib.contextmanager
@@ -148,15 +145,13 @@ def test_one_that_is_restarted_gets_its_load_back_from_the_other(tmp_path: Path)
 def test_a_peer_that_stops_costs_nobody_time(
     tmp_path: Path, number: signal.Signals, bookings: int
 ) -> None:
-    with pair(tmp_path) as (a, b):
+    """Who waited for it would wait until a replica counts as gone, and that is for ever here."""
+    with pair(tmp_path, "--replica-timeout-s", "3600") as (a, b):
         assert b.process
         b.process.send_signal(number)
-        slowest = 0.0
         try:
             for count in range(bookings):
-                started = time.monotonic()
                 a.reserve(f"r{count}", 1, range(count, count + 200))
-                slowest = max(slowest, time.monotonic() - started)
             a.ask("GET", "/replica_sync/peers")
             a.ask("POST", "/replica_sync/deregister_peer", {"endpoint": b.replica_endpoint})
             a.ask(
@@ -164,7 +159,6 @@ def test_a_peer_that_stops_costs_nobody_time(
             )
         finally:
             b.process.send_signal(signal.SIGCONT) if b.process.poll() is None else None
-        assert slowest < PATIENCE_S
         if number == signal.SIGSTOP:
             agree((a, b))
 

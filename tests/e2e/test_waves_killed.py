@@ -16,7 +16,7 @@ import pytest
 from tests.live.replicas import Replica, agree, ours
 from tests.live.waves import booked, wave
 from tests.live.window import WATCHED
-from tests.wait import eventually
+from tests.wait import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.heavy]
 
@@ -52,7 +52,7 @@ def die_among_waves(server: Replica, life: int, said: set[str], freed: set[str])
     callers = [threading.Thread(target=call) for _ in range(CALLERS)]
     for one in callers:
         one.start()
-    assert first.wait(30)
+    assert first.wait(PATIENCE_S)
     threading.Event().wait(random.Random(SEED + life).random() * 0.2)  # in the middle of others
     assert server.process is not None
     server.process.kill()

@@ -25,6 +25,7 @@ from select_service.types import RouterConfig
 from tests.fuzz.bodies import PATHS, Body, path_of, templates, to_json, to_msgpack
 from tests.live.ports import free_port
 from tests.select_service.edge.serving import Wire, listening, seat
+from tests.wait import PATIENCE_S
 
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
@@ -85,7 +86,7 @@ class House:
 
     def check(self, body: Body) -> None:
         """Send one body in both forms, both ways."""
-        self._runner.run(asyncio.wait_for(self._check(body), DEADLINE_S))
+        self._runner.run(asyncio.wait_for(self._check(body), PATIENCE_S))
 
     async def _check(self, body: Body) -> None:
         outcomes = {}
@@ -131,7 +132,7 @@ class House:
     def check_head(self, route: Route[Any], target: bytes, lines: tuple[bytes, ...] = ()) -> int:
         """Send a request whose body, if it takes one, is right, under a head that may not be."""
         return self._runner.run(
-            asyncio.wait_for(self._check_head(route, target, lines), DEADLINE_S)
+            asyncio.wait_for(self._check_head(route, target, lines), PATIENCE_S)
         )
 
     async def _check_head(self, route: Route[Any], target: bytes, lines: tuple[bytes, ...]) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from tests.live.ports import HOST
+from tests.wait import PATIENCE_S
 
 SIZE = 1 << 16
 
@@ -39,7 +40,7 @@ class FlakyProxy:
         ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)))
         self._thread.start()
-        assert ready.wait(10)
+        assert ready.wait(PATIENCE_S)
         return self
 
     def __exit__(self, *_: object) -> None:

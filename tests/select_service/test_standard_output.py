@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from select_service.edge.security import credentials_cli
+from tests.wait import PATIENCE_S
 
 FULL = "standard output: No space left on device"
 RUN = ("run", "--workload", "chat,rate=2,requests=5", "--policy", "round-robin", "--quiet")
@@ -31,7 +32,8 @@ def test_a_full_disk(module: str, arguments: tuple[str, ...], stdin: str) -> Non
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
             [sys.executable, "-m", module, *arguments],
-            input=stdin, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+            input=stdin, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            timeout=PATIENCE_S,
         )  # fmt: skip
     assert "Traceback" not in ended.stderr
     assert FULL in ended.stderr
@@ -44,7 +46,7 @@ def test_half_a_key_pair_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[s
     limited = f"ulimit -f 0; exec {sys.executable} -m select_service keys new {path}"
     ended = subprocess.run(
         ["sh", "-c", f"trap '' XFSZ; {limited}"],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
     assert (ended.returncode, path.exists()) == (1, False), ended.stderr
     assert f"cannot write {path}" in ended.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from tests.live.ports import free_port
+from tests.wait import PATIENCE_S
 
 # The real command line in a process of its own. Instead of loading what can wait it says what has
 # been loaded when the port opened, and ends.
@@ -89,7 +90,7 @@ def start(*flags: str, **environment: str) -> Told:
         env={"PYTHONPATH": ":".join(sys.path), **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

@@ -10,6 +10,7 @@ import pytest
 
 from indexer.edge.aside import Aside
 from tests import wait
+from tests.wait import PATIENCE_S
 
 
 def test_one_after_another_in_one_thread_that_ends() -> None:
@@ -86,4 +87,4 @@ def test_a_process_ends_while_its_disk_stands_still() -> None:
         "        await asyncio.sleep(0)\n"
         "asyncio.run(run())\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_S)

@@ -14,6 +14,7 @@ from indexer.core.stream import EventStream
 from indexer.edge.listener import Listeners
 from tests.indexer.edge.fake_engine import FakeEngine
 from tests.indexer.edge.house import IMPATIENT, House, batch, play
+from tests.wait import PATIENCE_S
 
 BATCHES = 300
 SILENCE_S = IMPATIENT.replay_silence_s
@@ -58,7 +59,7 @@ def tick(house: House) -> None:
 
 def deliver(house: House, engine: FakeEngine, stream: EventStream) -> None:
     """Have the engine answer, and the answer wait in the listener's socket."""
-    assert engine.router.poll(20_000)
+    assert engine.router.poll(round(PATIENCE_S * 1000))
     engine.serve()
     let_wait(house, stream)
 
@@ -66,7 +67,7 @@ def deliver(house: House, engine: FakeEngine, stream: EventStream) -> None:
 def let_wait(house: House, stream: EventStream) -> None:
     """Let some of the answer come, as long as it is not complete: its transport takes real time."""
     dealer = house.listeners._feeds[id(stream)].dealer
-    assert dealer is None or dealer._socket.poll(20_000) == zmq.POLLIN
+    assert dealer is None or dealer._socket.poll(round(PATIENCE_S * 1000)) == zmq.POLLIN
 
 
 @pytest.fixture
@@ -148,9 +149,11 @@ def test_an_answer_that_waits_for_a_held_stream_lets_the_loop_rest(
         monkeypatch.setattr(Listeners, "_serve", counted)
         dealer = house.listeners._feeds[id(stream)].dealer
         assert dealer is not None
-        assert engine.router.poll(20_000)
+        assert engine.router.poll(round(PATIENCE_S * 1000))
         engine.serve()
-        assert select.select([dealer.fd], [], [], 20)[0], "asking the socket would quieten it"
+        assert select.select([dealer.fd], [], [], PATIENCE_S)[0], (
+            "asking the socket would quieten it"
+        )
         for _ in range(200):
             await asyncio.sleep(0)
         assert looks < 20, "the descriptor stays readable as long as nobody reads"

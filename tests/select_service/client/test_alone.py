@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from tests.wait import PATIENCE_S
+
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 CLIENT = tomllib.loads((ROOT / "deploy/client/pyproject.toml").read_text("utf-8"))["project"]
@@ -54,7 +56,7 @@ def test_it_is_imported_without_what_the_server_needs() -> None:
     blocked = " ".join(sorted(MODULES.get(name, name) for name in server - {"typing-extensions"}))
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", _IMPORT, blocked, " ".join(SERVER_ROOMS)],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     loaded, codes, embedded = done.stdout.splitlines()

@@ -14,13 +14,13 @@ import pytest
 from select_service.client import AsyncClient, Options
 from select_service.client.serving import Replica, ServeWorker
 from select_service.client.worker_ids import reservation_id_of, worker_id_of
+from tests import wait
 from tests.live.ports import free_port
 from tests.live.server import OURS_EXTRA, Server
-from tests.wait import until
+from tests.wait import POLL_S, until
 
 REPLICA = Replica("x7f3", "app", "engine")
 FIELDS: dict[str, Any] = {"block_size": 16, "kv_events_endpoint": "tcp://127.0.0.1:9"}
-PATIENCE_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -51,18 +51,17 @@ def test_a_life(url: str) -> None:
             assert await client.workers() == []
         await worker.aclose()
 
-    asyncio.run(run())
+    wait.run(run())
 
 
 async def _until_computed(client: AsyncClient) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            (scope,) = await client.loads()
-            (row,) = scope.loads
-            if row.potential_prefill_tokens == 0:
-                assert row.active_requests == 2
-                return
-            await asyncio.sleep(0.005)
+    while True:
+        (scope,) = await client.loads()
+        (row,) = scope.loads
+        if row.potential_prefill_tokens == 0:
+            assert row.active_requests == 2
+            return
+        await asyncio.sleep(POLL_S)
 
 
 def test_selectors_that_are_down_are_no_reason_not_to_serve() -> None:
@@ -77,7 +76,7 @@ def test_selectors_that_are_down_are_no_reason_not_to_serve() -> None:
         assert not worker._prefilled
         await worker.aclose()
 
-    asyncio.run(run())
+    wait.run(run())
 
 
 class Shown:
@@ -110,13 +109,12 @@ def test_what_came_to_nothing_is_among_rays_metrics(monkeypatch: pytest.MonkeyPa
         )
         async with worker:
             worker.prefill_complete(reservation_id="somebody's")
-            async with asyncio.timeout(PATIENCE_S):
-                await until(lambda: worker.not_told)
+            await until(lambda: worker.not_told)
         seen = SHOWN["select_service_worker_troubles"]
         assert sum(count for what, count in seen if what == "not_told") == worker.not_told == 1
         assert sum(count for what, count in seen if what == "failed") == worker.failures > 1
 
-    asyncio.run(run())
+    wait.run(run())
 
 
 def test_what_makes_no_worker() -> None:

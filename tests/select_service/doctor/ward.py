@@ -27,16 +27,20 @@ STREAMS = StreamLimits(tick_s=0.002, replay_silence_s=0.05, pause_s=0.001)
 
 
 class Clock:
-    """The machine's clocks, with skips."""
+    """The machine's clocks, which pass by skips and looks: a busy machine changes no finding."""
 
     def __init__(self) -> None:
         self.skipped = 0.0
 
+    def creep(self) -> None:
+        """Let a look take a moment, so that those who never answer are given up."""
+        self.skipped += 0.001
+
     def __call__(self) -> float:
-        return time.monotonic() + self.skipped
+        return 1_000.0 + self.skipped
 
     def wall(self) -> float:
-        return time.time() + self.skipped
+        return 1_790_000_000.0 + self.skipped
 
 
 class Engine:
@@ -151,6 +155,7 @@ class Ward:
         def holds() -> bool:
             if condition():
                 return True
+            self.clock.creep()
             for engine in self.engines:
                 engine.sockets.serve()
             return False
@@ -177,6 +182,7 @@ class Ward:
     async def examine(self) -> list[Finding]:
         """What the doctor finds at this moment."""
         await self.service.doctor().examine()
+        self.clock.creep()  # what is done next is done later
         return self.service.doctor().examiner.report(self.clock()).findings
 
     async def codes(self) -> list[str]:
@@ -192,11 +198,12 @@ class Ward:
         return codes
 
     async def rest(self) -> None:
-        """Some turns of the loop for replays that became due: they take a few milliseconds."""
+        """Some turns of the loop for replays that became due, and as long as they take."""
         for _ in range(6):
+            self.clock.creep()
             for engine in self.engines:
                 engine.sockets.serve()
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(STREAMS.tick_s)
         streams = [s for s, _, _ in self.service.core.membership.sources()]
         await self.until(lambda: not any(s.is_replaying for s in streams if not s.closed))
 

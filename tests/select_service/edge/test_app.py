@@ -24,6 +24,7 @@ from tests.live.http import exchange
 from tests.live.ports import HOST, free_port
 from tests.live.server import OURS, Server
 from tests.select_service.edge.serving import PROMPT, seat, worker
+from tests.wait import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
@@ -42,7 +43,7 @@ def _run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -50,7 +51,7 @@ def _run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
 def _end(server: Server, number: signal.Signals) -> int:
     assert server.process is not None
     server.process.send_signal(number)
-    return server.process.wait(15)
+    return server.process.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -75,7 +76,7 @@ def test_it_ends_while_requests_wait(server: Server) -> None:
     while b'"pending_count":0' in server.request("GET", "/loads").raw:
         pass
     assert _end(server, signal.SIGTERM) == 0
-    waiting.join(10)
+    waiting.join(PATIENCE_S)
     assert answers[0].status == 503
     assert b'"code":"shutting_down"' in answers[0].raw
 

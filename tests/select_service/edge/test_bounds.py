@@ -27,7 +27,7 @@ from select_service.types import (
 from tests import wait
 from tests.live.ports import free_port
 from tests.select_service.edge.serving import in_process, listening, seat, worker
-from tests.wait import until
+from tests.wait import SCENARIO_S, until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -474,7 +474,7 @@ def test_empty_scopes_are_given_up_and_stay_pinned() -> None:
 @pytest.mark.slow
 def test_memory_of_many_scopes_comes_back() -> None:
     command = [sys.executable, "-m", "tests.select_service.edge.come_and_go", "5"]
-    done = subprocess.run(command, capture_output=True, check=True, cwd=ROOT, timeout=110)
+    done = subprocess.run(command, capture_output=True, check=True, cwd=ROOT, timeout=SCENARIO_S)
     first, *_, last = (msgspec.json.decode(line) for line in done.stdout.splitlines())
     assert last["objects"] < first["objects"] + 500, "nothing is left of five thousand"
     assert last["bytes"] < first["bytes"] + (5 << 20)

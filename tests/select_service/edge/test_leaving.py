@@ -19,7 +19,7 @@ from tests.live.ports import HOST
 from tests.live.replicas import Replica
 from tests.live.server import Server
 from tests.select_service.edge.serving import PROMPT, worker
-from tests.wait import eventually, until
+from tests.wait import PATIENCE_S, eventually, until
 
 BOOKED = {**PROMPT, "reservation_id": "r"}
 
@@ -118,7 +118,7 @@ def test_all_is_served_until_the_end(tmp_path: Path) -> None:
         assert answer.headers["connection"] == "close"
         assert server.process.poll() is None
         assert server.request("DELETE", "/reservations/r").status == 200
-        assert server.process.wait(15) == 0
+        assert server.process.wait(PATIENCE_S) == 0
         assert '"event":"left"' in server.log_tail().replace(": ", ":")
 
 
@@ -129,7 +129,7 @@ def test_an_interrupt_waits_for_nobody(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: server.request("GET", "/ready").json["waiting_for"][-1], "leaving")  # type: ignore[index]
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(15) == 0
+        assert server.process.wait(PATIENCE_S) == 0
 
 
 def test_bookings_move_to_those_who_stay(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_bookings_move_to_those_who_stay(tmp_path: Path) -> None:
         eventually(lambda: staying.load(1)[2], 1)
         assert going.process is not None
         going.process.send_signal(signal.SIGTERM)
-        assert going.process.wait(15) == 0
+        assert going.process.wait(PATIENCE_S) == 0
         eventually(lambda: staying.metric("replica_publishers", state="gone"), 1.0)
         staying.ask("POST", "/reservations/r/prefill_complete")
         assert staying.load(1) == (0, 2, 1)
@@ -162,7 +162,7 @@ def test_a_hook_has_it_leave_before_it_must(tmp_path: Path) -> None:
         eventually(lambda: server.request("GET", "/ready").json["waiting_for"], ["leaving"])  # type: ignore[index]
         assert server.request("POST", "/select", PROMPT).status == 200, "it serves on"
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(15) == 0
+        assert server.process.wait(PATIENCE_S) == 0
         said = leave("--pid", str(server.process.pid))
         assert said.returncode == 1
         assert f"process {server.process.pid} is no select-service" in said.stderr
@@ -199,4 +199,4 @@ def test_who_serves_is_told_by_how_it_was_started(words: str, *, is_one: bool) -
 
 def leave(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "select_service", "leave", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

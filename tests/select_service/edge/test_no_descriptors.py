@@ -20,7 +20,7 @@ from tests.live.ports import HOST
 from tests.live.replicas import Replica
 from tests.live.server import OURS
 from tests.select_service.edge.serving import PROMPT
-from tests.wait import eventually
+from tests.wait import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -40,7 +40,7 @@ class Kept:
     """A client with one connection, that it has already."""
 
     def __init__(self, port: int) -> None:
-        self._wire = http.client.HTTPConnection(HOST, port, timeout=10)
+        self._wire = http.client.HTTPConnection(HOST, port, timeout=PATIENCE_S)
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         """Status and body."""

@@ -14,7 +14,7 @@ from tests.live.ports import HOST, free_port
 from tests.live.server import Server
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat
-from tests.wait import eventually
+from tests.wait import PATIENCE_S, eventually
 
 ASKED = "/ready?for=traffic"
 READY = {"ready": True, "waiting_for": []}
@@ -101,7 +101,7 @@ def test_a_process_at_zero_is_led_to_until_it_leaves(tmp_path: Path) -> None:
         eventually(lambda: [httpx.get(url).status_code for url in urls], [503, 503])
         assert httpx.get(f"http://{HOST}:{side}/health").status_code == 200
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(15) == 0
+        assert server.process.wait(PATIENCE_S) == 0
 
 
 def test_the_first_installation_is_led_to(tmp_path: Path) -> None:

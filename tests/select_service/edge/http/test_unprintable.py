@@ -24,6 +24,7 @@ from tests.effort import share_of
 from tests.fuzz.bodies import PATHS, members_of, templates
 from tests.live.ports import free_port
 from tests.select_service.edge.serving import Wire, listening, seat
+from tests.wait import PATIENCE_S
 
 EVIL: Final = [
     *("\r\nset-cookie: a=b\r\n\r\n", "\n2026-11-22T00:00:00Z [error] forged", 'a"} 1\nforged 1\n'),
@@ -122,7 +123,7 @@ class Stage:
         await self._stack.aclose()
 
     def play(self, call: Call) -> tuple[int, bytes]:
-        return self._runner.run(asyncio.wait_for(self._play(call), 20))
+        return self._runner.run(asyncio.wait_for(self._play(call), PATIENCE_S))
 
     async def _play(self, call: Call) -> tuple[int, bytes]:
         content = b"" if call.body is None else json.dumps(call.body).encode()

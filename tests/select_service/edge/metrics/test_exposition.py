@@ -40,6 +40,7 @@ from select_service.types.drains import DrainRequest
 from tests import wait
 from tests.live.ports import free_port
 from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, seat
+from tests.wait import PATIENCE_S
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -139,7 +140,7 @@ def test_threads_that_all_hang_leave_a_scrape_alone() -> None:
         loop.set_default_executor(ThreadPoolExecutor(1))
         hanging = loop.run_in_executor(None, hangs.wait)
         try:
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(PATIENCE_S):
                 assert value(await scrape(client), "http_crashes_total") == 0
             assert not hanging.done()
         finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from select_service.edge.security.tokens import new_token
+from tests.wait import PATIENCE_S
 
 
 @dataclass
@@ -88,4 +89,6 @@ class Authority:
 
 
 def _openssl(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=30)
+    subprocess.run(
+        ["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=PATIENCE_S
+    )

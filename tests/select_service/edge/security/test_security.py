@@ -28,6 +28,7 @@ from tests.live.ports import HOST, free_port
 from tests.live.server import Server
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
 from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat
+from tests.wait import PATIENCE_S, block_until
 
 
 @pytest.mark.parametrize(
@@ -250,13 +251,11 @@ def test_sighup_reads_again_and_nothing_shows_a_token(tmp_path: Path) -> None:
             file.drop("one")
             assert server.process is not None
             server.process.send_signal(signal.SIGHUP)
-            while status("one") != 401:
-                time.sleep(0.01)
+            block_until(lambda: status("one") == 401)
             file.path.write_text(file.tokens["ops"])
             server.process.send_signal(signal.SIGHUP)
             counted = 'security_reloads_total{outcome="refused"} 1.0'
-            while counted not in client.get("/metrics", headers=file.header("ops")).text:
-                time.sleep(0.01)
+            block_until(lambda: counted in client.get("/metrics", headers=file.header("ops")).text)
             assert (status("one"), status("ops")) == (401, 503)
             proc = Path(f"/proc/{server.process.pid}")
             shown = (proc / "cmdline").read_bytes() + (proc / "environ").read_bytes()
@@ -278,7 +277,7 @@ def test_no_start_without_the_files(flag: str, tmp_path: Path) -> None:
         [sys.executable, "-m", "select_service", "--port", str(free_port()), *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 1

@@ -316,7 +316,7 @@ def test_handshakes_that_fail_are_counted_by_what_was_wrong(ca: Authority, tmp_p
     """Each is closed without a word: the number is all there is to see of a client set up wrong."""
     client = ca.client(ca.issue("client", cert=tmp_path / "client.pem"))
 
-    async def use(port: int, service: Driver, _: object) -> None:
+    async def use(port: int, service: Driver, server: Server) -> None:
         async def told(reason: str) -> None:
             line = f'select_service_tls_handshakes_failed_total{{reason="{reason}"}} 1.0'
             wire = await Wire.to(port, client)
@@ -340,11 +340,12 @@ def test_handshakes_that_fail_are_counted_by_what_was_wrong(ca: Authority, tmp_p
         gone = await Wire.to(port)
         gone.writer.close()
         await told("gone")
+        server._limits.header_timeout_s = 0.2
         assert await (await Wire.to(port)).rest() == b""
+        server._limits.header_timeout_s = 10.0
         await told("timeout")
 
-    more = {"tls_client_ca": str(ca.cert), "header_timeout_s": 1.0}
-    on_a_port(use, **settings_of(ca, tmp_path, **more))
+    on_a_port(use, **settings_of(ca, tmp_path, tls_client_ca=str(ca.cert)))
 
 
 def test_who_has_connected_when_the_end_comes_may_shake_hands(

@@ -306,10 +306,11 @@ def test_nobody_waits_for_a_disk_that_stands_still(
 
     async def leave() -> None:
         await recording.close()
-        assert await asyncio.to_thread(stands.wait, 30)
+        assert await asyncio.to_thread(stands.wait, wait.PATIENCE_S)
         await recording.close()
 
     wait.run(leave())
+    monkeypatch.setattr(module, "CLOSE_S", wait.PATIENCE_S)
     moves.set()  # what it had in hand is whole, nobody has closed its file
     wait.run(recording.close())
     assert numbers(list(play(files_of(recording.settings.path)))) == [1]

@@ -14,7 +14,7 @@ from select_service.edge.driver import Driver
 from tests.live.collector import Collector
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port
 from tests.select_service.edge.tracing.traced import ON, ask, run, traced
-from tests.wait import until
+from tests.wait import PATIENCE_S, until
 
 
 def _refuse(request: Any) -> bool:
@@ -28,7 +28,7 @@ def _talk_nonsense(request: Any) -> bool:
 
 
 def _say_nothing(_: Any) -> bool:
-    time.sleep(2.0)
+    time.sleep(2.0)  # longer than the exporter waits
     return True
 
 
@@ -87,7 +87,7 @@ def test_an_answer_without_end_is_not_read(collector: Collector) -> None:
             await until(lambda: export.exported > 0)
 
     run(asks())
-    assert cut.wait(10.0)
+    assert cut.wait(PATIENCE_S)
 
 
 def test_without_the_extra_there_is_a_service(

@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from select_service.edge.tracing.span_export import Finished, SpanExport
+from tests.wait import PATIENCE_S
 
 ONE = Finished("GET /x", 1, 2, 0, b"", 10**18, 5, 9, [("match", 6), ("pick", 7)], 200, b"", {})
 
@@ -55,7 +56,7 @@ class Stuck(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.asked.set()
-        assert self.go.wait(60.0)
+        assert self.go.wait(PATIENCE_S)
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
@@ -67,11 +68,11 @@ def test_closing_does_not_wait_for_who_is_stuck() -> None:
     queue = export(stuck, batch_max=1)
     queue.start()
     queue.put(ONE)
-    assert stuck.asked.wait(60.0)
+    assert stuck.asked.wait(PATIENCE_S)
     queue.close(0.01)  # comes back although nobody lets the exporter go
     assert queue._thread.is_alive()
     stuck.go.set()
-    queue._thread.join(60.0)
+    queue._thread.join(PATIENCE_S)
     assert queue.exported == 3
 
 

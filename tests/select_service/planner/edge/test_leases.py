@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from select_service.planner.types import ModelKey
 from tests.live.ports import free_port
 from tests.select_service.planner.edge.fakes import Clock, run
 from tests.select_service.planner.golden import PROFILE
+from tests.wait import PATIENCE_S, block_until
 
 ACTING_S = DURATION_S / 3
 """What a holder begins when it is told that it holds is over within that time."""
@@ -239,10 +239,7 @@ def _planner(port: int, runtime: Path, *more: object) -> subprocess.Popen[str]:
 
 
 def _wait_until_up(port: int) -> None:
-    deadline = time.monotonic() + 30.0
-    while not _is_up(port):
-        assert time.monotonic() < deadline, "nobody answers"
-        time.sleep(0.05)
+    block_until(lambda: _is_up(port), lambda: "nobody answers")
 
 
 def _is_up(port: int) -> bool:
@@ -291,7 +288,7 @@ def test_who_waits_for_a_decision_keeps_no_planner_from_its_end(tmp_path: Path) 
             waiting.sendall(b"GET /v1/decision?wait_s=60 HTTP/1.1\r\nHost: p\r\n\r\n")
             assert _is_up(port), "it has been heard by now"
             planner.terminate()
-            assert planner.wait(timeout=30.0) == 0
+            assert planner.wait(timeout=PATIENCE_S) == 0
             assert waiting.recv(4_096).startswith(b"HTTP/1.1 204 ")
     finally:
         planner.kill()

@@ -46,6 +46,7 @@ from select_service.planner.types import (
 from tests.select_service.planner.core.test_planning import BUSY
 from tests.select_service.planner.edge.fakes import DECODE, KEY, PREFILL, Clock, FakeKube, run
 from tests.select_service.planner.golden import PROFILE
+from tests.wait import PATIENCE_S
 
 ONCE = ("constant", "constant")  # predictors of lengths
 START = {PREFILL: 1, DECODE: 1}
@@ -259,7 +260,7 @@ def test_a_decision_that_takes_long_loses_no_lease(monkeypatch: pytest.MonkeyPat
         decide, waited = loop.fleet.slow, []
 
         def slowly(*arguments: Any) -> Decision:
-            waited.append(renewed.wait(10.0))
+            waited.append(renewed.wait(PATIENCE_S))
             return decide(*arguments)
 
         monkeypatch.setattr(loop.fleet, "slow", slowly)

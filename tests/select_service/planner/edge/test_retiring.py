@@ -25,6 +25,7 @@ from select_service.planner.types import Decision, ModelKey, PoolKey, PoolState
 from tests.select_service.edge.serving import SETTINGS, seat
 from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, FakeKube, run, target
 from tests.select_service.planner.edge.test_loop import Told, loop_of
+from tests.wait import PATIENCE_S
 
 NAMES = ("one", "two")
 MOST_S = 300.0
@@ -346,7 +347,7 @@ def test_an_answer_that_hangs_keeps_no_other_pool() -> None:
         retiring = Retiring(Selectors(["http://s"], client=client), {}, house.clock, MOST_S)
         targets = [target(DECODE, 1), target(PREFILL, 1)]
         states = {DECODE: PoolState(2, 2), PREFILL: PoolState(2, 2)}
-        waiting = await asyncio.wait_for(retiring.settle(targets, states), 19.0)
+        waiting = await asyncio.wait_for(retiring.settle(targets, states), PATIENCE_S)
         assert set(waiting) == {DECODE, PREFILL}
         assert "no whole answer within 5 s" in waiting[DECODE].why
         await retiring.close()
