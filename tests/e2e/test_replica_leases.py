@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_replicas import pair
+from tests.live.clocked import Clocks
 from tests.live.ports import free_port
 from tests.live.replicas import Replica, agree, ours
 from tests.wait import eventually
@@ -16,15 +17,16 @@ from tests.wait import eventually
 pytestmark = pytest.mark.e2e
 
 TTL_S = 5.0
+LONG_S = 600.0  # by clocks that we set
 COUNT = 40
 
 
-def lease(replica: Replica, name: str = "l") -> None:
-    replica.ask("POST", "/leases", {"lease_id": name, "owner": "o", "ttl_s": TTL_S}, ok=(201,))
+def lease(replica: Replica, name: str = "l", ttl_s: float = TTL_S) -> None:
+    replica.ask("POST", "/leases", {"lease_id": name, "owner": "o", "ttl_s": ttl_s}, ok=(201,))
 
 
-def book(replica: Replica) -> None:
-    lease(replica)
+def book(replica: Replica, ttl_s: float = TTL_S) -> None:
+    lease(replica, ttl_s=ttl_s)
     for number in range(COUNT):
         replica.reserve(f"r{number}", 1, [number], lease_id="l")
 
@@ -64,11 +66,15 @@ def test_renewals_elsewhere_keep_what_a_dead_replica_has_booked(tmp_path: Path) 
 
 
 def test_nobody_renews_what_a_dead_replica_has_booked(tmp_path: Path) -> None:
-    with pair(tmp_path, "--replica-orphan-ttl-s", "3600") as (a, b):
-        book(a)
-        a.reserve("brief", 2, [1, 2], ttl_s=1)
-        eventually(lambda: b.load(1)[2], COUNT)
+    clocks = Clocks(tmp_path / "clocks")
+    with pair(tmp_path, "--replica-orphan-ttl-s", "3600", clocks=clocks) as (a, b):
+        book(a, LONG_S)
+        a.reserve("brief", 2, [1, 2], ttl_s=LONG_S / 2)
+        eventually(lambda: (b.load(1)[2], b.load(2)[2]), (COUNT, 1))
         kill(a)
+        clocks.pass_time(10.0)
+        eventually(lambda: b.metric("replica_publishers", state="gone"), 1.0)
+        clocks.pass_time(LONG_S)
         eventually(lambda: (b.load(1), b.load(2)), ((0, 0, 0), (0, 0, 0)))
         assert b.metric("replica_leases_total", event="missed") == 1
 

@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from indexer.core.hashing import unpack_i64
-from tests.live.ports import free_port
+from tests.live.clocked import CLOCKED, Clocks
+from tests.live.ports import HOST, free_port
 from tests.live.replicas import Replica, agree, ours
 from tests.live.server import OURS, OURS_EXTRA, Server
 from tests.wait import eventually
@@ -23,13 +24,17 @@ pytestmark = pytest.mark.e2e
 
 
 @contextlib.contextmanager
-def pair(folder: Path, *args: str) -> Iterator[tuple[Replica, Replica]]:
-    """Two that listen to each other, with the same workers."""
-    first, second = free_port(), free_port()
-    with (
-        ours(folder, "a", *args, replica_port=first, peers=[f"tcp://127.0.0.1:{second}"]) as a,
-        ours(folder, "b", *args, replica_port=second, peers=[f"tcp://127.0.0.1:{first}"]) as b,
-    ):
+def pair(
+    folder: Path, *args: str, clocks: Clocks | None = None
+) -> Iterator[tuple[Replica, Replica]]:
+    """Two that listen to each other, with the same workers, under clocks that a test may set."""
+    ports = free_port(), free_port()
+    clocked: Any = {} if clocks is None else {"command": CLOCKED, "env": clocks.env}
+    made = [
+        ours(folder, name, *args, replica_port=own, peers=[f"tcp://{HOST}:{other}"], **clocked)
+        for name, own, other in zip("ab", ports, reversed(ports), strict=True)
+    ]
+    with made[0] as a, made[1] as b:
         a.seat()
         b.seat()
         for one in (a, b):
