@@ -69,7 +69,7 @@ def test_nobody_renews_what_a_dead_replica_has_booked(tmp_path: Path) -> None:
     clocks = Clocks(tmp_path / "clocks")
     with pair(tmp_path, "--replica-orphan-ttl-s", "3600", clocks=clocks) as (a, b):
         book(a, LONG_S)
-        a.reserve("brief", 2, [1, 2], ttl_s=LONG_S / 2)
+        a.reserve("brief", 2, [1, 2], ttl_s=LONG_S / 5)
         eventually(lambda: (b.load(1)[2], b.load(2)[2]), (COUNT, 1))
         kill(a)
         clocks.pass_time(10.0)
