@@ -13,6 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import orjson
 
 from bench.admission.measures import Result, measure
 from bench.admission.play import Play, Script
@@ -154,7 +155,7 @@ class LiveRun:
             return
         now = self.now
         if reply.status == 200:
-            self.play.admitted(client, msgspec.json.decode(reply.body)["worker_id"], now)
+            self.play.admitted(client, orjson.loads(reply.body)["worker_id"], now)
         elif reply.status in {429, 503, 529}:
             self._note_refusal(client, reply, now)
         else:
@@ -196,7 +197,7 @@ class LiveRun:
                 reply = await self._calls.call(_post("/reservations/batch", {"operations": batch}))
                 if reply.status != 200:
                     raise BadAnswer(f"batch: {reply.status} {reply.body!r:.300}")
-                results = msgspec.json.decode(reply.body)["results"]
+                results = orjson.loads(reply.body)["results"]
                 self._refused_operations += sum(one["status"] != 200 for one in results)
 
     async def _report(self) -> None:
@@ -213,7 +214,7 @@ class LiveRun:
         if reply.status != 200:
             return {}
         sums = Counter[str]()
-        for counts in msgspec.json.decode(reply.body)["counters"].values():
+        for counts in orjson.loads(reply.body)["counters"].values():
             sums.update(counts)
         return dict(sums) if sums["offered"] else {}
 
@@ -251,7 +252,7 @@ def _operation(happening: Happening) -> dict[str, object]:
 
 def _reason(reply: Reply) -> str:
     """Return the stable text; the message where there is none."""
-    body: dict[str, Any] = msgspec.json.decode(reply.body)
+    body: dict[str, Any] = orjson.loads(reply.body)
     return str(body.get("reason") or body.get("code") or body.get("error"))
 
 

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import gc
 import http.client
-import json
 import logging
 import os
 import random
@@ -25,6 +24,8 @@ from asyncio import events
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import orjson
 
 from bench.micro.holds import stored
 from select_service.config import Settings, read_environment
@@ -97,7 +98,7 @@ class Client:
     def ask(self, method: str, path: str, body: object = None) -> bytes:
         """Ask, and read the whole answer, which must be none of a fault of ours."""
         headers = {"content-type": "application/json"}
-        text = None if body is None else json.dumps(body)
+        text = None if body is None else orjson.dumps(body)
         self._line.request(method, path, text, headers)
         answer = self._line.getresponse()
         read = answer.read()
@@ -352,7 +353,7 @@ async def populate(probe: Probe, service: Driver, chosen: argparse.Namespace) ->
 
 def write_workers(path: Path, workers: int, models: int) -> None:
     """Write a file as `--workers-file` takes it."""
-    path.write_text(json.dumps([worker(number, models) for number in range(1, workers + 1)]))
+    path.write_bytes(orjson.dumps([worker(number, models) for number in range(1, workers + 1)]))
 
 
 def main() -> None:

@@ -6,11 +6,12 @@ rate that was seen: beside clients and neighbours on two cores the rate says wha
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import orjson
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -59,7 +60,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: it is none.
     """
-    document = json.loads(path.read_bytes())
+    document = orjson.loads(path.read_bytes())
     if not isinstance(document, dict) or not document.get("samples"):
         raise ValueError(f"{path}: no result of bench.scaling")
     return document

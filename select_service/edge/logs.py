@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from textwrap import indent
 from typing import TYPE_CHECKING, Final
 
+import orjson
 from typing_extensions import override
 
-from select_service.edge.codec.writing import encode
 from select_service.edge.log_outlet import LogOutlet
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ _EVENT_WIDTH: Final = 30
 _INDENT: Final = "    "
 _QUOTED: Final = frozenset(" \t=\"'")  # a value with one of these needs quotes to show its end
 _LIBRARIES: Final = ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "httpx", "httpcore")
+_INT_BITS: Final = 63  # orjson refuses wider numbers
 _OF_EVERY_RECORD: Final = frozenset((*vars(logging.makeLogRecord({})), "message", "asctime"))
 
 
@@ -119,9 +120,9 @@ class JsonLines(logging.Formatter):
             **_traces(self, record),
         }
         try:
-            return encode(said).decode()
-        except TypeError:
-            return encode({key: _plain(value) for key, value in said.items()}).decode()
+            return orjson.dumps(said, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+        except TypeError:  # a key that JSON cannot express, or a number beyond 64 bits
+            return orjson.dumps({key: _plain(value) for key, value in said.items()}).decode()
 
 
 def tame(text: str) -> str:
@@ -141,7 +142,9 @@ def _tamed(value: object) -> object:
     if isinstance(value, str):
         return tame(value)
     if isinstance(value, dict):
-        return {_tamed(key): _tamed(one) for key, one in value.items()}
+        return {
+            tame(key) if isinstance(key, str) else key: _tamed(one) for key, one in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_tamed(one) for one in value]
     return value
@@ -175,4 +178,6 @@ def _quoted(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    return value if isinstance(value, str | int | float | bool | None) else repr(value)
+    if isinstance(value, int):
+        return value if value.bit_length() <= _INT_BITS else repr(value)
+    return value if isinstance(value, str | float | None) else repr(value)

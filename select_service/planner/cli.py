@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
+import orjson
 
 from select_service.planner.errors import PlannerError
 from select_service.standard_output import printing
@@ -177,7 +177,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _print(answer: dict[str, object]) -> None:
-    print(msgspec.json.encode(answer).decode())
+    print(orjson.dumps(answer).decode())
 
 
 _COMMANDS = {

@@ -8,8 +8,9 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Final
 
+import orjson
+
 from select_service.edge.codec.answers import Feed, Response
-from select_service.edge.codec.writing import encode
 from select_service.edge.console import sources
 from select_service.edge.console.assets import PAGE, SAFE, Assets
 from select_service.edge.console.browser import for_browser
@@ -130,7 +131,7 @@ class Console:
 
 
 def _reply(answer: object) -> Response:
-    return _written(encode(answer))
+    return _written(orjson.dumps(answer))
 
 
 def _written(text: bytes) -> Response:

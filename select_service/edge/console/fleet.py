@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from indexer.types import WorkerRank
+import orjson
+
+from indexer.types import U64_MASK, WorkerRank
 from select_service.core.doctor.causes import EVENTS_UNREACHABLE
-from select_service.edge.codec.writing import encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -127,7 +128,7 @@ class Fleet:
             numbers = _numbers(seat, partition, reports.get(dp_rank), kv_state, lag_s)
             if seen.ranks.get(dp_rank) != numbers:
                 seen.ranks[dp_rank] = numbers
-                row = seen.rows[dp_rank] = encode((str(worker.worker_id), dp_rank, *numbers))
+                row = seen.rows[dp_rank] = orjson.dumps((str(worker.worker_id), dp_rank, *numbers))
                 news.ranks.append(row)
 
     def _state_of(self, stream: EventStream) -> str:
@@ -164,7 +165,7 @@ def _numbers(
         gaps, lost = stream.tallies.gaps, stream.lost_batches
     told = None if report is None or report.stale else report.told
     return (
-        loads.prefill_left[slot],
+        min(loads.prefill_left[slot], U64_MASK),  # a sum, and orjson writes no wider numbers
         int(loads.decode[slot]),
         int(loads.requests[slot]),
         *(kv_state, event_at_ms, None if lag_s is None else round(lag_s, 2), gaps, lost),
@@ -193,7 +194,7 @@ def state_of(stream: EventStream) -> str:
 
 def _describe(worker: Worker) -> bytes:
     spec = worker.spec
-    return encode(
+    return orjson.dumps(
         {
             "worker_id": str(worker.worker_id),
             "model_name": worker.scope.model_name,

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import orjson
 from msgspec.structs import replace
 
 from select_service.core.admission.status import status_in_steps
-from select_service.edge.codec.writing import encode
 from select_service.edge.console.browser import for_browser
 from select_service.edge.http.routes import ROUTES
 
@@ -33,8 +33,8 @@ async def sections(service: Driver, slices: Slices) -> dict[str, bytes]:
     await slices.breathe()
     return {
         "admission": admission,
-        "replicas": encode(replicas),
-        "state": encode(_state(service)),
+        "replicas": orjson.dumps(replicas),
+        "state": orjson.dumps(_state(service)),
     }
 
 
@@ -74,7 +74,7 @@ async def _admission(service: Driver, slices: Slices) -> bytes:
     lists = {"thresholds": status.thresholds, "scopes": status.scopes}  # one row per model or pool
     members = [
         b'"%b":%b' % (name.encode(), await _rows(lists[name], slices) if name in lists else text)
-        for name, text in ((name, encode(value)) for name, value in told.items())
+        for name, text in ((name, orjson.dumps(value)) for name, value in told.items())
     ]
     return b"{" + b",".join(members) + b"}"
 
@@ -82,7 +82,7 @@ async def _admission(service: Driver, slices: Slices) -> bytes:
 async def _rows(rows: Sequence[BusyThreshold | ScopeAdmission], slices: Slices) -> bytes:
     written = []
     for row in rows:
-        written.append(encode(for_browser(row)))
+        written.append(orjson.dumps(for_browser(row)))
         await slices.breathe()
     return b"[" + b",".join(written) + b"]"
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import orjson
 from msgspec import UNSET
 
-from select_service.edge.codec.writing import encode
 from select_service.edge.console.browser import for_browser
 from select_service.edge.slices import Slices
 from select_service.edge.telling import Wanted
@@ -29,9 +29,9 @@ async def decisions(service: Driver, wanted: Wanted) -> bytes:
     try:
         records = await service.teller.matching(wanted)
     except DecisionsOff as off:
-        return encode({"available": False, "why": str(off), "decisions": []})
+        return orjson.dumps({"available": False, "why": str(off), "decisions": []})
     rows = [_row(one) async for one in service.teller.each(records, candidates=False)]
-    return encode({"available": True, "why": None, "decisions": rows})
+    return orjson.dumps({"available": True, "why": None, "decisions": rows})
 
 
 def _row(one: Decision) -> dict[str, Any]:
@@ -61,7 +61,7 @@ async def decision(service: Driver, name: str) -> bytes:
     candidates = [] if told.candidates is UNSET else told.candidates
     told.candidates = UNSET
     rows = await _rows(candidates)
-    head = encode(for_browser(told))
+    head = orjson.dumps(for_browser(told))
     return head[:-1] + b',"candidates":' + rows + b"}"
 
 
@@ -70,13 +70,13 @@ async def findings(service: Driver) -> bytes:
     report = await service.doctor().report()
     told = {"available": True, "why": None, "left_out": report.left_out}
     rows = await _rows(report.findings)
-    return encode(told)[:-1] + b',"findings":' + rows + b"}"
+    return orjson.dumps(told)[:-1] + b',"findings":' + rows + b"}"
 
 
 async def _rows(values: Iterable[object]) -> bytes:
     """Encode an array that may be long."""
     slices, rows = Slices(), []
     for value in values:
-        rows.append(encode(for_browser(value)))
+        rows.append(orjson.dumps(for_browser(value)))
         await slices.breathe()
     return b"[" + b",".join(rows) + b"]"

@@ -13,7 +13,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from select_service.edge.codec.writing import encode
+import orjson
+
 from select_service.edge.console.fleet import Fleet, News, joined
 from select_service.edge.console.sections import sections
 from select_service.edge.slices import Slices
@@ -87,7 +88,7 @@ class LiveView:
         self._service = service
         self._history = history
         self._counts = counts
-        self._about = encode(about)
+        self._about = orjson.dumps(about)
         self._clients_max = clients_max
         self._clients: set[_Client] = set()
         self._rounds: asyncio.Task[None] | None = None
@@ -212,7 +213,7 @@ class _View:
 def _members(news: News, sections: Mapping[str, bytes]) -> bytes:
     members = [b'"%b":%b' % (name.encode(), text) for name, text in sections.items()]
     members += [b'"workers":' + joined(news.workers), b'"ranks":' + joined(news.ranks)]
-    members.append(b'"gone":' + encode(news.gone))
+    members.append(b'"gone":' + orjson.dumps(news.gone))
     return b",".join(members)
 
 

@@ -11,8 +11,8 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import msgspec
+import orjson
 
-from select_service.edge.codec.writing import encode
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.routing import OPEN
 from select_service.types import (
@@ -159,7 +159,7 @@ def describing(overload_status: int = 503) -> Generator[None, None, bytes]:
         operation = _operation(route, schema_of, overload_status)
         paths.setdefault(route.pattern, {})[route.method.lower()] = operation
         yield
-    return encode(
+    return orjson.dumps(
         {
             "openapi": "3.1.0",
             "info": {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import httpx
 import msgspec
+import orjson
 
 from select_service.planner.errors import ConnectorError, SettingsError
 
@@ -135,7 +136,7 @@ class Kube:
                 response = await self._client.request(
                     method,
                     self._url + path,
-                    content=None if body is None else msgspec.json.encode(body),
+                    content=None if body is None else orjson.dumps(body),
                     headers=headers,
                 )
         except TimeoutError as error:

@@ -12,6 +12,7 @@ from urllib.parse import urlencode, urlsplit
 
 import httpx
 import msgspec
+import orjson
 
 from select_service.planner.errors import SelectorError
 
@@ -133,7 +134,7 @@ class Selectors:
         Raises:
             SelectorError: one of them was not told.
         """
-        body = msgspec.json.encode({"reason": reason})
+        body = orjson.dumps({"reason": reason})
         await self._tell("POST", worker_id, body)
 
     async def undrain(self, worker_id: int) -> None:

@@ -77,6 +77,17 @@ def test_what_json_cannot_say_is_spelt_out() -> None:
     assert "object" in record["odd"]
 
 
+def test_wide_numbers_and_odd_keys_cost_no_line() -> None:
+    stream = io.StringIO()
+    logs.configure("json", "info", access_log=False, stream=stream)
+    told = {"wide": 2**64, "low": -(2**70), "id": 2**63 - 1, "keys": {1: 2}, "odd": {(1,): 2}}
+    logging.getLogger("a").info("x", extra=told)
+    record = json.loads(stream.getvalue())
+    assert (record["wide"], record["low"]) == (str(2**64), str(-(2**70)))
+    assert record["id"] == 2**63 - 1
+    assert (record["keys"], record["odd"]) == ("{1: 2}", "{(1,): 2}")
+
+
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_clients_write_no_log_lines(form: LogFormat) -> None:
     stream = io.StringIO()

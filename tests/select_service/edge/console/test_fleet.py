@@ -33,6 +33,18 @@ def test_an_empty_service_has_no_rows() -> None:
     assert view.all_rows() == News([], [], [])
 
 
+def test_a_backlog_beyond_64_bits_is_told_as_the_largest_number() -> None:
+    service = create_driver(SETTINGS)
+    seat(service)
+    for name in ("a", "b"):
+        service.select_and_reserve_now(
+            SelectAndReserveRequest(
+                reservation_id=name, block_hashes=[], sequence_hashes=[], isl_tokens=2**64 - 1
+            )
+        )
+    assert row(look(Fleet(service)))["prefill_tokens"] == 2**64 - 1
+
+
 def test_only_what_changed_is_told() -> None:
     service = create_driver(SETTINGS)
     for worker_id in (1, 2**64 - 1):
