@@ -274,19 +274,11 @@ def judge_unknown(
 def _scan_for(kind: type[msgspec.Struct], names: frozenset[bytes], *, echoes: bool) -> _Scan | None:
     """Return the scanner that takes out long arrays, if there is one and the type has some.
 
-    It also creates regular requests as a whole; the kernel does so for those with only a prompt, a
-    scope and ids.
+    It also creates requests as a whole that have only a prompt, a scope and ids. Without the kernel
+    msgspec decodes the whole body.
     """
-    if not issubclass(kind, PromptFields):
+    if Scanner is None or not issubclass(kind, PromptFields):
         return None
-    if Scanner is None:
-        from select_service.edge.codec import plain_scanner  # without the kernel
-
-        if not plain_scanner.IS_USABLE:
-            return None
-        longs = dict.fromkeys(HASHES, True) | {TOKENS: False}
-        wholes = [name.decode() for name in _WHOLES]
-        return plain_scanner.PlainScanner(kind, Decoded, longs, wholes, echoes=echoes).scan
     shown = ECHOED.encode() if echoes else None
     first, texts = _MADE.get(kind, (None, _TEXTS))
     made = None if first is None else Decoded(first, None, b"")

@@ -93,12 +93,6 @@ class Echo:
         if minuses == negative:
             self.note(packed, text)
 
-    def note_signed(self, body: bytes, opening: int, packed: PackedHashes) -> None:
-        """Do the same if all hashes are known to be there, from a bracket on, as signed numbers."""
-        text = _compact_at(opening, body, packed)
-        if text:
-            self.last = packed, msgspec.Raw(text)
-
 
 def _compact_at(opening: int, body: bytes, packed: PackedHashes) -> bytes:
     """Return the array of these hashes in a flat body; b"" if it has blanks or zeros."""
