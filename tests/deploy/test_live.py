@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import threading
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -24,11 +23,9 @@ from tests.deploy.everything import RULES, panels, rules
 from tests.live.ports import HOST, free_port
 from tests.live.server import OURS_EXTRA, Server
 from tests.select_service.edge.serving import PROMPT
-from tests.wait import PATIENCE_S
+from tests.wait import PATIENCE_S, block_until
 
 PROMETHEUS = shutil.which("prometheus")
-DEADLINE_S = 45.0
-POLL_S = 0.5
 VARIABLES = {"$__rate_interval": "10s", "$job": ".*", "$instance": ".*"}
 SCOPES = {"$model": ".*", "$tenant": ".*"}
 
@@ -76,16 +73,13 @@ def prometheus(directory: Path, targets: list[str], every_s: int = 1) -> Iterato
 
 
 def until(holds: Callable[[], bool], what: Callable[[], str]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    error: OSError | None = None  # it may not be up yet
-    while time.monotonic() < deadline:
+    def does() -> bool:
         try:
-            if holds():
-                return
-        except OSError as raised:
-            error = raised
-        time.sleep(POLL_S)
-    raise AssertionError(what()) from error
+            return holds()
+        except OSError:  # it may not be up yet
+            return False
+
+    block_until(does, what)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from tests.live.clocked import CLOCKED, Clocks
 from tests.live.ports import HOST, free_port
 from tests.live.replicas import Replica, agree, ours
 from tests.live.server import OURS, OURS_EXTRA, Server
-from tests.wait import eventually
+from tests.wait import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -61,7 +61,7 @@ def test_a_reservation_and_all_that_becomes_of_it(tmp_path: Path) -> None:
 def posted(replica: Replica, path: str, body: dict[str, Any], kind: str) -> tuple[int, Any]:
     """One exchange in JSON or MessagePack."""
     packed = json.dumps(body).encode() if kind == "json" else msgspec.msgpack.encode(body)
-    connection = http.client.HTTPConnection("127.0.0.1", replica.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", replica.port, timeout=PATIENCE_S)
     try:
         head = {"Content-Type": f"application/{kind}", "Accept": f"application/{kind}"}
         connection.request("POST", path, packed, head)

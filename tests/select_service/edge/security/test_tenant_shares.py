@@ -12,6 +12,7 @@ import pytest
 from select_service.config import Settings
 from select_service.core.tenancy.shares import prefix_of
 from select_service.edge.driver import Driver
+from tests import wait
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import PROMPT, in_process, listening, seat, worker
 from tests.wait import until
@@ -229,14 +230,14 @@ def test_requests_that_wait(tmp_path: Path) -> None:
                 answer = await tenants.ask("rival", "POST", "/select_and_reserve", more)
                 assert answer.status_code == 200
                 service.core.check()
-                for wait in waits:
-                    wait.cancel()
+                for one in waits:
+                    one.cancel()
 
     async def all_of_it() -> None:
         async with listening(token_file=str(file.path), reservations_max=12) as (port, service, _):
             await run(port, service)
 
-    asyncio.run(asyncio.wait_for(all_of_it(), 20))
+    wait.run(all_of_it())
 
 
 def test_dumps(tmp_path: Path) -> None:
@@ -403,7 +404,7 @@ def test_a_tenant_may_come_while_others_hold_everything(tmp_path: Path) -> None:
                 assert (await tenants.ask("acme", *lease(12))).status_code == 503
                 service.core.check()
 
-    asyncio.run(asyncio.wait_for(all_of_it(), 20))
+    wait.run(all_of_it())
 
 
 def test_without_tokens_whoever_comes_first_is_served() -> None:
