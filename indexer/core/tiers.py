@@ -15,10 +15,14 @@ from indexer.core.node import LOWER_TIERS, leading_run
 from indexer.types import Tier
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from numpy.typing import NDArray
 
     from indexer.core.node import Coverage, Node
     from indexer.core.radix_tree import Group
+
+    SlotGroup: TypeAlias = tuple[int, NDArray[np.int64]]
 
 _CACHED_MASKS_MAX: Final = 512
 """Masks whose slots are cached, a few per hot prompt; beyond it the whole cache is dropped. With a
@@ -77,6 +81,15 @@ class Matches:
     def slots(self, mask: int) -> NDArray[np.int64]:
         """Return the slots behind a mask of `groups`, `host` or `disk`."""
         return self._table.slots(mask)
+
+    def by_slot(self) -> tuple[list[SlotGroup], list[SlotGroup], list[SlotGroup]]:
+        """Return `groups`, `host` and `disk` with arrays of slots in place of masks."""
+        slots = self._table.slots
+        return (
+            [(blocks, slots(mask)) for blocks, mask in self.groups],
+            [(blocks, slots(mask)) for blocks, mask in self.host] if self.host else [],
+            [(blocks, slots(mask)) for blocks, mask in self.disk] if self.disk else [],
+        )
 
     def rows(self) -> dict[int, tuple[int, int, int]]:
         """Return slot → (device, host extension, disk extension) of the ranks that match."""

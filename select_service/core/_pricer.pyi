@@ -1,6 +1,8 @@
-from collections.abc import Callable
+import random
 
-from select_service.core.columns import Floats, Slots
+from select_service.core.columns import Floats, Groups, Slots
+from select_service.core.pricing.cost import Found
+from select_service.core.pricing.weights import Weights
 
 ABI: int
 
@@ -14,24 +16,21 @@ class Pricer:
         heard: Floats,
         ahead: Floats,
     ) -> None: ...
-    def cheapest(
+    def choose(
         self,
         rows: int | Slots,
-        isl_tokens: float,
-        block_size: float,
-        blocks: float,
-        scale: float,
-        credit: float,
-        track: bool,
-        matched: list[tuple[int, Slots]] | None,
-        shared: list[tuple[int, Slots]] | None,
-        draw: Callable[[], float],
-        trust: Floats | None = None,
-        ours: tuple[float, float, float, bool, float, float] | None = None,
-        now: float = 0.0,
-    ) -> tuple[int, float, int]: ...
-    def matched_at(self, row: int) -> int: ...
-    def packed(self, prefilling: float, turnover: float, pace: float | None = None) -> bytes: ...
+        isl_tokens: int,
+        block_size: int,
+        blocks: int,
+        weights: Weights,
+        found: Found | None,
+        shared: Groups | None,
+        trust: Floats | None,
+        preference: Floats | None,
+        now: float,
+        rng: random.Random,
+    ) -> tuple[int, float, int, int, int]: ...
+    def held_at(self, slot: int) -> tuple[int, int, int]: ...
 
 class Fill:
     def __init__(

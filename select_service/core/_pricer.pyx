@@ -1,28 +1,41 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
-"""Prices a fleet and picks the cheapest, and says how full it is.
+"""Prices the candidates of one request and picks one; and says how full a pool is.
 
-Optional: built when there is a C compiler, left out when not (`indexer/compiled.py`). The plain
-twin is `plain_pricer.py`; both give the same to the last bit, so nothing may be contracted here
-(`-ffp-contract=off`).
+The compiled form of `plain_pricer.py`, which says what the arguments mean: `cost.py` has the
+formula and `picking.py` the choice. Both give the same to the last bit, so nothing may be
+contracted here (`-ffp-contract=off`).
 """
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.math cimport INFINITY, exp
+from libc.math cimport INFINITY, exp, floor
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
-ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     LANES = 8  # of a sum
+    TIERS = 3
 
 
 @cython.final
 cdef class Pricer:
-    """Prices the first rows of the columns and picks the cheapest; scratch space included."""
+    """Reads live columns of load, by slot; scratch space included."""
+
+    cdef double[::1] _prefill
+    cdef double[::1] _decode
+    cdef double[::1] _churn
+    cdef double[::1] _context
+    cdef double[::1] _heard
+    cdef double[::1] _ahead
+    cdef double *_held  # of the last prompt, a run of slots for each tier
+    cdef double *_booked  # blocks of it in active chains, by slot
+    cdef double *_price  # by candidate
+    cdef double *_odds  # summed up to each candidate
+    cdef Py_ssize_t _slots
+    cdef bint _is_found
 
     def __cinit__(
         self,
@@ -33,213 +46,185 @@ cdef class Pricer:
         double[::1] heard not None,
         double[::1] ahead not None,
     ):
-        self._prefill = prefill
-        self._decode = decode
-        self._churn = churn
-        self._context = context
-        self._heard = heard
-        self._ahead = ahead
-        self._rows = prefill.shape[0]
+        self._prefill, self._decode = prefill, decode
+        self._churn, self._context = churn, context
+        self._heard, self._ahead = heard, ahead
+        self._slots = prefill.shape[0]
         if (
-            decode.shape[0] != self._rows
-            or churn.shape[0] != self._rows
-            or context.shape[0] != self._rows
-            or heard.shape[0] != self._rows
-            or ahead.shape[0] != self._rows
+            decode.shape[0] != self._slots
+            or churn.shape[0] != self._slots
+            or context.shape[0] != self._slots
+            or heard.shape[0] != self._slots
+            or ahead.shape[0] != self._slots
         ):
             raise ValueError("columns of one length")
-        self._scratch = <double *>calloc(4 * self._rows + 1, sizeof(double))
-        if self._scratch == NULL:
+        self._held = <double *>calloc((TIERS + 3) * self._slots + 1, sizeof(double))
+        if self._held == NULL:
             raise MemoryError
+        self._booked = self._held + TIERS * self._slots
+        self._price = self._booked + self._slots
+        self._odds = self._price + self._slots
 
     def __dealloc__(self):
-        free(self._scratch)
+        free(self._held)
 
-    def cheapest(
+    def choose(
         self,
         rows,
-        double isl_tokens,
-        double block_size,
+        isl_tokens,
+        block_size,
         double blocks,
-        double scale,
-        double credit,
-        bint track,
-        list matched,
+        weights,
+        found,
         list shared,
-        draw,
-        trust=None,
-        tuple ours=None,
-        double now=0.0,
+        trust,
+        preference,
+        double now,
+        rng,
     ):
-        """Return (row, price, decode blocks) of the cheapest of `rows`, at least one.
-
-        `rows` is how many of the first, or which ones as packed int64; `matched` and `shared` are
-        (blocks, rows as packed int64) or None; `draw` gives a number in [0, 1) when several are
-        the cheapest; `trust` has a factor for the credit of every row of the columns, None: 1.0;
-        `ours` has the weights that only `first-token` has, None: it is `kv-cost`; `now` is in
-        monotonic seconds.
-        """
-        cdef double decode_scale = 1.0, delay = 0.0, eviction = 0.0, context_scale = 0.0, pace = 0.0
-        cdef bint is_ours = ours is not None, expects = False
-        if is_ours:
-            decode_scale, delay, eviction, expects, context_scale, pace = ours
-        cdef Py_buffer view, believed
+        """Return (slot, cost, decode blocks, cached tokens, most cached tokens) of the choice."""
+        cdef Py_buffer view, believed, preferred
         cdef const int64_t *among = NULL
         cdef const double *factor = NULL
-        cdef Py_ssize_t count
-        cdef bint is_chosen = False
-        cdef Choice chosen
+        cdef const double *wish = NULL
+        cdef Py_ssize_t count, at, row, ties = 0, best = 0, tier
+        cdef double credit, decay, scale, host_weight, disk_weight, temperature
+        cdef double decode_scale, delay, eviction, context_scale, pace
+        cdef bint track, expects, is_chosen = False
+        cdef double isl = isl_tokens, size = block_size, least = 0.0, prompt = 1.0, weight
+        cdef double tokens, cached, credited, held, expected, raw, own, worked, most, cost
+        cdef double low = 0.0, here = 0.0, most_cached = 0.0, booked, bare
+        (
+            credit, decay, scale, host_weight, disk_weight, temperature, track,
+            decode_scale, delay, eviction, expects, context_scale, pace,
+        ) = weights
+        cdef const double *device = self._held
+        cdef const double *host = device + self._slots
+        cdef const double *disk = host + self._slots
+        cdef const double *shares = self._booked
+        cdef double *price = self._price
+        self._is_found = found is not None
+        if found is not None:
+            memset(self._held, 0, TIERS * self._slots * sizeof(double))
+            for tier in range(TIERS):
+                self._add(self._held + tier * self._slots, found[tier])
+        if shared is not None:
+            memset(self._booked, 0, self._slots * sizeof(double))
+            self._add(self._booked, shared)
         if trust is not None:
             PyObject_GetBuffer(trust, &believed, PyBUF_SIMPLE)
+            factor = <const double *>believed.buf
+        if preference is not None:
+            PyObject_GetBuffer(preference, &preferred, PyBUF_SIMPLE)
+            wish = <const double *>preferred.buf
         try:
-            if trust is not None:
-                if believed.len < self._rows * <Py_ssize_t>sizeof(double):
-                    raise ValueError("rows beyond the columns")
-                factor = <const double *>believed.buf
             if isinstance(rows, int):
                 count = rows
             else:
                 PyObject_GetBuffer(rows, &view, PyBUF_SIMPLE)
                 is_chosen = True
                 among, count = <const int64_t *>view.buf, view.len // 8
-            self.choose(
-                &chosen, among, count, isl_tokens, block_size, blocks, scale, credit, track,
-                matched, shared, draw, factor, is_ours, decode_scale, delay, eviction, expects,
-                context_scale, pace, now, NULL, 0.0, None,
-            )
-            return chosen.row, chosen.price, chosen.blocks
+            if (
+                not 0 < count <= self._slots
+                or (factor != NULL and believed.len < self._slots * <Py_ssize_t>sizeof(double))
+                or (wish != NULL and preferred.len < count * <Py_ssize_t>sizeof(double))
+            ):
+                raise ValueError("rows beyond the columns")
+            for at in range(count if among != NULL else 0):
+                if not 0 <= among[at] < self._slots:
+                    raise IndexError("rows beyond the columns")
+            if track and decay > 0.0 and found is not None:
+                prompt = -(-isl_tokens // block_size)
+                least = INFINITY
+                for at in range(count):
+                    row = at if among == NULL else among[at]
+                    if self._prefill[row] < least:
+                        least = self._prefill[row]
+            for at in range(count):
+                row = at if among == NULL else among[at]
+                cached, credited, held, booked, expected = 0.0, 0.0, 0.0, 0.0, 0.0
+                if found is not None:
+                    held = device[row] + host_weight * host[row] + disk_weight * disk[row]
+                    cached = floor(held * size + 0.5)
+                    weight = credit
+                    if track and decay > 0.0:
+                        weight = credit * (
+                            1.0 / (1.0 + decay * ((self._prefill[row] - least) / size) / prompt)
+                        )
+                    credited = (
+                        weight * device[row] + host_weight * host[row] + disk_weight * disk[row]
+                    )
+                    if factor != NULL:
+                        cached, credited = floor(cached * factor[row]), credited * factor[row]
+                if shared is not None:
+                    booked = shares[row]
+                    if expects:
+                        held = 0.0
+                        if found is not None:
+                            held = device[row] + host[row] + disk[row]
+                        if booked > held:
+                            expected = booked - held
+                worked = 0.0
+                if pace != 0.0:
+                    worked, most = (now - self._heard[row]) * pace, self._ahead[row]
+                    worked = 0.0 if worked < 0.0 else worked
+                    worked = most if most < worked else worked
+                raw = own = 0.0
+                if track:
+                    tokens = isl if cached < isl else cached
+                    raw, own = (self._prefill[row] - worked + tokens) / size, tokens / size
+                raw, own = raw - credited - expected, own - credited - expected
+                raw = raw if raw > 0.0 else 0.0
+                own = own if own > 0.0 else 0.0
+                bare = self._decode[row] + blocks - booked
+                cost = scale * (raw + (delay + eviction * self._churn[row]) * own)
+                cost += decode_scale * bare
+                cost += context_scale * (self._context[row] + blocks)
+                if wish != NULL:
+                    cost *= wish[at]
+                price[at] = cost
+                if at == 0 or cached > most_cached:
+                    most_cached = cached
+                if ties == 0 or cost < low:
+                    low, best, ties, here = cost, at, 1, cached
+                elif cost == low:
+                    ties += 1
+            if temperature != 0.0:
+                best = self._drawn(count, low, temperature, rng)
+                ties = 0
+            elif ties > 1:
+                at = <Py_ssize_t>(<double>rng.random() * ties)
+                while at:
+                    best += 1
+                    if price[best] == low:
+                        at -= 1
+                ties = 0
+            row = best if among == NULL else among[best]
+            if ties != 1:  # it is not the one that was seen first
+                here = 0.0
+                if found is not None:
+                    held = device[row] + host_weight * host[row] + disk_weight * disk[row]
+                    here = floor(held * size + 0.5)
+                    if factor != NULL:
+                        here = floor(here * factor[row])
+            bare = self._decode[row] + blocks
+            if shared is not None:
+                bare = bare - shares[row]
+            return row, price[best], <long long>bare, <long long>here, <long long>most_cached
         finally:
             if trust is not None:
                 PyBuffer_Release(&believed)
+            if preference is not None:
+                PyBuffer_Release(&preferred)
             if is_chosen:
                 PyBuffer_Release(&view)
 
-    cdef int choose(
-        self,
-        Choice *chosen,
-        const int64_t *among,
-        Py_ssize_t rows,
-        double isl_tokens,
-        double block_size,
-        double blocks,
-        double scale,
-        double credit,
-        bint track,
-        list matched,
-        list shared,
-        draw,
-        const double *factor,
-        bint is_ours,
-        double decode_scale,
-        double delay,
-        double eviction,
-        bint expects,
-        double context_scale,
-        double pace,
-        double now,
-        const double *preference,
-        double temperature,
-        rng,
-    ) except -1:
-        """Do what `cheapest` says, of `rows` of the first, or of those `among` has.
-
-        `preference` has a factor for the price of each row, NULL: 1.0; at a `temperature` one is drawn
-        by `rng`, as `picking.pick` does.
-        """
-        if not 0 < rows <= self._rows:
-            raise ValueError("rows beyond the columns")
-        cdef double *device = self._scratch
-        cdef double *common = device + self._rows
-        cdef double *price = common + self._rows
-        cdef const double *heard = &self._heard[0]  # what is written here might lie there, else
-        cdef const double *ahead = &self._ahead[0]
-        cdef double raw, adjusted, low = 0.0, tokens, bare, credited, held, own, worked, most
-        cdef Py_ssize_t at, row, ties = 0, best = 0, which
-        if matched is not None:
-            self._fill(device, matched)
-        if shared is not None:
-            self._fill(common, shared)
-        for at in range(rows):
-            row = at if among == NULL else among[at]
-            if not 0 <= row < self._rows:
-                raise IndexError(row)
-            bare = self._decode[row] + blocks
-            if shared is not None:
-                bare = bare - common[row]
-            if is_ours:
-                tokens, held, credited = isl_tokens, 0.0, 0.0
-                if matched is not None:
-                    held = device[row]
-                    tokens = held * block_size
-                    credited = credit * held
-                    if factor != NULL:
-                        tokens = <double><int64_t>(tokens * factor[row])
-                        credited = credited * factor[row]
-                    if tokens < isl_tokens:
-                        tokens = isl_tokens
-                worked, most = (now - heard[row]) * pace, ahead[row]
-                worked = 0.0 if worked < 0.0 else worked
-                worked = most if most < worked else worked
-                raw = (self._prefill[row] - worked + tokens) / block_size if track else 0.0
-                own = tokens / block_size if track else 0.0
-                if matched is not None:
-                    raw, own = raw - credited, own - credited
-                if expects and shared is not None and common[row] > held:
-                    raw, own = raw - (common[row] - held), own - (common[row] - held)
-                raw = raw if raw > 0.0 else 0.0
-                own = own if own > 0.0 else 0.0
-                price[at] = scale * (raw + (delay + eviction * self._churn[row]) * own)
-                price[at] += decode_scale * bare
-                price[at] += context_scale * (self._context[row] + blocks)
-                if preference != NULL:
-                    price[at] *= preference[row]
-                if ties == 0 or price[at] < low:
-                    low, best, ties = price[at], at, 1
-                elif price[at] == low:
-                    ties += 1
-                continue
-            if matched is None:
-                adjusted = (self._prefill[row] + isl_tokens) / block_size if track else 0.0
-            else:
-                tokens = device[row] * block_size
-                credited = credit * device[row]
-                if factor != NULL:
-                    tokens = <double><int64_t>(tokens * factor[row])  # rounded down
-                    credited = credited * factor[row]
-                if tokens < isl_tokens:
-                    tokens = isl_tokens
-                raw = (self._prefill[row] + tokens) / block_size if track else 0.0
-                adjusted = raw - credited
-                if adjusted < 0.0:
-                    adjusted = 0.0
-            price[at] = scale * adjusted + bare
-            if preference != NULL:
-                price[at] *= preference[row]
-            if ties == 0 or price[at] < low:
-                low, best, ties = price[at], at, 1
-            elif price[at] == low:
-                ties += 1
-        if temperature != 0.0:
-            best = self._drawn(price, rows, low, temperature, rng)
-            low = price[best]
-        elif ties > 1:
-            which = <Py_ssize_t>(<double>draw() * ties)
-            while which:
-                best += 1
-                if price[best] == low:
-                    which -= 1
-        row = best if among == NULL else among[best]
-        bare = self._decode[row] + blocks
-        if shared is not None:
-            bare = bare - common[row]
-        chosen.row, chosen.price, chosen.blocks = row, low, <long long>bare
-        return 0
-
     cdef Py_ssize_t _drawn(
-        self, double *price, Py_ssize_t count, double low, double temperature, rng
+        self, Py_ssize_t count, double low, double temperature, rng
     ) except -1:
         """Draw a candidate by its price: what `pick` and `random.choices` do, number by number."""
-        cdef double *odds = price + self._rows
+        cdef const double *price = self._price
+        cdef double *odds = self._odds
         cdef double high = low, spread, total = 0.0, drawn
         cdef Py_ssize_t at
         for at in range(count):
@@ -257,54 +242,32 @@ cdef class Pricer:
                 return at
         return count - 1
 
-    def matched_at(self, Py_ssize_t row):
-        """Blocks that `matched` of the last call gave a row."""
-        if not 0 <= row < self._rows:
-            raise IndexError(row)
-        return <long long>self._scratch[row]
+    def held_at(self, Py_ssize_t slot):
+        """Return the blocks that a slot holds of the last prompt: device, host, disk."""
+        if not 0 <= slot < self._slots:
+            raise IndexError(slot)
+        if not self._is_found:
+            return 0, 0, 0
+        cdef const double *held = self._held + slot
+        return (
+            <long long>held[0], <long long>held[self._slots], <long long>held[2 * self._slots]
+        )
 
-    def packed(self, double prefilling, double turnover, pace=None):
-        """Return the columns as they are now, one behind the other, and these totals; with a pace
-        also what is told of queues."""
-        cdef Py_ssize_t size = self._rows * sizeof(double), whole = 4 * size + 2 * sizeof(double)
-        cdef bint is_paced = pace is not None
-        cdef double speed
-        if is_paced:
-            whole += 2 * size + sizeof(double)
-        cdef bytes copy = PyBytes_FromStringAndSize(NULL, whole)
-        cdef char *start = PyBytes_AS_STRING(copy)
-        if size:
-            memcpy(start, &self._prefill[0], size)
-            memcpy(start + size, &self._decode[0], size)
-            memcpy(start + 2 * size, &self._churn[0], size)
-            memcpy(start + 3 * size, &self._context[0], size)
-        start += 4 * size
-        memcpy(start, &prefilling, sizeof(double))
-        memcpy(start + sizeof(double), &turnover, sizeof(double))
-        if is_paced:
-            speed = pace
-            start += 2 * sizeof(double)
-            if size:
-                memcpy(start, &self._heard[0], size)
-                memcpy(start + size, &self._ahead[0], size)
-            memcpy(start + 2 * size, &speed, sizeof(double))
-        return copy
-
-    cdef int _fill(self, double *column, list groups) except -1:
+    cdef int _add(self, double *column, list groups) except -1:
+        """Add the blocks of each group to its slots."""
         cdef Py_buffer view
-        cdef const int64_t *row
+        cdef const int64_t *slot
         cdef Py_ssize_t i
         cdef double blocks
-        memset(column, 0, self._rows * sizeof(double))
         for group in groups:
             blocks = group[0]
             PyObject_GetBuffer(group[1], &view, PyBUF_SIMPLE)
             try:
-                row = <const int64_t *>view.buf
+                slot = <const int64_t *>view.buf
                 for i in range(view.len // 8):
-                    if not 0 <= row[i] < self._rows:
-                        raise IndexError(row[i])
-                    column[row[i]] = blocks
+                    if not 0 <= slot[i] < self._slots:
+                        raise IndexError(slot[i])
+                    column[slot[i]] += blocks
             finally:
                 PyBuffer_Release(&view)
         return 0

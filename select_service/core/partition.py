@@ -19,24 +19,16 @@ from select_service.core.admission.drainage import Drainage
 from select_service.core.admission.hit_tally import HitTally
 from select_service.core.books.demand_tally import DemandTally
 from select_service.core.books.ledger import Ledger
-from select_service.core.books.loads import worked_off
 from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
 from select_service.core.fleet.seating import Seating
-from select_service.core.pricing.picking import pick
-from select_service.core.pricing.placement import (
-    Placement,
-    device_overlap,
-    forgone_tokens,
-    worker_overlap,
-)
-from select_service.core.pricing.projection import matched, project
-from select_service.core.pricing.scoring import costs, is_plain, prefer
+from select_service.core.pricing.cost import Found, Size, preferences, terms_of
+from select_service.core.pricing.placement import Placement, worker_overlap
 from select_service.core.pricing.weights import SEQUENCE_TOKENS, wait_blocks
 from select_service.core.trust.factors import Trust
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 from select_service.types import Overlap, SelectPairRequest, TrustSettings
 
-if not TYPE_CHECKING and usable("select_service.core._pricer", 2):
+if not TYPE_CHECKING and usable("select_service.core._pricer", 3):
     from select_service.core._pricer import Pricer
 else:
     from select_service.core.pricing.plain_pricer import Pricer
@@ -49,14 +41,13 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.admission.gatekeeping import Gatekeeper
     from select_service.core.admission.queue import Ticket
-    from select_service.core.columns import Floats, Groups, Rows, Slots
+    from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.decisions.lookout import Lookout
     from select_service.core.fleet.catalog import Worker
     from select_service.core.fleet.roles import Legs
+    from select_service.core.pricing.cost import Terms
     from select_service.core.pricing.placement import Seen
     from select_service.core.pricing.policy import RoutingPolicy
-    from select_service.core.pricing.projection import Overlap as OverlapColumns
-    from select_service.core.pricing.projection import Projection
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.regrets import ShadowTally
     from select_service.core.pricing.weights import Weights
@@ -142,247 +133,115 @@ class Partition:
         now: float,
         matches: Matches | None = None,
     ) -> Placement:
-        """Choose a rank among the candidate rows: project, price, prefer, pick.
+        """Choose a rank among the candidate rows: match, price, prefer, pick.
 
         The prompt is looked up in the index unless `matches` is given.
         """
+        index, ledger, found, shared = self.index, self.ledger, None, None
         if matches is None:
-            matches = self.index.find_matches(prompt.block_hashes)
-        watched = self.is_watched or request.explain
+            matches = index.find_matches(prompt.block_hashes)
+        if matches.groups or matches.host or matches.disk:
+            found = Found(*matches.by_slot())
+        if ledger.blocks.begins(prompt.first_hash):
+            shared = ledger.shared_groups(prompt.sequence_hashes)
         if weights is not self._weights:
             self._weights, self._is_kv_cost = weights, weights.is_kv_cost
         present = weights if self._is_kv_cost else self.at_present(weights)
-        if not (matches.host or matches.disk) and is_plain(request, present):
-            return self._place_plain(prompt, rows, present, rng, now, matches, watched)
-        projection, prices = self.priced(request, prompt, rows, weights, now, matches)
-        position = pick(prices, weights.temperature, rng)
-        slot = position if isinstance(rows, slice) else int(rows[position])
-        worker, dp_rank = self.seating.rank_at(slot)
-        taken = projection.overlap
-        if taken is None:
-            overlap, device, host, disk = self.no_overlap(worker), 0.0, 0.0, 0.0
-        else:
-            overlap = worker_overlap(worker, projection.matched, self.index.block_size)
-            device, host = float(taken.device[position]), float(taken.host[position])
-            disk = float(taken.disk[position])
-        cached = projection.cached_tokens
-        left = max(0, prompt.isl_tokens - int(cached[position]))
-        forgone = left - max(0, min(left, prompt.isl_tokens - int(cached.max())))
-        seen: Seen | None = None
-        if watched:
-            held: Groups | OverlapColumns | None = projection.matched
-            # in the same form as the other paths
-            if held is not None and not projection.has_lower_tiers:
-                held = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
-            seen = self.ledger.loads.pack(), held, projection.shared, self._believed()
-        return Placement(
-            worker,
-            dp_rank,
-            slot,
-            float(prices[position]),
-            overlap,
-            device,
-            host,
-            disk,
-            left,
-            forgone,
-            int(projection.decode[position]),
-            present,
-            seen,
-        )
-
-    def _place_plain(  # noqa: PLR0917 - as above
-        self,
-        prompt: Prompt,
-        rows: Rows,
-        weights: Weights,
-        rng: random.Random,
-        now: float,
-        matches: Matches,
-        watched: object,  # if true, the inputs of the decision are returned, too
-    ) -> Placement:
-        """The fast path: no special constraints, and no lower tiers involved."""
-        ledger, pricer = self.ledger, self.pricer
-        matched = None
-        if matches.groups:
-            matched = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
-        isl_tokens, size = prompt.isl_tokens, self.index.block_size
-        shared, trust = None, self.trust.column
-        if ledger.blocks.begins(prompt.first_hash):
-            shared = ledger.shared_groups(prompt.sequence_hashes)
-        # positional and inline, because every selection pays for building arguments
-        slot, cost, decode = pricer.cheapest(
+        wished = request.routing_constraints is not UNSET
+        isl_tokens, size, pricer = prompt.isl_tokens, index.block_size, self.pricer
+        # positional, because every selection pays for building arguments
+        slot, cost, decode, cached, most_cached = pricer.choose(
             rows.stop if type(rows) is slice else rows,
             isl_tokens,
             size,
             prompt.blocks,
-            weights.prefill_load_scale,
-            weights.overlap_score_credit,
-            weights.track_prefill_tokens,
-            matched,
+            present,
+            found,
             shared,
-            rng.random,
-            trust,
-            None if self._is_kv_cost else weights.of_ours,
+            self.trust.column,
+            self.preference(request, rows) if wished else None,
             now,
+            rng,
         )
         worker, dp_rank = self.seating.rank_at(slot)
-        device = 0
-        if matched is None:
-            overlap = self.no_overlap(worker)
+        left, held = max(0, isl_tokens - cached), (0, 0, 0)
+        if found is None:
+            overlap = self._unmatched.get(worker.worker_id) or self._no_overlap(worker)
         else:
-            device = pricer.matched_at(slot)
-            overlap = device_overlap(worker, pricer, size, device)
-        cached = device * size
-        if trust is not None:  # trusted tokens need not be computed
-            cached = int(cached * trust[slot])
-        left = isl_tokens - cached if cached < isl_tokens else 0
-        forgone = 0
-        if matched is not None and left:
-            forgone = forgone_tokens(matched, rows, isl_tokens, size, left, trust)
+            overlap, held = worker_overlap(worker, pricer.held_at, size), pricer.held_at(slot)
         seen: Seen | None = None
-        if watched:
-            believed = None if trust is None else trust.tobytes()
-            loads = ledger.loads
-            packed = loads.packed
-            if not packed:
-                recent = loads.recent
-                pace = recent.pace if loads.follows_queues else None
-                packed = pricer.packed(loads.prefilling, recent.turnover, pace)
-                loads.packed = packed
-            seen = packed, matched, shared, believed
+        if self.is_watched or request.explain:
+            seen = ledger.loads.packed or ledger.loads.pack(), found, shared, self._believed()
         return Placement(
             worker,
             dp_rank,
             slot,
             cost,
             overlap,
-            float(device),
-            0.0,
-            0.0,
+            held,
             left,
-            forgone,
+            left - max(0, isl_tokens - most_cached) if left else 0,
             decode,
-            weights,
+            present,
             seen,
         )
 
-    def priced(
-        self,
-        request: SelectRequest,
-        prompt: Prompt,
-        rows: Rows,
-        weights: Weights,
-        now: float,
-        matches: Matches,
-    ) -> tuple[Projection, Floats]:
-        """Return what each of the rows would carry with this prompt, and what it costs."""
-        projection = self.project(prompt, rows, weights, matches)
-        prices = self.costs(projection, rows, weights, now)
-        constraints = request.routing_constraints
-        if (
-            constraints is not UNSET
-            and constraints.preferred_taints
-            and request.pinned_worker is None
-        ):
-            taints = [self.seating.rank_at(slot)[0].taints for slot in self._slots(rows)]
-            prices = prefer(prices, constraints.preferred_taints, taints)
-        return projection, prices
-
     # -- the parts of a decision, for callers that do not place -----------------------------------
 
-    def project(
-        self, prompt: Prompt, rows: Rows, weights: Weights, matches: Matches | None = None
-    ) -> Projection:
-        """Return what each of the rows would carry with this prompt."""
-        trust = self.trust.column
-        return project(self.ledger, self.index, prompt, rows, weights, matches, trust)
+    def terms(
+        self, prompt: Prompt, rows: Rows, weights: Weights, now: float, found: Found | None
+    ) -> Terms:
+        """Return the terms of each row's cost with this prompt, without preferences."""
+        loads, shared = self.ledger.loads, None
+        if self.ledger.blocks.begins(prompt.first_hash):
+            shared = self.ledger.shared_groups(prompt.sequence_hashes)
+        size = Size(prompt.isl_tokens, prompt.blocks, self.index.block_size)
+        present, trust = self.at_present(weights), self.trust.column
+        return terms_of(loads, rows, size, present, found, shared, trust, now)
+
+    def found(self, prompt: Prompt, matches: Matches | None = None) -> Found | None:
+        """Return what the index has of a prompt; None: nothing."""
+        if matches is None:
+            matches = self.index.find_matches(prompt.block_hashes)
+        return None if matches.empty else Found(*matches.by_slot())
+
+    def preference(self, request: SelectRequest, rows: Rows) -> Floats | None:
+        """Return the factor of preferred taints on each row's cost; None: none are preferred."""
+        constraints = request.routing_constraints
+        if (
+            constraints is UNSET
+            or not constraints.preferred_taints
+            or request.pinned_worker is not None
+        ):
+            return None
+        slots = range(rows.stop) if isinstance(rows, slice) else rows.tolist()
+        taints = [self.seating.taints_at(slot) for slot in slots]
+        return preferences(constraints.preferred_taints, taints)
 
     def at_present(self, weights: Weights) -> Weights:
         """Return the weights that apply to a decision made now; see `Weights`."""
+        if weights.is_kv_cost:
+            return weights
         loads, ranks = self.ledger.loads, max(1, self.seating.ranks)
         recent = loads.recent
         return weights.at_present(loads.prefilling / ranks, recent.turnover / ranks, recent.pace)
 
-    def costs(self, projection: Projection, rows: Rows, weights: Weights, now: float) -> Floats:
-        """Return what each of the rows costs, without preferences."""
-        present = self.at_present(weights)
-        if present.pace:
-            loads = self.ledger.loads
-            worked = worked_off(loads.heard[rows], loads.ahead[rows], present.pace, now)
-            projection = projection._replace(worked=worked)
-        return costs(projection, present)
-
-    def quote(
-        self,
-        prompt: Prompt,
-        rows: Rows,
-        weights: Weights,
-        now: float,
-        device: Groups | None,
-        shared: Groups | None,
-    ) -> tuple[int, float, int]:
-        """Return (slot, cost, decode blocks) of the cheapest rank, the first of equals.
-
-        Only if nothing but the formula decides (`is_plain`) and no lower tiers are involved.
-
-        Args:
-            prompt: what is to be placed.
-            rows: the candidates.
-            weights: plain ones.
-            now: monotonic seconds.
-            device: matched blocks on devices, as `see` returns them.
-            shared: matched blocks in active chains.
-        """
-        return self.pricer.cheapest(
-            rows.stop if isinstance(rows, slice) else rows,
-            prompt.isl_tokens,
-            self.index.block_size,
-            prompt.blocks,
-            weights.prefill_load_scale,
-            weights.overlap_score_credit,
-            weights.track_prefill_tokens,
-            device,
-            shared,
-            lambda: 0.0,
-            self.trust.column,
-            None if weights.is_kv_cost else self.at_present(weights).of_ours,
-            now,
-        )
-
-    def believed_tokens(self, slot: int) -> int:
-        """Tokens that a rank is trusted to have on its device, according to the last quote."""
-        tokens, trust = self.pricer.matched_at(slot) * self.index.block_size, self.trust.column
-        return tokens if trust is None else int(tokens * trust[slot])
-
     def see(self, prompt: Prompt, matches: Matches | None = None) -> Seen:
         """Return the inputs of a decision, for callers that do not use `place`."""
-        if matches is None:
-            matches = self.index.find_matches(prompt.block_hashes)
-        shared = None
+        found, shared = self.found(prompt, matches), None
         if self.ledger.blocks.begins(prompt.first_hash):
             shared = self.ledger.shared_groups(prompt.sequence_hashes)
-        if matches.host or matches.disk:
-            overlap = matched(self.index, matches)[0]
-            return self.ledger.loads.pack(), overlap, shared, self._believed()
-        groups = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
-        return self.ledger.loads.pack(), groups or None, shared, self._believed()
+        return self.ledger.loads.pack(), found, shared, self._believed()
 
     def _believed(self) -> bytes | None:
         trust = self.trust.column
         return None if trust is None else trust.tobytes()
 
-    def no_overlap(self, worker: Worker) -> Overlap:
-        """Return a worker's overlap when nothing matched."""
-        known = self._unmatched.get(worker.worker_id)
-        if known is None:
-            known = self._unmatched[worker.worker_id] = worker_overlap(
-                worker, None, self.index.block_size
-            )
-        return known
-
-    def _slots(self, rows: Rows) -> list[int]:
-        return list(range(rows.stop)) if isinstance(rows, slice) else [int(slot) for slot in rows]
+    def _no_overlap(self, worker: Worker) -> Overlap:
+        """Return a worker's overlap when nothing matched, and keep it."""
+        none = worker_overlap(worker, lambda _: (0, 0, 0), self.index.block_size)
+        self._unmatched[worker.worker_id] = none
+        return none
 
     def class_of(self, prompt: Prompt, weights: Weights) -> int:
         """Return the position of a prompt's policy class, by its uncached length."""
@@ -395,18 +254,11 @@ class Partition:
         self, prompt: Prompt, rows: Rows, weights: Weights, matches: Matches | None = None
     ) -> int:
         """Return the most tokens that any candidate has cached, tier-weighted."""
-        if matches is None:
-            matches = self.index.find_matches(prompt.block_hashes)
-        if matches.empty:
+        found = self.found(prompt, matches)
+        if found is None:
             return 0
-        on_device = not (matches.host or matches.disk) and self.trust.column is None
-        if on_device and isinstance(rows, slice):
-            held = [
-                blocks for blocks, mask in matches.groups if (matches.slots(mask) < rows.stop).any()
-            ]
-            return max(held, default=0) * self.index.block_size
-        projection = self.project(prompt, rows, weights, matches)
-        return int(projection.cached_tokens.max(initial=0.0))
+        cached = self.terms(prompt, rows, weights.kv_cost(), 0.0, found).cached_tokens
+        return int(cached.max(initial=0.0))
 
     # -- who may take part of it --------------------------------------------------------------
 

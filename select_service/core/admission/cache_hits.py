@@ -17,7 +17,6 @@ from select_service.core.admission.hit_threshold import (
     filter_rows,
     threshold_in_force,
 )
-from select_service.core.pricing.projection import matched
 from select_service.types import BestWorker, CacheHit, CacheThreshold
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.hit_threshold import Hits, Source, Threshold
     from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.partition import Partition
-    from select_service.core.pricing.projection import Projection
+    from select_service.core.pricing.cost import Terms
     from select_service.core.pricing.prompt import Prompt
     from select_service.types import SelectRequest
     from select_service.types.admission import AdmissionSettings
@@ -127,18 +126,25 @@ class CacheHits:
         if is_plain and isinstance(rows, slice):
             groups = [(blocks, matches.slots(mask)) for blocks, mask in matches.groups]
             return filter_groups(groups, rows.stop, index.block_size, isl_tokens, threshold, basis)
-        overlap, _ = matched(index, matches)
-        if overlap is None:
+        found = partition.found(prompt, matches)
+        if found is None:
             count = rows.stop if isinstance(rows, slice) else len(rows)
             blocks = np.zeros(count)
         else:
             scope = request.cache_hit_scope or self.settings.cache_hit_scope
-            blocks = cached_blocks(*overlap, scope)[rows]
+            blocks = cached_blocks(*found.by_slot(index.capacity), scope)[rows]
             if trust is not None:
                 blocks = blocks * trust[rows]
         return filter_rows(blocks, index.block_size, isl_tokens, threshold, basis)
 
-    def holders(self, request: SelectRequest, slots: Slots, projection: Projection) -> Slots | None:
+    def holders(
+        self,
+        request: SelectRequest,
+        prompt: Prompt,
+        partition: Partition,
+        slots: Slots,
+        terms: Terms,
+    ) -> Slots | None:
         """Return the slots that hold enough; None: no threshold above 0 is in force."""
         threshold = threshold_in_force(
             request.cache_hit_threshold,
@@ -149,21 +155,18 @@ class CacheHits:
         if threshold.value <= 0.0:
             return None
         hits = filter_rows(
-            self._blocks(request, projection),
-            projection.block_size,
-            projection.isl_tokens,
+            self._blocks(request, terms),
+            partition.index.block_size,
+            prompt.isl_tokens,
             threshold.value,
             request.cache_hit_basis or self.settings.cache_hit_basis,
         )
         return slots if hits.passing is None else slots[hits.passing]
 
-    def _blocks(self, request: SelectRequest, projection: Projection) -> Floats:
-        overlap = projection.overlap
-        if overlap is None:
-            return np.zeros(len(projection.prefill))
+    def _blocks(self, request: SelectRequest, terms: Terms) -> Floats:
         scope = request.cache_hit_scope or self.settings.cache_hit_scope
-        blocks = cached_blocks(overlap.device, overlap.host, overlap.disk, scope)
-        return blocks if projection.trust is None else blocks * projection.trust
+        blocks = cached_blocks(*terms.held, scope)
+        return blocks if terms.trust is None else blocks * terms.trust
 
 
 def _refusal(

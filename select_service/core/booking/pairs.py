@@ -21,13 +21,14 @@ from select_service.errors import ReservationNotFound
 from select_service.types import PairLeg, PairSelection, SelectPairRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from select_service.core.admission.queue import Ticket
     from select_service.core.booking.desk import Desk
     from select_service.core.books.bookings import Booking
     from select_service.core.counters import Counters
     from select_service.core.partition import Partition
+    from select_service.core.pricing.cost import Found
     from select_service.core.pricing.pairing import Plan
     from select_service.core.pricing.placement import Placement
     from select_service.core.replicas.messages import ReplicaMessage
@@ -273,6 +274,13 @@ def _fairness_of(ticket: Ticket) -> str:
     return ticket.partition.scope.tenant_id if fairness_id is None else fairness_id
 
 
+def _held_at(partition: Partition, found: Found | None) -> Callable[[int], tuple[int, int, int]]:
+    if found is None:
+        return lambda _: (0, 0, 0)
+    device, host, disk = found.by_slot(partition.index.capacity)
+    return lambda slot: (int(device[slot]), int(host[slot]), int(disk[slot]))
+
+
 def _leg(
     partition: Partition, plan: Plan, slot: int, name: str, prefill_tokens: int, blocks: int
 ) -> PairLeg:
@@ -282,7 +290,7 @@ def _leg(
         worker_id=worker.worker_id,
         dp_rank=dp_rank,
         endpoint=worker.spec.endpoint,
-        overlap=worker_overlap(worker, plan.projection.matched, partition.index.block_size),
+        overlap=worker_overlap(worker, _held_at(partition, plan.found), partition.index.block_size),
         effective_prefill_tokens=prefill_tokens,
         potential_decode_blocks=blocks,
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from select_service.core.columns import Floats, Slots
-    from select_service.core.decisions.explained_terms import Terms
+    from select_service.core.decisions.explained_terms import SeatTerms
     from select_service.core.decisions.record import Record
     from select_service.core.pricing.pairing import Couple
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class PairTerms:
     """The legs of one record, as columns by seat; nan where a rank cannot be that leg."""
 
-    def __init__(self, record: Record, terms: Terms, transfer_cost: float) -> None:
+    def __init__(self, record: Record, terms: SeatTerms, transfer_cost: float) -> None:
         odds = record.odds
         assert odds is not None
         assert odds.plan is not None
@@ -35,9 +35,10 @@ class PairTerms:
         count = len(record.seating.seats)
         self._computing: Floats = np.full(count, np.nan)
         self._decoding: Floats = np.full(count, np.nan)
-        held: Floats = sum(terms.overlap)  # type: ignore[assignment]
-        if terms.trust is not None:
-            held = np.floor(held * terms.trust)
+        priced = terms.terms
+        held: Floats = priced.held.device + priced.held.host + priced.held.disk
+        if priced.trust is not None:
+            held = np.floor(held * priced.trust)
         blocks = -(-record.isl_tokens // record.seating.block_size)
         self._to_move: Floats = np.maximum(blocks - held, 0.0)
         factors = np.ones(count) if terms.factors is None else terms.factors
@@ -45,10 +46,10 @@ class PairTerms:
         if len(prefill):
             mask = np.zeros(count, dtype=np.bool_)
             mask[prefill] = True
-            self._computing[prefill] = (terms.adjusted(mask)[1] * factors)[prefill]
+            self._computing[prefill] = (terms.among(mask).prefill_cost * factors)[prefill]
         couple = odds.plan.couple
         if couple is not None:
-            costs = (terms.bare + transfer_cost * self._to_move) * factors
+            costs = (priced.decode + transfer_cost * self._to_move) * factors
             self._decoding[decode] = self._moved(costs, couple)[decode]
 
     @property

@@ -14,7 +14,7 @@ from indexer.core.hashing import unpack_u64
 from indexer.core.progress import PLAUSIBLE_LAG_S
 from indexer.types import HASH_BYTES
 from select_service.core.decisions.explained_pair import PairTerms
-from select_service.core.decisions.explained_terms import Terms
+from select_service.core.decisions.explained_terms import SeatTerms
 from select_service.core.decisions.keeping import decision_id
 from select_service.core.decisions.record import HASHES_KEPT, REPLAYING, STREAM_STATES
 from select_service.types.decisions import (
@@ -54,7 +54,7 @@ class Told:
         self._record = record
         self._wall_at = record.at + wall_offset
         self._transfer_cost = transfer_cost
-        self._terms = terms = Terms(record)
+        self._terms = terms = SeatTerms(record)
         self._stamps = np.frombuffer(record.lookout[2]).tolist()
         self._pair = None
         self._in_play = terms.considered
@@ -160,25 +160,30 @@ class Told:
                 for plays, seat in zip(in_play, seats, strict=True)
             ],
         ]
-        whole = (terms.prefill, terms.decode, terms.shared, *terms.overlap, terms.cached)
+        priced, weights = terms.terms, self._record.weights
+        decode = priced.decode - self._record.blocks + priced.booked  # without the prompt
+        whole = (priced.prefill, decode, priced.booked, *priced.held, priced.cached_tokens)
         columns += [list(map(int, column[some].tolist())) for column in whole]
-        columns += [column[some].tolist() for column in (terms.raw, terms.credit, terms.bare)]
+        credit = np.minimum(priced.credit + priced.expected, priced.raw)
+        columns += [column[some].tolist() for column in (priced.raw, credit, priced.decode)]
         columns.append([None] * count if terms.factors is None else terms.factors[some].tolist())
         columns.append(terms.cost[some].tolist())
         if not terms.is_priced:
             columns[6:] = [[None] * count] * (len(columns) - 6)
         columns.append([self._index(at) for at in range(some.start, some.stop)])
-        columns.append([1.0] * count if terms.trust is None else terms.trust[some].tolist())
+        columns.append([1.0] * count if priced.trust is None else priced.trust[some].tolist())
         if terms.is_priced:
-            columns.append(list(map(int, terms.expected[some].tolist())))
-            ours = (terms.churn, terms.delay, terms.eviction, terms.context)
+            columns.append(list(map(int, priced.expected[some].tolist())))
+            delay = weights.delay_weight * priced.own
+            eviction = weights.eviction_weight * priced.churn * priced.own
+            ours = (priced.churn, delay, eviction, priced.context)
             columns += [column[some].tolist() for column in ours]
         else:
             columns += [[None] * count] * 5
         if terms.is_priced and terms.unheard is not None:
             columns.append(terms.unheard[some].tolist())
             columns.append(list(map(int, terms.ahead[some].tolist())))
-            columns.append(terms.worked[some].tolist())
+            columns.append(priced.worked[some].tolist())
         else:
             columns += [[None] * count] * 3
         if self._pair is not None:

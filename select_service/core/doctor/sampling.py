@@ -65,7 +65,6 @@ class Sampler:
         self.left -= 1
         size = placement.worker.spec.block_size or 1
         blocks = max(1, BEGINNING_TOKENS // size)
-        held = placement.device_blocks + placement.host_blocks + placement.disk_blocks
         form = _form(request)
         named = form != "hashes"
         salt = request.cache_salt or request.cache_namespace or ""
@@ -74,7 +73,7 @@ class Sampler:
                 *(scope, placement.worker.worker_id, placement.dp_rank, now),
                 prompt.block_hashes[: blocks * HASH_BYTES],
                 prompt.blocks,
-                max(0, prompt.blocks - int(held)),
+                max(0, prompt.blocks - sum(placement.held)),
                 prompt.isl_tokens,
                 form,
                 Namespace(request.lora_name or "", salt) if named else BASE_NAMESPACE,

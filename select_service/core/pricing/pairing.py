@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import numpy as np
 from msgspec import UNSET
 
+from select_service.core.pricing.cost import preferences
 from select_service.core.pricing.picking import pick
-from select_service.core.pricing.projection import Overlap
-from select_service.core.pricing.scoring import costs, prefer
 from select_service.types import Advice, PrefillCandidate
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
     from select_service.core.fleet.roles import Legs, Transfer
     from select_service.core.fleet.seating import Seating
-    from select_service.core.pricing.projection import Projection
+    from select_service.core.pricing.cost import Found, Terms
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.weights import Weights
     from select_service.types import SelectRequest
@@ -45,7 +44,7 @@ prompt), or `cheaper`. Disaggregated: no rank for whole requests, `not_cached` (
 enough), or `cheaper`. Part of the API."""
 
 
-Holders: TypeAlias = "Callable[[Slots, Projection], Slots | None]"
+Holders: TypeAlias = "Callable[[Slots, Terms], Slots | None]"
 
 
 class Couple(NamedTuple):
@@ -67,7 +66,7 @@ class Plan(NamedTuple):
     whole: Slots  # ranks that may take all of it
     whole_cost: float | None  # of the best of them
     couple: Couple | None  # the best one, whichever the mode
-    projection: Projection  # of every rank considered; its `matched` is by slot
+    found: Found | None  # of the prompt in the index
 
     def advice(self, seating: Seating) -> Advice:
         """Say it to a caller, by who sits where."""
@@ -97,43 +96,51 @@ class Question(NamedTuple):
     request: SelectRequest
     prompt: Prompt
     weights: Weights
+    block_size: int
     transfer_cost: float  # of one block, in blocks of prefill
 
 
 def plan(
-    question: Question, legs: Legs, projection: Projection, rng: random.Random, holders: Holders
+    question: Question,
+    legs: Legs,
+    priced: Callable[[Slots], Terms],
+    found: Found | None,
+    rng: random.Random,
+    holders: Holders,
 ) -> Plan:
     """Choose between the whole and a pair.
 
     Args:
         question: what is asked.
         legs: who may be chosen.
-        projection: of the prompt on `legs.rows`.
+        priced: gives the terms of the prompt's cost on some slots.
+        found: what of the prompt is in the index.
         rng: draws ties.
-        holders: given slots and their projection, returns those that hold enough of the prompt for
-            the threshold in force; None: no threshold, and a decode rank must hold all of it.
+        holders: given slots and their terms, returns those that hold enough of the prompt for the
+            threshold in force; None: no threshold, and a decode rank must hold all of it.
     """
-    rows = legs.rows
-    ends = len(legs.whole), len(legs.whole) + len(legs.prefill)
-    prefill = _part(projection, np.arange(*ends))
-    decode = _part(projection, np.arange(ends[1], len(rows)))
-    cached = holders(rows, projection)
-    couple = _couple(question, legs, prefill, decode, rng)
-    alone, is_cached = _alone(legs, decode, cached)
-    cost = _cheapest(question, projection, rows, alone)
+    decode = priced(legs.decode)
+    cached = holders(legs.rows, priced(legs.rows))
+    couple = _couple(question, legs, priced(legs.prefill), decode, rng)
+    alone, is_cached = _alone(question, legs, decode, cached)
+    cost = None
+    if len(alone):
+        cost = float(_preferred(question, priced(alone).cost, alone).min())
     if is_cached:
         mode: tuple[Mode, Reason] = "aggregated", "cached"
     elif cached is not None and couple is not None:
         mode = "disaggregated", "not_cached"
     else:
         mode = _compare(cost, couple, legs)
-    return Plan(*mode, alone, cost, couple, projection)
+    return Plan(*mode, alone, cost, couple, found)
 
 
-def _alone(legs: Legs, decode: Projection, cached: Slots | None) -> tuple[Slots, bool]:
+def _alone(
+    question: Question, legs: Legs, decode: Terms, cached: Slots | None
+) -> tuple[Slots, bool]:
     """Return the ranks for the whole request, and whether they qualify by what they hold."""
     if cached is None:
-        ready = legs.decode[decode.cached_tokens >= decode.isl_tokens]
+        ready = legs.decode[decode.cached_tokens >= question.prompt.isl_tokens]
         return np.sort(np.concatenate([legs.whole, ready])), False
     everyone = np.sort(np.concatenate([legs.whole, legs.decode]))
     holders = everyone[np.isin(everyone, cached)]
@@ -150,26 +157,15 @@ def _compare(cost: float | None, couple: Couple | None, legs: Legs) -> tuple[Mod
     return "disaggregated" if couple.cost < cost else "aggregated", "cheaper"
 
 
-def _cheapest(
-    question: Question, projection: Projection, rows: Slots, alone: Slots
-) -> float | None:
-    if not len(alone):
-        return None
-    chosen = np.isin(rows, alone).nonzero()[0]
-    prices = costs(_part(projection, chosen), question.weights)
-    return float(_preferred(question, prices, rows[chosen]).min())
-
-
 def _couple(
-    question: Question, legs: Legs, prefill: Projection, decode: Projection, rng: random.Random
+    question: Question, legs: Legs, prefill: Terms, decode: Terms, rng: random.Random
 ) -> Couple | None:
     """Return the cheapest prefill and decode rank between which blocks may move."""
     if not legs.can_pair:
         return None
     weights = question.weights
-    computing = prefill._replace(decode=np.zeros(len(legs.prefill)))
-    computing_costs = _preferred(question, costs(computing, weights), legs.prefill)
-    to_move = _to_move(decode)
+    computing_costs = _preferred(question, prefill.prefill_cost, legs.prefill)
+    to_move = _to_move(question, decode)
     decoding_costs = decode.decode + question.transfer_cost * to_move
     decoding_costs = _preferred(question, decoding_costs, legs.decode)
     found: list[tuple[int, int]] = []
@@ -199,13 +195,10 @@ def _couple(
     )
 
 
-def _to_move(decode: Projection) -> Floats:
+def _to_move(question: Question, decode: Terms) -> Floats:
     """Return the blocks of the prompt that each decode rank lacks on every tier."""
-    blocks = np.full(len(decode.decode), float(-(-decode.isl_tokens // decode.block_size)))
-    if decode.overlap is None:
-        return blocks
-    device, host, disk = decode.overlap
-    held = device + host + disk
+    blocks = float(-(-question.prompt.isl_tokens // question.block_size))
+    held: Floats = decode.held.device + decode.held.host + decode.held.disk
     if decode.trust is not None:
         held = np.floor(held * decode.trust)
     return np.maximum(blocks - held, 0.0)
@@ -225,15 +218,4 @@ def _preferred(question: Question, prices: Floats, slots: Slots) -> Floats:
     if constraints is UNSET or not constraints.preferred_taints or question.request.pinned_worker:
         return prices
     taints = [question.seating.rank_at(slot)[0].taints for slot in slots.tolist()]
-    return prefer(prices, constraints.preferred_taints, taints)
-
-
-def _part(projection: Projection, of: Slots) -> Projection:
-    overlap = projection.overlap
-    return projection._replace(
-        prefill=projection.prefill[of],
-        decode=projection.decode[of],
-        overlap=overlap and Overlap(*(column[of] for column in overlap)),
-        cached_tokens=projection.cached_tokens[of],
-        trust=None if projection.trust is None else projection.trust[of],
-    )
+    return prices * preferences(constraints.preferred_taints, taints)

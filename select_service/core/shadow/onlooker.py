@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from copy import copy
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from msgspec.structs import replace
 
 from select_service.core.pricing.picking import pick
 from select_service.core.pricing.regrets import ShadowTally, Side, Sighting
-from select_service.core.pricing.scoring import is_plain
 from select_service.core.pricing.weights import weights_in_force
 
 if TYPE_CHECKING:
@@ -27,11 +26,10 @@ if TYPE_CHECKING:
     from indexer.core.tiers import Matches
     from indexer.types import Scope
     from select_service.core.admission.queue import Ticket
-    from select_service.core.columns import Floats, Groups, Rows
+    from select_service.core.columns import Floats, Rows
     from select_service.core.partition import Partition
+    from select_service.core.pricing.cost import Terms
     from select_service.core.pricing.placement import Placement
-    from select_service.core.pricing.projection import Projection
-    from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.weights import Weights
     from select_service.types import RouterConfig
     from select_service.types.shadow import ShadowSettings
@@ -263,12 +261,7 @@ class Watch:
             placement: the live choice.
         """
         began = self._shadow.budget.began()
-        request, live = self._ticket.request, self._ticket.weights
-        low = self.matches.host or self.matches.disk
-        if not low and is_plain(request, live) and is_plain(request, self._weights):
-            sides = self._compare_plainly(placement)
-        else:
-            sides = self._compare(placement)
+        sides = self._compare(placement)
         weights = self._ticket.partition.at_present(self._weights)
         sighting = Sighting(weights, *sides)
         self._shadow.note(self._ticket.partition, sighting)
@@ -278,12 +271,17 @@ class Watch:
     def _compare(self, placement: Placement) -> tuple[Side, Side]:
         """Price all candidates with both weights."""
         ticket, rows, slot = self._ticket, self._rows, placement.slot
-        asked = ticket.request, ticket.prompt, rows
-        projection, costs = ticket.partition.priced(*asked, ticket.weights, self._now, self.matches)
-        _, others = ticket.partition.priced(*asked, self._weights, self._now, self.matches)
+        partition, prompt = ticket.partition, ticket.prompt
+        found = partition.found(prompt, self.matches)
+        terms = partition.terms(prompt, rows, ticket.weights, self._now, found)
+        costs = terms.cost
+        others = partition.terms(prompt, rows, self._weights, self._now, found).cost
+        preference = partition.preference(ticket.request, rows)
+        if preference is not None:
+            costs, others = costs * preference, others * preference
         live = slot if isinstance(rows, slice) else int(np.flatnonzero(rows == slot)[0])
         own = self._pick(others, live)
-        seen = projection, costs, others
+        seen = prompt.isl_tokens, terms, costs, others
         return _side(live, rows, *seen), _side(own, rows, *seen)
 
     def _pick(self, costs: Floats, live: int) -> int:
@@ -293,25 +291,6 @@ class Watch:
         best = int(costs.argmin())
         return live if costs[live] == costs[best] else best
 
-    def _compare_plainly(self, placement: Placement) -> tuple[Side, Side]:
-        """Do the same for plain costs, at a third of the price."""
-        ticket, partition, live = self._ticket, self._ticket.partition, placement.slot
-        prompt = ticket.prompt
-        seen = placement.seen or partition.see(prompt, self.matches)
-        device = cast("Groups | None", seen[1])  # there are no lower tiers here
-        found = self._now, device, seen[2]
-        alone = np.array([live], dtype=np.int64)
-        _, others, decode = partition.quote(prompt, alone, self._weights, *found)
-        own, low, own_decode = partition.quote(prompt, self._rows, self._weights, *found)
-        costs = placement.cost
-        sides = [_plain_side(partition, prompt, device, live, (costs, others, decode))]
-        if low == others:
-            return sides[0], sides[0]
-        alone[0] = own
-        _, costs, _ = partition.quote(prompt, alone, ticket.weights, *found)
-        sides.append(_plain_side(partition, prompt, device, own, (costs, low, own_decode)))
-        return sides[0], sides[1]
-
 
 def _tally(partition: Partition) -> ShadowTally:
     if partition.shadow_tally is None:
@@ -319,33 +298,16 @@ def _tally(partition: Partition) -> ShadowTally:
     return partition.shadow_tally
 
 
-def _side(at: int, rows: Rows, projection: Projection, costs: Floats, others: Floats) -> Side:
-    cached = 0
-    if projection.overlap is not None:
-        cached = min(projection.isl_tokens, int(projection.cached_tokens[at]))
+def _side(
+    at: int, rows: Rows, isl_tokens: int, terms: Terms, costs: Floats, others: Floats
+) -> Side:
+    cached = min(isl_tokens, int(terms.cached_tokens[at]))
     return Side(
         at if isinstance(rows, slice) else int(rows[at]),
         float(costs[at]),
         float(others[at]),
-        projection.isl_tokens - cached,
+        isl_tokens - cached,
         cached,
-        float(projection.prefill[at]),
-        float(projection.decode[at]),
-    )
-
-
-def _plain_side(
-    partition: Partition,
-    prompt: Prompt,
-    device: Groups | None,
-    slot: int,
-    priced: tuple[float, float, int],
-) -> Side:
-    costs, others, decode = priced
-    cached = 0
-    if device is not None:
-        cached = min(prompt.isl_tokens, partition.believed_tokens(slot))
-    return Side(
-        *(slot, costs, others, prompt.isl_tokens - cached, cached),
-        *(float(partition.ledger.loads.prefill[slot]), float(decode)),
+        float(terms.prefill[at]),
+        float(terms.decode[at]),
     )

@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 
     from indexer.core.events import Event
     from indexer.types import Scope
-    from select_service.core.columns import Floats, Rows, Slots
+    from select_service.core.columns import Rows, Slots
     from select_service.core.decisions.record import Odds
+    from select_service.core.pricing.cost import Found as FoundNow
     from select_service.core.pricing.placement import Seen
-    from select_service.core.pricing.projection import Overlap
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.tape.items import Item
     from select_service.core.tape.notes import Note, Seated
@@ -299,19 +299,8 @@ def _groups(groups: list[tuple[int, Slots]]) -> list[tuple[int, bytes]]:
     return [(int(blocks), _slots(slots)) for blocks, slots in groups]
 
 
-def _found(found: list[tuple[int, Slots]] | Overlap | None) -> Found | None:
-    if found is None:
-        return None
-    if isinstance(found, list):
-        return Found(_groups(found))
-    return Found(*(_by_blocks(column) for column in found))
-
-
-def _by_blocks(column: Floats) -> list[tuple[int, bytes]]:
-    """Return the slots of each number of blocks except 0."""
-    slots = np.flatnonzero(column)
-    held = column[slots]
-    return [(int(blocks), _slots(slots[held == blocks])) for blocks in np.unique(held)]
+def _found(found: FoundNow | None) -> Found | None:
+    return None if found is None else Found(*map(_groups, found))
 
 
 def _pair(note: DecisionNote, odds: Odds | None) -> Pair | None:

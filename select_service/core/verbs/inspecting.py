@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from select_service.core.pricing.projection import matched
 from select_service.types import LoadRow, OverlapRow, OverlapScores, ScopeLoads, SharedCache
 
 if TYPE_CHECKING:
@@ -98,9 +97,10 @@ def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> 
             LoadRow(worker_id, rank, left[slot] + isl_tokens, decode[slot] + blocks, requests[slot])
             for (worker_id, rank), slot in partition.seating.open_seats()
         ]
-    projection = partition.project(prompt, rows, weights, matches)
-    held = projection.cached_tokens.tolist()
-    decode = projection.decode.astype(np.int64).tolist()
+    found = partition.found(prompt, matches)
+    terms = partition.terms(prompt, rows, weights.kv_cost(), 0.0, found)  # loads, not prices
+    held = terms.cached_tokens.tolist()
+    decode = terms.decode.astype(np.int64).tolist()
     row_of: Sequence[int] | dict[int, int] = range(len(requests))
     if not isinstance(rows, slice):
         row_of = {slot: row for row, slot in enumerate(rows.tolist())}
@@ -115,13 +115,12 @@ def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> 
 
 def _overlap_rows(partition: Partition, prompt: Prompt, weights: Weights) -> list[OverlapRow]:
     """Return the matched blocks of every rank."""
-    columns, _ = matched(partition.index, partition.index.find_matches(prompt.block_hashes))
-    seats = partition.seating.seats()
-    if columns is None:
+    found, seats = partition.found(prompt), partition.seating.seats()
+    if found is None:
         return [
             OverlapRow(worker_id, rank, 0, 0, 0, 0, 0, None, 0.0) for (worker_id, rank), _ in seats
         ]
-    listed = [column.tolist() for column in columns]
+    listed = [column.tolist() for column in found.by_slot(partition.index.capacity)]
     rows = []
     for rank, slot in seats:
         device, host, disk = (int(column[slot]) for column in listed)

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from select_service.core.admission.cache_hits import CacheHits
     from select_service.core.admission.queue import Ticket
     from select_service.core.booking.pairs import Pairs
-    from select_service.core.columns import Rows
+    from select_service.core.columns import Rows, Slots
     from select_service.core.counters import Counters
     from select_service.core.effects import Effects
     from select_service.core.fleet.roles import Legs
     from select_service.core.partition import Partition
+    from select_service.core.pricing.cost import Terms
     from select_service.core.pricing.pairing import Plan
     from select_service.types import Advice, PairSelection
 
@@ -99,11 +100,16 @@ class Matchmaker:
     def _plan(self, ticket: Ticket, legs: Legs) -> Plan:
         partition, prompt, weights = ticket.partition, ticket.prompt, ticket.weights.kv_cost()
         question = Question(
-            *(partition.seating, ticket.request, prompt, weights), self._transfer_cost
+            *(partition.seating, ticket.request, prompt, weights, partition.index.block_size),
+            self._transfer_cost,
         )
-        projection = partition.project(prompt, legs.rows, weights)
-        holders = partial(self._cache_hits.holders, ticket.request)
-        return plan(question, legs, projection, self._rng, holders)
+        found = partition.found(prompt)
+        holders = partial(self._cache_hits.holders, ticket.request, prompt, partition)
+
+        def priced(slots: Slots) -> Terms:
+            return partition.terms(prompt, slots, weights, 0.0, found)  # kv-cost follows no queue
+
+        return plan(question, legs, priced, found, self._rng, holders)
 
 
 def _within(partition: Partition, legs: Legs, rows: Rows) -> Legs:

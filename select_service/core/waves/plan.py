@@ -17,7 +17,6 @@ from msgspec import UNSET
 from indexer.core import runs
 from indexer.types import HASH_BYTES
 from select_service.core.pricing.picking import pick
-from select_service.core.pricing.scoring import prefer
 
 if TYPE_CHECKING:
     import random
@@ -212,16 +211,12 @@ class WavePlan:
 
     def _price(self, member: Member) -> tuple[Floats, Floats]:
         """Return a prompt's cost on each of its rows without the wave, and its cached tokens."""
-        projection = self._partition.project(member.prompt, member.rows, member.weights)
-        asked = member.rows, member.weights, self._now
-        prices = self._partition.costs(projection, *asked)
-        constraints = member.request.routing_constraints
-        if constraints is not UNSET and constraints.preferred_taints:
-            rows = member.rows
-            slots = range(rows.stop) if isinstance(rows, slice) else rows.tolist()
-            taints = [self._partition.seating.taints_at(slot) for slot in slots]
-            prices = prefer(prices, constraints.preferred_taints, taints)
-        return prices, projection.cached_tokens
+        partition, prompt, rows = self._partition, member.prompt, member.rows
+        found = partition.found(prompt)
+        terms = partition.terms(prompt, rows, member.weights, self._now, found)
+        preference = partition.preference(member.request, rows)
+        cost = terms.cost if preference is None else terms.cost * preference
+        return cost, terms.cached_tokens
 
     def _with_wave(self, base: Floats, rows: Rows, member: Member) -> Floats:
         weights = member.weights

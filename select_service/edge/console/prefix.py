@@ -14,14 +14,13 @@ import numpy as np
 
 from indexer.core.hashing import pack_tokens, pack_u64, sequence_hashes
 from indexer.types import HASH_BYTES, U64_MASK
-from select_service.core.pricing.projection import matched
 from select_service.edge.codec.json_codec import refusal_of
 from select_service.errors import InvalidField
 from select_service.types import U32, OverlapScoresRequest
 
 if TYPE_CHECKING:
     from select_service.core.partition import Partition
-    from select_service.core.pricing.projection import Overlap
+    from select_service.core.pricing.cost import Held
     from select_service.edge.driver import Driver
 
 __all__ = ["HOLDERS_MAX", "PrefixRequest", "look_up"]
@@ -57,17 +56,18 @@ def look_up(service: Driver, body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise refusal_of(error) from None
     partition, prompt, _ = service.core.reader.prompt(_question(asked, service))
-    overlap, _ = matched(partition.index, partition.index.find_matches(prompt.block_hashes))
-    held = _holders(partition, overlap)
+    found = partition.found(prompt)
+    held = None if found is None else found.by_slot(partition.index.capacity)
+    slots = [] if held is None else _holders(partition, held)
     return {
         "model_name": asked.model_name,
         "tenant_id": asked.tenant_id,
         "block_size": partition.index.block_size,
         "blocks": prompt.blocks,
         "isl_tokens": prompt.isl_tokens,
-        "holders_total": len(held),
+        "holders_total": len(slots),
         "ranks_total": sum(len(worker.slots) for worker in partition.seating.present.values()),
-        "holders": [_holder(partition, overlap, slot) for slot in held[:HOLDERS_MAX] if overlap],
+        "holders": [_holder(partition, held, slot) for slot in slots[:HOLDERS_MAX] if held],
     }
 
 
@@ -99,11 +99,9 @@ def _read_hash(at: int, text: str) -> int:
     return value
 
 
-def _holders(partition: Partition, overlap: Overlap | None) -> list[int]:
+def _holders(partition: Partition, held: Held) -> list[int]:
     """Return the slots of workers that hold something, the deepest first."""
-    if overlap is None:
-        return []
-    depth = overlap.device + overlap.host + overlap.disk
+    depth = held.device + held.host + held.disk
     slots = [
         slot for worker in partition.seating.present.values() for slot in worker.slots.values()
     ]
@@ -113,10 +111,10 @@ def _holders(partition: Partition, overlap: Overlap | None) -> list[int]:
     return found
 
 
-def _holder(partition: Partition, overlap: Overlap, slot: int) -> dict[str, Any]:
+def _holder(partition: Partition, held: Held, slot: int) -> dict[str, Any]:
     worker, dp_rank = partition.seating.rank_at(slot)
     ranges, start = [], 0
-    for tier, column in zip(_TIERS, overlap, strict=True):
+    for tier, column in zip(_TIERS, held, strict=True):
         end = start + int(column[slot])
         if end > start:
             ranges.append([tier, start, end])

@@ -75,16 +75,16 @@ class Carrier:
 
 def _decision_facts(placement: Placement) -> dict[str, Any]:
     """Return the fields of the reference's "Selected worker" log line."""
-    weights = placement.weights
+    weights, (device, host, disk) = placement.weights, placement.held
     return {
         "worker_id": placement.worker.worker_id,
         "dp_rank": placement.dp_rank,
         "logit": placement.cost,
-        "effective_cached_blocks": placement.device_blocks
-        + weights.host_cache_hit_weight * placement.host_blocks
-        + weights.disk_cache_hit_weight * placement.disk_blocks,
-        "host_pinned_blocks": int(placement.host_blocks),
-        "disk_blocks": int(placement.disk_blocks),
+        "effective_cached_blocks": float(device)
+        + weights.host_cache_hit_weight * host
+        + weights.disk_cache_hit_weight * disk,
+        "host_pinned_blocks": host,
+        "disk_blocks": disk,
         "total_kv_blocks": placement.worker.spec.total_kv_blocks,
     }
 

@@ -262,8 +262,7 @@ class _Facts(Struct):
 
 def _add_placement(found: _Facts, placement: Placement) -> None:
     found.cost = placement.cost
-    found.device_blocks, found.host_blocks = placement.device_blocks, placement.host_blocks
-    found.disk_blocks = placement.disk_blocks
+    found.device_blocks, found.host_blocks, found.disk_blocks = map(float, placement.held)
     found.effective_prefill_tokens = placement.effective_prefill_tokens
     found.potential_decode_blocks = placement.potential_decode_blocks
 

@@ -263,10 +263,16 @@ class Stage:
         request, hits = _request(SelectPairRequest, asked), _cache_hits(item)
         weights = weights.kv_cost()  # pairs are always priced like this
         partition = self.partition
-        question = Question(partition.seating, request, prompt, weights, self._transfer_cost)
-        projection = partition.project(prompt, legs.rows, weights)
+        size = self._index.block_size
+        question = Question(partition.seating, request, prompt, weights, size, self._transfer_cost)
+        held = partition.found(prompt)
         found = plan(
-            *(question, legs, projection, rng), lambda slots, on: hits.holders(request, slots, on)
+            question,
+            legs,
+            lambda slots: partition.terms(prompt, slots, weights, 0.0, held),
+            held,
+            rng,
+            lambda slots, terms: hits.holders(request, prompt, partition, slots, terms),
         )
         if found.mode == "aggregated":
             if not len(found.whole):

@@ -249,7 +249,7 @@ def test_decisions_are_reported_when_asked_for() -> None:
     fleet.hold(1, [1, 2, 3])
     fleet.select(1, 2, 3, 4)
     ((placement, _),) = fleet.effects.decided
-    assert (placement.cost, placement.device_blocks) == (5.0, 3.0)
+    assert (placement.cost, placement.held) == (5.0, (3, 0, 0))
     request = SelectRequest(token_ids=list(range(40)))
     answer, _ = fleet.core.select(request, fleet.now)
     assert selection_of(answer).effective_prefill_tokens == 40

@@ -149,7 +149,7 @@ def test_what_is_usual_is_kept_as_anything_else(
     placement: Any = SimpleNamespace(seen=seen, slot=2, weights="weights")
     if one["more"] % 3:
         zero = Overlap(0, 0, {}, 0, 0)
-        placement = Placement(None, 0, 2, 1.0, zero, 0, 0, 0, 0, 0, 0, "weights", seen)  # type: ignore[arg-type]
+        placement = Placement(None, 0, 2, 1.0, zero, (0, 0, 0), 0, 0, 0, "weights", seen)  # type: ignore[arg-type]
     lookout = SimpleNamespace(until=until, everyone=rows if is_everyone else slice(0, 3), told=told)
     ring, other = twin.RecordRing(3, 1 << 20, 7), twin.RecordRing(3, 1 << 20, 7)
     kept = ring.keep_usual(ticket, placement, rows, 5.0, one["cache_hit"], lookout)

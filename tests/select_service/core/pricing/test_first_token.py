@@ -17,10 +17,10 @@ from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core import partition as rooms
 from select_service.core.books.ledger import Ledger
+from select_service.core.books.loads import Loads
 from select_service.core.books.recent import CHURN_MEMORY_S
 from select_service.core.pricing import plain_pricer
-from select_service.core.pricing.projection import Overlap, Projection
-from select_service.core.pricing.scoring import costs
+from select_service.core.pricing.cost import Found, Size, terms_of
 from select_service.core.pricing.weights import weights_in_force
 from select_service.core.service import SelectionCore
 from select_service.simulator.core.workloads import WorkloadSettings
@@ -56,22 +56,21 @@ def price(
 ) -> float:
     """The price of one rank of a fleet whose ranks compute and evict on average."""
     weights = weights_in_force(OURS, None).at_present(waiting, 1000.0, 8000.0)
-    one = np.array([float(device)])
-    nothing = np.zeros(1)
-    projection = Projection(
-        prefill=np.array([float(prefill)]),
-        decode=np.array([float(decode)]),
-        overlap=Overlap(one, nothing, nothing),
-        matched=None,
-        cached_tokens=one * SIZE,
-        has_lower_tiers=False,
-        isl_tokens=isl,
-        block_size=SIZE,
-        booked=np.array([float(booked)]),
-        churn=np.array([float(churn)]),
-        context=np.array([float(context)]),
+    columns = (np.array([float(one)]) for one in (prefill, decode, churn, context))
+    here = np.array([0])
+    found = Found([(device, here)], [], []) if device else None
+    shared = [(booked, here)] if booked else None
+    terms = terms_of(
+        Loads(*columns, 0.0, 0.0, np.zeros(1), np.zeros(1)),
+        here,
+        Size(isl, booked, SIZE),  # so that `decode` and `context` are with the prompt
+        weights._replace(context_load_scale=0.0),
+        found,
+        shared,
+        None,
+        0.0,
     )
-    return float(costs(projection, weights)[0])
+    return float(terms.cost[0]) + weights.context_load_scale * context
 
 
 @given(

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from indexer.types import Scope
 from select_service.core.books.loads import COLUMNS, ranks_in
 from select_service.core.columns import Slots
+from select_service.core.pricing.cost import Found
 from select_service.core.pricing.prompt import Prompt
 from select_service.core.pricing.weights import weights_in_force
 from select_service.core.tape import packing, reading
@@ -73,7 +74,8 @@ def decisions(draw: st.DrawFn) -> DecisionNote:
     columns = np.array(draw(values)).tobytes()
     slots = st.lists(st.integers(0, ranks - 1), unique=True, max_size=ranks).map(np.array)
     groups = st.none() | st.lists(st.tuples(st.integers(1, 99), slots), min_size=1, max_size=2)
-    found, shared = draw(groups), draw(groups)
+    device, shared = draw(groups), draw(groups)
+    found = None if device is None else Found(device, draw(groups) or [], [])
     trust = draw(st.none() | st.just(np.ones(ranks).tobytes()))
     rows = draw(st.just(slice(0, ranks)) | slots.filter(len))
     return DecisionNote(
@@ -122,9 +124,10 @@ def test_what_differs_is_enough_to_know_all_of_it(notes: list[DecisionNote | Non
         assert (None if one.trust is None else one.trust.whole) == trust
         assert hashes_of(one.prompt) == note.prompt.block_hashes
         assert one.prompt.isl_tokens == note.prompt.isl_tokens
-        device = None if one.found is None else one.found.device
-        assert isinstance(found, list | None)
-        assert told_of(device, ranks) == noted(found)
+        assert (one.found is None) == (found is None)
+        if one.found is not None and found is not None:
+            tiers = one.found.device, one.found.host, one.found.disk
+            assert [told_of(tier, ranks) for tier in tiers] == [noted(tier) for tier in found]
         assert told_of(one.shared, ranks) == noted(shared)
         assert one.draws == list(note.draws)
         assert (one.slot, one.in_wave, one.at) == (note.slot, note.in_wave, note.at)

@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from indexer.types import WorkerRank
-from select_service.core.pricing.scoring import costs
 from select_service.core.trust.trusting import DOUBTFUL_PER_TURN, Trusting
 from select_service.types import PotentialLoadsRequest, Selection, SelectRequest, TrustSettings
 from tests.indexer.encoding import CLEARED, encode_batch, message
@@ -77,7 +76,7 @@ def test_every_way_of_pricing_agrees() -> None:
     _, prompt, weights = read.selection(request)
     rows = partition.candidates(request)
     plain = partition.place(request, prompt, rows, weights, fleet.core.selecting._rng, 1.0)
-    prices = costs(partition.project(prompt, rows, weights), weights)
+    prices = partition.terms(prompt, rows, weights, 1.0, partition.found(prompt)).cost
     assert (plain.cost, plain.slot) == (float(prices.min()), int(prices.argmin()))
     assert plain.worker.worker_id == 2, "the other one is too busy"
     warm = weights._replace(temperature=1e-9)

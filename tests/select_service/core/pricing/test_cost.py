@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.pricing.projection import Overlap, Projection, cached_tokens
-from select_service.core.pricing.scoring import costs, prefer, preferences
+from select_service.core.books.loads import Loads
+from select_service.core.pricing.cost import Found, Size, Terms, preferences, terms_of
 from select_service.core.pricing.weights import Weights, weights_in_force
 from select_service.types import RouterConfig, RouterConfigOverride
 
@@ -20,25 +20,27 @@ def weights(**changes: float | bool) -> Weights:
     return weights_in_force(RouterConfig(), None)._replace(**changes)  # type: ignore[arg-type]
 
 
-def project(
+def groups(column: Any) -> list[tuple[int, Any]]:
+    """As the index gives them: slots by how many blocks they have."""
+    values = np.array(column)
+    return [(int(one), np.flatnonzero(values == one)) for one in np.unique(values) if one]
+
+
+def priced(
     rows: list[tuple[float, float, float, float, float]],
     isl: int,
     chosen: Weights,
     block_size: int = 16,
-) -> Projection:
+    *,
+    matched: bool = True,
+) -> Terms:
     """Rows are (P, D + N, device, host extension, disk extension)."""
     columns = np.array(rows, dtype=np.float64).T
-    overlap = Overlap(columns[2], columns[3], columns[4])
-    return Projection(
-        columns[0],
-        columns[1],
-        overlap,
-        overlap,
-        cached_tokens(overlap, chosen, block_size),
-        True,
-        isl,
-        block_size,
-    )
+    nothing = np.zeros(len(rows))
+    loads = Loads(columns[0], columns[1], nothing, nothing, 0.0, 0.0, nothing, nothing)
+    found = Found(*map(groups, columns[2:])) if matched else None
+    size = Size(isl, 0, block_size)
+    return terms_of(loads, slice(0, len(rows)), size, chosen, found, None, None, 0.0)
 
 
 def naive_cost(
@@ -108,7 +110,7 @@ def test_worked_examples(
     expected: list[float],
 ) -> None:
     chosen = weights_in_force(RouterConfig(), RouterConfigOverride(**override))  # type: ignore[arg-type]
-    assert costs(project(rows, isl, chosen), chosen).tolist() == expected
+    assert priced(rows, isl, chosen).cost.tolist() == expected
 
 
 def test_worked_example_13_decay() -> None:
@@ -117,7 +119,7 @@ def test_worked_example_13_decay() -> None:
     )
     chosen = weights_in_force(config, None)
     rows = [(64.0, 4.0, 3.0, 1.0, 0.0), (32.0, 4.0, 0.0, 0.0, 0.0)]
-    assert costs(project(rows, 64, chosen), chosen).tolist() == [16.5, 16.0]
+    assert priced(rows, 64, chosen).cost.tolist() == [16.5, 16.0]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_worked_example_13_decay() -> None:
     [({"b": 1.0}, 3.268450414057098), ({"a": -1.0, "b": 5.0}, 2.576883825392521)],
 )
 def test_worked_example_12_preferred_taints(preferred: dict[str, float], expected: float) -> None:
-    assert prefer(np.array([7.0]), preferred, [frozenset("ab")])[0] == expected
+    assert 7.0 * preferences(preferred, [frozenset("ab")])[0] == expected
 
 
 def test_the_old_name_of_the_scale_wins_and_zero_takes_the_credit_along() -> None:
@@ -169,13 +171,14 @@ def test_columns_price_like_the_formula_read_aloud(
         prefill_load_scale=scale,
         track_prefill_tokens=track,
     )
-    projection = project([tuple(map(float, row)) for row in rows], isl, chosen, block_size)  # type: ignore[misc]
+    given_rows: Any = [tuple(map(float, row)) for row in rows]
     least = min(row[0] for row in rows)
     expected = [naive_cost(row, least, isl, chosen, block_size) for row in rows]
-    assert costs(projection, chosen).tolist() == pytest.approx(expected, rel=1e-12)
-    bare = projection._replace(overlap=None, cached_tokens=np.zeros(len(rows)))
+    found = priced(given_rows, isl, chosen, block_size).cost
+    assert found.tolist() == pytest.approx(expected, rel=1e-12)
+    bare = priced(given_rows, isl, chosen, block_size, matched=False).cost
     empty = [naive_cost((row[0], row[1], 0, 0, 0), least, isl, chosen, block_size) for row in rows]
-    assert costs(bare, chosen).tolist() == pytest.approx(empty, rel=1e-12)
+    assert bare.tolist() == pytest.approx(empty, rel=1e-12)
 
 
 HUGE = 1.7e308
@@ -195,13 +198,13 @@ def test_huge_weights_overflow_nothing() -> None:
         changes: dict[str, Any] = {name: sign * value for name, value in EXTREMES.items()}
         config = RouterConfig(**changes)
         chosen = weights_in_force(config, RouterConfigOverride(router_temperature=HUGE))
-        prices = costs(project([row, (0.0,) * 5], 2**63, chosen), chosen)
+        prices = priced([row, (0.0,) * 5], 2**63, chosen).cost
         assert np.isfinite(prices).all()
 
 
 def test_a_huge_weight_of_a_request_still_tells_ranks_apart() -> None:
     chosen = weights_in_force(RouterConfig(), RouterConfigOverride(prefill_load_scale=HUGE))
-    prices = costs(project([(32.0, 0, 0, 0, 0), (16.0, 0, 0, 0, 0)], 64, chosen), chosen)
+    prices = priced([(32.0, 0, 0, 0, 0), (16.0, 0, 0, 0, 0)], 64, chosen).cost
     assert prices[1] < prices[0]
 
 

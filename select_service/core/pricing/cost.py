@@ -1,0 +1,217 @@
+"""What a prompt costs on each rank: the one formula, with all its terms.
+
+Everyone who needs a price asks here: placements, pairs, batches, shadow weights, explanations and
+replays, over live columns of load or recorded ones. `_pricer.pyx` computes the same costs, and
+nothing else, for the placement of single requests. Lower is better; the unit is blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from select_service.core.books.loads import worked_off
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from select_service.core.books.loads import Loads
+    from select_service.core.books.slot_loads import SlotLoads
+    from select_service.core.columns import Floats, Groups, Rows, Slots
+    from select_service.core.pricing.weights import Weights
+
+__all__ = ["Found", "Held", "Size", "Terms", "preferences", "terms_of"]
+
+
+class Held(NamedTuple):
+    """Matched blocks by row: on the device, then the extensions on host and disk."""
+
+    device: Floats
+    host: Floats
+    disk: Floats
+
+
+class Found(NamedTuple):
+    """What the index has of a prompt: slots by how many blocks they hold, tier by tier.
+
+    The groups of `device` are disjoint; those of the others extend the tiers before, and a slot's
+    blocks in several groups of `disk` add up.
+    """
+
+    device: Groups
+    host: Groups
+    disk: Groups
+
+    def by_slot(self, slots: int) -> Held:
+        """Return the blocks of each of so many slots."""
+        held = Held(*np.zeros((3, slots)))
+        for column, groups in zip(held, self, strict=True):
+            for blocks, of in groups:
+                column[of] += blocks
+        return held
+
+
+class Size(NamedTuple):
+    """How large a prompt is, on ranks with blocks of one size."""
+
+    isl_tokens: int
+    blocks: int  # whole ones, to be decoded with
+    block_size: int  # tokens
+
+
+class Terms(NamedTuple):
+    """The terms of each candidate's cost, in blocks unless stated otherwise."""
+
+    prefill: Floats  # tokens
+    worked: Floats  # tokens of `prefill` that count as computed
+    held: Held
+    trust: Floats | None  # factor on what is held; None: full trust
+    cached_tokens: Floats  # tier-weighted tokens that need no prefill, scaled by trust
+    booked: Floats  # of the prompt, in active chains there
+    raw: Floats  # tokens to compute before the first one, as blocks, without credit
+    credit: Floats  # what overlap takes off
+    expected: Floats  # what is booked there and will be cached by the time it is computed
+    own: Floats  # what remains to be computed of this prompt
+    left: Floats  # what remains to be computed before its first token
+    decode: Floats  # including the prompt's new blocks
+    churn: Floats  # tokens
+    context: Floats  # including the prompt
+    prefill_cost: Floats  # the part of the cost for computing
+    cost: Floats
+
+
+def terms_of(  # noqa: PLR0917 - what is known, and for whom
+    loads: SlotLoads | Loads,
+    rows: Rows,
+    size: Size,
+    weights: Weights,
+    found: Found | None,
+    shared: Groups | None,
+    trust: Floats | None,
+    now: float,
+    among: Slots | None = None,
+) -> Terms:
+    """Return the terms of the rows, without preferences.
+
+    left     = max(0, track ? (P - worked + max(isl, cached)) / block_size : 0 - credit - expected)
+    credit   = trust · (decay · credit_weight · device + host_weight · host + disk_weight · disk)
+    decay    = 1 / (1 + credit_decay · (P - min P)/block_size / ceil(isl/block_size))
+    cost     = prefill_load_scale · left + decode blocks with this prompt
+
+    That is `kv-cost` (contract 3.2), where `worked` and `expected` are 0. `first-token` counts
+    blocks booked by live requests as cached, takes what may already be computed (`worked_off`) off
+    the queue P, and adds three terms:
+
+    own      = max(0, track ? max(isl, cached)/block_size : 0 - credit - expected)
+    cost     = prefill_load_scale · (left + (delay_weight + eviction_weight · churn) · own)
+               + decode_load_scale · decode blocks with this prompt
+               + context_load_scale · context with this prompt
+
+    Args:
+        loads: of every slot, live or recorded.
+        rows: the candidates.
+        size: of the prompt.
+        weights: as they apply now; see `Weights.at_present`.
+        found: in the index; None: nothing.
+        shared: blocks in active chains and the slots with that many, disjoint; None: none.
+        trust: factor on each slot's credit; None: full trust.
+        now: monotonic seconds.
+        among: positions from whose least load the credit's decay is measured; None: all.
+    """
+    isl, blocks, block_size = float(size.isl_tokens), size.blocks, size.block_size
+    prefill = loads.prefill[rows]
+    nothing = np.zeros(len(prefill))
+    held, cached, credit = Held(nothing, nothing, nothing), nothing, nothing
+    believed = None if trust is None else trust[rows]
+    if found is not None:
+        held = Held(*(column[rows] for column in found.by_slot(len(loads.prefill))))
+        cached = _cached_tokens(held, weights, block_size)
+        credit = _credit(prefill, held, size, weights, among)
+        if believed is not None:
+            cached, credit = np.floor(cached * believed), credit * believed
+    booked = nothing
+    if shared is not None:
+        by_slot = np.zeros(len(loads.prefill))
+        for count, slots in shared:
+            by_slot[slots] = count
+        booked = by_slot[rows]
+    worked = expected = nothing
+    if weights.pace and loads.heard is not None and loads.ahead is not None:
+        worked = worked_off(loads.heard[rows], loads.ahead[rows], weights.pace, now)
+    if weights.expects_booked:
+        expected = np.maximum(booked - (held.device + held.host + held.disk), 0.0)
+    raw = own = nothing
+    if weights.track_prefill_tokens:
+        tokens = np.maximum(cached, isl)
+        raw, own = (prefill - worked + tokens) / block_size, tokens / block_size
+    left = np.maximum(raw - credit - expected, 0.0)
+    own = np.maximum(own - credit - expected, 0.0)
+    decode = loads.decode[rows] + blocks - booked
+    churn, context = loads.churn[rows], loads.context[rows] + blocks
+    more = (weights.delay_weight + weights.eviction_weight * churn) * own
+    computing = weights.prefill_load_scale * (left + more)
+    cost = computing + weights.decode_load_scale * decode
+    cost += weights.context_load_scale * context
+    return Terms(
+        prefill=prefill,
+        worked=worked,
+        held=held,
+        trust=believed,
+        cached_tokens=cached,
+        booked=booked,
+        raw=raw,
+        credit=credit,
+        expected=expected,
+        own=own,
+        left=left,
+        decode=decode,
+        churn=churn,
+        context=context,
+        prefill_cost=computing,
+        cost=cost,
+    )
+
+
+def _cached_tokens(held: Held, weights: Weights, block_size: int) -> Floats:
+    """Return (device + host_weight·host + disk_weight·disk) · block_size, rounded half up."""
+    blocks = (
+        held.device
+        + weights.host_cache_hit_weight * held.host
+        + weights.disk_cache_hit_weight * held.disk
+    )
+    tokens: Floats = np.floor(blocks * block_size + 0.5)
+    return tokens
+
+
+def _credit(
+    prefill: Floats, held: Held, size: Size, weights: Weights, among: Slots | None
+) -> Floats:
+    """Return the blocks that overlap takes off, before trust."""
+    weight: Floats | float = weights.overlap_score_credit
+    if weights.track_prefill_tokens and weights.overlap_score_credit_decay > 0.0:
+        least = (prefill if among is None else prefill[among]).min(initial=np.inf)
+        excess = np.maximum(prefill - least, 0.0) / size.block_size
+        blocks = -(-size.isl_tokens // size.block_size)
+        weight = weight * (1.0 / (1.0 + weights.overlap_score_credit_decay * excess / blocks))
+    credit: Floats = (
+        weight * held.device
+        + weights.host_cache_hit_weight * held.host
+        + weights.disk_cache_hit_weight * held.disk
+    )
+    return credit
+
+
+def preferences(preferred: Mapping[str, float], taints: Sequence[frozenset[str]]) -> Floats:
+    """Return the factor on each candidate's cost: exp(-tanh(Σ weights present)).
+
+    Computed once per set of taints: there are few sets, and many ranks.
+    """
+    factor_of = {
+        have: math.exp(
+            -math.tanh(sum(weight for taint, weight in preferred.items() if taint in have))
+        )
+        for have in set(taints)
+    }
+    return np.array([factor_of[have] for have in taints])
