@@ -56,12 +56,12 @@ def price(
 ) -> float:
     """The price of one rank of a fleet whose ranks compute and evict on average."""
     weights = weights_in_force(OURS, None).at_present(waiting, 1000.0, 8000.0)
-    columns = (np.array([float(one)]) for one in (prefill, decode, churn, context))
+    p, d, c, x = (np.array([float(one)]) for one in (prefill, decode, churn, context))
     here = np.array([0])
     found = Found([(device, here)], [], []) if device else None
     shared = [(booked, here)] if booked else None
     terms = terms_of(
-        Loads(*columns, 0.0, 0.0, np.zeros(1), np.zeros(1)),
+        Loads(p, d, c, x, 0.0, 0.0, np.zeros(1), np.zeros(1)),
         here,
         Size(isl, booked, SIZE),  # so that `decode` and `context` are with the prompt
         weights._replace(context_load_scale=0.0),

@@ -75,7 +75,7 @@ def decisions(draw: st.DrawFn) -> DecisionNote:
     slots = st.lists(st.integers(0, ranks - 1), unique=True, max_size=ranks).map(np.array)
     groups = st.none() | st.lists(st.tuples(st.integers(1, 99), slots), min_size=1, max_size=2)
     device, shared = draw(groups), draw(groups)
-    found = None if device is None else Found(device, draw(groups) or [], [])
+    found = None if device is None else Found(device, draw(groups.map(lambda one: one or [])), [])
     trust = draw(st.none() | st.just(np.ones(ranks).tobytes()))
     rows = draw(st.just(slice(0, ranks)) | slots.filter(len))
     return DecisionNote(
