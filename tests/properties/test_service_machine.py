@@ -779,7 +779,7 @@ class ServiceMachine(RuleBasedStateMachine):
             )
             for row in scores.workers
         }
-        assert seen == {rank: self.twin.overlap(rank, prompt) for rank in self.twin.open_ranks()}
+        assert seen == {rank: self.twin.overlap(rank, prompt) for rank in self.twin.ranks()}
         for row in self.core.potential_loads(PotentialLoadsRequest(token_ids=tokens)):
             rank = (row.worker_id, row.dp_rank)
             added = max(0, prompt.isl_tokens - self.twin.cached_tokens(rank, prompt))
