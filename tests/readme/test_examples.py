@@ -15,8 +15,7 @@ from tests.live.http import exchange_raw
 from tests.live.ports import free_port
 from tests.live.server import OURS_EXTRA, Server
 from tests.readme import document
-
-PROGRAM_TIMEOUT_S = 60
+from tests.wait import PATIENCE_S
 
 
 @pytest.mark.e2e
@@ -71,7 +70,7 @@ def test_python_examples(number: int, tmp_path: Path) -> None:
             [sys.executable, "-W", "error", str(script)],
             capture_output=True,
             text=True,
-            timeout=PROGRAM_TIMEOUT_S,
+            timeout=PATIENCE_S,
             check=False,
         )
     assert (done.stdout, done.returncode) == (program.expected, 0), done.stderr
