@@ -73,6 +73,7 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     pair_answer: PairSelection | None = None  # the answer for a repeat, if it asked for a pair
     outputs: list[tuple[int, int]] = []  # by the replica that received the reports, if any
     wave: tuple[int, int] | None = None  # its group in the wave that made it, and shared tokens
+    faded_at: int = 0  # output blocks when the last fraction came, also one that fades nothing
 
 
 class WorkerState(msgspec.Struct, array_like=True, frozen=True):
@@ -283,7 +284,8 @@ class Reservations:
         if announcer.speaks:
             born = facts.born or announcer.claims.stamp().seq
             told = facts.adopts, facts.outputs
-            announcer.own(partition, booking.reservation, born, booking.answer, *told)
+            claim = announcer.own(partition, booking.reservation, born, booking.answer, *told)
+            claim.faded_at = max(claim.faded_at, facts.faded_at)
             for key in facts.adopts:
                 heir = announcer.claims.router_id, born
                 claims.note_end(name, key, now, by_owner=False, heir=heir, kept=True)
@@ -430,6 +432,7 @@ def record_of(booking: Booking) -> ReservationRecord:
         answer if isinstance(answer, PairSelection) else None,
         [] if reservation.claim is None else list(reservation.claim.outputs.items()),
         reservation.wave,
+        0 if reservation.claim is None else reservation.claim.faded_at,
     )
 
 

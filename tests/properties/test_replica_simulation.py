@@ -489,7 +489,7 @@ class World:
                 node.put_worker(worker_id)
         crashed = bool(self.net.dead_routers)
         self.quiet()
-        ledgers = [node.ledger() for node in self.net.nodes]
+        ledgers = [self.settled(node) for node in self.net.nodes]
         for ledger in ledgers[1:]:
             assert ledger == ledgers[0]
         self.compare(ledgers[0], crashed=crashed)
@@ -500,6 +500,10 @@ class World:
             claim = booking.reservation.claim
             assert claim is not None
             assert claim.owner not in self.net.dead_routers, "its client has found it a new owner"
+
+    def settled(self, node: Node) -> dict[str, Any]:
+        """What is booked, and must be the same everywhere."""
+        return node.ledger()
 
     def quiet(self) -> None:
         """Long enough to hear everything, and for what dead replicas have left to age out."""

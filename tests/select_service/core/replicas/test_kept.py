@@ -414,6 +414,26 @@ def test_what_the_old_owner_was_told_the_new_one_learns_after_a_restart() -> Non
     assert [node.ledger()["r"][5] for node in net.nodes] == [4, 4]
 
 
+def test_the_last_fraction_is_the_last_one_after_a_restart() -> None:
+    """One of 1 leaves nothing faded, so that an older one would count again."""
+    net = kept(2, lease=False)
+    one, two = net.nodes
+    book(one, "r")
+    net.run(1.0)
+    one.did(one.core.output_block("r", 0.5, net.now))
+    net.run(1.0)
+    cut_all(net)
+    two.did(two.core.output_block("r", 0.25, net.now))
+    for fraction in (None, None, 1.0):
+        one.did(one.core.output_block("r", fraction, net.now))
+    one.flush()
+    one.is_down = True
+    one.reboot()
+    net.cut.clear()
+    net.run(SOON_S)
+    assert [node.ledger()["r"][5:8] for node in net.nodes] == [(5, 0, 1.0), (5, 0, 1.0)]
+
+
 def test_a_claim_whose_booking_is_another_ones_outlives_a_restart() -> None:
     """Two replicas adopt the same, one is booked: the other one may be all that is left."""
     net = kept(3, lease=False)
