@@ -80,7 +80,7 @@ FIXED = (
         "bytes read of a collector's answer",
     ),
     (
-        "select_service.edge.tracing.trace_context",
+        "select_service.edge.tracing.propagation",
         "STATE_BYTES_MAX",
         "bytes of a tracestate passed on",
     ),

@@ -1,9 +1,8 @@
-"""Exports spans to a collector: a bounded queue, and a thread that empties it.
+"""Exports spans to a collector, through the batch processor of OpenTelemetry's SDK.
 
-A request leaves its facts here, which costs it a microsecond; everything else, from building
-OpenTelemetry's objects to the network, happens in the thread. A slow, absent or broken collector
-costs spans, which are counted, and never a request. `spans.py` stands before this, an exporter of
-OpenTelemetry behind; only this file knows that SDK, and loads it when tracing is on.
+Spans are built from what a finished request leaves here: the SDK can only make them while they
+last. A slow, absent or broken collector costs spans, which are counted, and never a request.
+`spans.py` stands before this; the SDK is loaded when tracing is on.
 """
 
 from __future__ import annotations
@@ -11,11 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import random
-import re
 import threading
-from collections import deque
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
 
     import requests
     from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
     from opentelemetry.trace import SpanContext, TraceState
 
 __all__ = ["Finished", "SpanExport", "TracingUnavailableError", "brief", "otlp_exporter"]
@@ -37,19 +34,11 @@ _exporters_log = logging.getLogger("opentelemetry")
 TEXT_CHARS_MAX: Final = 256
 """Longer strings are cut: an id may be as long as a body."""
 
-STATE_MEMBERS_MAX: Final = 32
-"""Of a tracestate; W3C's limit."""
-
 ANSWER_BYTES_MAX: Final = 4096
 """Bytes read of a collector's answer; the rest is ignored."""
 
-_MEMBER: Final = re.compile(
-    rb"[ \t]*([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
-    rb"=([ !-+\--<>-~]{0,255}[!-+\--<>-~])[ \t]*"
-)
 _INT64_MAX: Final = (1 << 63) - 1
 _FAILED: Final = 500
-_REFUSED: Final = 400
 _SERVICE_NAME: Final = "service.name"
 _PREFIX: Final = "select."
 
@@ -64,8 +53,7 @@ class Finished(NamedTuple):
     name: str
     trace_id: int
     span_id: int
-    parent_id: int  # 0: no parent
-    state: bytes
+    parent: SpanContext | None
     began_ns: int  # since the epoch
     clock_ns: int  # the same moment by the clock of the steps
     ended_ns: int  # by the clock of the steps
@@ -81,12 +69,17 @@ class Finished(NamedTuple):
 
 
 class SpanExport:
-    """Queues finished requests, and passes them to an exporter in a thread of its own."""
+    """Queues the spans of finished requests, and counts what becomes of them.
+
+    The SDK's batch processor holds the queue and exports in a thread of its own. It tells nobody
+    how many spans wait or are dropped; so those in the queue are counted here, and what does not
+    fit is not passed on. It takes this for its exporter, to count outcomes.
+    """
 
     def __init__(
         self, exporter: SpanExporter, *, queue_max: int, batch_max: int, interval_s: float
     ) -> None:
-        """Create the queue; `start` starts the thread.
+        """Start to export.
 
         Args:
             exporter: of OpenTelemetry's SDK.
@@ -94,85 +87,79 @@ class SpanExport:
             batch_max: most spans sent at once.
             interval_s: how long spans wait to form a batch.
         """
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # only if tracing is on
+
         self._exporter = exporter
         self._queue_max = queue_max
-        self._batch_max = min(batch_max, queue_max)
-        self._interval_s = interval_s
-        self._queue: deque[Finished] = deque()
         self._taken_in = 0  # spans; written by the loop only
         self._taken_out = 0  # written by the thread only: neither needs a lock
         self.dropped = 0
         self.exported = 0
         self.failed = 0
-        self._wake = threading.Event()
-        self._closing = False
-        self._is_failing = False
+        self._is_failing = self._is_shut_down = False
+        self._closing: threading.Thread | None = None
         self._build = _Builder()
-        self._thread = threading.Thread(target=self._run, name="span-export", daemon=True)
+        self._processor = BatchSpanProcessor(
+            cast("SpanExporter", self),
+            max_queue_size=queue_max,
+            schedule_delay_millis=interval_s * 1e3,
+            max_export_batch_size=min(batch_max, queue_max),
+        )
 
     @property
     def queued(self) -> int:
         """Spans in the queue."""
         return self._taken_in - self._taken_out
 
-    def start(self) -> None:
-        """Start to export. Idempotent."""
-        if not self._thread.is_alive() and not self._closing:
-            self._thread.start()
-
     def put(self, finished: Finished) -> None:
         """Queue a request, or count it as dropped. Never waits."""
-        spans = finished.spans
-        if self._closing or self.queued + spans > self._queue_max:
-            self.dropped += spans
+        count = finished.spans
+        if self._closing is not None or self.queued + count > self._queue_max:
+            self.dropped += count
             return
-        self._queue.append(finished)
-        self._taken_in += spans
-        if self.queued >= self._batch_max and not self._wake.is_set():
-            self._wake.set()
+        self._taken_in += count
+        for span in self._build(finished):
+            self._processor.on_end(span)
 
     def close(self, timeout_s: float) -> None:
         """Export what is queued, within a time limit; the rest is dropped. Blocks. Idempotent."""
-        self._closing = True
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        if self._closing is not None:
+            return
+        # In a thread of its own: the SDK's time limit is not ours to set.
+        self._closing = threading.Thread(target=self._processor.shutdown, daemon=True)
+        self._closing.start()
+        self._closing.join(timeout_s)
+        if self._closing.is_alive():
             _log.warning("spans not exported in time", extra={"spans": self.queued})
-        self._exporter.shutdown()  # wakes the thread from a retry delay
+            self.shutdown()
         _exporters_log.setLevel(logging.NOTSET)
 
-    def _run(self) -> None:
-        while not self._closing:
-            self._wake.wait(self._interval_s)
-            self._wake.clear()
-            self._drain()
-        self._drain()
+    # -- as the processor's exporter ----------------------------------------------------------
 
-    def _drain(self) -> None:
-        while self._queue:
-            batch, spans = [], 0
-            while self._queue and spans < self._batch_max:
-                batch.append(self._queue.popleft())
-                spans += batch[-1].spans
-            self._export(batch)
-            self._taken_out += spans
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export a batch. Called by the processor's thread."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
 
-    def _export(self, batch: Sequence[Finished]) -> None:
-        built: list[ReadableSpan] = []
         try:
-            for finished in batch:
-                built += self._build(finished)
-            is_done = self._exporter.export(built).name == "SUCCESS"
+            result = self._exporter.export(spans)
         except Exception:  # noqa: BLE001 - whatever it is, the next batch may succeed
             _log.debug("export failed", exc_info=True)
-            is_done = False
+            result = SpanExportResult.FAILURE
+        is_done = result is SpanExportResult.SUCCESS
         if is_done:
-            self.exported += len(built)
+            self.exported += len(spans)
         else:
-            self.failed += max(len(built), len(batch))
+            self.failed += len(spans)
         if is_done is self._is_failing:
             self._turn(is_failing=not is_done)
+        self._taken_out += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        """Shut down the exporter, which wakes it from a retry delay. Idempotent."""
+        if not self._is_shut_down:
+            self._is_shut_down = True
+            self._exporter.shutdown()
 
     def _turn(self, *, is_failing: bool) -> None:
         """Log changes between failing and working; the exporter would log each failed batch."""
@@ -202,15 +189,12 @@ class _Builder:
         self._resource = resources.Resource({**said}).merge(resource)
         self._scope = InstrumentationScope("select_service", __version__)
         self._flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
-        self._random = random.SystemRandom().getrandbits
+        self._random = random.Random(random.SystemRandom().getrandbits(256)).getrandbits
 
     def __call__(self, done: Finished) -> Iterator[ReadableSpan]:
-        trace = self._trace
-        state = trace.TraceState(_members(done.state))
-        context = self._context(done, done.span_id, state, is_remote=False)
-        parent = None
-        if done.parent_id:
-            parent = self._context(done, done.parent_id, state, is_remote=True)
+        trace, parent = self._trace, done.parent
+        state = None if parent is None else parent.trace_state
+        context = self._context(done, done.span_id, state)
         at = done.began_ns - done.clock_ns
         ended = done.ended_ns + at
         facts = {**done.facts, **_refusal(done.refusal), **_waited(done)}
@@ -232,7 +216,7 @@ class _Builder:
         for name, began, until in _phases(done):
             yield self._span(
                 name=name,
-                context=self._context(done, self._random(64) or 1, state, is_remote=False),
+                context=self._context(done, self._random(64) or 1, state),
                 parent=context,
                 resource=self._resource,
                 attributes={},
@@ -242,10 +226,10 @@ class _Builder:
                 instrumentation_scope=self._scope,
             )
 
-    def _context(
-        self, done: Finished, span_id: int, state: TraceState, *, is_remote: bool
-    ) -> SpanContext:
-        return self._trace.SpanContext(done.trace_id, span_id, is_remote, self._flags, state)
+    def _context(self, done: Finished, span_id: int, state: TraceState | None) -> SpanContext:
+        return self._trace.SpanContext(
+            done.trace_id, span_id, is_remote=False, trace_flags=self._flags, trace_state=state
+        )
 
 
 def otlp_exporter() -> SpanExporter:
@@ -292,13 +276,6 @@ def _session() -> requests.Session:
     for scheme in ("http://", "https://"):
         session.mount(scheme, Brief())
     return session
-
-
-def _members(state: bytes) -> list[tuple[str, str]]:
-    """Return the valid members of a tracestate; none if there are too many."""
-    found = [_MEMBER.fullmatch(part) for part in state.split(b",")]
-    said = {one[1].decode(): one[2].decode() for one in found if one is not None}
-    return list(said.items()) if len(said) <= STATE_MEMBERS_MAX else []
 
 
 def _phases(done: Finished) -> Iterator[tuple[str, int, int]]:

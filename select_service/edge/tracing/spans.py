@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from select_service.core.watching.marks import Marks, Recorder
+from select_service.edge.tracing.sampling import Sampler, sampler
 from select_service.edge.tracing.span_export import (
     Finished,
     SpanExport,
@@ -23,13 +24,13 @@ from select_service.edge.tracing.span_export import (
     brief,
     otlp_exporter,
 )
-from select_service.edge.tracing.trace_context import Parent, Sampler, sampler
 from select_service.types import CacheThreshold, PairSelection, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import SpanContext
 
     from select_service.config import Settings
     from select_service.core.admission.queue import Ticket
@@ -76,7 +77,7 @@ class Span:
         *("span_id", "trace_id"),
     )
 
-    def __init__(self, trace_id: int, span_id: int, parent: Parent | None) -> None:
+    def __init__(self, trace_id: int, span_id: int, parent: SpanContext | None) -> None:
         self.trace_id = trace_id
         self.span_id = span_id
         self.parent = parent
@@ -113,7 +114,7 @@ class Tracing:
         seed = random.SystemRandom().getrandbits(256)
         self._random = random.Random(seed).getrandbits
 
-    def begin(self, parent: Parent | None) -> Span | None:
+    def begin(self, parent: SpanContext | None) -> Span | None:
         """Begin a span if the request is sampled."""
         if parent is None:
             low = self._random(_LOW_BITS)
@@ -132,15 +133,13 @@ class Tracing:
         marks = span.marks
         ended_ns = time.perf_counter_ns()
         self.recorder.forget(marks)
-        parent = span.parent
         refused = status >= _REFUSED and len(body) <= _REFUSAL_BYTES_MAX
         self.export.put(
             Finished(
                 f"{span.method} {span.pattern}",
                 span.trace_id,
                 span.span_id,
-                0 if parent is None else parent.span_id,
-                b"" if parent is None else parent.state,
+                span.parent,
                 span.began_ns,
                 marks.steps[0][1],
                 ended_ns,
@@ -162,9 +161,8 @@ class Tracing:
             HERE.ids = before
 
     def start(self) -> None:
-        """Start to export. Called by the thread that serves."""
+        """Attribute log records of this thread to requests. Called by the one that serves."""
         HERE.thread = threading.get_ident()
-        self.export.start()
 
     def close(self) -> None:
         """Export what is left, within the time limit. Blocks."""
@@ -190,7 +188,7 @@ def create_tracing(settings: Settings, exporter: SpanExporter | None = None) -> 
 
 
 def _facts(span: Span, status: int) -> dict[str, object]:
-    """Return the attributes of a request as plain values, since another thread reads them.
+    """Return the attributes of a request.
 
     Strings are cut: many requests may be queued, and an id may be as long as a body.
     """

@@ -16,14 +16,15 @@ from select_service.edge.http.access_log import TRACE_IDS
 from select_service.edge.http.asgi import Door
 from select_service.edge.http.fast_lane import READ_BYTES_MAX, FastLane
 from select_service.edge.http.traffic import CLIENT_GONE
+from select_service.edge.tracing.propagation import parent_in, read_parent
 from select_service.edge.tracing.spans import HERE, log_ids
-from select_service.edge.tracing.trace_context import parent_in, read_parent
 from select_service.errors import ServiceError, ShuttingDown, problem
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncIterator, Awaitable, Iterator
 
+    from opentelemetry.trace import SpanContext
     from starlette.types import Receive, Scope, Send
 
     from select_service.edge.console.routes import Booth
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from select_service.edge.http.traffic import Traffic
     from select_service.edge.security.authority import Authority
     from select_service.edge.tracing.spans import Span, Tracing
-    from select_service.edge.tracing.trace_context import Parent
 
 __all__ = ["TracedDoor", "TracedLane"]
 
@@ -65,7 +65,7 @@ class TracedDoor(Door):
             booth=booth,
         )
         self.tracing = tracing
-        self.parent: Parent | None = None
+        self.parent: SpanContext | None = None
         """The parent of the request in `answer_now` or `_do`; set by their callers."""
         self.lines = b""
         """Or the header lines from which the parent is still to be read."""
@@ -202,7 +202,7 @@ class TracedLane(FastLane):
 
     door: TracedDoor  # type: ignore[mutable-override] # set once, by `fast_lane`
 
-    _parent: Parent | None = None  # of the request whose body is arriving
+    _parent: SpanContext | None = None  # of the request whose body is arriving
 
     @override
     def _answer_whole(self, data: bytes) -> bool:

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from select_service.edge.http.steady import GUARDED, KEPT, Steady
-from select_service.edge.tracing.trace_context import parent_in
+from select_service.edge.tracing.propagation import parent_in
 
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

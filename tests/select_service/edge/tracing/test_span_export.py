@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from select_service.edge.tracing.span_export import Finished, SpanExport
 from tests.wait import PATIENCE_S
 
-ONE = Finished("GET /x", 1, 2, 0, b"", 10**18, 5, 9, [("match", 6), ("pick", 7)], 200, b"", {})
+ONE = Finished("GET /x", 1, 2, None, 10**18, 5, 9, [("match", 6), ("pick", 7)], 200, b"", {})
 
 
 def export(exporter: SpanExporter, queue_max: int = 100, batch_max: int = 10) -> SpanExport:
@@ -24,7 +24,6 @@ def export(exporter: SpanExporter, queue_max: int = 100, batch_max: int = 10) ->
 def test_what_waits_is_exported_at_the_end() -> None:
     memory = InMemorySpanExporter()
     queue = export(memory)
-    queue.start()
     for _ in range(5):
         queue.put(ONE)
     queue.close(10.0)
@@ -66,13 +65,13 @@ class Stuck(SpanExporter):
 def test_closing_does_not_wait_for_who_is_stuck() -> None:
     stuck = Stuck()
     queue = export(stuck, batch_max=1)
-    queue.start()
     queue.put(ONE)
     assert stuck.asked.wait(PATIENCE_S)
     queue.close(0.01)  # comes back although nobody lets the exporter go
-    assert queue._thread.is_alive()
+    assert queue._closing is not None
+    assert queue._closing.is_alive()
     stuck.go.set()
-    queue._thread.join(PATIENCE_S)
+    queue._closing.join(PATIENCE_S)
     assert queue.exported == 3
 
 
@@ -98,10 +97,9 @@ class Broken(InMemorySpanExporter):
 
 def test_failures_are_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    queue = export(Broken(), batch_max=1)
+    queue = export(Broken(), batch_max=3)
     for _ in range(5):
         queue.put(ONE)
-    queue.start()
     queue.close(10.0)
     assert (queue.exported, queue.failed) == (6, 9)
     ours = [one for one in caplog.records if ".otlp." not in one.name]
@@ -119,7 +117,6 @@ def test_attributes_are_what_otlp_can_say() -> None:
     body = b'{"error":"no","code":"c","gate":7}'
     for refusal in (b'{"error":"no","code":"c","gate":"g"}', body, b"\xff", b"{", b"\x81\xa1"):
         queue.put(ONE._replace(facts=odd, refusal=refusal, status=503, steps=[]))
-    queue.start()
     queue.close(10.0)
     first, *others = memory.get_finished_spans()
     assert first.attributes is not None
