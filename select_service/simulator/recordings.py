@@ -6,6 +6,7 @@ predecessor alone is one, too. `replaying.py` repeats the decisions.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,11 +18,13 @@ from select_service.core.tape.reading import Tape, hashes_of
 from select_service.simulator.core.requests import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from select_service.core.tape.items import Item
 
 __all__ = ["Played", "files_of", "play", "read_recording", "requests_of"]
+
+_log = logging.getLogger("select_sim")
 
 _ENDS: Final = frozenset({"freed", "expired", "lease_ended", "told"})
 
@@ -83,13 +86,22 @@ def read_recording(lines: Iterable[bytes], block_size: int) -> Iterator[Request]
 
 
 def requests_of(path: Path, block_size: int) -> Iterator[Request]:
-    """Return the requests of all files of a recording.
+    """Return the requests of all files of a recording; a file that was cut off is logged.
 
     Raises:
         BadRecording: it cannot be read.
         ValueError: its blocks have another size.
     """
-    return _requests(((one.tape, one.item) for one in play(files_of(path))), block_size)
+    return _requests(_whole(files_of(path)), block_size)
+
+
+def _whole(files: Sequence[Path]) -> Iterator[tuple[Tape, Item]]:
+    tapes: list[Tape] = []
+    for played in play(files, tapes):
+        yield played.tape, played.item
+    for path, tape in zip(files, tapes, strict=True):
+        if not tape.is_ended:
+            _log.warning("%s has no end: killed, cut off, or still recording", path)
 
 
 def _requests(items: Iterable[tuple[Tape, Item]], block_size: int) -> Iterator[Request]:

@@ -11,7 +11,7 @@ import msgspec
 from select_service.simulator.options import pairs_of, weights_with
 from select_service.simulator.recordings import files_of
 from select_service.simulator.replay_report import html_of
-from select_service.simulator.replay_text import as_text
+from select_service.simulator.replay_text import as_text, missing
 from select_service.simulator.replaying import replay
 from select_service.simulator.results import expect_writable, write_whole
 from select_service.simulator.run_command import write_json
@@ -24,6 +24,9 @@ __all__ = ["DIVERGED", "configure", "execute"]
 
 DIVERGED: Final = 3
 """Exit code: a decision differs from the recorded one."""
+
+DAMAGED: Final = 1
+"""Exit code: a file is damaged; its decisions before the damage are made again as recorded."""
 
 _NO_WEIGHTS: Final = frozenset(
     {"use_kv_events", "queue_threshold", "overtaking_s", "overtaking_share"}
@@ -84,7 +87,11 @@ def execute(args: Namespace) -> int:
         write_json(args.out, told)
     if args.report is not None:
         write_whole(args.report, html_of(told).encode())
-    return 0 if told.is_same else DIVERGED
+    for gap in told.missing if told.is_damaged else ():
+        print(f"select-sim replay: missing: {missing(gap)}", file=sys.stderr)
+    if not told.is_same:
+        return DIVERGED
+    return DAMAGED if told.is_damaged else 0
 
 
 def _changes(text: str) -> dict[str, object]:

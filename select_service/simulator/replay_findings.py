@@ -44,7 +44,7 @@ class Missing(Struct):
     """A gap in a recording."""
 
     file: str
-    why: str  # queue | disk | fault | cut off | files before it
+    why: str  # queue | disk | fault | files before it; or why its file ends too early
     notes: int | None = None
     files: int | None = None
 
@@ -113,6 +113,7 @@ class Replay(Struct):
     events: dict[str, int] = {}
     changes: int = 0
     missing: list[Missing] = []
+    is_damaged: bool = False  # a file is not what was written; `missing` names it
     config: RouterConfig | None = None  # in force when the first file began
     course: list[Part] = []
     what_if: WhatIf | None = None

@@ -24,7 +24,7 @@ from select_service.core.tape.items import (
     Seats,
     Wave,
 )
-from select_service.core.tape.reading import BadRecording, Tape
+from select_service.core.tape.reading import BadRecording, DamagedFile, Tape
 from select_service.simulator.core.stage import Stage, changed_weights, recorded_choice
 from select_service.simulator.course import Clock, Course
 from select_service.simulator.recordings import play
@@ -86,15 +86,25 @@ def replay(
         scope: selects models and tenants.
         examples: changed decisions to report.
 
+    Damage ends its file: what is before it counts, and the other files.
+
     Raises:
-        BadRecording: one of them cannot be read, with file and offset.
+        BadRecording: none of them can be read, or one holds what no service records, with file and
+            offset.
         OSError: one of them does not exist.
     """
     player = _Player(files, dict(changes or {}), scope, examples)
     tapes: list[Tape] = []
-    for played in play(files, tapes):
-        player.take(played)
-    return player.end(tapes)
+    damaged: dict[int, DamagedFile] = {}
+    for number, path in enumerate(files):
+        try:
+            for played in play([path], tapes):
+                player.take(played)
+        except DamagedFile as error:
+            damaged[number] = error
+    if damaged and all(tape.header is None for tape in tapes):
+        raise next(iter(damaged.values()))
+    return player.end(tapes, damaged)
 
 
 class _Tally:
@@ -354,16 +364,21 @@ class _Player:
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def end(self, tapes: Sequence[Tape]) -> Replay:
-        """Return the results."""
+    def end(self, tapes: Sequence[Tape], damaged: Mapping[int, DamagedFile]) -> Replay:
+        """Return the results.
+
+        Args:
+            tapes: of all files, read as far as possible.
+            damaged: what ended some of them, by position.
+        """
         told = self.told
         told.seconds = self._clock.latest
         told.course = self._course.parts(told.seconds)
-        told.missing += [
-            Missing(name, "cut off")
-            for name, tape in zip(told.files, tapes, strict=True)
-            if tape.is_torn
-        ]
+        told.is_damaged = bool(damaged)
+        for number, (name, tape) in enumerate(zip(told.files, tapes, strict=True)):
+            why = _why_incomplete(tape, damaged.get(number))
+            if why is not None:
+                told.missing.append(Missing(name, why))
         if self._changes:
             then, now, isl = self._then, self._now, self._isl_tokens
             told.what_if = WhatIf(
@@ -388,6 +403,15 @@ class _Player:
                 ],
             )
         return told
+
+
+def _why_incomplete(tape: Tape, damage: DamagedFile | None) -> str | None:
+    """Return why a file ends too early; None: it does not."""
+    if damage is not None:
+        return f"damaged, frame at byte {damage.at}: {damage.why}"
+    if tape.is_torn:
+        return "cut off"
+    return None if tape.is_ended else "killed, cut off, or still recording"
 
 
 def _rank_work(at: tuple[str, str, int, int], then: _Tally, now: _Tally) -> RankWork:

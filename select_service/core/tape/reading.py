@@ -1,7 +1,7 @@
 """Reads items from the bytes of a recording, trusting none of them.
 
 A truncated file ends with its last whole frame, and is reported as torn; any other deviation from
-`items.py` is refused, with its position.
+`items.py` is refused, with its position. Items before that position are good.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from select_service.core.tape.items import (
     VERSION,
     Column,
     Decided,
+    End,
     Events,
     Gap,
     Header,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from select_service.core.columns import Slots
     from select_service.core.tape.items import Prompted, SeatedWorker
 
-__all__ = ["BadRecording", "House", "Tape", "hashes_of", "slots_of"]
+__all__ = ["BadRecording", "DamagedFile", "House", "Tape", "hashes_of", "slots_of"]
 
 COLUMN_BYTES_MAX: Final = 64 << 20
 """Four million ranks: no fleet has as many, and a reader should not allocate more."""
@@ -51,6 +52,20 @@ _POSITION: Final = 4
 
 class BadRecording(ValueError):
     """Not a recording, or not a readable one; the text says where it goes wrong."""
+
+
+class DamagedFile(BadRecording):
+    """The bytes of one file are not what a recording wrote.
+
+    Attributes:
+        why: what is wrong.
+        at: offset of the frame.
+    """
+
+    def __init__(self, name: str, at: int, why: str) -> None:
+        super().__init__(f"{name}, frame at byte {at}: {why}")
+        self.why = why
+        self.at = at
 
 
 class House(NamedTuple):
@@ -100,6 +115,7 @@ class Tape:
         header: once something was read.
         houses: by the file's number of a scope, as of the last item.
         is_torn: whether it ends in the middle of a frame.
+        is_ended: whether its writer ended it; not one that was killed, or is still writing.
         frames: whole ones, so far.
     """
 
@@ -116,7 +132,7 @@ class Tape:
         self.header: Header | None = None
         self.houses: dict[int, House] = {}
         self._columns: dict[tuple[str, int], bytes] = {}
-        self.is_torn = False
+        self.is_torn = self.is_ended = False
         self.frames = 0
         self._chunks: list[bytes] = []
 
@@ -126,7 +142,7 @@ class Tape:
         Columns are whole, and prompts have all their hashes.
 
         Raises:
-            BadRecording: with file and offset.
+            DamagedFile: with file and offset.
         """
         try:
             for item in self._items():
@@ -141,11 +157,13 @@ class Tape:
                     self._seat(item)
                 elif isinstance(item, Decided | Wave | Events | Life) and item.scope is not None:
                     self.house(item.scope)
+                elif isinstance(item, End):
+                    self.is_ended = True
                 if isinstance(item, Decided | Wave):
                     self._fill(item)
                 yield item
         except BadRecording as error:
-            raise BadRecording(f"{self._name}, frame at byte {self._offset}: {error}") from None
+            raise DamagedFile(self._name, self._offset, str(error)) from None
 
     def _begin(self, item: Item) -> Header:
         if not isinstance(item, Header):

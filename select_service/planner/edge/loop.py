@@ -351,6 +351,11 @@ class Loop:
             self.counts.state_failures += 1
             _log.error("%s", error)
 
+    @property
+    def is_past_damaged(self) -> bool:
+        """Whether the state file found at the start was damaged, so that its history is lost."""
+        return self._state is not None and self._state.damaged
+
     async def close(self) -> None:
         """Close everything, the lease first: releasing it needs the connector's client."""
         for one in (self._lease, self.source, self.retiring, self.connector):

@@ -221,7 +221,9 @@ def _state(fleet: Fleet, settings: RunSettings) -> tuple[StateFile | None, Memor
     state = StateFile(settings.state_dir / "planner.json")
     memory = state.read(fleet, _wall())
     if state.damaged:
-        logging.getLogger("select_planner").warning("the state file was damaged and is put aside")
+        logging.getLogger("select_planner").error(
+            "%s is damaged, and is set aside as %s", state.path, state.aside.name
+        )
     return state, memory
 
 

@@ -206,6 +206,9 @@ class PlannerMetrics(Collector):
         leader = _gauge("leader", "1: this planner acts.", ())
         leader.add_metric((), self._loop.is_leader)
         yield leader
+        damaged = _gauge("state_damaged", "1: the state file found at the start was damaged.", ())
+        damaged.add_metric((), self._loop.is_past_damaged)
+        yield damaged
         for name, text, value in (
             ("intervals", "Intervals that are over.", counts.intervals),
             ("changes", "Replica counts that were changed.", counts.changes),

@@ -1,15 +1,17 @@
-"""The planner's memory across restarts: one JSON file, replaced as a whole.
+"""The planner's memory across restarts: one JSON file with a checksum, replaced as a whole.
 
-An unreadable file is put aside and reported: neither trusted nor lost.
+A file that is unreadable or was changed is set aside and reported: neither trusted nor lost.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import xxhash
 
 from select_service.planner.core.demand import Interval, resampled
 from select_service.planner.errors import PlannerError
@@ -21,13 +23,17 @@ if TYPE_CHECKING:
 
     from select_service.planner.core.planning import Fleet
 
-__all__ = ["Memory", "StateFile"]
+__all__ = ["Memory", "StateFile", "signed"]
 
 VERSION: Final = 1
 """Of the meaning of the numbers; a file of another version counts as damaged."""
 
 _SINCE_MOST: Final = 1_000_000
 """Intervals; a longer absence means a clock that was never set."""
+
+
+_SIGNED: Final = re.compile(rb'(\{.*),"checksum":"([0-9a-f]{16})"\}', re.DOTALL)
+"""The checksum is the last member, over everything before it."""
 
 
 class _ModelMemory(msgspec.Struct):
@@ -69,12 +75,26 @@ class Memory(msgspec.Struct):
         }
 
 
+class _Unsigned(Memory, forbid_unknown_fields=True):
+    """As an older build wrote it, without a checksum: an unknown member may be a damaged one."""
+
+
+_decode_signed: Final = msgspec.json.Decoder(Memory).decode
+_decode_unsigned: Final = msgspec.json.Decoder(_Unsigned).decode
+
+
 class StateFile:
     """Reads and writes the memory of one fleet."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self.damaged = False
+        """Whether the file that was read is damaged."""
+
+    @property
+    def aside(self) -> Path:
+        """Where a damaged file goes."""
+        return self.path.with_suffix(".damaged")
 
     def read(self, fleet: Fleet, at: float = 0.0) -> Memory:
         """Give a fleet its past; returns the rest of the memory.
@@ -85,23 +105,21 @@ class StateFile:
                 was set back, the past counts as just ended.
 
         Raises:
-            PlannerError: the file exists but cannot be opened, or is damaged and cannot be moved.
+            PlannerError: the file cannot be opened, or is damaged and cannot be set aside.
         """
         try:
-            memory: Memory | None = msgspec.json.decode(self._path.read_bytes(), type=Memory)
+            memory = _decoded(self.path.read_bytes())
         except FileNotFoundError:
             return Memory()
         except OSError as error:
-            raise PlannerError(f"{self._path}: {error.strerror}") from error
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            memory = None
+            raise PlannerError(f"{self.path}: {error.strerror}") from error
         if memory is None or not _makes_sense(memory):
             self.damaged = True
             try:
-                os.replace(self._path, self._path.with_suffix(".damaged"))
+                os.replace(self.path, self.aside)
             except OSError as error:
-                why = f"damaged, and cannot be put aside: {error.strerror}"
-                raise PlannerError(f"{self._path}: {why}") from error
+                why = f"damaged, and cannot be set aside: {error.strerror}"
+                raise PlannerError(f"{self.path}: {why}") from error
             return Memory()
         known = {one.model: one for one in memory.models}
         for model in fleet.models:
@@ -145,18 +163,36 @@ class StateFile:
             _PoolMemory(*(pool.model, pool.role), *(state.desired, state.ready))
             for pool, state in states.items()
         ]
-        aside = self._path.with_suffix(".new")
+        aside = self.path.with_suffix(".new")
         try:
             with aside.open("wb") as file:
                 memory = Memory(VERSION, fleet.interval_s, at, decision_id, models, pools)
-                file.write(msgspec.json.encode(memory))
+                file.write(signed(msgspec.json.encode(memory)))
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(aside, self._path)
+            os.replace(aside, self.path)
         except OSError as error:
             with contextlib.suppress(OSError):  # it would waste scarce space
                 aside.unlink(missing_ok=True)
-            raise PlannerError(f"{self._path}: {error.strerror}") from error
+            raise PlannerError(f"{self.path}: {error.strerror}") from error
+
+
+def signed(text: bytes) -> bytes:
+    """Append the checksum to a JSON object with members."""
+    body = text[:-1]
+    return body + b',"checksum":"%s"}' % xxhash.xxh3_64_hexdigest(body).encode()
+
+
+def _decoded(text: bytes) -> Memory | None:
+    """Return the contents; None: they are not what was written."""
+    found = _SIGNED.fullmatch(text)
+    if found is not None and text != signed(found[1] + b"}"):
+        return None
+    decode = _decode_unsigned if found is None else _decode_signed
+    try:
+        return decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
 
 
 def _makes_sense(memory: Memory) -> bool:

@@ -81,6 +81,24 @@ def test_one_bit_anywhere(tmp_path: Path) -> None:
         assert damage, f"byte {at} of {len(data)} is wrong and nobody says so"
 
 
+@pytest.mark.parametrize("more", [b"", b"\0", b"\x5a", None])
+def test_a_byte_more_or_less_anywhere(tmp_path: Path, more: bytes | None) -> None:
+    """Empty: one is removed; None: one is doubled."""
+    data = write(tmp_path)
+    for at in range(len(data)):
+        one = data[at : at + 1]
+        bent = data[:at] + (one + one if more is None else more) + data[at + (more == b"") :]
+        found, damage = read(tmp_path, bent)
+        assert found.items() <= WHOLE.items()
+        assert damage, f"changed at {at} of {len(data)}, and nobody says so"
+
+
+def test_what_follows_the_end_changes_nothing(tmp_path: Path) -> None:
+    data = write(tmp_path)
+    for more in (b"\0", b"\x5a" * 5000):
+        assert read(tmp_path, data + more) == (WHOLE, {})
+
+
 def test_damage_in_the_middle_costs_one_rank(tmp_path: Path) -> None:
     data = bytearray(write(tmp_path))
     at = data.find(RANKS[1].pieces[0])

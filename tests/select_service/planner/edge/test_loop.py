@@ -85,6 +85,11 @@ def fleet(gpus_max: int = 64) -> Fleet:
     return build_fleet([model], PredictorSettings(name="constant"), gpus_max)
 
 
+def unsigned(text: str) -> str:
+    """A state file without its checksum, as older builds wrote it."""
+    return text[: text.rindex(',"checksum":')] + "}"
+
+
 def loop_of(
     connector: Connector | None = None,
     lease: Lease | None = None,
@@ -333,7 +338,7 @@ def test_a_restart_remembers(tmp_path: Path) -> None:
         assert memory.decision_id == 1
         await again.slow()  # lengths come from before
         assert {one.pool: one.replicas for one in again.decisions[-1].targets} == told
-        whole = path.read_text()
+        whole = unsigned(path.read_text())
         assert '"p_correction":1.0' in whole
         for broken in (
             "{broken",
@@ -386,7 +391,7 @@ def test_a_restart_with_another_interval_remembers_the_same_traffic(tmp_path: Pa
             assert told is not None
             assert forecast.rate == pytest.approx(told.rate)
             assert (forecast.lengths.mean, forecast.osl) == pytest.approx((3000.0, 300.0))
-        path.write_text(path.read_text().replace('"interval_s":180.0,', ""))  # as it once was
+        path.write_text(unsigned(path.read_text()).replace('"interval_s":180.0,', ""))
         fleet = loop_of().fleet
         StateFile(path).read(fleet)
         assert len(fleet.models[0].demand.history) == 4
@@ -427,6 +432,7 @@ def test_a_restart_knows_how_long_it_was_away(tmp_path: Path) -> None:
         whole = path.read_bytes()
         for name, value in (("at", -1.0), ("missed", -1)):
             memory = msgspec.json.decode(whole)
+            del memory["checksum"]
             where = memory if name == "at" else memory["models"][0]
             where[name] = value
             path.write_bytes(msgspec.json.encode(memory))
@@ -586,6 +592,7 @@ def test_what_is_told_over_http() -> None:
             assert idle not in metrics
             assert 'what="isl"} 3000.0' in metrics
             assert "select_planner_leader 1.0" in metrics
+            assert "select_planner_state_damaged 0.0" in metrics
             assert 'select_planner_replicas_overdue{model_name="m",' in metrics
             assert 'select_planner_decision_ends_total{end="done"} 1.0' in metrics
             assert 'select_planner_decision_ends_total{end="timed_out"} 0.0' in metrics

@@ -1,23 +1,28 @@
-"""What a planner remembers where the disk lets it not: told, and nothing is left in the way."""
+"""What a planner remembers where the disk lets it not, or has changed it: told, never trusted."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from select_service.planner.edge.state_file import StateFile
+from select_service.planner.core.demand import Interval
+from select_service.planner.core.planning import Fleet
+
+from select_service.planner.edge.state_file import StateFile, signed
 from select_service.planner.errors import PlannerError
-from tests.select_service.planner.edge.test_loop import loop_of
+from select_service.planner.types import PoolState
+from tests.select_service.planner.edge.test_loop import loop_of, unsigned
 
 
 def test_a_damaged_file_that_cannot_be_put_aside(tmp_path: Path) -> None:
     path = tmp_path / "planner.json"
     path.write_text("{")
     (tmp_path / "planner.damaged").mkdir()
-    with pytest.raises(PlannerError, match=r"planner\.json.*cannot be put aside: Is a directory"):
+    with pytest.raises(PlannerError, match=r"planner\.json.*cannot be set aside: Is a directory"):
         StateFile(path).read(loop_of().fleet)
     assert path.read_text() == "{"
 
@@ -39,3 +44,85 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert StateFile(path).read(fleet).decision_id == 1
     state.write(fleet, 3, {})
     assert StateFile(path).read(fleet).decision_id == 3
+
+
+def remembering() -> Fleet:
+    """A fleet with a history."""
+    fleet = loop_of().fleet
+    for model in fleet.models:
+        for requests in (5400.0, 10.25):
+            model.demand.history.append(Interval(requests, 3000.0, None))
+    return fleet
+
+
+def written(path: Path) -> bytes:
+    fleet = remembering()
+    pools = {pool.key: PoolState(3, 2) for model in fleet.models for pool in model.pools}
+    StateFile(path).write(fleet, 1234, pools, 1_700_000_000.5)
+    return path.read_bytes()
+
+
+def past_of(path: Path) -> tuple[bool, object]:
+    """Whether the file counts as damaged, and what a fleet remembers after it."""
+    fleet, state = loop_of().fleet, StateFile(path)
+    memory = state.read(fleet)
+    histories = [list(one.demand.history) for one in fleet.models]
+    return state.damaged, (memory.decision_id, memory.at, memory.states, histories)
+
+
+def cut(data: bytes, at: int) -> bytes:
+    return data[:at]
+
+
+def without(data: bytes, at: int) -> bytes:
+    return data[:at] + data[at + 1 :]
+
+
+def with_one_more(data: bytes, at: int) -> bytes:
+    return data[:at] + b"1" + data[at:]
+
+
+def with_a_blank(data: bytes, at: int) -> bytes:
+    return data[:at] + b" " + data[at:]
+
+
+def with_a_copy(data: bytes, at: int) -> bytes:
+    return data[:at] + data[at : at + 1] + data[at:]
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]  # another digit, where there is one
+
+
+@pytest.mark.parametrize("harm", [cut, without, with_one_more, with_a_blank, with_a_copy, flipped])
+def test_a_file_changed_anywhere_is_set_aside(
+    tmp_path: Path, harm: Callable[[bytes, int], bytes]
+) -> None:
+    path = tmp_path / "planner.json"
+    data = written(path)
+    damaged, whole = past_of(path)
+    assert not damaged
+    nothing = past_of(tmp_path / "none")[1]
+    assert whole != nothing
+    for at in range(len(data)):
+        bent = harm(data, at)
+        path.write_bytes(bent)
+        assert past_of(path) == (True, nothing), f"at {at}: {bent[max(0, at - 20) : at + 20]!r}"
+        assert (tmp_path / "planner.damaged").read_bytes() == bent
+        assert not path.exists()
+
+
+def test_a_file_of_an_older_build_has_no_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "planner.json"
+    data = written(path)
+    _, whole = past_of(path)
+    path.write_text(unsigned(data.decode()))
+    assert past_of(path) == (False, whole)
+
+
+def test_a_file_of_a_newer_build_may_have_more_members(tmp_path: Path) -> None:
+    path = tmp_path / "planner.json"
+    text = unsigned(written(path).decode())
+    _, whole = past_of(path)
+    path.write_bytes(signed(text[:-1].encode() + b',"later":[1,2]}'))
+    assert past_of(path) == (False, whole)
