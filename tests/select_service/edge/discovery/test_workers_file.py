@@ -116,3 +116,30 @@ def test_a_file_that_is_too_long(tmp_path: Path) -> None:
         look(source)
     assert failure.value.kind == "too_large"
     assert set(source.latest or ()) == {1}, "what was known stays"
+
+
+@pytest.mark.parametrize("change", ["cut", "removed", "inserted"])
+def test_a_file_changed_anywhere_loses_no_worker(tmp_path: Path, change: str) -> None:
+    """Half a file, or one with a byte too many, changes nothing; values have no checksum."""
+    path = tmp_path / "workers.json"
+    whole = text_of(1, 2, 3).encode()
+    for at in range(len(whole)):
+        bent = {
+            "cut": whole[:at],
+            "removed": whole[:at] + whole[at + 1 :],
+            "inserted": whole[:at] + b"7" + whole[at:],
+        }[change]
+        source = WorkersFile(str(path), 0.01)
+        path.write_bytes(whole)
+        assert look(source) == {1, 2, 3}
+        path.write_bytes(bent + b" ")  # another size: an mtime may be the same
+        try:
+            found = look(source)
+        except SourceFailed as failure:
+            assert failure.kind == "malformed"
+            found = set(source.latest or ())
+            assert found == {1, 2, 3}
+        else:
+            assert change != "cut"
+        assert found is not None
+        assert len(found) == 3, bent

@@ -168,3 +168,39 @@ def test_the_next_to_expire(tmp_path: Path) -> None:
     at = 1767225600.0
     assert book.next_expiry(at - 1) == at
     assert book.next_expiry(at) == math.inf
+
+
+@pytest.mark.parametrize("change", ["cut", "removed", "inserted", "flipped"])
+def test_a_file_changed_anywhere_gives_nobody_more_rights(tmp_path: Path, change: str) -> None:
+    """An operator writes it, so it has no checksum; what a disk does to it takes rights away."""
+    second, digest = new_token()
+    records = [
+        {"name": "one", "sha256": DIGEST, "scopes": ["read"], "tenants": ["acme", "rival"]},
+        {"name": "two", "sha256": digest, "scopes": ["select", "lifecycle"], "tenants": ["acme"]},
+    ]
+    path = tmp_path / "tokens"
+    path.write_text("# ours\n" + "".join(json.dumps(one) + "\n" for one in records))
+    data = path.read_bytes()
+    book = read_token_file(str(path))
+    refused = 0
+    for at in range(len(data)):
+        bent = {
+            "cut": data[:at],
+            "removed": data[:at] + data[at + 1 :],
+            "inserted": data[:at] + b"a" + data[at:],
+            "flipped": data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :],
+        }[change]
+        path.write_bytes(bent)
+        try:
+            found = read_token_file(str(path))
+        except TokenFileUnusable:
+            refused += 1
+            continue
+        assert len(found) <= len(book)
+        for token in (TOKEN, second):
+            before, after = book.by_token(token.encode()), found.by_token(token.encode())
+            assert before is not None
+            if after is not None:
+                assert after.scopes <= before.scopes
+                assert after.tenants is not None, "bound to tenants, as before"
+    assert refused > len(data) // 3
