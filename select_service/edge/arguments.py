@@ -1,7 +1,8 @@
 """Arguments of the embedded service: structs of `types`, or mappings with the same members.
 
 A mapping is judged as the body of the HTTP route is, with the same messages; a member that is not
-known is refused, as there is no answer to warn in. `embedded.py` takes all its arguments from here.
+known is refused, as there is no answer to warn in. The long lists of a prompt may be packed, as in
+a struct. `embedded.py` takes all its arguments from here.
 """
 
 from __future__ import annotations
@@ -9,19 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from select_service.config import FieldValidation
-from select_service.edge.codec.json_codec import RequestDecoder
+from select_service.edge.codec.json_codec import HASHES, TOKENS, RequestDecoder
 from select_service.edge.waves import WaveBody
 from select_service.errors import ServiceError
+from select_service.types import PromptFields
 from select_service.types.waves import SelectBatchRequest, WaveItem
 
-__all__ = ["taken", "taken_wave"]
+__all__ = ["taken", "taken_or_none", "taken_wave"]
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+_LONG: Final = (TOKENS, *HASHES)
+"""Members of a prompt that may be packed; the core checks what is."""
 
 
 def taken(name: str, value: object, kind: type[T]) -> T:
@@ -39,8 +44,14 @@ def taken(name: str, value: object, kind: type[T]) -> T:
     """
     if isinstance(value, kind):
         return value
+    value, packed = _split(value) if issubclass(kind, PromptFields) else (value, {})
     request: T = _decoder(kind).decode(_body(name, value, kind)).request
-    return request
+    return _with(request, packed)
+
+
+def taken_or_none(name: str, value: object, kind: type[T]) -> T | None:
+    """Return an argument as `taken` does, which may also be None."""
+    return None if value is None else taken(name, value, kind)
 
 
 def taken_wave(name: str, value: object) -> SelectBatchRequest:
@@ -53,11 +64,17 @@ def taken_wave(name: str, value: object) -> SelectBatchRequest:
     """
     if isinstance(value, SelectBatchRequest):
         return value
+    prompts = value.get("requests") if isinstance(value, Mapping) else None
+    split: list[tuple[object, dict[str, bytes]]] = []
+    if isinstance(prompts, list | tuple):
+        split = [_split(one) for one in prompts]
+        value = {**value, "requests": [rest for rest, _ in split]}  # type: ignore[dict-item]
     body = _decoder(WaveBody).decode(_body(name, value, SelectBatchRequest)).request
     items = []
     for at, raw in enumerate(body.requests):
         try:
-            items.append(_decoder(WaveItem).decode(bytes(raw)).request)
+            item = _decoder(WaveItem).decode(bytes(raw)).request
+            items.append(_with(item, split[at][1] if split else {}))
         except ServiceError as refusal:
             inside = "" if refusal.field is None else f".{refusal.field}"
             refusal.field = f"requests[{at}]{inside}"
@@ -71,12 +88,30 @@ def _decoder(kind: type[T]) -> RequestDecoder[T]:
     return RequestDecoder(kind, FieldValidation.STRICT)
 
 
+def _split(value: object) -> tuple[object, dict[str, bytes]]:
+    """Return a prompt without its packed lists, and those."""
+    if not isinstance(value, Mapping):
+        return value, {}
+    packed = {
+        name: bytes(one) for name in _LONG if isinstance(one := value.get(name), bytes | bytearray)
+    }
+    if not packed:
+        return value, {}
+    return {name: one for name, one in value.items() if name not in packed}, packed
+
+
+def _with(request: T, packed: Mapping[str, bytes]) -> T:
+    for name, one in packed.items():
+        setattr(request, name, one)
+    return request
+
+
 def _body(name: str, value: object, kind: type) -> bytes:
     if not isinstance(value, Mapping):
         raise TypeError(
             f"`{name}` must be a {kind.__name__} or a mapping, not {type(value).__name__}"
         )
-    _refuse_endless(name, value)
+    _refuse_foreign(name, value)
     try:
         return msgspec.json.encode(dict(value), enc_hook=_plain)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -92,10 +127,18 @@ def _plain(value: Any) -> object:
     raise TypeError(f"a {type(value).__name__} is no value of a request")
 
 
-def _refuse_endless(path: str, value: Mapping[Any, Any]) -> None:
-    """Refuse what JSON would turn into null: numbers that are not finite."""
-    for name, one in value.items():
-        if isinstance(one, Mapping):
-            _refuse_endless(f"{path}.{name}", one)
-        elif isinstance(one, float) and not math.isfinite(one):
-            raise TypeError(f"`{path}.{name}` must be a finite number")
+def _refuse_foreign(path: str, value: object) -> None:
+    """Refuse what JSON would turn into something else: numbers that are not finite, and bytes."""
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            is_long = name in _LONG and isinstance(one, list | tuple)
+            if not is_long:  # a million numbers, which the decoder judges
+                _refuse_foreign(f"{path}.{name}", one)
+    elif isinstance(value, list | tuple):
+        for at, one in enumerate(value):
+            _refuse_foreign(f"{path}[{at}]", one)
+    elif isinstance(value, bytes | bytearray):
+        raise TypeError(f"`{path}`: bytes are no value of a request")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise TypeError(f"`{path}` must be a finite number")
+

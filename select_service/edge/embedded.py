@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from indexer.types import EventLossPolicy, SnapshotLimits
-from select_service.edge.arguments import taken, taken_wave
+from select_service.edge.arguments import taken, taken_or_none, taken_wave
 from select_service.edge.driver import Driver
 from select_service.edge.driving.outfit import Companions, EdgeLimits
 from select_service.edge.state.keeper import Keeper
@@ -21,42 +21,43 @@ from select_service.edge.waves import explained
 from select_service.types import (
     BatchAnswer,
     BatchRequest,
+    CoreLimits,
     LeaseRenewal,
     LeaseRequest,
     OverlapScoresRequest,
     PairSelection,
     PotentialLoadsRequest,
     ReservationRequest,
+    RouterConfig,
     SelectAndReserveRequest,
     SelectPairRequest,
     SelectRequest,
+    TrustSettings,
     WorkerPatch,
     WorkerSpec,
 )
+from select_service.types.admission import AdmissionSettings
 from select_service.types.drains import DrainRequest
+from select_service.types.shadow import ShadowSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from select_service.types import (
         Answer,
-        CoreLimits,
         LeaseList,
         LeaseRecord,
         LoadRow,
         OverlapScores,
         Ready,
         ReservationAnswer,
-        RouterConfig,
         ScopeLoads,
-        TrustSettings,
         TrustTable,
         WorkerRecord,
     )
-    from select_service.types.admission import AdmissionSettings
     from select_service.types.decisions import Decision
     from select_service.types.drains import DrainStatus
-    from select_service.types.shadow import ShadowSettings, ShadowStatus
+    from select_service.types.shadow import ShadowStatus
     from select_service.types.waves import SelectBatchRequest, WaveAnswer
 
 
@@ -71,19 +72,21 @@ class SelectionService:
 
     def __init__(
         self,
-        config: RouterConfig | None = None,
+        config: RouterConfig | Mapping[str, Any] | None = None,
         *,
-        limits: CoreLimits | None = None,
+        limits: CoreLimits | Mapping[str, Any] | None = None,
         on_event_loss: EventLossPolicy = EventLossPolicy.KEEP,
         replica_sync_port: int | None = None,
         state_dir: str | Path | None = None,
         strict: bool = True,
-        admission: AdmissionSettings | None = None,
-        trust: TrustSettings | None = None,
-        shadow: ShadowSettings | None = None,
+        admission: AdmissionSettings | Mapping[str, Any] | None = None,
+        trust: TrustSettings | Mapping[str, Any] | None = None,
+        shadow: ShadowSettings | Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> None:
         """Build the service; sockets open when the context is entered.
+
+        Where a struct is wanted, a mapping with its members does as well.
 
         Args:
             config: weights and switches; None: the reference's defaults.
@@ -100,7 +103,15 @@ class SelectionService:
 
         Raises:
             StateDirUnusable: the directory cannot be used, or another process holds it.
+            TypeError: an argument is neither a struct nor a mapping.
+            InvalidField, UnknownField: a member of a mapping is invalid, or unknown.
+            ValueError: settings are inconsistent.
         """
+        config = taken_or_none("config", config, RouterConfig)  # before the directory is locked
+        limits = taken_or_none("limits", limits, CoreLimits)
+        admission = taken_or_none("admission", admission, AdmissionSettings)
+        trust = taken_or_none("trust", trust, TrustSettings)
+        shadow = taken_or_none("shadow", shadow, ShadowSettings)
         keeper = None if state_dir is None else Keeper(Path(state_dir), strict=strict)
         self.driver = Driver(
             config,

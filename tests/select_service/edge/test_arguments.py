@@ -4,6 +4,7 @@ import array
 import asyncio
 import json
 from collections import OrderedDict
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +12,18 @@ import numpy as np
 import pytest
 
 from select_service import SelectionService
+from select_service.edge import embedded as embedded_module
 from select_service.errors import InvalidField, ServiceError, UnknownField
+from select_service.types import (
+    CoreLimits,
+    OverlapScoresRequest,
+    RouterConfig,
+    SelectRequest,
+    TrustSettings,
+)
+from select_service.types.admission import AdmissionSettings
+from select_service.types.shadow import ShadowSettings
+from select_service.types.waves import SelectBatchRequest, WaveItem
 from tests.select_service.edge.serving import Wire, on_a_port
 
 WORKER = {
@@ -130,6 +142,103 @@ def test_arrays_are_lists() -> None:
             assert await service.overlap_scores({"token_ids": tokens}) == expected
 
     embedded(use)
+
+
+TOKENS = np.arange(64, dtype="<u4").tobytes()
+HASHES = np.arange(4, dtype="<u8").tobytes()
+PACKED: list[dict[str, Any]] = [
+    {"token_ids": TOKENS},
+    {"block_hashes": HASHES, "sequence_hashes": HASHES, "isl_tokens": 64},
+    {"token_ids": TOKENS[:-1]},
+    {"block_hashes": HASHES, "sequence_hashes": HASHES[1:], "isl_tokens": 64},
+    {"block_hashes": HASHES[1:], "sequence_hashes": HASHES, "isl_tokens": 64},
+    {"block_hashes": HASHES, "isl_tokens": 64},
+]
+
+
+@pytest.mark.parametrize("prompt", PACKED)
+@pytest.mark.parametrize("form", [bytes, bytearray])
+def test_packed_lists_are_taken_as_a_struct_takes_them(prompt: dict[str, Any], form: Any) -> None:
+    packed = {k: form(v) if isinstance(v, bytes) else v for k, v in prompt.items()}
+
+    async def answer(asked: Any) -> object:
+        try:
+            return await asked
+        except ServiceError as error:
+            return type(error), str(error), error.field
+
+    async def use(service: SelectionService) -> None:
+        expected = await answer(service.select(SelectRequest(**prompt)))
+        assert await answer(service.select(packed)) == expected
+        expected = await answer(service.overlap_scores(OverlapScoresRequest(**prompt)))
+        assert await answer(service.overlap_scores(packed)) == expected
+        item = WaveItem(**prompt)
+        wave = await service.select_batch(SelectBatchRequest(requests=[item, item], reserve=False))
+        assert await service.select_batch({"requests": [packed] * 2, "reserve": False}) == wave
+
+    embedded(use)
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        (PROMPT | {"model_name": b"m"}, "request.model_name"),
+        (PROMPT | {"routing_constraints": {"required_taints": [b"a"]}}, "required_taints.0."),
+        ({"token_ids": TOKENS, "lora_name": bytearray(b"m")}, "request.lora_name"),
+    ],
+)
+def test_bytes_are_no_text(body: dict[str, Any], where: str) -> None:
+    """They were taken as their Base64."""
+
+    async def use(service: SelectionService) -> None:
+        with pytest.raises(TypeError, match=f"{where}.*: bytes are no value of a request"):
+            await service.select(body)
+
+    embedded(use)
+
+
+SETTINGS: list[tuple[str, Any, dict[str, Any]]] = [
+    ("config", RouterConfig, {"overlap_score_credit": 0.5, "temperature": 0.1}),
+    ("limits", CoreLimits, {"workers_max": 1}),
+    ("admission", AdmissionSettings, {"mode": "token-capacity", "policy_config": {"a": 1}}),
+    ("trust", TrustSettings, {"samples": 8}),
+    ("shadow", ShadowSettings, {"weights": {"overlap_score_credit": 0.0}, "sample": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "members"), SETTINGS, ids=[one[0] for one in SETTINGS])
+def test_settings_may_be_mappings(
+    name: str, kind: Any, members: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def noted(config: Any, **rest: Any) -> None:
+        given.append(rest | {"config": config})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(embedded_module, "Driver", noted)
+        for value in (kind(**members), members, MappingProxyType(members), None):
+            SelectionService(**{name: value})
+    assert [one[name] for one in given] == [*[kind(**members)] * 3, None]
+    directory = tmp_path / "state"
+    for wrong in ([1], "text", 7):
+        with pytest.raises(TypeError, match=f"`{name}` must be a {kind.__name__} or a mapping"):
+            SelectionService(**{name: wrong}, state_dir=directory)
+    with pytest.raises(UnknownField, match="nonsense"):
+        SelectionService(**{name: {"nonsense": 1}}, state_dir=directory)
+    with pytest.raises(InvalidField):
+        SelectionService(**{name: dict.fromkeys(members, [])}, state_dir=directory)
+    assert not directory.exists(), "nothing was opened or locked"
+
+
+def test_settings_given_as_mappings_are_in_force() -> None:
+    async def use() -> None:
+        async with SelectionService({"temperature": 0.5}, limits={"workers_max": 1}) as service:
+            await service.upsert_worker(WORKER)
+            with pytest.raises(ServiceError, match="worker"):
+                await service.upsert_worker(WORKER | {"worker_id": 8})
+
+    asyncio.run(use())
 
 
 def test_a_prompt_of_a_wave_is_named() -> None:

@@ -20,6 +20,7 @@ from select_service.edge.server import Server
 from tests import wait
 from tests.live.lossy import CALM, LossyLink, Weather
 from tests.live.ports import free_port
+from tests.select_service.edge.http.test_head_reader import MOST, head, say
 from tests.select_service.edge.http.test_listening import served
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
 from tests.select_service.edge.serving import HOST, PROMPT, Wire, listening, seat, worker
@@ -83,6 +84,27 @@ def test_it_has_its_routes_and_no_others(access_log: bool) -> None:
         await until(lambda: len(server.server_state.connections) == 2)
 
     run(use, access_log=access_log)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 40])
+@pytest.mark.parametrize("size", [MOST - 1, MOST, MOST + 1])
+def test_a_head_has_a_longest_length_at_either_entrance(pieces: int, size: int) -> None:
+    """On every route of the side entrance, on one it does not have, and on the console's."""
+    paths = [*sorted(SIDE_PATHS), "/nowhere"]
+    console = ["/console", "/console/", "/console/nowhere", "/console?a=b"]
+
+    async def use(port: int, side: int, _: Driver, server: Server) -> None:
+        for entrance, path in [(side, one) for one in paths] + [(port, one) for one in console]:
+            wire, before = await Wire.to(entrance), server._counts.malformed
+            for _again in range(2):  # its header lines are known then
+                wire.say(head(MOST - 50))
+                assert (await wire.answer())[0] == 200
+            await say(wire, head(size, f"GET {path} HTTP/1.1\r\n".encode()), pieces)
+            status = (await wire.answer())[0]
+            assert (status == 431) is (size > MOST), (path, status)
+            assert server._counts.malformed - before == (size > MOST), path
+
+    run(use, head_bytes_max=MOST)
 
 
 def test_requests_in_a_row_without_waiting() -> None:
