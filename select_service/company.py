@@ -142,7 +142,7 @@ class Company:
                 specs = [
                     msgspec.convert(one, WorkerSpec) for one in records if one["source"] == _API
                 ]
-            except (httpx.HTTPError, msgspec.DecodeError) as error:
+            except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError) as error:
                 _log.warning("no catalog from %s: %r", url, error)
                 continue
             for spec in specs:

@@ -112,7 +112,7 @@ def ask(
         raise CannotAskError(f"GET {_PATH} was answered with status {response.status}")
     try:
         answer = msgspec.json.decode(body, type=Answer)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CannotAskError(f"what answers is no select-service: {error}") from error
     if answer.findings is UNSET:
         raise CannotAskError("the service tells no findings: it is older than this command")

@@ -141,4 +141,3 @@ def _refuse_foreign(path: str, value: object) -> None:
         raise TypeError(f"`{path}`: bytes are no value of a request")
     elif isinstance(value, float) and not math.isfinite(value):
         raise TypeError(f"`{path}` must be a finite number")
-

@@ -88,7 +88,7 @@ def execute(args: Namespace) -> int:
     if args.report is not None:
         write_whole(args.report, html_of(told).encode())
     for gap in told.missing if told.is_damaged else ():
-        print(f"select-sim replay: missing: {missing(gap)}", file=sys.stderr)
+        sys.stderr.write(f"select-sim replay: missing: {missing(gap)}\n")
     if not told.is_same:
         return DIVERGED
     return DAMAGED if told.is_damaged else 0

@@ -7,7 +7,6 @@ damage.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from select_service.edge.state import wal
 from select_service.edge.state.rows import FILE
 from select_service.edge.state.store import PAGE, WAL
+from tests.harms import Harm, cut, flipped, with_one_more, without
 from tests.live.server import OURS_EXTRA, Server
 
 pytestmark = pytest.mark.e2e
@@ -35,7 +35,7 @@ def service(directory: Path) -> Server:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a killed process that had acknowledged a worker and reservations."""
     directory = tmp_path_factory.mktemp("damaged") / "killed"
     with service(directory) as server:
@@ -46,7 +46,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert server.process is not None
         server.process.kill()
         server.process.wait()
-    yield directory
+    return directory
 
 
 def last_frame(log: bytes) -> int:
@@ -88,22 +88,22 @@ def test_a_kill_alone_is_no_damage(killed: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "harm"),
+    ("name", "harm", "before_the_last_frame"),
     [
-        ("cut-between-frames", lambda log, last: log[:last]),
-        ("cut-within-a-frame", lambda log, last: log[: last - FRAME // 2]),
-        ("removed", lambda log, last: log[: last - 100] + log[last - 99 :]),
-        ("inserted", lambda log, last: log[: last - 100] + b"\x5a" + log[last - 100 :]),
-        ("flipped", lambda log, last: log[: last - 100] + b"\xff" + log[last - 99 :]),
+        ("cut-between-frames", cut, 0),
+        ("cut-within-a-frame", cut, FRAME // 2),
+        ("removed", without, 100),
+        ("inserted", with_one_more, 100),
+        ("flipped", flipped, 100),
     ],
 )
 def test_damage_is_said_everywhere_and_the_rest_is_served(
-    killed: Path, name: str, harm: Callable[[bytes, int], bytes]
+    killed: Path, name: str, harm: Harm, before_the_last_frame: int
 ) -> None:
     directory = killed.with_name(name)
     shutil.copytree(killed, directory)
     log = (directory / WAL).read_bytes()
-    (directory / WAL).write_bytes(harm(log, last_frame(log)))
+    (directory / WAL).write_bytes(harm(log, last_frame(log) - before_the_last_frame))
     with service(directory) as server:
         state = state_of(server)
         assert state["damage"]

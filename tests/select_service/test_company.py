@@ -105,10 +105,16 @@ def test_a_new_one_begins_with_the_catalog_of_another() -> None:
         def answer(request: httpx.Request) -> httpx.Response:
             if request.url.host == "old":
                 return httpx.Response(401, json={})
+            if request.url.host == "garbled":
+                return httpx.Response(200, content=b'[{"\xff":1}]')
             return httpx.Response(200, content=msgspec.json.encode(records))
 
         place = Place()
-        place.others = {"old": ("http://old", "tcp://old:1"), "other": OTHER}
+        place.others = {
+            "garbled": ("http://garbled", "tcp://garbled:1"),
+            "old": ("http://old", "tcp://old:1"),
+            "other": OTHER,
+        }
         await company_at(place, answer).copy_catalog(service)
         (record,) = service.workers(None, None)
         assert record.worker_id == 2**63, "what is followed comes by itself"

@@ -82,7 +82,7 @@ def json_object(text: str) -> dict[str, Any]:
         return msgspec.json.decode(source, type=dict[str, Any])
     except OSError as error:
         raise ValueError(f"cannot read {text[1:]}: {error.strerror}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not a JSON object: {error}") from None
 
 

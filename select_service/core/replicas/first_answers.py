@@ -85,7 +85,7 @@ def answer_of(record: ClaimRecord) -> FirstAnswer | None:
         return None
     try:
         told = _decode(record.answer)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     if isinstance(told, _Paired):
         return told.answer

@@ -252,7 +252,7 @@ class Watched(Source[T], Generic[O, T]):
             self._resumes += 1
             why = f"{type(error).__name__}: {error}"
             raise SourceFailed("connection", why, is_transient=True) from None
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise SourceFailed("malformed", str(error)) from None
 
     def _say(self) -> None:

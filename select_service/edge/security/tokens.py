@@ -186,7 +186,7 @@ def read_token_file(
             continue
         try:
             records.append(decode(line))
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise TokenFileUnusable(f"{path} line {number}: {_why(error)}") from None
     try:
         return TokenBook(records, chars_max=chars_max)

@@ -144,7 +144,7 @@ class Reader:
                 return
             try:
                 self._take_row(row_id, record, checksum)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 self._bad += 1
             self.last_id = max(self.last_id, row_id)
 

@@ -104,7 +104,7 @@ def _virtual(connector: VirtualConnector) -> list[Route]:
                 return _json({"error": f"the body is longer than {BODY_MAX}"}, _TOO_LARGE)
         try:
             completion = msgspec.json.decode(body, type=Completion)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             return _json({"error": str(error)}, _BAD)
         decision_id = _whole(request.path_params["decision_id"])
         if decision_id is None or not connector.complete(decision_id, completion):

@@ -17,6 +17,7 @@ from indexer.edge.sockets import Link, Publisher, Sockets, Subscriber, open_publ
 from indexer.errors import EndpointRefused, KeyFileUnusable
 from indexer.types import StreamLimits
 from tests import wait
+from tests.harms import HARMS, Harm, cut
 from tests.live.relay import Relay
 from tests.wait import until
 
@@ -273,27 +274,21 @@ def test_a_file_that_is_no_pair(tmp_path: Path, text: str) -> None:
     assert CLIENT.secret not in str(error.value)
 
 
-@pytest.mark.parametrize("change", ["cut", "removed", "inserted", "flipped"])
-def test_a_key_file_changed_anywhere_is_refused_or_the_same(tmp_path: Path, change: str) -> None:
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_key_file_changed_anywhere_is_refused_or_the_same(tmp_path: Path, harm: Harm) -> None:
     path = tmp_path / "key"
     keys = new_key_file(str(path))
     data = path.read_bytes()
     first_key = data.index(b"public")
     for at in range(len(data)):
-        bent = {
-            "cut": data[:at],
-            "removed": data[:at] + data[at + 1 :],
-            "inserted": data[:at] + b"a" + data[at:],
-            "flipped": data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :],
-        }[change]
-        path.write_bytes(bent)
+        path.write_bytes(harm(data, at))
         try:
             found = read_key_file(str(path))
         except KeyFileUnusable:
             continue
         assert found.public == keys.public, at
         assert at < first_key or zmq.curve_public(found.secret.encode()) == keys.public.encode()
-        assert change != "cut" or at == len(data) - 1, "of all cuts, only that of the last newline"
+        assert harm is not cut or at == len(data) - 1, "of all cuts, only that of the last newline"
 
 
 def test_keys_by_endpoint(tmp_path: Path) -> None:

@@ -164,8 +164,9 @@ def test_nobody_there(capsys: Capture, tmp_path: Path) -> None:
         b"HTTP/1.1 200 OK\r\ncontent-length: 51\r\n\r\n"
         b'{"ready":true,"schedulable_workers":0,"workers":[]}',
         b"\x00\x01",
+        b'HTTP/1.1 200 OK\r\ncontent-length: 29\r\n\r\n{"findings":[{"code":"\xff"}]}',
     ],
-    ids=["status", "shape", "json", "no-findings", "no-http"],
+    ids=["status", "shape", "json", "no-findings", "no-http", "no-text"],
 )
 def test_somebody_else_there(answer: bytes, capsys: Capture) -> None:
     async def scenario() -> None:

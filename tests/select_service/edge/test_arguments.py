@@ -217,17 +217,24 @@ def test_settings_may_be_mappings(
 
     with monkeypatch.context() as patched:
         patched.setattr(embedded_module, "Driver", noted)
-        for value in (kind(**members), members, MappingProxyType(members), None):
-            SelectionService(**{name: value})
+        forms: list[Any] = [kind(**members), members, MappingProxyType(members), None]
+        for value in forms:
+            settings: dict[str, Any] = {name: value}
+            SelectionService(**settings)
     assert [one[name] for one in given] == [*[kind(**members)] * 3, None]
     directory = tmp_path / "state"
+
+    def built(value: Any) -> None:
+        settings: dict[str, Any] = {name: value, "state_dir": directory}
+        SelectionService(**settings)
+
     for wrong in ([1], "text", 7):
         with pytest.raises(TypeError, match=f"`{name}` must be a {kind.__name__} or a mapping"):
-            SelectionService(**{name: wrong}, state_dir=directory)
+            built(wrong)
     with pytest.raises(UnknownField, match="nonsense"):
-        SelectionService(**{name: {"nonsense": 1}}, state_dir=directory)
+        built({"nonsense": 1})
     with pytest.raises(InvalidField):
-        SelectionService(**{name: dict.fromkeys(members, [])}, state_dir=directory)
+        built({member: [] for member in members})
     assert not directory.exists(), "nothing was opened or locked"
 
 

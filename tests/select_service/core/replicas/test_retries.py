@@ -271,7 +271,9 @@ def test_of_an_older_version_s_reservation_no_request_is_a_repeat_until_it_is_to
     assert here.core.desk.announcer.claims.counters.claims_corrected == 0
 
 
-@pytest.mark.parametrize("answer", [b"\xc1", b"\x92\xa1r\x01", b"\x92\xa1r\xa1x"])
+@pytest.mark.parametrize(
+    "answer", [b"\xc1", b"\x92\xa1r\x01", b"\x92\xa1r\xa1\xff", b"\x92\xa1r\xa1x"]
+)
 def test_an_answer_that_does_not_fit_is_none(answer: bytes) -> None:
     """As a newer version may write it; the last is of another route."""
     here, there, _ = booked_there(taken)

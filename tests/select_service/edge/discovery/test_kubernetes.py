@@ -143,13 +143,20 @@ def test_an_api_server_in_trouble_changes_nothing(tmp_path: Path) -> None:
 def test_garbage_in_a_watch(tmp_path: Path) -> None:
     async def use(api: FakeKubernetes, source: Workers) -> None:
         await until(lambda: len(api.watches) == 1)
-        for number, text in enumerate((b"<html>\n", b'{"type":"ADDED","object":5}\n', b"\xff\n")):
+        garbage = (
+            b"<html>",
+            b'{"type":"ADDED","object":5}',
+            b"\xff",
+            b'{"type":"\xff"}',
+            b'{"\xff":1}',
+        )
+        for number, text in enumerate(one + b"\n" for one in garbage):
             watches = len(api.watches)
             await api.say_raw(text)
             await until(lambda: source.failures.get("malformed", 0) > number)
             await until(lambda: len(api.watches) > watches)
             assert endpoints(source) == THREE
-        assert source.failures["malformed"] == 3
+        assert source.failures["malformed"] == len(garbage)
 
     watching(use, tmp_path)
 

@@ -20,6 +20,7 @@ from select_service.edge.security.tokens import (
     read_token_file,
 )
 from select_service.errors import TokenFileUnusable
+from tests.harms import HARMS, Harm
 
 TOKEN, DIGEST = new_token()
 
@@ -170,8 +171,8 @@ def test_the_next_to_expire(tmp_path: Path) -> None:
     assert book.next_expiry(at) == math.inf
 
 
-@pytest.mark.parametrize("change", ["cut", "removed", "inserted", "flipped"])
-def test_a_file_changed_anywhere_gives_nobody_more_rights(tmp_path: Path, change: str) -> None:
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_file_changed_anywhere_gives_nobody_more_rights(tmp_path: Path, harm: Harm) -> None:
     """An operator writes it, so it has no checksum; what a disk does to it takes rights away."""
     second, digest = new_token()
     records = [
@@ -184,13 +185,7 @@ def test_a_file_changed_anywhere_gives_nobody_more_rights(tmp_path: Path, change
     book = read_token_file(str(path))
     refused = 0
     for at in range(len(data)):
-        bent = {
-            "cut": data[:at],
-            "removed": data[:at] + data[at + 1 :],
-            "inserted": data[:at] + b"a" + data[at:],
-            "flipped": data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :],
-        }[change]
-        path.write_bytes(bent)
+        path.write_bytes(harm(data, at))
         try:
             found = read_token_file(str(path))
         except TokenFileUnusable:

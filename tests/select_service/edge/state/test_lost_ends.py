@@ -17,6 +17,7 @@ from select_service.edge.state import wal
 from select_service.edge.state.rows import FILE
 from select_service.edge.state.store import LOCK, WAL, Store
 from tests.effort import examples
+from tests.harms import HARMS, Harm, with_one_more, without
 
 Rows = dict[StateKey, bytes]
 Files = dict[str, bytes]
@@ -118,33 +119,10 @@ def expect_no_silence(history: Killed, found: tuple[Rows, list[str]], at: int) -
     assert not invented, f"at {at}"
 
 
-def without(data: bytes, at: int) -> bytes:
-    return data[:at] + data[at + 1 :]
-
-
-def with_one_more(data: bytes, at: int) -> bytes:
-    return data[:at] + b"\x5a" + data[at:]
-
-
-def with_a_copy(data: bytes, at: int) -> bytes:
-    return data[:at] + data[at : at + 1] + data[at:]
-
-
-def cut(data: bytes, at: int) -> bytes:
-    return data[:at]
-
-
-def flipped(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]
-
-
-HARMS = [cut, without, with_one_more, with_a_copy, flipped]
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("harm", HARMS)
 def test_nothing_acknowledged_is_lost_in_silence(
-    history: Killed, memory_path: Path, name: str, harm: Callable[[bytes, int], bytes]
+    history: Killed, memory_path: Path, name: str, harm: Harm
 ) -> None:
     data = history.found[name]
     for at in positions(name, data):
@@ -170,9 +148,7 @@ def test_a_bit_flipped_anywhere_is_reported_or_harmless(
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_file_without_a_log(
-    history: Killed, memory_path: Path, harm: Callable[[bytes, int], bytes]
-) -> None:
+def test_a_file_without_a_log(history: Killed, memory_path: Path, harm: Harm) -> None:
     """After an orderly end there is none, and nothing of the file is anywhere else."""
     directory = memory_path / "s"
     assert started(directory, history.found) == (history.rows, [])

@@ -176,7 +176,7 @@ def test_files_that_are_cleaned_away_are_locked_again(tmp_path: Path) -> None:
 def test_the_text_in_a_lock_file_decides_nothing(tmp_path: Path) -> None:
     """It is for people: the lock is the kernel's, whatever a disk has made of the text."""
     path = tmp_path / "planner.lock"
-    text = "process 7, port 8093, m/default".encode()
+    text = b"process 7, port 8093, m/default"
     for at in range(len(text) + 1):
         for bent in (text[:at], text[:at] + b"\xff\0" + text[at:], text[:at] + text[at + 1 :]):
             path.write_bytes(bent)
@@ -188,7 +188,7 @@ def test_the_text_in_a_lock_file_decides_nothing(tmp_path: Path) -> None:
             assert answer(one.held())
             assert not answer(other.held())
             assert isinstance(other.holder, str)
-            answer(one.close())  # type: ignore[arg-type]
+            run(one.close)
 
 
 def test_no_lock_is_where_others_can_change_it(

@@ -564,6 +564,7 @@ def test_what_is_told_over_http() -> None:
             path = "/v1/decision/1/complete"
             assert (await client.post(path, json=done)).status_code == 200
             assert (await client.post(path, json={"status": "x"})).status_code == 400
+            assert (await client.post(path, content=b'{"status":"\xff"}')).status_code == 400
             assert (await client.post("/v1/decision/9/complete", json=done)).status_code == 404
             assert (await client.post(path, content=b" " * 65_537)).status_code == 413
             assert (await client.post(path, content=in_parts())).status_code == 413

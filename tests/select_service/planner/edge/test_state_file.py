@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from select_service.planner.core.demand import Interval
 from select_service.planner.core.planning import Fleet
-
 from select_service.planner.edge.state_file import StateFile, signed
 from select_service.planner.errors import PlannerError
 from select_service.planner.types import PoolState
+from tests.harms import HARMS, Harm
 from tests.select_service.planner.edge.test_loop import loop_of, unsigned
 
 
@@ -70,34 +69,20 @@ def past_of(path: Path) -> tuple[bool, object]:
     return state.damaged, (memory.decision_id, memory.at, memory.states, histories)
 
 
-def cut(data: bytes, at: int) -> bytes:
-    return data[:at]
-
-
-def without(data: bytes, at: int) -> bytes:
-    return data[:at] + data[at + 1 :]
-
-
-def with_one_more(data: bytes, at: int) -> bytes:
-    return data[:at] + b"1" + data[at:]
-
-
 def with_a_blank(data: bytes, at: int) -> bytes:
     return data[:at] + b" " + data[at:]
 
 
-def with_a_copy(data: bytes, at: int) -> bytes:
-    return data[:at] + data[at : at + 1] + data[at:]
+def with_a_digit(data: bytes, at: int) -> bytes:
+    return data[:at] + b"1" + data[at:]
 
 
-def flipped(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]  # another digit, where there is one
+def with_another_digit(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
-@pytest.mark.parametrize("harm", [cut, without, with_one_more, with_a_blank, with_a_copy, flipped])
-def test_a_file_changed_anywhere_is_set_aside(
-    tmp_path: Path, harm: Callable[[bytes, int], bytes]
-) -> None:
+@pytest.mark.parametrize("harm", [*HARMS, with_a_blank, with_a_digit, with_another_digit])
+def test_a_file_changed_anywhere_is_set_aside(tmp_path: Path, harm: Harm) -> None:
     path = tmp_path / "planner.json"
     data = written(path)
     damaged, whole = past_of(path)
