@@ -21,7 +21,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # Where it is set nothing that is compiled is kept, and tests start some hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 # What the compiled kernels are built from; without a C compiler they are left out.
-KERNELS := $(wildcard indexer/_*.pyx indexer/_*.pxd indexer/_*.h select_service/_*.pyx select_service/_*.pxd select_service/_*.h select_service/core/_*.pyx select_service/core/_*.pxd select_service/edge/_*.pyx select_service/simulator/core/_*.pyx)
+KERNELS := $(shell find indexer select_service -name '_*.pyx' -o -name '_*.pxd' -o -name '_*.h')
 COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 # They lie in this tree once $(VENV) is installed, for every environment of the same Python.
 NOT_AGAIN := CC=false
@@ -247,7 +247,7 @@ readme: $(VENV)/.installed-test
 
 clean:
 	rm -rf $(VENV) .venv-* .engines .manifests build dist *.egg-info htmlcov .coverage .coverage.*
-	rm -f indexer/_*.c indexer/*.so select_service/_*.c select_service/*.so select_service/core/_*.c select_service/core/*.so select_service/edge/_*.c select_service/edge/*.so
+	find indexer select_service \( -name '_*.c' -o -name '*.so' \) -delete
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -258,9 +258,9 @@ $(VENV)/bin/python:
 	@echo "creating $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml $(KERNELS) | $(VENV)/bin/python
-	@echo "installing the service into $(VENV): some minutes the first time, for its kernels are compiled"
-	@$(BIN)/python $(PIP_INSTALL) --editable .
+$(VENV)/.installed: pyproject.toml setup.py $(KERNELS) | $(VENV)/bin/python
+	@echo "installing the service into $(VENV), and compiling its kernels"
+	@BUILD_PROGRESS=/proc/$$$$/fd/2 $(BIN)/python $(PIP_INSTALL) --editable .
 	@touch $@
 
 # Beside the service: installing it once more with an extra would compile all of it once more.
@@ -291,7 +291,7 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 		echo "no schemathesis or atheris here: what needs them will be skipped" >&2
 	@touch $@
 
-$(VENV)/.installed-bench: pyproject.toml $(KERNELS) | $(VENV)/bin/python
+$(VENV)/.installed-bench: pyproject.toml setup.py $(KERNELS) | $(VENV)/bin/python
 	@echo "installing the service and its benchmark tools into $(VENV)"
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[bench]'
 	@touch $@ $(VENV)/.installed

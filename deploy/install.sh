@@ -16,7 +16,7 @@ trap 'rm -rf "$build"' EXIT
     --only-binary :all: -r deploy/requirements.txt
 # out of a copy: setuptools builds beside the sources, and what lies there may be a stranger's
 mkdir "$build/src"
-cp -R pyproject.toml README.md LICENSE indexer select_service "$build/src"
+cp -R pyproject.toml setup.py README.md LICENSE indexer select_service "$build/src"
 find "$build/src" \( -name '*.so' -o -name '_*.c' -o -name __pycache__ \) -prune -exec rm -rf {} +
 "$build/bin/python" -m pip wheel --quiet --no-deps --no-index --no-build-isolation \
     --wheel-dir "$build/wheels" "$build/src"

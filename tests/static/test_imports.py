@@ -39,40 +39,15 @@ BACK_REFERENCES: Mapping[tuple[str, str], str] = {
 """Arcs that close a circle and may stay, and why."""
 
 UPWARD: Final = (
-    # what is told of all partitions, beside that of one
-    (CORE + "admission.admitting", CORE + "partition"),
-    (CORE + "admission.cache_hits", CORE + "partition"),
-    (CORE + "admission.load_reports", CORE + "partition"),
-    (CORE + "admission.status", CORE + "membership"),
-    (CORE + "admission.status", CORE + "partition"),
     (CORE + "books.bookings", CORE + "admission.queue"),
-    (CORE + "books.bookings", CORE + "partition"),
-    (CORE + "fleet.recovered", CORE + "partition"),
-    (CORE + "trust.trusting", CORE + "membership"),
-    (CORE + "trust.trusting", CORE + "partition"),
     # the desk speaks to replicas, and what they say goes to the desk
-    (CORE + "replicas.announcer", CORE + "partition"),
     (CORE + "replicas.foreigners", CORE + "booking.desk"),
-    (CORE + "replicas.foreigners", CORE + "partition"),
     (CORE + "replicas.hearing", CORE + "booking.desk"),
     (CORE + "replicas.plane", CORE + "booking.desk"),
-    (CORE + "replicas.plane", CORE + "membership"),
     (CORE + "replicas.resolver", CORE + "booking.desk"),
-    (CORE + "replicas.resolver", CORE + "membership"),
-    (CORE + "replicas.resolver", CORE + "partition"),
     (CORE + "replicas.shared_leases", CORE + "booking.desk"),
-    # whoever changes something says what is to be done
-    (CORE + "effects", CORE + "admission.queue"),
-    (CORE + "effects", CORE + "pricing.placement"),
-    (CORE + "effects", CORE + "replicas.messages"),
     # who looks on hangs where there is something to see
-    (CORE + "partition", CORE + "decisions.lookout"),
     (CORE + "verbs.placing", CORE + "doctor.sampling"),
-    (EDGE + "driver", EDGE + "tracing.spans"),
-    (EDGE + "driving.carrying", EDGE + "tracing.spans"),
-    (EDGE + "driving.outfit", EDGE + "tracing.spans"),
-    (EDGE + "http.asgi", EDGE + "console.routes"),
-    (EDGE + "discovery.setup", EDGE + "driver"),
 )
 """Arcs for types alone that go up between rooms, or from one to its neighbour. No circle comes of
 them, as other files are at either end; a room as a whole is not as independent as its order says.
