@@ -1,4 +1,8 @@
-"""Means over seeds with their confidence interval: Student's t, 95 %."""
+"""Means over seeds with their confidence interval: Student's t, 95 %.
+
+With a table of its quantiles: an installation without extras has no scipy, whose `stats` also takes
+a second to load.
+"""
 
 from __future__ import annotations
 

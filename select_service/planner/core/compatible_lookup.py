@@ -2,7 +2,7 @@
 
 Reproduced exactly, including artefacts, to answer what the reference would do: the cubic surface is
 not monotone, so a looser target may find a lower throughput. `surface.py` has our own reading.
-Needs scipy, whose triangulation determines the cells.
+Needs scipy, as the reference does: its splines, and the triangulation that determines the cells.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from select_service.planner.core.curves import NotAKnotSpline
 from select_service.planner.errors import MissingExtra, ProfileError
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from select_service.planner.core.profile import (
         DecodeProfile,
         Floats,
@@ -39,16 +40,21 @@ class CompatiblePrefill:
     """TTFT and throughput by prompt length, clamped to the profiled range."""
 
     def __init__(self, profile: PrefillProfile) -> None:
-        self._ttft = NotAKnotSpline(profile.isl, profile.ttft_ms)
-        self._thpt = NotAKnotSpline(profile.isl, profile.thpt_per_gpu)
+        spline = _interpolation().make_interp_spline  # a cubic, as by the reference's interp1d
+        self._least, self._most = float(profile.isl[0]), float(profile.isl[-1])
+        self._ttft = spline(profile.isl, profile.ttft_ms)
+        self._thpt = spline(profile.isl, profile.thpt_per_gpu)
 
     def ttft_ms(self, isl: float) -> float:
         """Return the time of one prompt alone on an engine."""
-        return self._ttft.at(isl)
+        return float(self._ttft(self._clamped(isl)))
 
     def thpt_per_gpu(self, isl: float) -> float:
         """Return input tokens per second and GPU."""
-        return self._thpt.at(isl)
+        return float(self._thpt(self._clamped(isl)))
+
+    def _clamped(self, isl: float) -> float:
+        return min(max(isl, self._least), self._most)
 
 
 class CompatibleDecode:
@@ -86,11 +92,8 @@ class CompatibleDecode:
         )
 
     def _gridded(self, profile: DecodeProfile) -> Floats:
-        try:
-            from scipy.interpolate import griddata  # only for the comparison mode
-            from scipy.spatial import QhullError
-        except ImportError as error:
-            raise MissingExtra("compatible", "planner", "scipy>=1.12") from error
+        griddata = _interpolation().griddata
+        from scipy.spatial import QhullError
 
         points = (profile.kv_usage, profile.context_length)
         values = np.column_stack((profile.itl_ms, profile.thpt_per_gpu))
@@ -117,6 +120,20 @@ class CompatibleLookup:
     def __init__(self, profile: Profile) -> None:
         self.prefill = CompatiblePrefill(profile.prefill)
         self.decode = CompatibleDecode(profile.decode)
+
+
+def _interpolation() -> ModuleType:
+    """Load scipy's module, which only this mode needs.
+
+    Raises:
+        MissingExtra: there is none.
+    """
+    try:
+        import scipy.interpolate
+    except ImportError as error:
+        raise MissingExtra("compatible", "planner", "scipy>=1.12") from error
+    module: ModuleType = scipy.interpolate
+    return module
 
 
 def _nearest(axis: Floats, value: float) -> int:

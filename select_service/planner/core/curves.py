@@ -1,7 +1,7 @@
-"""Curves through points: the reference's cubic spline, and one that does not overshoot.
+"""Curves through points that do not overshoot: monotone cubics (Fritsch and Carlson 1980).
 
-The first equals scipy's interp1d(kind="cubic") (not-a-knot ends), the second is a monotone cubic
-(Fritsch and Carlson 1980). Both in numpy, for a handful of knots.
+In numpy, for a handful of knots: scipy's PCHIP has other slopes at both ends, and would be a heavy
+dependency of every planner.
 """
 
 from __future__ import annotations
@@ -13,19 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from select_service.planner.core.profile import Floats
 
-__all__ = ["MonotoneCurve", "NotAKnotSpline", "isotonic"]
-
-
-class NotAKnotSpline:
-    """Through at least four points, x ascending and distinct."""
-
-    def __init__(self, x: Floats, y: Floats) -> None:
-        self._x, self._y = x, y
-        self._slopes = _not_a_knot_slopes(x, y)
-
-    def at(self, x: float) -> float:
-        """Return the value at x, clamped to the range of the knots."""
-        return _hermite(self._x, self._y, self._slopes, x)
+__all__ = ["MonotoneCurve", "isotonic"]
 
 
 class MonotoneCurve:
@@ -66,25 +54,6 @@ def _hermite(xs: Floats, ys: Floats, slopes: Floats, x: float) -> float:
         + b * t * t * (3 - 2 * t)
         + n * t * t * (t - 1)
     )
-
-
-def _not_a_knot_slopes(x: Floats, y: Floats) -> Floats:
-    steps = np.diff(x)
-    rises = np.diff(y) / steps
-    count = len(x)
-    matrix = np.zeros((count, count))
-    right = np.zeros(count)
-    for i in range(1, count - 1):
-        matrix[i, i - 1 : i + 2] = steps[i], 2 * (steps[i - 1] + steps[i]), steps[i - 1]
-        right[i] = 3 * (steps[i] * rises[i - 1] + steps[i - 1] * rises[i])
-    first = x[2] - x[0]
-    matrix[0, :2] = steps[1], first
-    right[0] = ((steps[0] + 2 * first) * steps[1] * rises[0] + steps[0] ** 2 * rises[1]) / first
-    last = x[-1] - x[-3]
-    matrix[-1, -2:] = last, steps[-2]
-    right[-1] = (steps[-1] ** 2 * rises[-2] + (2 * last + steps[-1]) * steps[-2] * rises[-1]) / last
-    slopes: Floats = np.linalg.solve(matrix, right).astype(np.float64)
-    return slopes
 
 
 def _monotone_slopes(x: Floats, y: Floats) -> Floats:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from select_service.planner.core.curves import MonotoneCurve, NotAKnotSpline, isotonic
+from select_service.planner.core.curves import MonotoneCurve, isotonic
 from select_service.planner.core.profile import decode_of
 from select_service.planner.core.surface import DecodeSurface, Surface
 from select_service.planner.edge.profile_files import read_profile
@@ -35,13 +35,6 @@ def test_a_curve_through_rising_points_never_falls(values: np.ndarray) -> None:
     curve = MonotoneCurve(x, isotonic(values))
     told = [curve.at(at) for at in np.linspace(-1.0, len(values), 101).tolist()]
     assert all(two >= one - 1e-9 for one, two in pairwise(told))
-
-
-def test_a_cubic_is_reproduced_by_the_spline() -> None:
-    x = np.array([0.0, 1.0, 2.5, 4.0, 7.0])
-    spline = NotAKnotSpline(x, x**3 - 2 * x)
-    for at in (0.3, 1.7, 3.3, 6.9):
-        assert spline.at(at) == pytest.approx(at**3 - 2 * at)
 
 
 def test_a_looser_target_never_gives_less() -> None:
