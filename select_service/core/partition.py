@@ -2,7 +2,7 @@
 
 A partition joins the index (which rank holds what), the ledger (which rank carries what), the
 seating (who may be chosen) and the queues (who waits). It books nothing and knows no reservation
-ids: `service.py` comes before it; eligibility, projection, scoring and picking come after it.
+ids: `service.py` comes before it; eligibility, `pricing/cost.py` and the pricer come after it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Request fingerprints: 16 bytes of a request's whole content, to recognise its repeats.
 
 A repeated booking gets the first answer (`desk.py`); different content under the same id is
-refused. `_fingerprints.pyx` writes the same bytes for plain requests.
+refused.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 One path-compressed trie of sequence-hash chains is shared by all slots and reference-counted per
 slot: a booking touches the nodes on its path, never single blocks, and compares whole edges in C.
 Reservations, output blocks and prefill tokens live in `ledger.py`, the only caller, and sums of
-weights in `decode_blocks.py`; `pricing/projection.py` turns shared prefixes into N.
+weights in `decode_blocks.py`; `pricing/cost.py` turns shared prefixes into N.
 
 Chained hashes never repeat, so a node normally accounts for all its blocks with one integer per
 slot. `block_places.py` handles whatever else a client may send.

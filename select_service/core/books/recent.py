@@ -1,6 +1,6 @@
 """A pool's recent activity: how fast its ranks compute, and how fast its caches turn over.
 
-Prices are measured by it (`pricing/scoring.py`). `ledger.py` adds every booking; about once a
+Prices are measured by it (`pricing/cost.py`). `ledger.py` adds every booking; about once a
 second old values decay, and the pace is read from a meter of its own (`drain_meter.py`). What each
 rank computed is in the churn, a column of `slot_loads.py`.
 """

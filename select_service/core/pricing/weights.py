@@ -1,6 +1,6 @@
 """The numbers of the cost formula: as configured, as a policy has them, as one decision uses them.
 
-`scoring.py` and the pricer multiply with them. How a number was chosen stands beside it; nothing is
+`cost.py` and the pricer multiply with them. How a number was chosen stands beside it; nothing is
 priced here.
 """
 

@@ -1,9 +1,9 @@
 """Plans a wave: shared prefixes are computed once, and no rank is overloaded.
 
 Prompts of one partition with a common prefix form a group. Groups are placed largest first, each on
-the rank where it costs least by the formula of single requests (`scoring.py`), including the wave's
-load so far. A rank takes no more than its share of the wave's requests; the rest of a group goes on
-elsewhere. Nothing is changed here: `steps.py` carries the plan out.
+the rank where it costs least by the formula of single requests (`pricing/cost.py`), including the
+wave's load so far. A rank takes no more than its share of the wave's requests; the rest of a group
+goes on elsewhere. Nothing is changed here: `steps.py` carries the plan out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Remembers the meaning of header lines by their bytes, so that they are parsed only once.
 
-The fast lane (`fast_lane.py`) and its kernel look a head up here before the parser sees it, and
+The fast lane (`fast_lane.py`) looks a head up here before the parser sees it, and
 store what the parser found. `steady.py` defines which lines count; the authority clears the memory
 when the permissions of tokens change.
 """

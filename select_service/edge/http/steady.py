@@ -39,7 +39,7 @@ _LENGTH: Final = re.compile(
 
 
 class Steady:
-    """Reads the lines of heads. Its compiled twin is in `_lane.pyx`.
+    """Reads the lines of heads.
 
     Attributes:
         names: of the lines that are kept, in lower case.
