@@ -8,9 +8,10 @@ body it counts after the clock has stopped.
 from __future__ import annotations
 
 import http.client
-import json
 import sys
 import time
+
+import orjson
 
 __all__ = ["main"]
 
@@ -33,10 +34,8 @@ def main(host: str, port: str, path: str) -> int:
         pieces.append(piece)
     seconds = time.perf_counter() - started_at
     body = b"".join(pieces)
-    print(
-        json.dumps({"seconds": seconds, "bytes": len(body), "blocks": body.count(_MARK)}),
-        flush=True,
-    )
+    seen = {"seconds": seconds, "bytes": len(body), "blocks": body.count(_MARK)}
+    print(orjson.dumps(seen).decode(), flush=True)
     return 0 if answer.status == 200 else 1
 
 

@@ -85,28 +85,20 @@ class Echo:
         opening = body.find(_OPENS) + len(_OPENS) - 1
         if not isinstance(packed, bytes) or opening < len(_OPENS):
             return
-        text = _compact_at(opening, body, packed)
-        if not text:
+        text = body[opening : body.find(b"]", opening) + 1]
+        if (
+            len(text) > _ECHOED_BYTES_MAX
+            or _BLANK in text
+            or _LINE_FEED in text
+            or _RETURN in text
+            or _TAB in text
+            or packed.find(_ZERO) >= 0  # may be written as -0
+        ):
             return
         minuses = len(text) - len(text.replace(b"-", b""))  # takes half the time of `count`
         negative = len(packed[HASH_BYTES - 1 :: HASH_BYTES].translate(None, _POSITIVE))
         if minuses == negative:
             self.note(packed, text)
-
-
-def _compact_at(opening: int, body: bytes, packed: PackedHashes) -> bytes:
-    """Return the array of these hashes in a flat body; b"" if it has blanks or zeros."""
-    text = body[opening : body.find(b"]", opening) + 1]
-    if (
-        len(text) > _ECHOED_BYTES_MAX
-        or _BLANK in text
-        or _LINE_FEED in text
-        or _RETURN in text
-        or _TAB in text
-        or packed.find(_ZERO) >= 0  # may be written as -0
-    ):
-        return b""
-    return text
 
 
 echo: Final = Echo()
