@@ -25,7 +25,15 @@ from tests.wait import until
 
 HOST = "127.0.0.1"
 PROMPT: dict[str, Any] = {"block_hashes": [1, 2], "sequence_hashes": [1, 2], "isl_tokens": 32}
-SETTINGS = Settings(host=HOST, port=0)
+SETTINGS = Settings(
+    host=HOST,
+    port=0,
+    replay_silence_s=1_000.0,
+    replay_timeout_s=10_000.0,
+    header_timeout_s=1_000.0,
+    body_timeout_s=1_000.0,
+)
+"""Patient with engines and clients that a test plays: it may get no time for seconds."""
 
 
 def worker(worker_id: int = 1, **fields: Any) -> dict[str, Any]:
