@@ -2,12 +2,13 @@
 
 The file is polled, not watched: that works on every file system and for every way of replacing it,
 including a ConfigMap's symlinks. A file that is unreadable or has any invalid worker changes
-nothing.
+nothing; an unknown member of a worker is ignored, and named in the log.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,8 @@ from select_service.config import Settings
 from select_service.edge.discovery.source import Source, SourceFailed, poll
 from select_service.types import WorkerSpec
 
+_log = logging.getLogger("select_service")
+
 BYTES_MAX: Final = Settings().workers_file_bytes_max
 """Default limit on the size of the file."""
 
@@ -28,7 +31,16 @@ class _Document(msgspec.Struct):
     workers: list[WorkerSpec]
 
 
+class _Names(msgspec.Struct):
+    workers: list[dict[str, msgspec.Raw]]
+
+
 _decode: Final = msgspec.json.Decoder(list[WorkerSpec] | _Document).decode
+
+
+_decode_names: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]] | _Names).decode
+_KNOWN: Final = frozenset(WorkerSpec.__struct_encode_fields__)
+_NAMED: Final = 5
 _Signature = tuple[int, int, int]
 
 
@@ -42,6 +54,7 @@ class WorkersFile(Source[dict[int, WorkerSpec]]):
         self._poll_s = poll_s
         self._seen: _Signature | None = None
         self._is_valid = False  # what was seen
+        self._unknown: list[str] = []
 
     @override
     async def run(self) -> None:
@@ -74,8 +87,30 @@ class WorkersFile(Source[dict[int, WorkerSpec]]):
             raise SourceFailed("unreadable", f"{self._path}: {error.strerror}") from None
         self._seen, self._is_valid = signature, False
         workers = parse_workers(text, self._bytes_max)
+        self._tell_unknown(unknown_members(text))
         self._is_valid = True
         return signature, workers
+
+    def _tell_unknown(self, unknown: list[str]) -> None:
+        """Log the members that nobody reads, which may be misspelled; once while they stay."""
+        before, self._unknown = self._unknown, unknown
+        if unknown and unknown != before:
+            names = ", ".join(map(repr, unknown[:_NAMED]))
+            _log.warning("%s: unknown members of workers are ignored: %s", self._path, names)
+
+
+def unknown_members(text: bytes) -> list[str]:
+    """Return the members of workers that no worker has, from contents that `parse_workers` took.
+
+    Raises:
+        SourceFailed: the name of one is no text.
+    """
+    try:
+        document = _decode_names(text)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise SourceFailed("malformed", str(error)) from None
+    specs = document.workers if isinstance(document, _Names) else document
+    return sorted({name for spec in specs for name in spec} - _KNOWN)
 
 
 def parse_workers(text: bytes, bytes_max: int = BYTES_MAX) -> dict[int, WorkerSpec]:

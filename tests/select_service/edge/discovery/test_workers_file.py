@@ -139,3 +139,27 @@ def test_a_file_changed_anywhere_loses_no_worker(tmp_path: Path, harm: Harm) -> 
         assert source.latest is not None
         assert len(source.latest) == 3, bent
     assert refused > len(whole) // 3
+
+
+def test_members_that_no_worker_has_are_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A misspelled limit was no limit, and nobody said so."""
+    path = tmp_path / "workers.json"
+    source = WorkersFile(str(path), 0.01)
+    for number, form in enumerate(("[%s]", '{"workers": [%s]}', '{"workers": [%s], "more": 1}')):
+        endpoint = "http://w" + "1" * number
+        text = form % f'{{"worker_id": 1, "endpoint": "{endpoint}", "max_num_seq": 8}}'
+        path.write_text(text)
+        assert look(source) == {1}
+    (told,) = caplog.messages
+    path.write_bytes(b'[{"worker_id": 1, "\xff": 1}]')
+    with pytest.raises(SourceFailed, match="utf-8"):
+        look(source)
+    assert told.endswith("unknown members of workers are ignored: 'max_num_seq'")
+    path.write_text(text_of(1))
+    assert look(source) == {1}
+    path.write_text(text_of(1).replace("endpoint", "endpoimt"))
+    assert look(source) == {1}
+    assert len(caplog.messages) == 2
+    assert "'endpoimt'" in caplog.messages[1]
