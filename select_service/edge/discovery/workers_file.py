@@ -36,8 +36,6 @@ class _Names(msgspec.Struct):
 
 
 _decode: Final = msgspec.json.Decoder(list[WorkerSpec] | _Document).decode
-
-
 _decode_names: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]] | _Names).decode
 _KNOWN: Final = frozenset(WorkerSpec.__struct_encode_fields__)
 _NAMED: Final = 5

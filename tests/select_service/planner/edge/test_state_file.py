@@ -6,14 +6,17 @@ import errno
 import os
 from pathlib import Path
 
+import httpx
 import pytest
 
 from select_service.planner.core.demand import Interval
 from select_service.planner.core.planning import Fleet
+from select_service.planner.edge.serving import create_app
 from select_service.planner.edge.state_file import StateFile, signed
 from select_service.planner.errors import PlannerError
 from select_service.planner.types import PoolState
-from tests.harms import HARMS, Harm
+from tests.harms import HARMS, Harm, flipped
+from tests.select_service.planner.edge.fakes import run
 from tests.select_service.planner.edge.test_loop import loop_of, unsigned
 
 
@@ -111,3 +114,18 @@ def test_a_file_of_a_newer_build_may_have_more_members(tmp_path: Path) -> None:
     _, whole = past_of(path)
     path.write_bytes(signed(text[:-1].encode() + b',"later":[1,2]}'))
     assert past_of(path) == (False, whole)
+
+
+def test_damage_is_said_in_the_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "planner.json"
+    path.write_bytes(flipped(written(path), 100))
+
+    async def use() -> None:
+        state = StateFile(path)
+        loop = loop_of(state=state)
+        state.read(loop.fleet)
+        transport = httpx.ASGITransport(create_app(loop))
+        async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
+            assert "select_planner_state_damaged 1.0" in (await client.get("/metrics")).text
+
+    run(use)
