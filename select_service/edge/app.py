@@ -128,6 +128,7 @@ def create_door(
     if authority is not None:
         authority.on_change(functools.partial(_name_tenants, service, authority))
         _name_tenants(service, authority)
+        traffic.connections.shares = service.core.shares
     if service.tracing is None:
         door = Door(
             *(api, traffic),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     from select_service.config import Settings
+    from select_service.core.tenancy.shares import Bound, Party
     from select_service.edge.http.handshakes import Handshakes
     from select_service.edge.http.listening import Entrances
     from select_service.edge.http.protocol import GuardedProtocol
@@ -111,7 +112,11 @@ class Server(uvicorn.Server):
         self._door = door
         self._security = security
         self._entrances = entrances
-        self._counts = traffic.connections
+        self._counts = counts = traffic.connections
+        self._unread: Bound | None = None
+        if (shares := counts.shares) is not None:
+            counts.tenants = shares.bound("connections_max", lambda: limits.connections_max)
+            self._unread = shares.bound("unread_bytes_max", lambda: limits.unread_bytes_max)
         self._side: type[FastLane] | None = None
         self._handshakes: Handshakes | None = None  # only with TLS
         if entrances.side is not None:
@@ -204,7 +209,8 @@ class Server(uvicorn.Server):
             if late_s > LATE_S:
                 connection.excuse(late_s, now)
             connection.sweep(now)
-        self._counts.unread_bytes = _cut_unread(connections, self._limits.unread_bytes_max)
+        most = self._limits.unread_bytes_max
+        self._counts.unread_bytes = _cut_unread(connections, most, self._unread)
         if self._security is not None:
             self._security.tick(now)
         self._tell_date()
@@ -312,20 +318,35 @@ def _lane(door: Door) -> type[FastLane]:
     return TracedLane
 
 
-def _cut_unread(connections: Iterable[GuardedProtocol], most: int) -> int:
+def _cut_unread(
+    connections: Iterable[GuardedProtocol], most: int, tenants: Bound | None = None
+) -> int:
     """Cut off the longest-stalled clients until at most `most` bytes lie unread.
+
+    Args:
+        connections: all that are open.
+        most: bytes.
+        tenants: the account of these bytes; clients of a tenant within its part are spared.
 
     Returns:
         The unread bytes left. O(connections), and a sort if over the limit.
     """
     unread = [(one.unread_bytes, one) for one in connections]
     total = sum(size for size, _ in unread)
+    if tenants is not None:
+        held: dict[Party, int] = {}
+        for size, one in unread:
+            held[one.holder] = held.get(one.holder, 0) + size
+        tenants.recount(held)
     if total <= most:
         return total
     unread.sort(key=lambda row: (row[1].stalled_since, -row[0]))
     for size, one in unread:
-        if size:
+        if size and (tenants is None or tenants.is_beyond(one.holder)):
             one.cut_off()
+            if tenants is not None:
+                tenants.give(one.holder, size)
+                tenants.refuse(one.holder)
             total -= size
             if total <= most:
                 break

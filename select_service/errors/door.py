@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from select_service.errors.refusal import ServiceError
+from select_service.errors.refusal import BoundReached, ServiceError
 
 
 class InvalidJson(ServiceError):
@@ -115,8 +115,8 @@ class HeadTooLarge(ServiceError):
     code = "head_too_large"
 
 
-class TooManyConnections(ServiceError):
-    """More open connections than `--connections-max`."""
+class TooManyConnections(BoundReached):
+    """More open connections than `--connections-max`, or than a tenant's room in it."""
 
     status = 503
     code = "too_many_connections"

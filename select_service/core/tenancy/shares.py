@@ -220,6 +220,11 @@ class Bound:
         found = party if party in self._beyond else next(iter(self._beyond), party)
         return prefix_of(found) if self._by_prefix and found is not None else found
 
+    def is_beyond(self, holder: Party) -> bool:
+        """Whether the holder has more than is kept for it: only then may it have to give way."""
+        self._look()
+        return self._party(holder) in self._beyond
+
     def names(self, holder: Party) -> bool:
         """Whether the holder is a tenant of the token file."""
         return self._party(holder) is not None
@@ -235,6 +240,12 @@ class Bound:
     def most(self) -> int:
         """What all may hold together."""
         return self._most()
+
+    @property
+    def kept(self) -> int:
+        """What is promised to each, as the bound is now."""
+        self._look()
+        return self.part
 
     def held(self, party: Party) -> int:
         """Return what a party holds."""

@@ -23,7 +23,7 @@ from select_service.edge.codec.answers import ONLY_JSON, Response, Settling
 from select_service.edge.http.asgi import HANDED_OVER
 from select_service.edge.http.head_memory import Heads, Peers
 from select_service.edge.http.outbox import ANSWERS_MAX, Outbox
-from select_service.edge.http.plain_fields import plain_fields
+from select_service.edge.http.plain_fields import credentials_in, plain_fields
 from select_service.edge.http.preamble import (
     CLOSE_LINE,
     Preamble,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from select_service.edge.http.calls import Call, Head
     from select_service.edge.http.connections import ConnectionLimits
     from select_service.edge.http.traffic import Connections
+    from select_service.edge.security.authority import Grant
     from select_service.errors import ServiceError
 
 __all__ = ["READ_BYTES_MAX", "FastLane", "fast_lane"]
@@ -96,6 +97,7 @@ class FastLane(GuardedProtocol):
     _call: Call | None = None  # the request whose body is arriving
     _head: Head  # of that request
     _body: bytes | bytearray = b""
+    _grant: Grant | None = None  # of the last request: its tenant is known
     _turn_used = False  # one fast request per read: a pipelining client must not own the loop
     _is_last = False  # it closes after its next answer; set on the class when the server leaves,
     # so no instance may set it to False
@@ -146,9 +148,11 @@ class FastLane(GuardedProtocol):
     def _answer_whole(self, data: bytes) -> bool:
         """Answer data that is exactly one request with known header lines; False if it is not."""
         end = data.find(b"\r\n\r\n", 0, READ_BYTES_MAX)
-        if not 0 <= end <= self.limits.head_bytes_max - 4:
-            return False
-        if self.flow.write_paused or self.transport.is_closing():
+        if (
+            not 0 <= end <= self.limits.head_bytes_max - 4
+            or self.flow.write_paused
+            or self.transport.is_closing()
+        ):
             return False
         line_end = data.find(b"\r\n")
         line, lines, size = data[:line_end], data[line_end:end], len(data) - end - 4
@@ -168,6 +172,8 @@ class FastLane(GuardedProtocol):
                 or not door.suits(call.route, head, size)
             ):
                 return False
+        if head.grant is not self._grant and not self._is_for(head.grant):
+            return False  # the parser refuses it
         self._phase = _REST  # even if it is the first
         if head.is_last:
             self._is_last = True
@@ -241,8 +247,20 @@ class FastLane(GuardedProtocol):
         self.expect_100_continue = False
         self.headers = []
 
+    def _is_for(self, grant: Grant | None) -> bool:
+        """Count the connection for the tenant of a token; False: it has no room for one more."""
+        if grant is not None and grant.whose is not None and not self.count_for(grant.whose):
+            return False
+        self._grant = grant
+        return True
+
     @override
     def on_headers_complete(self) -> None:
+        authority = self.door.authority
+        if authority is not None:
+            grant = authority.grant(credentials_in(self.headers), self._certificate)
+            if not self._is_for(grant) and not (self._is_reserved and self.is_reserve_for_this):
+                self.refuse_for(grant.whose)
         self._call = None if self._is_reserved else self._plain_call()
         if self._call is None:
             self._take_asgi_way()

@@ -14,7 +14,7 @@ from select_service.edge.http.steady import LENGTH_DIGITS_MAX
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
-__all__ = ["PlainFields", "plain_fields"]
+__all__ = ["PlainFields", "credentials_in", "plain_fields"]
 
 _UNUSUAL: Final = frozenset((b"content-encoding", b"expect", b"upgrade"))
 
@@ -28,6 +28,16 @@ class PlainFields(NamedTuple):
     length: int  # of the body, in bytes; 1 if it is chunked, as it is unknown
     is_chunked: bool
     kept: int  # lines whose names are among those remembered
+
+
+def credentials_in(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Return the Authorization headers, joined by commas; None: there is none.
+
+    Args:
+        headers: names in lower case, and values.
+    """
+    shown = [value for name, value in headers if name == b"authorization"]
+    return b",".join(shown) if shown else None
 
 
 def plain_fields(  # noqa: C901, PLR0912 - one pass, one branch per name

@@ -13,7 +13,7 @@ import math
 from collections import deque
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import httptools
 from typing_extensions import override
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
+    from select_service.core.tenancy.shares import Party
     from select_service.edge.http.connections import ConnectionLimits
     from select_service.edge.http.traffic import Connections
 
@@ -66,7 +67,8 @@ loses the answer."""
 RESERVED_MAX: Final = 16
 """Extra connections beyond `--connections-max` and similar limits, one request each, for what must
 work when these are reached or set too low: only `RESERVED_PATHS`. When all are taken, a newcomer
-replaces the first whose request has not arrived yet."""
+replaces the first that has been refused, or whose request has not arrived yet. Connections beyond
+their tenant's room are refused here: those that their clients do not close take no other place."""
 
 RESERVED_PATHS: Final = (b"/config", b"/health", b"/metrics")
 
@@ -79,6 +81,8 @@ _REFUSAL_HEAD: Final = (
 )
 
 _CLOSE: Final = (b"connection", b"close")
+
+_TOO_MANY: Final = "too many open connections"
 
 _LATE: Final = ("parser", "pipeline", "server", "client", "scheme")
 """Attributes that uvicorn creates for every connection, and most plain ones never need."""
@@ -120,6 +124,8 @@ class GuardedProtocol(HttpToolsProtocol):
     _upgrading = False
     _is_reserved = False  # accepted beyond the limit, for one request of RESERVED_PATHS
     _beyond = "refused"  # the counter for its refusal
+    _is_counted = False  # among those that `counts.tenants` counts
+    holder: Party = None  # the tenant that it counts for: whose token a request has shown
     _at_work: RequestResponseCycle | None = None  # the request to be answered next
     _pieces: Iterator[bytes] | None = None  # of the last read, not parsed yet
 
@@ -197,8 +203,16 @@ class GuardedProtocol(HttpToolsProtocol):
         self.flow = Flow(transport)
         self.counts.accepted += 1
         self._stamp()
-        if len(self.connections) - self.counts.reserved > self.limits.connections_max:
-            self._reserve_or("refused", TooManyConnections("too many open connections"))
+        self._find_place(transport)
+        tenants = self.counts.tenants
+        if tenants is not None and not (self._refused or self._is_reserved):
+            tenants.take(None)
+            self._is_counted = True
+
+    def _find_place(self, transport: asyncio.Transport) -> None:
+        """Take a reserved place, or refuse the connection, if it exceeds a limit."""
+        if not self._has_place():
+            self._reserve_or("refused", TooManyConnections(_TOO_MANY))
         elif _number(transport) >= descriptors_end(self.limits.descriptors_kept):
             self._reserve_or("refused_for_descriptors", TooManyConnections("too many open files"))
         if self._refused:
@@ -221,19 +235,70 @@ class GuardedProtocol(HttpToolsProtocol):
             refusal: sent if there is no such place either.
         """
         self._beyond = count
-        reserve = self.counts.reserve
+        if not self._reserve():
+            self._count_refusal()
+            self._turn_away(refusal, linger=False)
+
+    def _reserve(self) -> bool:
+        """Take a reserved place, if there is one or somebody can leave it."""
+        reserve = cast("dict[GuardedProtocol, None]", self.counts.reserve)
         if len(reserve) >= RESERVED_MAX:
-            for one in reserve:
-                assert isinstance(one, GuardedProtocol)
-                if one.is_asking:
-                    one.give_up_reserve()
-                    break
-            else:
-                self._count_refusal()
-                self._turn_away(refusal, linger=False)
-                return
+            leaving = next((one for one in reserve if not one.hears), None)
+            leaving = leaving or next((one for one in reserve if one.is_asking), None)
+            if leaving is None:
+                return False
+            leaving.give_up_reserve()
         reserve[self] = None
         self._is_reserved = True
+        return True
+
+    def _has_place(self) -> bool:
+        """Whether a newcomer, of whom nothing is known yet, is within `--connections-max`."""
+        tenants = self.counts.tenants
+        if tenants is not None:
+            return tenants.has_room(None)
+        return len(self.connections) - self.counts.reserved <= self.limits.connections_max
+
+    def count_for(self, tenant: str) -> bool:
+        """Count the connection for a tenant whose token it shows; False: it has no room for it.
+
+        One in a reserved place, because there was none for a stranger, gets an ordinary one.
+        """
+        tenants = self.counts.tenants
+        if tenants is None or self.holder == tenant:
+            return True
+        if not self._is_counted and self._beyond != "refused":
+            return False
+        if self._is_counted:  # while we look
+            tenants.give(self.holder)
+        has_room = tenants.has_room(tenant)
+        if has_room:
+            self.holder = tenant
+        if self._is_counted or has_room:
+            tenants.take(self.holder)
+            self._is_counted = True
+        if has_room and self._is_reserved:
+            del self.counts.reserve[self]
+            self._is_reserved = False
+        return has_room
+
+    def refuse_for(self, tenant: Party) -> NoReturn:
+        """Refuse the request, and close: whoever sends it has as many connections as it may."""
+        self._count_refusal()
+        tenants, crowded = self.counts.tenants, None
+        if tenants is not None and self._beyond == "refused":
+            crowded = tenants.refuse(tenant)
+        if self._is_counted and tenants is not None:  # it may linger where it takes no place
+            self._is_counted = False
+            tenants.give(self.holder)
+        linger = self._is_reserved or self._reserve()
+        self._turn_away(TooManyConnections(_TOO_MANY, crowded), linger=linger)
+        raise TurnedAway
+
+    @property
+    def is_reserve_for_this(self) -> bool:
+        """Whether reserved places are there for the request whose head has arrived."""
+        return self.url.partition(b"?")[0] in RESERVED_PATHS
 
     @property
     def is_asking(self) -> bool:
@@ -243,8 +308,11 @@ class GuardedProtocol(HttpToolsProtocol):
     def give_up_reserve(self) -> None:
         """Close in favour of a newcomer; silent connections must not lock others out."""
         del self.counts.reserve[self]
+        if not self.hears:  # it has been refused before
+            self.transport.close()
+            return
         self._count_refusal()
-        self._turn_away(TooManyConnections("too many open connections"), linger=False)
+        self._turn_away(TooManyConnections(_TOO_MANY), linger=False)
 
     def _count_refusal(self) -> None:
         setattr(self.counts, self._beyond, getattr(self.counts, self._beyond) + 1)
@@ -263,6 +331,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self._unset_keepalive_if_required()
         self.parser = None
         self.counts.reserve.pop(self, None)
+        if self._is_counted and self.counts.tenants is not None:
+            self._is_counted = False
+            self.counts.tenants.give(self.holder)
         if self._address:
             left = self.counts.by_address[self._address] - 1
             if left:
@@ -428,10 +499,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._upgrading = self.parser.should_upgrade()
         if self._upgrading:
             return
-        if self._is_reserved and self.url.partition(b"?")[0] not in RESERVED_PATHS:
-            self._count_refusal()
-            self._turn_away(TooManyConnections("too many open connections"))
-            raise TurnedAway
+        if self._is_reserved and not self.is_reserve_for_this:
+            self.refuse_for(None)
         if self._is_reserved:
             self.headers.append(_CLOSE)  # old versions of uvicorn take this from the request
         super().on_headers_complete()  # may raise, and then the phase is still HEAD

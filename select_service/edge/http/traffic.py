@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from select_service.core.tenancy.shares import Bound, Shares
 
 __all__ = [
     "CLIENT_GONE",
@@ -79,6 +82,8 @@ class Connections:
         "refused_for_descriptors",
         "refused_handshakes",
         "reserve",
+        "shares",
+        "tenants",
         "unread",
         "unread_bytes",
         "write_timeouts",
@@ -92,6 +97,10 @@ class Connections:
         self.refused_for_descriptors = 0  # would leave less than --descriptors-kept
         self.reserve: dict[object, None] = {}
         """Open connections beyond the limits, oldest first; see `protocol.RESERVED_MAX`."""
+        self.shares: Shares | None = None
+        """What each tenant may hold of bounds; None: no tokens."""
+        self.tenants: Bound | None = None
+        """Whose the open connections are, but for those beyond the limits."""
         self.handshakes = 0  # TLS, under way
         self.handshakes_failed = dict.fromkeys(HANDSHAKE_FAULTS, 0)
         self.refused_handshakes = 0  # over --tls-handshakes-max

@@ -36,7 +36,7 @@ class TenantMetrics(Collector):
         )
         for bound in list(self._shares.bounds.values()):
             if self._shares.parties:
-                share.add_metric([bound.name], bound.part)
+                share.add_metric([bound.name], bound.kept)
             for family, rows in ((held, bound.rows()), (refused, bound.refused.items())):
                 sums: dict[str, int] = {}
                 for row in paced(list(rows)):

@@ -59,6 +59,11 @@ class Grant(Struct, frozen=True):
         """Whether nothing it reads needs to be filtered."""
         return self.tenants is None and self.may_read
 
+    @property
+    def whose(self) -> str | None:
+        """The tenant that is charged with what is of no scope; None: it is bound to none."""
+        return self.tenants[0] if self.tenants else None
+
     def refusal(self) -> ServiceError:
         """Return the error for reading."""
         return Unauthenticated(self.reason) if self.name is None else MissingScope(READ)
