@@ -144,18 +144,23 @@ class Membership:
         """Yield every open stream with its endpoint and its replay endpoint."""
         return (source[:3] for source in list(self._sources.values()))
 
-    def judge(self, worker: Worker) -> None:
-        """Set lifecycle and reasons of a record that is about to enter its scope."""
+    def judge(self, worker: Worker, before: Worker | None = None) -> None:
+        """Set lifecycle and reasons of a record that is about to enter its scope.
+
+        Args:
+            worker: the record.
+            before: the one that it replaces; the room of its scope and its event sources is free.
+        """
         reasons = missing_parts(worker, use_kv_events=self._use_kv_events)
         if not reasons:
-            reasons = self._clashes(worker)
+            reasons = self._clashes(worker, before)
         worker.reasons = reasons
         worker.lifecycle = "incomplete" if reasons else "schedulable"
         if worker.drain is not None and not reasons:
             worker.lifecycle = "draining"
             worker.reasons = worker.drain_reasons
 
-    def _clashes(self, worker: Worker) -> list[str]:
+    def _clashes(self, worker: Worker, before: Worker | None) -> list[str]:
         where = scope_text(worker.scope)
         wanted, eagle = worker.spec.block_size, bool(worker.spec.is_eagle)
         pinned, is_known = self._pinned(worker.scope)
@@ -169,7 +174,7 @@ class Membership:
             existing, requested = str(pinned[1]).lower(), str(eagle).lower()
             why = f"is_eagle mismatch for {where}: existing={existing} requested={requested}"
             return [reconciliation_failed(why)]
-        crowded = self._crowded(worker)
+        crowded = self._crowded(worker, before)
         if crowded is not None:
             return [reconciliation_failed(crowded)]
         if self._use_kv_events and (bad := bad_sources(worker)):
@@ -178,7 +183,7 @@ class Membership:
             return [reconciliation_failed(str(self._policies))]
         return []
 
-    def _crowded(self, worker: Worker) -> str | None:
+    def _crowded(self, worker: Worker, before: Worker | None) -> str | None:
         """Return why there is no room for a worker's scope or its event sources, None if it is."""
         scope, tenant, limits = worker.scope, worker.scope.tenant_id, self._limits
         partition, most = self.partitions.get(scope), limits.scopes_max
@@ -187,18 +192,26 @@ class Membership:
             if not may_open:
                 self._make_room(tenant)
                 may_open = self._emptied_of.has_room(tenant)
-            if not may_open or not self._scopes_of.has_room(tenant):
+            left, vacates = tenant, False
+            if before is not None and before.slots:
+                left = before.scope.tenant_id
+                there = self.partitions[before.scope].seating.present
+                vacates = before.scope != scope and len(there) == 1
+            if not may_open or not self._scopes_of.may_move(left, vacates, tenant, 1):
                 self.scopes_refused += 1
                 crowded = self._scopes_of.refuse(tenant)
                 if crowded is None:
                     return f"{most} scopes are open, no more may be (--scopes-max)"
                 return f"no more scopes may be open: {crowded.text}"
         if self._use_kv_events:
-            new = sum(
-                WorkerRank(worker.worker_id, rank) not in self._sources
-                for rank in worker.event_sources
-            )
-            if new and not self._sources_of.has_room(tenant, new):
+            count, held, left = len(worker.event_sources), 0, tenant
+            if before is not None:
+                left = before.scope.tenant_id
+                held = sum(
+                    WorkerRank(worker.worker_id, rank) in self._sources
+                    for rank in before.event_sources
+                )
+            if not self._sources_of.may_move(left, held, tenant, count):
                 self.sources_refused += 1
                 crowded = self._sources_of.refuse(tenant)
                 if crowded is None:
@@ -406,15 +419,12 @@ class Membership:
     def check(self) -> None:
         """Assert all invariants: sources belong to seated workers, partitions are consistent."""
         assert self._in_order == sorted(self.partitions)
-        self._scopes_of.check()
-        self._sources_of.check()
         vacant = {at for at, one in self.partitions.items() if not one.seating.present}
         assert vacant == {scope for one in self._vacated.values() for scope in one}
-        assert self._scopes_of.total == len(self.partitions) - len(vacant)
-        self._emptied_of.check()
+        self._scopes_of.check(at.tenant_id for at in self.partitions.keys() - vacant)
+        self._emptied_of.check(at.tenant_id for at in vacant)
+        self._sources_of.check(one.stream.scope.tenant_id for one in self._sources.values())
         self.pins.check()
-        assert self._emptied_of.total == len(vacant)
-        assert self._sources_of.total == len(self._sources)
         for partition in self.partitions.values():
             partition.check()
         for at, source in self._sources.items():

@@ -509,7 +509,9 @@ class Bookings:
             assert len(self._freed) <= self._freed_ids_max
         else:
             rows.check()
-            self.tenants.check()
+            where = [one.partition for one in live if one.is_own]
+            where += [one.partition for one in self._waiting.values()]
+            self.tenants.check(one.scope.tenant_id for one in where)
             assert self.tenants.total == self.expected
 
 

@@ -363,9 +363,8 @@ class Leases:
     def check(self) -> None:
         """Assert all invariants; O(everything)."""
         self._deadlines.check(self._open.values())
-        self._tenants.check()
+        self._tenants.check(map(prefix_in, self._open))
         self._ended.check()
-        assert self._tenants.total == len(self._open)
         ended = {lease_id for row in self._ended.rows for lease_id in row}
         assert len(ended) == len(self._ended), "ended once"
         assert not ended & self._open.keys(), "open and ended at once"

@@ -263,21 +263,17 @@ class Catalog:
             TooManyWorkers: it is not the tenant's yet, and there are as many as there may be.
         """
         known = self._workers.get(worker_id)
-        if known is not None and known.scope.tenant_id == tenant_id:
-            return
-        if known is not None:
-            self._tenants.give(known.scope.tenant_id)  # while we look: it makes room itself
-        has_room = self._tenants.has_room(tenant_id)
-        if known is not None:
-            self._tenants.take(known.scope.tenant_id)
+        if known is None:
+            has_room = self._tenants.has_room(tenant_id)
+        else:
+            has_room = self._tenants.may_move(known.scope.tenant_id, 1, tenant_id, 1)
         if not has_room:
             self.too_many += 1
             raise TooManyWorkers(self._limits.workers_max, self._tenants.refuse(tenant_id))
 
     def check(self) -> None:
         """Assert all invariants."""
-        self._tenants.check()
-        assert self._tenants.total == len(self._workers)
+        self._tenants.check(one.scope.tenant_id for one in self._workers.values())
 
     def admit(self, spec: WorkerSpec, source: str = "api") -> Worker:
         """Return a new worker that is not yet in the catalog.

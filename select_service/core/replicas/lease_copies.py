@@ -169,8 +169,7 @@ class LeaseCopies:
     def check(self, claims: Iterable[Claim]) -> None:
         """Assert all invariants, given all claims of others; O(everything)."""
         self._deadlines.check(self._by_id.values())
-        self._tenants.check()
-        assert self._tenants.total == len(self)
+        self._tenants.check(map(prefix_in, self._by_id))
         under = {claim for copy in self for some in copy.claims.values() for claim in some}
         assert under == {claim for claim in claims if claim.lease is not None}
         for lease_id, copy in self._by_id.items():

@@ -105,6 +105,5 @@ class Parted(Generic[Row]):
 
     def check(self) -> None:
         """Assert all invariants."""
-        self._bound.check()
-        assert len(self) == self._bound.total
+        self._bound.check(holder for holder, row in self._rows.items() for _ in range(len(row)))
         assert all(row or holder is None for holder, row in self._rows.items())

@@ -18,6 +18,7 @@ All operations are O(1), except after a change of tenants or limits: O(tenants t
 
 from __future__ import annotations
 
+from collections import Counter
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -198,6 +199,15 @@ class Bound:
         more = max(0, held + count - part) - max(0, held - part)
         return self.promised + self._over + more <= most
 
+    def may_move(self, source: Party, left: int, holder: Party, count: int) -> bool:
+        """Whether a holder may have so much more once another, or itself, has so much less."""
+        if self._party(source) == self._party(holder):
+            return count <= left or self.has_room(holder, count - left)
+        self.give(source, left)  # while we look: it makes room itself
+        has_room = self.has_room(holder, count)
+        self.take(source, left)
+        return has_room
+
     def refuse(self, holder: Party) -> Crowded | None:
         """Count a refusal; return why, None where nobody is promised anything."""
         party = self._party(holder)
@@ -287,8 +297,14 @@ class Bound:
         self._over = sum(over.values())
         self._beyond = {party: None for party, count in over.items() if count}
 
-    def check(self) -> None:
-        """Assert all invariants."""
+    def check(self, holders: Iterable[Party] | None = None) -> None:
+        """Assert all invariants.
+
+        Args:
+            holders: the holder of each thing that is held; None: they are not recounted.
+        """
+        if holders is not None:
+            assert self._held == Counter(holders), "what each holds is what there is"
         self._look()
         before = self.total, self._others, self._over, set(self._beyond)
         self.measure()

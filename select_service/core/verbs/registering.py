@@ -143,8 +143,9 @@ class Registering:
         return self._record(worker), effects
 
     def _put(self, worker: Worker, now: float, effects: Effects) -> None:
-        self._membership.judge(worker)
-        self._reseat(self._catalog.find(worker.worker_id), worker, effects, now)
+        before = self._catalog.find(worker.worker_id)
+        self._membership.judge(worker, before)
+        self._reseat(before, worker, effects, now)
         self._catalog.put(worker)
         self._recount()
 
