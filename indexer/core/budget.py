@@ -4,14 +4,17 @@ A source is one rank of one partition. Stores beyond its budget are dropped, so 
 less than it has, never with more, and no other source loses anything. Only when all sources
 together far exceed the total is something forgotten: the blocks of the largest source. `registry`
 weighs the sources and sets the shares; `index` asks for room before a store.
+
+Where tenants are promised parts of the total, the sources of each share its part, and all sources
+share the rest; the tenant furthest above its part has a source forgotten.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from indexer.types import Scope, StreamLimits, WorkerRank
 
@@ -22,17 +25,53 @@ TOLERATED: Final = 9 / 8
 """Multiple of the byte limit that small sources may reach before the largest is forgotten."""
 
 
+class Parts(Protocol):
+    """To whom a part of the total is promised: tenants, and maybe None for all others together."""
+
+    @property
+    def parties(self) -> Mapping[str | None, None]:
+        """All of them."""
+
+    @property
+    def by_tenant(self) -> Mapping[str | None, str]:
+        """Those that are tenants, by their name."""
+
+    def part(self, most: int) -> int:
+        """Return what is promised to each, of so much."""
+
+
+class _Weight:
+    """What a party's sources hold, as far as they are weighed in this round."""
+
+    __slots__ = ("blocks", "bytes", "heaviest", "most", "sources")
+
+    def __init__(self) -> None:
+        self.sources = self.blocks = self.bytes = self.most = 0
+        self.heaviest: Source | None = None  # which holds `most`
+
+
 class Budget:
     """Block budgets of all sources; one instance for all indexes of a registry.
 
     Attributes:
-        share: Blocks per source while all indexes together are full, otherwise `UNLIMITED`.
+        share: Blocks per source while all indexes together are full, otherwise `UNLIMITED`; of
+            those to whom nothing is promised.
         bytes: Estimated size of all indexes, from the last complete round of `weigh`.
         forgotten: Sources forgotten so far.
         refused: Stores dropped so far.
+        parts: Who is promised a part; None: nobody.
     """
 
-    __slots__ = ("_heaviest", "_limits", "_sums", "bytes", "forgotten", "refused", "share")
+    __slots__ = (
+        "_limits",
+        "_shares",
+        "_weights",
+        "bytes",
+        "forgotten",
+        "parts",
+        "refused",
+        "share",
+    )
 
     def __init__(self, limits: StreamLimits) -> None:
         self._limits = limits
@@ -40,13 +79,23 @@ class Budget:
         self.bytes = 0
         self.forgotten = 0
         self.refused = 0
-        self._sums = [0, 0, 0]  # sources, blocks and bytes of the current round
-        self._heaviest: tuple[int, Source | None] = (0, None)
+        self.parts: Parts | None = None
+        self._shares: dict[str | None, int] = {}  # like `share`, of those who are promised a part
+        self._weights: dict[str | None, _Weight] = {}  # by party
 
-    def room(self, held: int) -> int:
+    def room(self, held: int, tenant_id: str | None = None) -> int:
         """Return how many more blocks a source that holds `held` may store; may be negative."""
-        most = self._limits.source_blocks_max
-        return (min(self.share, most)) - held
+        share = self.share
+        if self._shares:
+            share = self._shares.get(self._party(tenant_id), share)
+        return min(share, self._limits.source_blocks_max) - held
+
+    def of(self, tenant_id: str) -> TenantBudget:
+        """Return the budget of a tenant's sources."""
+        return TenantBudget(self, tenant_id)
+
+    def _party(self, tenant_id: str | None) -> str | None:
+        return None if self.parts is None else self.parts.by_tenant.get(tenant_id)
 
     def weigh(self, weights: Iterator[tuple[Source, int, int] | None], steps: int) -> bool:
         """Add the next sources to a round; True when there are none left, see `conclude`.
@@ -55,7 +104,6 @@ class Budget:
             weights: (source, blocks, bytes) each; None is a step without a source.
             steps: upper bound on the steps taken.
         """
-        sums = self._sums
         for _ in range(steps):
             try:
                 found = next(weights)
@@ -64,23 +112,63 @@ class Budget:
             if found is None:
                 continue
             source, blocks, size = found
-            sums[0] += blocks > 0
-            sums[1] += blocks
-            sums[2] += size
-            if blocks > self._heaviest[0]:
-                self._heaviest = blocks, source
+            party = self._party(source[0].tenant_id)
+            weight = self._weights.get(party)
+            if weight is None:
+                weight = self._weights[party] = _Weight()
+            weight.sources += blocks > 0
+            weight.blocks += blocks
+            weight.bytes += size
+            if blocks > weight.most:
+                weight.most, weight.heaviest = blocks, source
         return False
 
     def conclude(self) -> Source | None:
-        """End a round: set the share, and return the source to forget, if any."""
-        (sources, blocks, self.bytes), self._sums = self._sums, [0, 0, 0]
-        (most, heaviest), self._heaviest = self._heaviest, (0, None)
+        """End a round: set the shares, and return the source to forget, if any. O(parties)."""
+        weights, self._weights, self._shares = self._weights, {}, {}
+        sources = sum(one.sources for one in weights.values())
+        blocks = sum(one.blocks for one in weights.values())
+        self.bytes = sum(one.bytes for one in weights.values())
         limit = self._limits.index_bytes_max
         if self.bytes < limit or not blocks:
             self.share = UNLIMITED
             return None
-        self.share = max(1, int(limit * blocks / self.bytes / sources))
-        if self.bytes <= limit * TOLERATED or most <= self.share:
+        parties: Mapping[str | None, None] = {} if self.parts is None else self.parts.parties
+        part = 0 if self.parts is None else self.parts.part(limit)
+        rest = max(0, limit - part * len(parties))
+        self.share = max(1, int(rest * blocks / self.bytes / sources))
+        for party in parties if part else ():
+            own = weights.get(party)
+            among = 1 if own is None else max(1, own.sources)
+            self._shares[party] = self.share + int(part * blocks / self.bytes / among)
+        if self.bytes <= limit * TOLERATED:
             return None
-        self.forgotten += 1
-        return heaviest
+        found: tuple[int, Source | None] = (0, None)
+        for party, own in weights.items():
+            beyond = own.bytes - (part if party in parties else 0)
+            if beyond > found[0] and own.most > self._shares.get(party, self.share):
+                found = beyond, own.heaviest
+        self.forgotten += found[1] is not None
+        return found[1]
+
+
+class TenantBudget:
+    """The budget of the sources of one tenant's index.
+
+    Attributes:
+        whole: Of all sources.
+    """
+
+    __slots__ = ("_tenant_id", "whole")
+
+    def __init__(self, whole: Budget, tenant_id: str) -> None:
+        self.whole = whole
+        self._tenant_id = tenant_id
+
+    def room(self, held: int) -> int:
+        """Return how many more blocks a source that holds `held` may store; may be negative."""
+        return self.whole.room(held, self._tenant_id)
+
+    def refuse(self) -> None:
+        """Count a store that was dropped."""
+        self.whole.refused += 1

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from indexer.core import holdings, orphans, removal, storing, weighing
 from indexer.core.audit import audit
-from indexer.core.budget import Budget
+from indexer.core.budget import Budget, TenantBudget
 from indexer.core.dump import TIER_OF, DumpEvent, dump_tier
 from indexer.core.frost import FrozenRun, RankChanged, Thaw, freeze
 from indexer.core.holder import UNDECIDED_GROUP, Holder
@@ -58,12 +58,12 @@ class KvIndex:
         *,
         is_eagle: bool = False,
         limits: StreamLimits | None = None,
-        budget: Budget | None = None,
+        budget: TenantBudget | None = None,
     ) -> None:
         self.block_size = block_size
         self.is_eagle = is_eagle
         self._limits = limits or StreamLimits()
-        self.budget = budget or Budget(self._limits)
+        self.budget = budget or Budget(self._limits).of("")
         self.capacity = 0
         """Number of slots ever allocated: the length that columns by slot must have."""
         self.tree = RadixTree()

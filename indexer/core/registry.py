@@ -58,7 +58,10 @@ class Registry:
         index = self._indexes.get(scope)
         if index is None:
             index = self._indexes[scope] = KvIndex(
-                block_size, is_eagle=is_eagle, limits=self.limits, budget=self.budget
+                block_size,
+                is_eagle=is_eagle,
+                limits=self.limits,
+                budget=self.budget.of(scope.tenant_id),
             )
         elif (index.block_size, index.is_eagle) != (block_size, is_eagle):
             msg = f"{scope} has blocks of {index.block_size} tokens, is_eagle={index.is_eagle}"

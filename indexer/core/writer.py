@@ -354,7 +354,7 @@ class IndexWriter:
             return "token_count"
         if blocks <= self._index.room(self._rank):
             return None
-        self._index.budget.refused += 1
+        self._index.budget.refuse()
         return "no_room"
 
     def _namespace(self, event: BlockStored) -> Namespace:

@@ -214,7 +214,7 @@ class Recovery:
                     index = staged[found.scope] = KvIndex(
                         found.block_size,
                         limits=self._registry.limits,
-                        budget=self._registry.budget,
+                        budget=self._registry.budget.of(found.scope.tenant_id),
                     )
                     continue
                 assert index is not None, "events belong to a scope"

@@ -130,6 +130,7 @@ class SelectionCore:
         self.counters = Counters()
         self.shares = Shares(self.limits)
         """What each tenant may hold of every bound."""
+        registry.budget.parts = self.shares
         self.catalog = Catalog(self.limits, self.shares)
         self._rng = rng
         kinds = kinds_for(watch)

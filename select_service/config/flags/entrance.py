@@ -104,7 +104,8 @@ ENTRANCE: Final = (
         "--connections-max",
         values.whole(1, values.COUNT_MAX),
         "N",
-        "open connections, 503 beyond, but for 16 that ask for /config, /health or /metrics once",
+        "open connections, 503 beyond, but for 16 that ask for /config, /health or /metrics once,"
+        " or show the token of a tenant that has room",
         watch="http_connections",
         reloads=True,
     ),
@@ -130,7 +131,7 @@ ENTRANCE: Final = (
         values.whole(1, values.BYTES_MAX),
         "N",
         "bytes of answers, of all connections together, that clients have yet to read; beyond,"
-        " those that have read nothing for longest are cut off",
+        " those that have read nothing for longest are cut off, of tenants beyond their part",
         watch="http_unread_bytes",
         reloads=True,
     ),

@@ -53,7 +53,8 @@ INDEX: Final = (
         values.whole(1, values.BYTES_MAX),
         "N",
         "bytes of all indexes together, estimated; beyond, ranks with more than their share store"
-        " no more, and if that does not help the largest is forgotten",
+        " no more, and if that does not help the largest is forgotten, of the tenant that has most"
+        " beyond its part",
         watch="index_budget_bytes",
         reloads=True,
     ),

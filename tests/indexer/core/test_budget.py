@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -130,3 +131,47 @@ def test_those_that_are_alike_are_not_forgotten_for_being_many() -> None:
     assert budget.weigh(iter(()), 20)
     assert budget.conclude() is None
     assert (budget.bytes, budget.share) == (0, UNLIMITED)
+
+
+class TwoTenants:
+    """Half of everything is promised to two tenants."""
+
+    parties: Mapping[str | None, None] = {"acme": None, "rival": None}
+    by_tenant: Mapping[str | None, str] = {"acme": "acme", "rival": "rival"}
+
+    @staticmethod
+    def part(most: int) -> int:
+        return most // 4
+
+
+def test_a_tenant_with_many_sources_leaves_the_others_their_part() -> None:
+    limits = StreamLimits()
+    registry = Registry(limits=limits)
+    registry.budget.parts = TwoTenants()
+    many = [follow(registry, worker, Scope("m", "acme")) for worker in range(20)]
+    few = [follow(registry, 50, Scope("m", "rival")), follow(registry, 51, Scope("m", "rival"))]
+    other = follow(registry, 60, Scope("m", "nobody"))
+    for stream in many:
+        tell(stream, run(1, 200))
+    weigh(registry)
+    total = limits.index_bytes_max = registry.budget.bytes
+    weigh(registry)
+    # a quarter of it all is there for whoever has none of it yet
+    tell(few[0], run(1, 900))
+    assert held(few[0]) == 900
+    tell(other, run(1, 900))
+    assert held(other) == 0
+    for stream in many:
+        tell(stream, run(5000, 150))
+    assert all(held(stream) == 200 for stream in many), "they have more than their share"
+    weigh(registry)
+    tell(few[1], run(1, 300))
+    assert held(few[1]) == 300
+    for _ in range(20):  # what is beyond the total goes, and is of whoever has more than its part
+        weigh(registry)
+        for _sweep in range(10):
+            registry.sweep(10_000)
+    assert registry.budget.bytes <= total * 9 / 8
+    assert registry.budget.forgotten > 0
+    assert [held(stream) for stream in few] == [900, 300]
+    registry.check()

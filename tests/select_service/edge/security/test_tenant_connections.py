@@ -13,7 +13,7 @@ from select_service.edge.http.traffic import Connections
 from select_service.edge.server import Server
 from tests.select_service.edge.http.test_slow_readers import slow
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import Wire, on_a_port, seat
+from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
 from tests.wait import until
 
 ACME, RIVAL = "acme corp", "rival"
@@ -208,3 +208,33 @@ def test_whoever_has_most_unread_is_cut_off_first(tmp_path: Path) -> None:
             assert len(json.loads(body)) == 40
 
     on_a_port(use, token_file=str(file.path), unread_bytes_max=16 << 20, tenant_share=1.0)
+
+
+def test_requests_that_wait_take_no_place_of_others(tmp_path: Path) -> None:
+    """Each waits on a connection of its tenant, in a queue of its own scope."""
+    file = file_of(tmp_path)
+
+    async def use(port: int, service: Driver, _server: Server) -> None:
+        for number, tenant in enumerate((ACME, RIVAL), 1):
+            seat(service, number, tenant_id=tenant, max_inflight=1, max_queued=100)
+        room, refused = service.core.room, service.core.shares.bounds["connections_max"].refused
+        held = {}
+        for who, tenant, most in (("acme", ACME, MOST - 2 * PART), ("rival", RIVAL, PART)):
+            asked = {**PROMPT, "tenant_id": tenant}
+            held[who] = await Wire.to(port)
+            held[who].ask("POST", "/select_and_reserve", asked, file.line(who))
+            assert (await held[who].answer())[0] == 200  # its worker is busy from now on
+            before = room._waiting
+            for number in range(most + 3):
+                wire = await Wire.to(port)
+                wire.ask("POST", "/select", asked, file.line(who))
+                if number < most - 1:
+                    await until(lambda before=before, n=number: room._waiting == before + n + 1)  # type: ignore[misc]
+                else:
+                    status, _, body = await wire.answer()
+                    assert (status, json.loads(body)["code"]) == (503, "too_many_connections")
+                    wire.close()
+            assert refused[tenant] == 4
+        service.core.check()
+
+    on_a_port(use, token_file=str(file.path), connections_max=MOST)
