@@ -42,7 +42,7 @@ class House:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], limits: StreamLimits) -> None:
         self.context = context
-        self.registry = Registry(limits=limits)
+        self.registry = Registry(limits=replace(limits))  # a reload changes them in place
         self.index = self.registry.open_index(SCOPE, 16)
         self.listeners = Listeners(self.registry)
         self._unused: list[Listeners] = []

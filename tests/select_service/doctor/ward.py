@@ -223,7 +223,7 @@ def play(
         service = Driver(
             config,
             limits=replace(CoreLimits(), **settings.pop("core", {})),
-            edge_limits=EdgeLimits(streams=streams, doctor=DoctorLimits(interval_s=0.0)),
+            edge_limits=EdgeLimits(streams=replace(streams), doctor=DoctorLimits(interval_s=0.0)),
             clock=clock,
             seed=1,
             **settings,
