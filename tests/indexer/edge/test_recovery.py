@@ -80,8 +80,12 @@ async def no_http(writer: asyncio.StreamWriter) -> None:
 async def peer(*answers: Answer) -> AsyncIterator[str]:
     """A peer that gives these answers in turn, the last one for ever."""
     left = list(answers)
+    serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        serving[task] = writer
         with contextlib.suppress(ConnectionError, asyncio.CancelledError):
             request = await reader.readuntil(b"\r\n\r\n")
             assert request.startswith(b"GET /dump HTTP/1.1\r\n")
@@ -93,6 +97,13 @@ async def peer(*answers: Answer) -> AsyncIterator[str]:
         yield f"http://{HOST}:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
+        for task, writer in serving.items():
+            task.cancel()
+            writer.transport.abort()  # who has gone reads nothing: it would never close
+        await asyncio.gather(*serving)
+        for writer in serving.values():
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
 
 def recover(
