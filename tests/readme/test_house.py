@@ -17,7 +17,7 @@ WHOLE = ("indexer", "select_service", "select_service/core", "select_service/edg
 """Folders whose rooms are all told, each by a line of its own."""
 TOP = {
     *("indexer", "select_service", "tests", "bench", "deploy", ".ci"),
-    *("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "Makefile"),
+    *("pyproject.toml", "setup.py", "README.md", "CHANGELOG.md", "LICENSE", "Makefile"),
 }
 
 

@@ -132,7 +132,7 @@ def test_routes_are_told_by_scope() -> None:
     unused = {name for names in named.values() for name in names}
     (open_to_all,) = re.findall(r"^\* \*\*Without a token\*\*: (.*?)\.", told, re.MULTILINE)
     assert {one.pattern for one in ROUTES if one.scope == OPEN} == set(
-        re.findall(r"`(.*?)`", open_to_all)
+        re.findall(r"`(/.*?)`", open_to_all)
     )
     for route in ROUTES:
         matching = {
