@@ -91,13 +91,24 @@ class Rings:
         _, (count, size) = self._sizes
         first = self._firsts.get(tenant_id)
         if first is None:
-            if len(self._firsts) >= RINGS_MAX:
+            first = self._first_for_newcomer()
+            if first is None:
                 return self.common
-            first = self._first + (len(self._firsts) + 1) * _APART
             self._firsts[tenant_id] = first
         ring = self._make(count, size, first)
         self._made.append((ring, first))
         return ring
+
+    def _first_for_newcomer(self) -> int | None:
+        """Return a number for the first record of a new ring; None: there are too many rings.
+
+        Tenants come and go: one that has left the token file hands its numbers on.
+        """
+        if len(self._firsts) < RINGS_MAX:
+            return self._first + (len(self._firsts) + 1) * _APART
+        named = self._shares.by_tenant
+        gone = next((one for one in self._firsts if one not in named and one not in self._of), None)
+        return None if gone is None else self._firsts.pop(gone)
 
     def follow_tenants(self) -> None:
         """Give rings to the tenants of the token file as it is now. O(rings)."""

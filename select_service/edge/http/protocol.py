@@ -82,6 +82,10 @@ _REFUSAL_HEAD: Final = (
 
 _CLOSE: Final = (b"connection", b"close")
 
+_NEWCOMERS: Final = 8
+"""A share of --connections-max (one in so many) is there for clients that nobody knows yet, even
+where all of it is promised to tenants: theirs among them."""
+
 _TOO_MANY: Final = "too many open connections"
 
 _LATE: Final = ("parser", "pipeline", "server", "client", "scheme")
@@ -256,7 +260,10 @@ class GuardedProtocol(HttpToolsProtocol):
         """Whether a newcomer, of whom nothing is known yet, is within `--connections-max`."""
         tenants = self.counts.tenants
         if tenants is not None:
-            return tenants.has_room(None)
+            if tenants.has_room(None):
+                return True
+            most = tenants.most
+            return tenants.total < most and tenants.held(None) < most // _NEWCOMERS
         return len(self.connections) - self.counts.reserved <= self.limits.connections_max
 
     def count_for(self, tenant: str) -> bool:

@@ -238,3 +238,22 @@ def test_requests_that_wait_take_no_place_of_others(tmp_path: Path) -> None:
         service.core.check()
 
     on_a_port(use, token_file=str(file.path), connections_max=MOST)
+
+
+def test_newcomers_have_room_even_where_everything_is_promised(tmp_path: Path) -> None:
+    """Nobody knows whose they are before their first request: they are no strangers for that."""
+    file = TokenFile(tmp_path / "tokens")
+    file.add("acme", "admin", tenants=[ACME])
+    file.add("rival", "admin", tenants=[RIVAL])
+    count = 2 * RESERVED_MAX
+
+    async def use(port: int, service: Driver, server: Server) -> None:
+        wires = [await Wire.to(port) for _ in range(count)]
+        await until(lambda: len(server.server_state.connections) == count)
+        assert counts_of(server).reserved == 0
+        for number, wire in enumerate(wires):
+            assert (await ask(wire, file, ("acme", "rival")[number % 2]))[0] == 200
+        bound = service.core.shares.bounds["connections_max"]
+        assert (bound.held(ACME), bound.held(RIVAL)) == (count // 2, count // 2)
+
+    on_a_port(use, token_file=str(file.path), connections_max=8 * count, tenant_share=1.0)
