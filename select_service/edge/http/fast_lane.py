@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from select_service.edge.http.calls import Call, Head
     from select_service.edge.http.connections import ConnectionLimits
     from select_service.edge.http.traffic import Connections
-    from select_service.edge.security.authority import Grant
+    from select_service.edge.security.authority import Authority, Grant
     from select_service.errors import ServiceError
 
 __all__ = ["READ_BYTES_MAX", "FastLane", "fast_lane"]
@@ -254,14 +254,22 @@ class FastLane(GuardedProtocol):
         self._grant = grant
         return True
 
+    def _check_tenant(self, authority: Authority) -> None:
+        """Refuse the request whose head has arrived if its tenant has no room for a connection."""
+        if self._call is None:
+            grant = authority.grant(credentials_in(self.headers), self._certificate)
+        else:
+            assert self._head.grant is not None
+            grant = self._head.grant
+        if not self._is_for(grant) and not (self._is_reserved and self.is_reserve_for_this):
+            self._call = None
+            self.refuse_for(grant.whose)
+
     @override
     def on_headers_complete(self) -> None:
-        authority = self.door.authority
-        if authority is not None:
-            grant = authority.grant(credentials_in(self.headers), self._certificate)
-            if not self._is_for(grant) and not (self._is_reserved and self.is_reserve_for_this):
-                self.refuse_for(grant.whose)
         self._call = None if self._is_reserved else self._plain_call()
+        if self.door.authority is not None:
+            self._check_tenant(self.door.authority)
         if self._call is None:
             self._take_asgi_way()
             if self._handed is not None:
