@@ -22,7 +22,7 @@ def explained() -> str:
     return text.partition("### Where the time goes\n")[2].partition("\n### ")[0]
 
 
-@pytest.mark.parametrize("name", [*KEPT, f"{KEPT[0]}-pure"])
+@pytest.mark.parametrize("name", KEPT)
 def test_the_hot_path_is_there(name: str) -> None:
     assert "* commit: " in (FOLDER / f"{name}.md").read_text(encoding="utf-8")
 
