@@ -102,6 +102,10 @@ class StreamLimits(Struct, kw_only=True):
     replay_bytes_max: int = 1 << 30
     """Bytes of replies to one replay."""
 
+    rebuild_bytes_max: int = 128 << 20
+    """Bytes of replies kept while a rank's blocks are rebuilt from batch 0: nothing that is held
+    goes before they reach the last batch that is known. A default buffer takes 10 to 50 MB."""
+
     replay_useless_max: int = 2_000
     """Replies that may be garbled or out of place: twice what a stale reply socket can hold."""
 

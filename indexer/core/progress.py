@@ -7,6 +7,7 @@ lost or the engine restarts.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final, Literal
 
 from indexer.core.cursor import Cursor
@@ -20,6 +21,7 @@ from indexer.types import EventLossPolicy
 if TYPE_CHECKING:
     from indexer.core.events import EventBatch
     from indexer.core.index import KvIndex
+    from indexer.core.replay import Staged
     from indexer.types import WorkerRank
 
 SEQUENCE_BYTES: Final = 8
@@ -79,6 +81,8 @@ class Progress:
         self._unusable: dict[int, None] = {}
         self._breaking: int | None = None  # the last batch too long even for a socket
         self._lost_unusable = 0  # how many of `lost_batches` are of that kind
+        # a rebuild that has proven to be right, and is being applied
+        self._staged: deque[Staged] = deque()
         self._index = index
         index.attach(rank)
 
@@ -133,6 +137,7 @@ class Progress:
         """Whether the blocks are those after the last batch, written by this stream alone."""
         return not (
             self._writer.is_busy
+            or self._staged
             or self.is_unproven
             or self._doubted_after is not None
             or self._writer.ranks != {self.rank}
@@ -279,6 +284,7 @@ class Progress:
     def _forget_past(self) -> None:
         """Start with batch 0, of this engine or another one."""
         self._deny("restarted")
+        self._staged.clear()
         self._writer.forget()
         self._names.clear()
         self.cursor.reset()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from indexer.core.events import size_of
 from indexer.core.progress import END_MARKER, read_sequence
-from indexer.core.replay import Mode
+from indexer.core.replay import Mode, Staged
 from indexer.core.replay_control import ReplayControl
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Repair(ReplayControl):
     # -- replies -----------------------------------------------------------------------------------
 
     def _read_reply(self, replay: Replay, frames: Sequence[bytes], now: float) -> None:
-        self._writer.finish()  # replies come after what is still being written
+        self._finish_staged(now)  # replies come after what is still being written
         if not replay.count(sum(map(size_of, frames))):
             self._abandon("budget", now)
             return
@@ -78,22 +78,23 @@ class Repair(ReplayControl):
             return False
         if replay.behind is not None and not self._has_passed(replay, seq, payload, now):
             return False
+        if replay.mode is Mode.REBUILD:
+            self._stage(replay, seq, payload, digest, now)
+            return False
         return replay.is_verified or self._verify(replay, seq, payload, digest, now)
 
     def _verify(self, replay: Replay, seq: int, payload: bytes, digest: int, now: float) -> bool:
         """Use the first reply to identify the engine; True if it has still to be applied."""
-        if replay.mode is Mode.REBUILD and not self._begin_rebuild(replay, seq, payload, now):
-            return False
         last = self.cursor.last
         if last is None or seq > last:
             replay.is_hearsay |= last is None
-            return self._verify_beyond(replay, payload, now)
+            return self._verify_beyond(replay, seq, payload, now)
         if seq < last:
             self._count_useless(now)
             return False
         known = self.cursor.digest_of(last)
         if known not in (None, digest):
-            self._on_other_engine(payload, now)
+            self._on_other_engine(seq, payload, now)
             return False
         replay.is_verified = True
         if known is not None:  # and whatever contradicted it was a stray message
@@ -104,45 +105,28 @@ class Repair(ReplayControl):
         self._meet_live(now)
         return False
 
-    def _verify_beyond(self, replay: Replay, payload: bytes, now: float) -> bool:
+    def _verify_beyond(self, replay: Replay, seq: int, payload: bytes, now: float) -> bool:
         """Handle a first reply later than anything we know: there is nothing to compare."""
         if self._is_garbage(payload):
             self._count_useless(now)  # garbage identifies no engine
             return False
         if self.is_unproven:
-            self._on_other_engine(payload, now, why="gone")
+            self._on_other_engine(seq, payload, now, why="gone")
             return False
         if replay.mode in {Mode.VERIFY, Mode.POLL} and self.cursor.last != self._breaking:
             self._doubt()  # the requested batch is not there to be compared
         replay.is_verified = True
         return True
 
-    def _begin_rebuild(self, replay: Replay, seq: int, payload: bytes, now: float) -> bool:
-        """Discard what is known if the engine's whole history is there to replace it."""
-        if seq != 0:
-            self._beheaded += 1
-            self._end_replay("past_gone", now)
-            return False
-        if self._is_garbage(payload):
-            self._count_useless(now)
-            return False
-        if self._is_foreign(self._decoder.decode(payload)):  # before the names are forgotten
-            self._reject_endpoint(now)
-            return False
-        zero = self.cursor.digest_of(0)
-        if zero not in (None, self._decoder.digest(payload)) and not self._may_be_another:
-            self._judge_stranger(now)
-            return False
-        self._forget_past()
-        replay.mode = Mode.GAP if self.backlog else Mode.POLL
-        replay.is_hearsay = True
-        return True
-
-    def _on_other_engine(self, payload: bytes, now: float, *, why: str = "restarted") -> None:
+    def _on_other_engine(
+        self, seq: int, payload: bytes, now: float, *, why: str = "restarted"
+    ) -> None:
         if self._is_garbage(payload):
             self._count_useless(now)  # it identifies no engine
         elif self._is_foreign(self._decoder.decode(payload)):
             self._reject_endpoint(now)
+        elif self._may_be_another and self.backlog.holds(seq, payload):
+            self._take_over(seq, now, why)
         else:
             self._judge_stranger(now, why, repeats_last=why == "restarted")
 
@@ -157,12 +141,14 @@ class Repair(ReplayControl):
         assert replay is not None
         if repeats_last:
             self.tallies.conflicting_replies += 1
-        if self.is_unproven or self._may_be_another:
+        is_fresh = len(self.backlog) > replay.suspects  # something came by the new connection
+        if self.is_unproven or (self._may_be_another and not is_fresh):
             self._start_over(now, why)
         elif self.backlog or self._conflict is not None:
             seq, payload = self._conflict or (0, b"")
             if self.backlog:
                 seq, payload = self.backlog.last, self.backlog.last_payload
+            replay.unstage()
             replay.mode, replay.probe = Mode.PROBE, (seq, self._decoder.digest(payload))
             self._ask_again(now)
         else:
@@ -170,15 +156,19 @@ class Repair(ReplayControl):
 
     def _on_probed(self, replay: Replay, seq: int, payload: bytes, digest: int, now: float) -> None:
         """Read the endpoint's copy of a batch that was just heard live."""
-        if self._is_garbage(payload):
+        if self._is_garbage(payload) or (replay.probe is not None and seq < replay.probe[0]):
             self._count_useless(now)
         elif (seq, digest) == replay.probe:
-            while self.backlog and self.backlog.first < seq:
-                self.backlog.pop()  # the past comes with the replay
-            self._start_over(now, keeps_live=True)
+            self._take_over(seq, now)
         else:
             self.tallies.conflicting_replies += 1
             self._disown(now)
+
+    def _take_over(self, seq: int, now: float, why: str = "restarted") -> None:
+        """The endpoint repeats batch `seq` as it waits: the engine that we hear is another one."""
+        while self.backlog and self.backlog.first < seq:
+            self.backlog.pop()  # the past comes with the replay
+        self._start_over(now, why, keeps_live=True)
 
     def _start_over(self, now: float, why: str = "restarted", *, keeps_live: bool = False) -> None:
         """The endpoint serves another engine than the one we know: start over with that one.
@@ -195,8 +185,10 @@ class Repair(ReplayControl):
         if not keeps_live:
             self.backlog.clear()
         replay.suspects = 0
+        replay.unstage()
         replay.mode = Mode.GAP if self.backlog else Mode.POLL
         self._ask_again(now)
+        self._meet_live(now)
 
     def _accept_reply(
         self, replay: Replay, seq: int, payload: bytes, digest: int, now: float
@@ -234,14 +226,13 @@ class Repair(ReplayControl):
         assert replay is not None
         if is_marker and replay.behind is not None and not self._pass_over(replay, now):
             return  # nothing follows it
-        if is_marker:
+        if is_marker and replay.is_verified and replay.mode is not Mode.REBUILD:
             self._drop_suspects(replay)
         last = self.cursor.last
         if replay.mode is Mode.PROBE:
             self._disown(now)
-        elif not replay.is_verified and replay.mode is Mode.REBUILD:
-            self._beheaded += 1
-            self._end_replay("past_gone", now)
+        elif replay.mode is Mode.REBUILD:
+            self._end_staging(replay, now, is_marker=is_marker)
         elif (
             is_marker
             and not replay.is_verified
@@ -259,7 +250,7 @@ class Repair(ReplayControl):
 
     def _meet_live(self, now: float) -> None:
         """End the replay as soon as the waiting live batches can continue on their own."""
-        if self._replay is None or not self.backlog or self._must_wait:
+        if self._replay is None or not self.backlog or self._must_wait or self._staged:
             return
         if self.backlog.first <= self.cursor.expected:
             request = self.request
@@ -280,13 +271,151 @@ class Repair(ReplayControl):
     def _pass_over(self, replay: Replay, now: float) -> bool:
         """Lose what breaks the connection, which the engine has; False: the replay is over then."""
         behind, replay.behind = replay.behind or 0, None
+        if replay.mode is Mode.REBUILD:
+            while len(replay.staged) < behind:
+                replay.stage(Staged(None, 0, is_heard=False))
+            self._commit(replay, now)
+            return bool(replay.staged)
         while self.cursor.expected < behind:
-            self._breaking = self.cursor.expected
-            self.tallies.count_bad_message("breach")
-            self._lose_unusable(self._breaking)
-            self.cursor.skip_to(self._breaking + 1)
+            self._lose_breaking()
         self._meet_live(now)
         return self._replay is not None
+
+    def _lose_breaking(self) -> None:
+        self._breaking = self.cursor.expected
+        self.tallies.count_bad_message("breach")
+        self._lose_unusable(self._breaking)
+        self.cursor.skip_to(self._breaking + 1)
+
+    # -- a rebuild -----------------------------------------------------------------------------------
+
+    def _stage(self, replay: Replay, seq: int, payload: bytes, digest: int, now: float) -> None:
+        """Keep a reply of a rebuild until these reach the last batch that is known.
+
+        Until then nothing that is held goes: the endpoint may never end, stop half-way, or tell of
+        another engine. A copy of what was heard live must be equal; where it is open whether the
+        engine was replaced since, only the copies of later ones.
+        """
+        expected = len(replay.staged)
+        if seq < expected:
+            self._restage(replay, seq, digest, now)
+            return
+        if seq > expected:
+            self._miss_staged(replay, payload, now)
+            return
+        if not expected and self._is_garbage(payload):
+            self._count_useless(now)
+            return
+        if self._is_foreign(self._decoder.decode(payload)):
+            self._reject_endpoint(now)
+            return
+        last = self.cursor.last
+        if self.cursor.digest_of(seq) not in (None, digest):
+            is_old = self._doubted_after is not None and seq <= self._doubted_after
+            if not is_old or seq == last:
+                self._judge_stranger(now)
+                return
+            replay.is_of_another = True
+        heard = self.cursor.heard
+        if not replay.stage(Staged(payload, digest, heard is not None and seq <= heard)):
+            self._abandon("budget", now)
+            return
+        replay.advance(now)
+        self._commit(replay, now)
+
+    def _restage(self, replay: Replay, seq: int, digest: int, now: float) -> None:
+        """Read a copy of what a rebuild has brought: the first one shows who answers."""
+        if replay.is_verified or seq < len(replay.staged) - 1:
+            self._count_useless(now)
+        elif digest == replay.staged[seq].digest:
+            replay.is_verified = True
+            replay.hear(now)
+        else:
+            self._abandon("other_engine", now)
+
+    def _miss_staged(self, replay: Replay, payload: bytes, now: float) -> None:
+        """Handle a reply that leaves some out: lost in transit, or no longer in the buffer."""
+        if replay.replies_now > 1 and replay.may_ask_again(now):
+            self._ask_again(now)
+        elif self._is_garbage(payload):
+            self._count_useless(now)  # its number says nothing
+        elif replay.staged:
+            self._abandon("incomplete", now)
+        else:
+            self._beheaded += 1
+            self._end_replay("past_gone", now)
+
+    def _end_staging(self, replay: Replay, now: float, *, is_marker: bool) -> None:
+        """Handle the end before a rebuild has reached what is known."""
+        last = self.cursor.last
+        if replay.staged and replay.progressed and replay.may_ask_again(now):
+            self._ask_again(now)  # the end arrived, but not everything before it
+        elif not replay.staged and not (is_marker and self._may_be_another):
+            self._beheaded += 1
+            self._end_replay("past_gone", now)
+        elif (
+            is_marker
+            and self._may_be_another
+            and last is not None
+            and self.cursor.digest_of(last) is not None
+        ):
+            self._judge_stranger(now, repeats_last=False)
+        else:
+            self._abandon("incomplete", now)
+
+    def _commit(self, replay: Replay, now: float) -> None:
+        """Replace what is held, once a rebuild has reached the last batch that is known."""
+        staged, last = replay.staged, self.cursor.last
+        if last is not None and len(staged) <= last:
+            return
+        if replay.is_of_another:
+            self.tallies.hidden_restarts += 1
+            self._begin_anew()
+        else:
+            self._forget_past()
+            self._changed_at = self._conflict = None
+        self._staged = staged.copy()
+        replay.unstage()
+        replay.is_verified = True
+        replay.suspects = 0
+        replay.mode = Mode.GAP if self.backlog else Mode.POLL
+
+    def _apply_staged(self, now: float) -> bool:
+        """Begin to apply the next batch of a rebuild; False if it must be read further first."""
+        payload, digest, is_heard = self._staged[0]
+        if payload is None:
+            self._lose_breaking()
+        elif not self._decoder.read_ahead(payload):
+            return False
+        else:
+            batch, seq = self._decoder.decode(payload), self.cursor.expected
+            if batch is None:
+                self._refuse(seq, payload, digest, live=is_heard)
+            else:
+                self.tallies.replayed_batches += 1
+                self._accept(batch, seq, digest, live=is_heard)
+            self._decoder.let_go()
+        self._staged.popleft()
+        if not self._staged:
+            self._after_staged(now)
+        return True
+
+    def _after_staged(self, now: float) -> None:
+        """Go on where a rebuild has been applied."""
+        if self._is_voice_asked:
+            self._is_voice_asked = False
+            self._ask_whose_voice(now)
+        elif self.backlog.is_full and self._replay is not None:
+            self._abandon("backlog_full", now)
+        else:
+            self._meet_live(now)
+
+    def _finish_staged(self, now: float) -> None:
+        """Write the rest of what was begun in one go."""
+        self._writer.finish()
+        while self._staged:
+            self._apply_staged(now)
+            self._writer.finish()
 
     # -- what was brought where nothing was known --------------------------------------------------
 

@@ -6,8 +6,9 @@ endless, garbled or simply wrong; every way it can waste our time has a budget h
 
 from __future__ import annotations
 
+from collections import deque
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -29,6 +30,14 @@ class Mode(Enum):
     REBUILD = "rebuild"  # batches were lost for good: is everything from number 0 still available?
 
 
+class Staged(NamedTuple):
+    """One batch of a rebuild: not applied before the rebuild has proven to be right."""
+
+    payload: bytes | None  # None: it breaks the connection, nobody can read it
+    digest: int
+    is_heard: bool  # it came live, too, or batches after it did
+
+
 class ReplayRequest(Struct, frozen=True, eq=False):
     """A request for a fresh replay from `start`; two equal requests are still two."""
 
@@ -45,6 +54,7 @@ class Replay:
         "bytes",
         "deadline",
         "is_hearsay",
+        "is_of_another",
         "is_verified",
         "mode",
         "probe",
@@ -53,6 +63,8 @@ class Replay:
         "replies",
         "replies_now",
         "skipped",
+        "staged",
+        "staged_bytes",
         "suspects",
         "useless",
         "waiting_before",
@@ -66,6 +78,9 @@ class Replay:
         self.replies = 0
         self.bytes = 0
         self.useless = 0
+        self.staged: deque[Staged] = deque()  # what a rebuild has brought, from batch 0 on
+        self.staged_bytes = 0
+        self.is_of_another = False  # it differs from what was heard before the doubt
         self.is_hearsay = False  # began with nothing known that it could be compared with
         self.behind: int | None = None  # ask from here on: what comes before breaks the connection
         self.probe: tuple[int, int] | None = None  # number and digest of a live batch
@@ -103,6 +118,18 @@ class Replay:
         self.bytes += size
         limits = self._limits
         return self.replies <= limits.replay_replies_max and self.bytes <= limits.replay_bytes_max
+
+    def stage(self, one: Staged) -> bool:
+        """Keep the next batch of a rebuild; False if the budget is exceeded."""
+        self.staged.append(one)
+        self.staged_bytes += 0 if one.payload is None else len(one.payload)
+        return self.staged_bytes <= self._limits.rebuild_bytes_max
+
+    def unstage(self) -> None:
+        """Drop what a rebuild has brought: it begins again with batch 0."""
+        self.staged.clear()
+        self.staged_bytes = 0
+        self.is_of_another = False
 
     def advance(self, now: float) -> None:
         """Note that a reply was applied."""

@@ -58,6 +58,7 @@ class ReplayControl(Progress):
         self._changed_at: float | None = None
         # a live message whose number had come with another content, until that is explained
         self._conflict: tuple[int, bytes] | None = None
+        self._is_voice_asked = False  # the connection is new, since a rebuild is being applied
         self._is_disowned = False  # the replay endpoint contradicted what was heard live
         # live batches since the one that the next reply must repeat; None: too many
         self._heard: list[tuple[int, bytes]] | None = None
@@ -68,17 +69,19 @@ class ReplayControl(Progress):
 
     @property
     def is_replaying(self) -> bool:
-        """Whether live messages wait for a replay."""
-        return self._replay is not None
+        """Whether live messages wait for a replay, or for what it has brought."""
+        return self._replay is not None or bool(self._staged)
 
     def check(self) -> None:
         """Assert every invariant of the state machine."""
         super().check()
-        self.backlog.check()
+        if not self._staged:
+            self.backlog.check()
         replay = self._replay
+        assert replay is None or not replay.staged or replay.mode is Mode.REBUILD
         assert replay is None or self._witness is None
         assert (self.request is None) == (replay is None and self._witness is None)
-        if replay is not None and self.backlog and not self._must_wait:
+        if replay is not None and self.backlog and not self._must_wait and not self._staged:
             assert self.backlog.first > self.cursor.expected, "live batches wait without need"
 
     # -- blocks from before a restart --------------------------------------------------------------
@@ -122,11 +125,14 @@ class ReplayControl(Progress):
         """Ask from the last applied batch on: its copy shows whether the engine is the same."""
         replay = self._replay
         assert replay is not None
-        last = None if replay.mode is Mode.REBUILD else self.cursor.last
+        last = self.cursor.last
+        if replay.mode is Mode.REBUILD:
+            last = len(replay.staged) - 1 if replay.staged else None
         if replay.mode is Mode.PROBE and replay.probe is not None:
             last = replay.probe[0]
         start = 0 if last is None else last
-        if last is not None and last == self._breaking:
+        is_broken = replay.staged[-1].payload is None if replay.staged else last == self._breaking
+        if last is not None and is_broken:
             start += 1  # a copy of it would break the connection
         if replay.behind is not None:
             start = replay.behind
@@ -144,10 +150,12 @@ class ReplayControl(Progress):
         is_again = replay.behind is not None and not replay.replies_now
         if not is_again and replay.may_ask_again(now):
             return False  # it may have been an accident
-        if not replay.may_skip(now) or replay.mode is Mode.REBUILD:
+        is_rebuild = replay.mode is Mode.REBUILD
+        if not replay.may_skip(now) or (is_rebuild and not replay.staged):
             return False
         replay.skipped += 1
-        replay.behind = 1 + (self.cursor.expected if replay.behind is None else replay.behind)
+        expected = len(replay.staged) if is_rebuild else self.cursor.expected
+        replay.behind = 1 + (expected if replay.behind is None else replay.behind)
         self._ask_again(now)
         return True
 
@@ -168,11 +176,13 @@ class ReplayControl(Progress):
             # the previous request went to an engine that may be gone
             if self._replay.mode is not Mode.REBUILD and self.cursor.last is not None:
                 self._replay.mode = Mode.VERIFY
+            self._replay.unstage()
             # and waiting batches may come from an engine that was only there for a moment
             self._replay.suspects = len(self.backlog)
             self._ask_again(now)
         elif self._may_ask(now):
             self._ask(Mode.VERIFY, now)
+            self._replay.suspects = len(self.backlog)
 
     def due(self, now: float) -> float:
         """When silence becomes meaningful if nothing is heard before; `inf`: never. O(1).
@@ -221,7 +231,9 @@ class ReplayControl(Progress):
             self._ask(Mode.REBUILD if self._can_rebuild else Mode.POLL, now)
 
     def _watch_replay(self, replay: Replay, now: float) -> None:
-        if now >= replay.deadline:
+        if self._staged:
+            replay.hear(now)  # nothing more is read before that is applied
+        elif now >= replay.deadline:
             self._abandon("deadline", now)
         elif self._writer.is_busy or self._unread is not None:
             replay.hear(now)  # its last reply is still being processed, so the next has to wait
@@ -305,7 +317,11 @@ class ReplayControl(Progress):
         replay = self._replay
         if self._is_proof_due or (replay is not None and replay.mode is Mode.PROBE):
             self._doubt()
-        if replay is not None and not replay.is_verified:
+        if (
+            replay is not None
+            and not replay.is_verified
+            and self._on_event_loss is EventLossPolicy.DROP
+        ):
             self._drop_suspects(replay)  # of a proven engine they are ordinary live batches
         # A gap that live batches could not wait for is given up. A rebuild stays wanted, but asking
         # again at once would hold back a busy stream for ever.

@@ -103,6 +103,7 @@ class EventStream(Repair):
         return (
             self._writer.is_busy
             or self._unread is not None
+            or bool(self._staged)
             or (self._replay is None and bool(self.backlog))
         )
 
@@ -129,7 +130,7 @@ class EventStream(Repair):
     @property
     def _is_undisputed(self) -> bool:
         """Whether nothing hangs on the very next messages."""
-        return self._witness is None and self._conflict is None and not self._is_to_settle
+        return not (self._witness or self._conflict or self._staged or self._is_to_settle)
 
     @property
     def _is_to_settle(self) -> bool:
@@ -172,7 +173,7 @@ class EventStream(Repair):
 
     def _heed(self, seq: int, payload: bytes, now: float) -> None:
         """Take a live message that can be decoded at once."""
-        if self._replay is None and not self._writer.is_busy and not self.backlog:
+        if not (self.is_replaying or self._writer.is_busy or self.backlog):
             self._take(seq, payload, now)
         else:
             self._hold(seq, payload, now)
@@ -256,7 +257,10 @@ class EventStream(Repair):
             if self._is_disowned:  # the engine may be the one behind the endpoint by now
                 self._is_disowned, self.has_replay = False, True
                 self._ask_after = now
-            self._ask_whose_voice(now)
+            if self._staged:
+                self._is_voice_asked = True  # once that is applied
+            else:
+                self._ask_whose_voice(now)
 
     def resume(self, now: float) -> None:
         """Process pending work, for about a quarter of a millisecond."""
@@ -267,6 +271,9 @@ class EventStream(Repair):
                     return
             elif self._writer.is_busy:
                 budget = self._work(budget)
+            elif self._staged:
+                if not self._apply_staged(now):
+                    return
             elif self._replay is None and self.backlog:
                 if not self._decoder.read_ahead(self.backlog.first_payload):
                     return
@@ -315,6 +322,7 @@ class EventStream(Repair):
             self._decoder.let_go()
             self._deny("closed")
             self._stop_replay()
+            self._staged.clear()
             self.backlog.clear()
             self._writer.forget()
             self._feeder = None  # it refers to us: the cycle would keep the index alive
@@ -462,6 +470,8 @@ class EventStream(Repair):
                 self.tallies.restarts += 1
                 self._begin_anew()
         self.backlog.append(seq, payload)
+        if self._staged:
+            return
         if not self.backlog.is_full:
             self._meet_live(now)
             return
