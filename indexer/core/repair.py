@@ -126,7 +126,7 @@ class Repair(ReplayControl):
         elif self._is_foreign(self._decoder.decode(payload)):
             self._reject_endpoint(now)
         elif self._may_be_another and self.backlog.holds(seq, payload):
-            self._take_over(seq, now, why)
+            self._take_over(seq, self._decoder.digest(payload), now, why)
         else:
             self._judge_stranger(now, why, repeats_last=why == "restarted")
 
@@ -159,16 +159,35 @@ class Repair(ReplayControl):
         if self._is_garbage(payload) or (replay.probe is not None and seq < replay.probe[0]):
             self._count_useless(now)
         elif (seq, digest) == replay.probe:
-            self._take_over(seq, now)
+            self._take_over(seq, digest, now)
         else:
             self.tallies.conflicting_replies += 1
             self._disown(now)
 
-    def _take_over(self, seq: int, now: float, why: str = "restarted") -> None:
-        """The endpoint repeats batch `seq` as it waits: the engine that we hear is another one."""
+    def _take_over(self, seq: int, digest: int, now: float, why: str = "restarted") -> None:
+        """The endpoint repeats batch `seq` as it waits: the engine that we hear is another one.
+
+        Its past replaces what is held once that has led to this very batch.
+        """
+        replay = self._replay
+        assert replay is not None
+        if self.is_unproven or not seq:
+            self._leave_past(seq)
+            self._start_over(now, why, keeps_live=True)
+            return
+        replay.unstage()
+        replay.mode, replay.is_of_another = Mode.REBUILD, True
+        replay.target = seq, digest
+        self._doubt()
+        self._ask_again(now)
+
+    def _leave_past(self, seq: int) -> None:
+        """Drop waiting batches before `seq`: the past comes with the replay."""
+        replay = self._replay
+        assert replay is not None
         while self.backlog and self.backlog.first < seq:
-            self.backlog.pop()  # the past comes with the replay
-        self._start_over(now, why, keeps_live=True)
+            self.backlog.pop()
+            replay.waiting_before = max(replay.waiting_before - 1, 0)
 
     def _start_over(self, now: float, why: str = "restarted", *, keeps_live: bool = False) -> None:
         """The endpoint serves another engine than the one we know: start over with that one.
@@ -287,7 +306,7 @@ class Repair(ReplayControl):
         self._lose_unusable(self._breaking)
         self.cursor.skip_to(self._breaking + 1)
 
-    # -- a rebuild -----------------------------------------------------------------------------------
+    # -- a rebuild ---------------------------------------------------------------------------------
 
     def _stage(self, replay: Replay, seq: int, payload: bytes, digest: int, now: float) -> None:
         """Keep a reply of a rebuild until these reach the last batch that is known.
@@ -309,19 +328,28 @@ class Repair(ReplayControl):
         if self._is_foreign(self._decoder.decode(payload)):
             self._reject_endpoint(now)
             return
-        last = self.cursor.last
-        if self.cursor.digest_of(seq) not in (None, digest):
-            is_old = self._doubted_after is not None and seq <= self._doubted_after
-            if not is_old or seq == last:
-                self._judge_stranger(now)
-                return
-            replay.is_of_another = True
-        heard = self.cursor.heard
+        if not self._fits(replay, seq, digest, now):
+            return
+        heard = self.cursor.heard if replay.target is None else replay.target[0]
         if not replay.stage(Staged(payload, digest, heard is not None and seq <= heard)):
-            self._abandon("budget", now)
+            self._give_up_rebuild(replay, "budget", now)
             return
         replay.advance(now)
         self._commit(replay, now)
+
+    def _fits(self, replay: Replay, seq: int, digest: int, now: float) -> bool:
+        """Compare a reply of a rebuild with what was heard."""
+        if replay.target is not None:
+            if seq == replay.target[0] and digest != replay.target[1]:
+                self._disown(now)
+                return False
+        elif self.cursor.digest_of(seq) not in (None, digest):
+            is_old = self._doubted_after is not None and seq <= self._doubted_after
+            if not is_old or seq == self.cursor.last:
+                self._judge_stranger(now)
+                return False
+            replay.is_of_another = True
+        return True
 
     def _restage(self, replay: Replay, seq: int, digest: int, now: float) -> None:
         """Read a copy of what a rebuild has brought: the first one shows who answers."""
@@ -339,17 +367,30 @@ class Repair(ReplayControl):
             self._ask_again(now)
         elif self._is_garbage(payload):
             self._count_useless(now)  # its number says nothing
-        elif replay.staged:
-            self._abandon("incomplete", now)
+        elif replay.staged or replay.target is not None:
+            self._give_up_rebuild(replay, "incomplete", now)
         else:
             self._beheaded += 1
             self._end_replay("past_gone", now)
+
+    def _give_up_rebuild(self, replay: Replay, outcome: str, now: float) -> None:
+        """Leave what is held as it is, unless the engine has been replaced.
+
+        Then its past is too long or begins later, and is taken as far as it is there.
+        """
+        if replay.target is None:
+            self._abandon(outcome, now)
+        else:
+            self._leave_past(replay.target[0])
+            self._start_over(now, keeps_live=True)
 
     def _end_staging(self, replay: Replay, now: float, *, is_marker: bool) -> None:
         """Handle the end before a rebuild has reached what is known."""
         last = self.cursor.last
         if replay.staged and replay.progressed and replay.may_ask_again(now):
             self._ask_again(now)  # the end arrived, but not everything before it
+        elif replay.target is not None:
+            self._disown(now)  # it had repeated that batch
         elif not replay.staged and not (is_marker and self._may_be_another):
             self._beheaded += 1
             self._end_replay("past_gone", now)
@@ -366,11 +407,15 @@ class Repair(ReplayControl):
     def _commit(self, replay: Replay, now: float) -> None:
         """Replace what is held, once a rebuild has reached the last batch that is known."""
         staged, last = replay.staged, self.cursor.last
+        if replay.target is not None:
+            last = replay.target[0]
         if last is not None and len(staged) <= last:
             return
         if replay.is_of_another:
             self.tallies.hidden_restarts += 1
             self._begin_anew()
+            if replay.target is not None:
+                self._leave_past(replay.target[0] + 1)  # a copy of it has been brought
         else:
             self._forget_past()
             self._changed_at = self._conflict = None

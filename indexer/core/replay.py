@@ -66,6 +66,7 @@ class Replay:
         "staged",
         "staged_bytes",
         "suspects",
+        "target",
         "useless",
         "waiting_before",
     )
@@ -81,6 +82,8 @@ class Replay:
         self.staged: deque[Staged] = deque()  # what a rebuild has brought, from batch 0 on
         self.staged_bytes = 0
         self.is_of_another = False  # it differs from what was heard before the doubt
+        # number and digest of a live batch that it has to repeat, if it is of another engine
+        self.target: tuple[int, int] | None = None
         self.is_hearsay = False  # began with nothing known that it could be compared with
         self.behind: int | None = None  # ask from here on: what comes before breaks the connection
         self.probe: tuple[int, int] | None = None  # number and digest of a live batch
@@ -130,6 +133,7 @@ class Replay:
         self.staged.clear()
         self.staged_bytes = 0
         self.is_of_another = False
+        self.target = None
 
     def advance(self, now: float) -> None:
         """Note that a reply was applied."""

@@ -116,9 +116,10 @@ class ReplayControl(Progress):
     def _may_ask(self, now: float) -> bool:
         return self.has_replay and now >= self._ask_after
 
-    def _ask(self, mode: Mode, now: float) -> None:
+    def _ask(self, mode: Mode, now: float, *, suspects: int = 0) -> None:
         self._witness = self._heard = None
         self._replay = Replay(mode, self._limits, now)
+        self._replay.suspects = suspects
         self._send_request()
 
     def _send_request(self) -> None:
@@ -181,8 +182,7 @@ class ReplayControl(Progress):
             self._replay.suspects = len(self.backlog)
             self._ask_again(now)
         elif self._may_ask(now):
-            self._ask(Mode.VERIFY, now)
-            self._replay.suspects = len(self.backlog)
+            self._ask(Mode.VERIFY, now, suspects=len(self.backlog))
 
     def due(self, now: float) -> float:
         """When silence becomes meaningful if nothing is heard before; `inf`: never. O(1).
@@ -315,7 +315,9 @@ class ReplayControl(Progress):
         """Continue without the missing batches; back off from the endpoint for a while."""
         limits = self._limits
         replay = self._replay
-        if self._is_proof_due or (replay is not None and replay.mode is Mode.PROBE):
+        if self._is_proof_due or (
+            replay is not None and (replay.mode is Mode.PROBE or replay.target is not None)
+        ):
             self._doubt()
         if (
             replay is not None

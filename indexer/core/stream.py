@@ -19,14 +19,20 @@ What came live is believed; a replay fills in what did not. What a live number m
 
 What a reply means that contradicts what is known (`_judge_stranger`, `_hear_witness`):
 
-* another copy of the last batch, or the end without one, after a new connection or with unproven
-  blocks: the engine behind the endpoint has taken over, and the stream starts over with it;
-* the same without either, while live batches wait or one conflicts: the endpoint is asked for the
-  newest of these. The same content: a restart. Any other: the endpoint is disowned;
+* another copy of the last batch, or the end without one, with unproven blocks, or after a new
+  connection by which nothing has come yet: the engine behind the endpoint has taken over, and the
+  stream starts over with it;
+* the same while live batches wait or one conflicts: the endpoint is asked for the newest of these.
+  Any other content: the endpoint is disowned. The same: a restart; its past replaces what is held
+  once it has led from number 0 to that batch, or if it does not begin there;
 * the same while nothing waits: disowned, and in doubt until the next live number;
 * another copy of an older batch: it is counted, nothing else;
 * another copy of the first live batch, after a past nobody had heard: that past goes, the endpoint
   is disowned, and what came live is applied once more.
+
+A rebuild from number 0 (`_stage`) replaces nothing before it has reached the last batch that is
+known, with the copies of what was heard. Beyond its batches, bytes or time it is given up, and all
+is as it was before.
 
 A disowned endpoint is not asked again before the publisher's connection is renewed.
 """
@@ -222,6 +228,11 @@ class EventStream(Repair):
         if self._replay is not None:
             self._replay.excuse(seconds)
 
+    def on_arriving(self, now: float) -> None:
+        """Note that a reply is here that is too long to be copied in one go."""
+        if self._replay is not None:
+            self._replay.hear(now)
+
     def reread(self, now: float) -> Literal["asked", "later", "shared", "no_replay", "past_gone"]:
         """Rebuild the rank's blocks from batch 0, because what is held is in doubt.
 
@@ -380,7 +391,8 @@ class EventStream(Repair):
             self._is_disowned = True
             self.has_replay = False
             if heard is None:
-                return Verdict.RESTARTED
+                self._begin_anew()  # it is the first batch of the engine that we hear
+                return Verdict.GAP if seq else Verdict.CONTIGUOUS
             self._note_lost(self.cursor.expected - seq)
             self.cursor.rewind(seq)
             return Verdict.CONTIGUOUS
@@ -445,19 +457,24 @@ class EventStream(Repair):
         while self._writer.is_busy:
             self._work(self._limits.blocks_per_turn)
 
-    def _was_applied(self, seq: int, payload: bytes) -> bool:
+    def _passes_copy(self, seq: int, payload: bytes) -> bool:
+        """Count a live message that waits or was applied already; False: it is another."""
         known = self.cursor.digest_of(seq)
-        return known is not None and known == self._decoder.digest(payload)
+        if known is not None and known == self._decoder.digest(payload):
+            self.cursor.saw_live(seq)
+        elif not self.backlog.holds(seq, payload):
+            return False
+        self.tallies.stale_batches += 1
+        return True
 
     def _hold(self, seq: int, payload: bytes, now: float) -> None:
         """Keep a live message until the replay, or the batch before it, is done."""
         if self._is_garbage(payload):  # or its number would be trusted
             self.tallies.count_bad_message("payload")
             return
+        if self._passes_copy(seq, payload):
+            return
         if self.backlog and seq <= self.backlog.last:
-            if self.backlog.holds(seq, payload) or self._was_applied(seq, payload):
-                self.tallies.stale_batches += 1
-                return
             is_restart = seq == 0 < self.backlog.last or self._may_be_another_at(now)
             if self._replay is not None and not is_restart:
                 self.tallies.conflicting_batches += 1

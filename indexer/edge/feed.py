@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from indexer.core.replay import ReplayRequest
     from indexer.core.stream import EventStream
     from indexer.edge.guide import Guide
-    from indexer.edge.sockets import Receiver, Subscriber
+    from indexer.edge.receiver import Receiver
+    from indexer.edge.sockets import Subscriber
 
 RECONNECT_AFTER_S: Final = 1.0
 RECONNECT_AFTER_MAX_S: Final = 30.0

@@ -348,11 +348,15 @@ class Listeners:
             if self._on_message is not None:
                 self._on_message(stream, reply, True)  # noqa: FBT003 - a reply
             stream.on_replay(reply, now)
+        is_copying = feed.dealer is not None and feed.dealer.is_copying
         # live messages are read alongside replies: a long replay must not fill the other queue
         if feed.inbox or self._read(feed):
             if feed.inbox:
                 stream.take(feed.inbox, now)
                 stream.resume(now)
+            return False
+        if is_copying:
+            stream.on_arriving(now)
             return False
         if reply is None and feed.dealer is not None and feed.dealer.is_given_up:
             return not stream.on_broken_replay(now)
@@ -362,7 +366,7 @@ class Listeners:
         """Read some live messages; False if there were none. Load reports bypass the stream."""
         messages = feed.subscriber.receive_some(self._limits.messages_per_turn, LOAD_TOPIC)
         if not messages:
-            return False
+            return feed.subscriber.is_copying
         feed.vain_looks = 0
         if not feed.is_connected:
             self._hear_news(feed)  # a new connection brought them: tell the stream first

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
-from indexer.compiled import usable
-from indexer.core.events import HEAD_BYTES, Oversized
 from indexer.edge.curve import KeyPair
 from indexer.edge.descriptors import descriptors_end
+from indexer.edge.receiver import Receiver
 from indexer.errors import EndpointRefused, NoDescriptorLeft
 
 if TYPE_CHECKING:
@@ -54,16 +53,12 @@ PUBLISHED_MESSAGES_MAX: Final = 10_000
 SUBSCRIPTION_BYTES_MAX: Final = 4_096
 """Longest message a subscriber may send us: the name of a topic."""
 
-READ_BYTES_MAX: Final = 256 << 10
-"""Bytes read from a socket at once beyond its first message; copying them takes some 30 µs."""
-
 _ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"  # where libzmq looks for the authenticator
 _ZAP_VERSION: Final = b"1.0"
 _ZAP_DOMAIN: Final = b"replicas"  # without a domain libzmq would not ask
 _ZAP_FRAMES: Final = 7
 
 _DELIMITER: Final = b""
-_NOBLOCK: Final = int(zmq.NOBLOCK)
 _CONNECTED: Final = frozenset({zmq.EVENT_HANDSHAKE_SUCCEEDED})
 _REFUSED: Final = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "silent",  # hung up without a word: a key it cannot read
@@ -75,97 +70,6 @@ _RETRYING: Final = frozenset(
     {zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_CONNECT_DELAYED, zmq.EVENT_CLOSED}
 )
 _WATCHED: Final = sum(_CONNECTED | _BROKEN | _RETRYING)
-
-
-_IS_COMPILED: Final = usable("indexer._frames", 2)
-if _IS_COMPILED:
-    from indexer import _frames
-
-
-def _finds_libzmq() -> bool:
-    """Whether the compiled receiver can be used: pyzmq may hide its libzmq, or have none."""
-    path: str | None = getattr(sys.modules.get("zmq.backend.cython._zmq"), "__file__", None)
-    return _IS_COMPILED and path is not None and _frames.find(path)
-
-
-_FINDS_LIBZMQ: Final = _finds_libzmq()
-
-
-class Receiver:
-    """A connected socket that is read without blocking.
-
-    Of a frame beyond the limit only the head is returned, as `Oversized`; the rest is never copied.
-    """
-
-    __slots__ = ("_address", "_longest", "_socket", "fd")
-
-    def __init__(self, socket: zmq.Socket[bytes], longest: int) -> None:
-        """Read an open socket.
-
-        Args:
-            socket: non-blocking.
-            longest: bytes of a frame that is returned whole.
-        """
-        self._socket = socket
-        self._longest = longest
-        self._address = socket.underlying
-        self.fd: int = socket.getsockopt(zmq.FD)  # type: ignore[assignment]
-
-    def receive(self) -> list[bytes] | None:
-        """Return the frames of the next message, None if there is none."""
-        receive = self._socket.recv
-        try:
-            # not `recv_multipart`: a frame knows whether another follows; asking the socket costs
-            # more than receiving
-            frame = receive(_NOBLOCK, copy=False)
-            frames = [self._content(frame)]
-            while frame.more:
-                frame = receive(_NOBLOCK, copy=False)
-                frames.append(self._content(frame))
-        except zmq.ZMQError:  # usually Again; a failing socket has no message either
-            return None
-        return frames
-
-    def _content(self, frame: zmq.Frame) -> bytes:
-        size = len(frame)
-        if size <= self._longest:
-            return frame.bytes
-        return Oversized.of(bytes(frame.buffer[:HEAD_BYTES]), size)
-
-    def receive_some(self, messages_max: int, apart: bytes) -> list[list[bytes]]:
-        """Return the next messages, if any; the last one may be of the topic `apart`.
-
-        Stops there, and after a quarter of a megabyte as well.
-        """
-        if self._socket.closed:
-            return []
-        if _FINDS_LIBZMQ:
-            limits = messages_max, READ_BYTES_MAX, self._longest
-            return _frames.receive(self._address, *limits, apart)
-        messages: list[list[bytes]] = []
-        size = 0
-        while len(messages) < messages_max and size < READ_BYTES_MAX:
-            message = self.receive()
-            if message is None:
-                break
-            messages.append(message)
-            if message[0] == apart:
-                break
-            size += sum(map(len, message))
-        return messages
-
-    @property
-    def is_given_up(self) -> bool:
-        """Whether a dealer is read empty, and its libzmq has no connection and will make none.
-
-        That only happens after a breach of protocol: a message beyond the limit, or a peer that
-        does not speak ZMQ. Connections that break otherwise are re-established silently.
-        """
-        return not int(self._socket.getsockopt(zmq.EVENTS)) & (zmq.POLLIN | zmq.POLLOUT)
-
-    def close(self) -> None:
-        """Close the socket and drop what was not read."""
-        self._socket.close(linger=0)
 
 
 class Link(Enum):
@@ -195,8 +99,9 @@ class Subscriber(Receiver):
         endpoint: str | None,
         longest: int,
         failures: Counter[str] | None = None,
+        bytes_max: int | None = None,
     ) -> None:
-        super().__init__(socket, longest)
+        super().__init__(socket, longest, bytes_max)
         self.is_refused = False
         self._failures = Counter() if failures is None else failures  # failed handshakes by cause
         self._endpoint = endpoint  # None: not connected yet
@@ -380,8 +285,8 @@ class Sockets:
             socket.setsockopt(zmq.SUBSCRIBE, topic)
         try:
             # before connecting, or early events are missed
-            longest = self._limits.message_bytes_max
-            subscriber = Subscriber(socket, endpoint, longest, self.handshakes_failed)
+            limits = self._limits.message_bytes_max, self._limits.receive_bytes_max
+            subscriber = Subscriber(socket, endpoint, limits[0], self.handshakes_failed, limits[1])
         except zmq.ZMQError as error:
             socket.close(linger=0)
             raise _refused(endpoint or "", error) from error
@@ -413,7 +318,7 @@ class Sockets:
         except zmq.ZMQError as error:
             socket.close(linger=0)
             raise _refused(endpoint, error) from error
-        return Receiver(socket, self._limits.message_bytes_max)
+        return Receiver(socket, self._limits.message_bytes_max, self._limits.receive_bytes_max)
 
     def try_connect(self, endpoint: str) -> None:
         """Test whether libzmq would connect there; nothing is sent.

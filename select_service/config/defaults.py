@@ -208,6 +208,7 @@ class Defaults(Struct, frozen=True, kw_only=True):
     replay_backoff_max_s: float = _STREAMS.replay_backoff_max_s
     replay_replies_max: int = _STREAMS.replay_replies_max
     replay_bytes_max: int = _STREAMS.replay_bytes_max
+    kv_rebuild_bytes_max: int = _STREAMS.rebuild_bytes_max
     replay_useless_max: int = _STREAMS.replay_useless_max
     kv_polls_max: int = _STREAMS.polls_max
     kv_orphan_blocks_max: int = _STREAMS.orphan_blocks_max
@@ -219,6 +220,7 @@ class Defaults(Struct, frozen=True, kw_only=True):
     kv_backlog_bytes_max: int = _STREAMS.backlog_bytes_max
     kv_message_bytes_max: int = _STREAMS.message_bytes_max
     kv_receive_messages_max: int = _STREAMS.receive_messages_max
+    kv_receive_bytes_max: int = _STREAMS.receive_bytes_max
     admission_control: Mode = _ADMISSION.mode
     active_decode_blocks_threshold: float | None = None
     active_prefill_tokens_threshold: int | None = None

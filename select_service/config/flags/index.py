@@ -129,6 +129,15 @@ INDEX: Final = (
         reloads=True,
     ),
     Flag(
+        "--kv-rebuild-bytes-max",
+        values.whole(1, values.BYTES_MAX),
+        "N",
+        "bytes of replies kept while a rank's blocks are rebuilt from batch 0; beyond, the rebuild"
+        " is given up and what is held stays",
+        watch='kv_replays_total{outcome="budget"}',
+        reloads=True,
+    ),
+    Flag(
         "--replay-useless-max",
         values.whole(1, values.COUNT_MAX),
         "N",
@@ -163,6 +172,13 @@ INDEX: Final = (
         values.whole(1, values.COUNT_MAX),
         "N",
         "KV-event messages queued per rank before they are read",
+        watch="kv_gaps_total",
+    ),
+    Flag(
+        "--kv-receive-bytes-max",
+        values.whole(1, values.BYTES_MAX),
+        "N",
+        "bytes of them, if none is longer than the last one read: of long ones fewer may wait",
         watch="kv_gaps_total",
     ),
     Flag(

@@ -354,7 +354,7 @@ class Subscriptions:
         for _ in range(MESSAGES_PER_TURN):
             frames = peer.subscriber.receive()
             if frames is None:
-                return False
+                return peer.subscriber.is_copying
             peer.heard_at = peer.quiet_since = self._clock()
             peer.beats = peer.beats or frames[0] == self._beats_on
             try:

@@ -10,8 +10,9 @@ import zmq
 
 from indexer.compiled import kernels_in_use
 from indexer.core.events import HEAD_BYTES, Oversized, size_of
-from indexer.edge import sockets as sockets_module
-from indexer.edge.sockets import READ_BYTES_MAX, Receiver, Sockets, open_publisher
+from indexer.edge import receiver as receiver_module
+from indexer.edge.receiver import READ_BYTES_MAX, Receiver
+from indexer.edge.sockets import Sockets, open_publisher
 from indexer.errors import EndpointRefused
 from indexer.types import StreamLimits
 
@@ -76,7 +77,7 @@ def pair(
     is_compiled = request.param == "kernel"
     if is_compiled and not kernels_in_use().get("indexer._frames"):
         pytest.skip("not built, or not wanted")
-    monkeypatch.setattr(sockets_module, "_FINDS_LIBZMQ", is_compiled)
+    monkeypatch.setattr(receiver_module, "_FINDS_LIBZMQ", is_compiled)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sender, receiver = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
     sender.bind("inproc://pair")
@@ -144,7 +145,7 @@ def test_of_a_frame_that_is_too_long_only_the_head_is_kept(
     for frames in sent:
         sender.send_multipart(frames)
     got: list[list[bytes]] = []
-    while more := receiver.receive_some(40, b"apart"):
+    while (more := receiver.receive_some(40, b"apart")) or receiver.is_copying:
         got += more
     assert got[2] == sent[2], "as long as it may be"
     for frames, kept in zip(sent[:2], got[:2], strict=True):
@@ -154,3 +155,84 @@ def test_of_a_frame_that_is_too_long_only_the_head_is_kept(
     for frames in sent:
         sender.send_multipart(frames)
     assert [size_of(one) for one in receiver.receive() or []] == [5, 8, LONGEST + 1]
+
+
+@pytest.mark.parametrize("at_once", [1, 40])
+def test_a_long_message_is_copied_in_pieces(
+    pair: tuple[zmq.Socket[bytes], Receiver], at_once: int
+) -> None:
+    """The largest uninterrupted step is one piece, however long the message is."""
+    sender, receiver = pair
+    random = Random(3)
+    long = random.randbytes(LONGEST)
+    sent = [
+        *([b"topic", b"12345678", b"short"], [b"topic", b"12345678", long]),
+        *([b"", long, long[: READ_BYTES_MAX + 1]], [b"topic", b"12345678", b"last"]),
+    ]
+    for frames in sent:
+        sender.send_multipart(frames)
+    got: list[list[bytes]] = []
+    steps, copied = 0, 0
+    while True:
+        if at_once == 1:
+            one = receiver.receive()
+            more = [] if one is None else [one]
+        else:
+            more = receiver.receive_some(at_once, b"apart")
+        unfinished = [one for one in receiver._unfinished or [] if not isinstance(one, bytes)]
+        before, copied = copied, sum(one.copied for one in unfinished)
+        assert copied - before <= READ_BYTES_MAX
+        if not more and not receiver.is_copying:
+            break
+        steps += 1
+        got += more
+    assert got == sent
+    assert steps >= 2 * LONGEST // READ_BYTES_MAX
+
+
+def test_a_socket_closes_while_it_copies(pair: tuple[zmq.Socket[bytes], Receiver]) -> None:
+    sender, receiver = pair
+    sender.send_multipart([b"", b"x" * LONGEST])
+    assert receiver.receive() is None
+    assert receiver.is_copying
+    receiver.close()
+    assert (receiver.receive(), receiver.is_copying) == (None, False)
+
+
+def test_fewer_long_messages_are_queued(pair: tuple[zmq.Socket[bytes], Receiver]) -> None:
+    sender, plain = pair
+    receiver = Receiver(plain._socket, LONGEST, 4 * LONGEST)
+    most = plain._socket.getsockopt(zmq.RCVHWM)
+    for size, queued in [(1, most), (LONGEST // 2, 8), (1, 8), (LONGEST, 4), (LONGEST + 1, 3)]:
+        sender.send_multipart([b"topic", b"12345678", b"x" * size])
+        while not (receiver.receive_some(1, b"apart") or receiver.receive_some(1, b"apart")):
+            assert receiver.is_copying
+        assert plain._socket.getsockopt(zmq.RCVHWM) == queued
+    for queued in (6, 12, 24):
+        assert receiver.receive_some(1, b"apart") == []
+        assert plain._socket.getsockopt(zmq.RCVHWM) == queued
+    for _ in range(20):
+        receiver.receive_some(1, b"apart")
+    assert plain._socket.getsockopt(zmq.RCVHWM) == most, "once the queue has been short for long"
+
+
+def test_a_flood_of_long_messages_waits_at_the_sender() -> None:
+    """What nobody reads is bounded in bytes, not only in messages."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sender, socket = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+    sender.setsockopt(zmq.SNDHWM, 1)
+    sender.setsockopt(zmq.SNDBUF, 1 << 16)
+    socket.setsockopt(zmq.RCVBUF, 1 << 16)
+    socket.setsockopt(zmq.RCVHWM, 10_000)
+    socket.connect(f"tcp://127.0.0.1:{sender.bind_to_random_port('tcp://127.0.0.1')}")
+    receiver = Receiver(socket, LONGEST, 4 * LONGEST)
+    sender.send_multipart([b"", b"1" * 8, b"x" * LONGEST])
+    assert socket.poll()
+    while receiver.receive() is None:
+        assert receiver.is_copying
+    sent = 0
+    while sender.poll(300, zmq.POLLOUT):
+        sender.send_multipart([b"", b"1" * 8, b"x" * LONGEST])
+        sent += 1
+        assert sent < 50, "it never has to wait"
+    context.destroy(linger=0)
