@@ -245,7 +245,13 @@ class StreamWatch:
         if look.replay_endpoint is None:
             return
         if run >= REPLAYS_MIN:
-            yield causes.REPLAY_MUTE, f"{run} replays in a row without a useful answer"
+            how = ", ".join(f"{ended[one]} {one}" for one in _UNANSWERED if ended.get(one))
+            what = f"{run} replays in a row without a useful answer (in all: {how})"
+            if ended.get("budget"):
+                what += (
+                    "; --replay-bytes-max, --kv-rebuild-bytes-max or --replay-replies-max is low"
+                )
+            yield causes.REPLAY_MUTE, what
         if ended.get("wrong_rank") and not self.stream.has_replay:
             yield causes.REPLAY_WRONG_RANK, "its replay endpoint answered for another rank"
         if ended.get("other_engine") and not self.stream.has_replay:

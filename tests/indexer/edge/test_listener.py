@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from indexer.core.stream import EventStream
+from indexer.edge.receiver import READ_BYTES_MAX
 from indexer.errors import EndpointRefused
 from indexer.types import StreamLimits, WorkerRank
 from tests.indexer.edge.house import IMPATIENT, LIMITS, SCOPE, House, batch, play, tokens
@@ -249,6 +250,22 @@ SMALL = StreamLimits(message_bytes_max=10_000, tick_s=0.02, poll_after_s=0)
 def too_long(number: int, size: int) -> bytes:
     """A batch that is as it should be, but for its size."""
     return encode_batch([stored([number + 1], tokens(number)), removed([b"x" * size])])
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["live", "in a replay"])
+def test_a_message_that_takes_several_reads(context: Any, is_lost: bool) -> None:
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine)
+        engine.publish(batch(0))
+        engine.publish(too_long(1, 5 * READ_BYTES_MAX), is_lost=is_lost)
+        engine.publish(batch(2))
+        await house.until(lambda: house.holds(stream, 2))
+        assert house.holds(stream, 0)
+        assert house.holds(stream, 1)
+        assert (stream.tallies.lost_batches, stream.tallies.bad_messages) == (0, {})
+
+    play(context, scenario)
 
 
 def test_a_message_beyond_the_limit_costs_itself(context: Any) -> None:
