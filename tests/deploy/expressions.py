@@ -28,7 +28,8 @@ FUNCTIONS = frozenset(
             "vector",
             "scalar",
         ),
-        *("histogram_quantile", "min_over_time", "max_over_time", "absent", "label_values"),
+        *("histogram_quantile", "min_over_time", "max_over_time", "last_over_time", "absent"),
+        "label_values",
     )
 )
 OF_COUNTERS = frozenset(("rate", "increase"))
