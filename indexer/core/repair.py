@@ -344,6 +344,9 @@ class Repair(ReplayControl):
                 self._disown(now)
                 return False
         elif self.cursor.digest_of(seq) not in (None, digest):
+            if replay.is_reread and seq != self.cursor.last:
+                self.tallies.conflicting_replies += 1
+                return True
             is_old = self._doubted_after is not None and seq <= self._doubted_after
             if not is_old or seq == self.cursor.last:
                 self._judge_stranger(now)

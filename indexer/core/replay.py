@@ -55,6 +55,7 @@ class Replay:
         "deadline",
         "is_hearsay",
         "is_of_another",
+        "is_reread",
         "is_verified",
         "mode",
         "probe",
@@ -82,6 +83,7 @@ class Replay:
         self.staged: deque[Staged] = deque()  # what a rebuild has brought, from batch 0 on
         self.staged_bytes = 0
         self.is_of_another = False  # it differs from what was heard before the doubt
+        self.is_reread = False  # what was heard is in doubt itself, because predictions fail
         # number and digest of a live batch that it has to repeat, if it is of another engine
         self.target: tuple[int, int] | None = None
         self.is_hearsay = False  # began with nothing known that it could be compared with

@@ -31,8 +31,9 @@ What a reply means that contradicts what is known (`_judge_stranger`, `_hear_wit
   is disowned, and what came live is applied once more.
 
 A rebuild from number 0 (`_stage`) replaces nothing before it has reached the last batch that is
-known, with the copies of what was heard. Beyond its batches, bytes or time it is given up, and all
-is as it was before.
+known, with the copies of what was heard. Only where predictions fail (`reread`) is what was heard
+itself in doubt, and just the last copy has to be equal. Beyond its batches, bytes or time it is
+given up, and all is as it was before.
 
 A disowned endpoint is not asked again before the publisher's connection is renewed.
 """
@@ -236,8 +237,10 @@ class EventStream(Repair):
     def reread(self, now: float) -> Literal["asked", "later", "shared", "no_replay", "past_gone"]:
         """Rebuild the rank's blocks from batch 0, because what is held is in doubt.
 
-        Held blocks go once the engine's batch 0 is here to replace them, not before. `shared`:
-        other ranks' blocks came from this stream, too, and would be missing for a while.
+        Held blocks go once all batches up to the last known one are here to replace them, not
+        before. Copies may differ from what was heard, except that of the last batch: it shows that
+        the same engine answers. `shared`: other ranks' blocks came from this stream, too, and would
+        be missing for a while.
         """
         if self.closed or self.is_replaying or self.is_busy or self.is_unproven:
             return "later"
@@ -250,6 +253,8 @@ class EventStream(Repair):
         if not self._may_ask(now):
             return "later"
         self._ask(Mode.REBUILD, now)
+        assert self._replay is not None
+        self._replay.is_reread = True
         return "asked"
 
     def forget_blocks(self) -> None:

@@ -56,6 +56,29 @@ def test_a_rebuild_that_never_reaches_what_is_known_is_given_up() -> None:
     assert (bench.blocks(), bench.state()) == (set(range(30)), "current")
 
 
+def test_where_predictions_fail_the_copies_replace_what_was_heard() -> None:
+    bench = Bench()
+    for seq in range(5):
+        bench.live(seq)
+    assert bench.stream.reread(bench.now) == "asked"
+    for seq in range(4):
+        bench.reply(seq, engine="new")
+        assert bench.blocks() == set(range(5))
+    bench.reply(4)
+    assert (bench.blocks(), bench.blocks(engine="new")) == ({4}, set(range(4)))
+    assert bench.state() == "current"
+
+
+def test_where_predictions_fail_the_same_engine_has_to_answer() -> None:
+    bench = Bench()
+    for seq in range(5):
+        bench.live(seq)
+    assert bench.stream.reread(bench.now) == "asked"
+    for seq in range(5):
+        bench.reply(seq, engine="new")
+    assert (bench.blocks(), bench.blocks(engine="new")) == (set(range(5)), set())
+
+
 def test_a_rebuild_keeps_no_more_than_its_bytes() -> None:
     bench = Bench(limits=structs.replace(LIMITS, rebuild_bytes_max=1_000))
     for seq in range(30):
