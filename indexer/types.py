@@ -146,12 +146,9 @@ class StreamLimits(Struct, kw_only=True):
 
     receive_messages_max: int = 200_000
     """Live messages that libzmq queues for us; its default of 1,000 loses bursts. A message with
-    one block takes 0.3 KB, so a full queue is about 60 MB, and only for a worker that floods."""
-
-    receive_bytes_max: int = 512 << 20
-    """Bytes that libzmq may queue for us of one socket, as long as no message is longer than the
-    last one read: libzmq counts messages, so fewer of them may wait where they are long. The worst
-    case is as many messages of `SOCKET_BYTES_FACTOR` times the longest batch, behind short ones."""
+    one block takes 0.3 KB, so a full queue is about 60 MB, and only for a worker that floods.
+    libzmq counts messages, not bytes. The number is not changed while a socket is connected: where
+    a short queue was full when its engine broke off, libzmq aborted the process (`!_io_error`)."""
 
     descriptors_kept: int = 64
     """File descriptors held back: new sources leave half of them free, connections all of them, for

@@ -74,49 +74,20 @@ class Receiver:
     that much; it is returned by the last one.
     """
 
-    __slots__ = (
-        *("_address", "_bytes_max", "_longest", "_messages_max", "_queued_max", "_socket"),
-        *("_unfinished", "fd"),
-    )
+    __slots__ = (*("_address", "_longest", "_socket", "_unfinished", "fd"),)
 
-    def __init__(
-        self, socket: zmq.Socket[bytes], longest: int, bytes_max: int | None = None
-    ) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], longest: int) -> None:
         """Read an open socket.
 
         Args:
             socket: non-blocking.
             longest: bytes of a frame that is returned whole.
-            bytes_max: what libzmq may queue, if all messages are as long as the last one read.
-                libzmq itself counts messages, not bytes. None: only those count.
         """
         self._socket = socket
         self._longest = longest
-        self._bytes_max = bytes_max
-        self._messages_max: int = socket.getsockopt(zmq.RCVHWM)  # type: ignore[assignment]
-        self._queued_max = self._messages_max
         self._address = socket.underlying
         self._unfinished: list[Any] | None = None  # frames of a message, some to be copied yet
         self.fd: int = socket.getsockopt(zmq.FD)  # type: ignore[assignment]
-
-    def _fit_queue(self, last: list[Any] | None) -> None:
-        """Have libzmq queue fewer messages if the last one read is long.
-
-        Whenever the socket is found empty, twice as many, up to the number it was opened with.
-        """
-        if self._bytes_max is None or self._socket.closed:
-            return
-        most = 2 * self._queued_max
-        if last is not None:
-            one = last[-1]
-            size = one.size if isinstance(one, _SIZED) else len(one)
-            most = max(self._bytes_max // max(size, 1), 1)
-            if most >= self._queued_max:
-                return
-        most = min(most, self._messages_max)
-        if most != self._queued_max:
-            self._queued_max = most
-            self._socket.setsockopt(zmq.RCVHWM, most)
 
     @property
     def is_copying(self) -> bool:
@@ -143,7 +114,6 @@ class Receiver:
         """Return the frames of the next message; None if there is none, or it `is_copying`."""
         if self._unfinished is None:
             self._unfinished = self._receive_frames()
-            self._fit_queue(self._unfinished)
         return None if self._unfinished is None else self._copy_on()
 
     def _receive_frames(self) -> list[Any] | None:
@@ -181,7 +151,6 @@ class Receiver:
         if _FINDS_LIBZMQ:
             limits = messages_max, READ_BYTES_MAX, self._longest
             messages = _frames.receive(self._address, *limits, apart)
-            self._fit_queue(messages[-1] if messages else None)
             if messages and any(isinstance(one, _LONG_FRAMES) for one in messages[-1]):
                 self._unfinished = messages.pop()
             return messages
@@ -190,10 +159,7 @@ class Receiver:
         while len(messages) < messages_max and size < READ_BYTES_MAX:
             message = self._receive_frames()
             if message is None:
-                if not messages:
-                    self._fit_queue(None)
                 break
-            self._fit_queue(message)
             if any(isinstance(one, LongFrame) for one in message):
                 self._unfinished = message
                 break

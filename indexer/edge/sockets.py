@@ -99,9 +99,8 @@ class Subscriber(Receiver):
         endpoint: str | None,
         longest: int,
         failures: Counter[str] | None = None,
-        bytes_max: int | None = None,
     ) -> None:
-        super().__init__(socket, longest, bytes_max)
+        super().__init__(socket, longest)
         self.is_refused = False
         self._failures = Counter() if failures is None else failures  # failed handshakes by cause
         self._endpoint = endpoint  # None: not connected yet
@@ -285,8 +284,8 @@ class Sockets:
             socket.setsockopt(zmq.SUBSCRIBE, topic)
         try:
             # before connecting, or early events are missed
-            limits = self._limits.message_bytes_max, self._limits.receive_bytes_max
-            subscriber = Subscriber(socket, endpoint, limits[0], self.handshakes_failed, limits[1])
+            limit = self._limits.message_bytes_max
+            subscriber = Subscriber(socket, endpoint, limit, self.handshakes_failed)
         except zmq.ZMQError as error:
             socket.close(linger=0)
             raise _refused(endpoint or "", error) from error
@@ -318,7 +317,7 @@ class Sockets:
         except zmq.ZMQError as error:
             socket.close(linger=0)
             raise _refused(endpoint, error) from error
-        return Receiver(socket, self._limits.message_bytes_max, self._limits.receive_bytes_max)
+        return Receiver(socket, self._limits.message_bytes_max)
 
     def try_connect(self, endpoint: str) -> None:
         """Test whether libzmq would connect there; nothing is sent.

@@ -220,7 +220,6 @@ class Defaults(Struct, frozen=True, kw_only=True):
     kv_backlog_bytes_max: int = _STREAMS.backlog_bytes_max
     kv_message_bytes_max: int = _STREAMS.message_bytes_max
     kv_receive_messages_max: int = _STREAMS.receive_messages_max
-    kv_receive_bytes_max: int = _STREAMS.receive_bytes_max
     admission_control: Mode = _ADMISSION.mode
     active_decode_blocks_threshold: float | None = None
     active_prefill_tokens_threshold: int | None = None

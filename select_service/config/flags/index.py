@@ -175,13 +175,6 @@ INDEX: Final = (
         watch="kv_gaps_total",
     ),
     Flag(
-        "--kv-receive-bytes-max",
-        values.whole(1, values.BYTES_MAX),
-        "N",
-        "bytes of them, if none is longer than the last one read: of long ones fewer may wait",
-        watch="kv_gaps_total",
-    ),
-    Flag(
         "--trust-samples",
         values.whole(2, 65536),
         "N",
