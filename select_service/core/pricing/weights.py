@@ -86,11 +86,6 @@ class Weights(NamedTuple):
         """Whether the weights are nothing but the contract's formula."""
         return self[_OF_CONTRACT:] == _NOTHING_MORE
 
-    @property
-    def of_ours(self) -> tuple[float, float, float, bool, float, float]:
-        """The arguments of `Pricer.cheapest` beyond the contract's formula."""
-        return self[_OF_CONTRACT:]
-
     def kv_cost(self) -> Weights:
         """Return the weights without anything beyond the contract's formula."""
         return self if self.is_kv_cost else Weights(*self[:_OF_CONTRACT])

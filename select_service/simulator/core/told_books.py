@@ -118,13 +118,6 @@ class ToldLedger:
         """Return those, as blocks and the slots with that many."""
         return self._shared
 
-    def column_of(self, groups: list[tuple[int, Slots]]) -> Floats:
-        """Return the blocks of every slot."""
-        column = np.zeros(len(self.loads.prefill))
-        for blocks, slots in groups:
-            column[slots] = blocks
-        return column
-
 
 class ToldTrust:
     """Replaces trust: returns the recorded factors."""
