@@ -451,7 +451,7 @@ static int kv_parent(kv_reader *r, kv_event *e) {
     return kv_name(r, &e->parent);
 }
 
-/* The media of `core/normal.py`, which also handles unknown ones. */
+/* The media of `core/normalize.py`, which also handles unknown ones. */
 static int kv_medium(kv_reader *r, kv_event *e) {
     static const struct { const char *name; int tier; } media[] = {
         {"CPU", 1}, {"GPU", 0}, {"CPU_PINNED", 1}, {"CPU_TIER1", 1}, {"CPU_TIER2", 2}, {"DISK", 2},
@@ -671,7 +671,7 @@ static int kv_next_field(kv_reader *r, kv_batch *b) {
     return kv_value(r, b, field);
 }
 
-/* Adjacent removals are joined up to `joined_max` names, as in `core/normal.py`. */
+/* Adjacent removals are joined up to `joined_max` names, as in `core/normalize.py`. */
 static int kv_joins(const kv_batch *b, const kv_event *e, size_t joined_max) {
     if (e->kind != KV_REMOVED || !e->names || !b->event_count) return 0;
     const kv_event *last = &b->events[b->event_count - 1];

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The compiled twin of `indexer.core.names`: 64-bit names to nodes in 16 bytes an entry.
+"""The compiled twin of `indexer.core.name_map`: 64-bit names to nodes in 16 bytes an entry.
 
 Linear probing, no object per name. The table is split into shards by the name's hash: growing one
 table of a million entries would take tens of milliseconds, growing a shard some tenths of one.

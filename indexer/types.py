@@ -184,7 +184,7 @@ DENIED: Final = (
 """Denied unless another list is configured."""
 
 
-class ReachSettings(Struct, frozen=True, kw_only=True):
+class EgressSettings(Struct, frozen=True, kw_only=True):
     """Which addresses connections may reach."""
 
     schemes: tuple[str, ...] = ("tcp",)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from indexer.core.names import NameMap
+from indexer.core.name_map import NameMap
 from indexer.core.node import all_ones
 from indexer.core.packing import numbers_in
 from indexer.types import HASH_BYTES, Tier

@@ -14,16 +14,16 @@ from itertools import islice
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from indexer.core import holdings, orphans, removal, storing, weighing
+from indexer.core import holdings, index_size, irregular_stores, orphans, removal
 from indexer.core.audit import audit
 from indexer.core.budget import Budget, TenantBudget
+from indexer.core.checkpoint import CheckpointRestore, CheckpointRun, RankChanged, freeze
 from indexer.core.dump import TIER_OF, DumpEvent, dump_tier
-from indexer.core.frost import FrozenRun, RankChanged, Thaw, freeze
 from indexer.core.holder import UNDECIDED_GROUP, Holder
+from indexer.core.index_size import IndexStats
 from indexer.core.loss import HeldTogether, held_together
 from indexer.core.radix_tree import RadixTree
 from indexer.core.tiers import Matches, SlotTable, continue_below
-from indexer.core.weighing import IndexStats
 from indexer.types import (
     BASE_NAMESPACE,
     HASH_BYTES,
@@ -104,8 +104,8 @@ class KvIndex:
         return 0 if holder is None else self.budget.room(len(holder.where))
 
     def weights(self) -> Iterator[tuple[WorkerRank, int, int] | None]:
-        """Yield each rank with its blocks and their approximate bytes; see `weighing.py`."""
-        return weighing.weights(self.tree, self._ranks)
+        """Yield each rank with its blocks and their approximate bytes; see `index_size.py`."""
+        return index_size.weights(self.tree, self._ranks)
 
     # ---- ranks
 
@@ -204,7 +204,7 @@ class KvIndex:
             group = holder.group_of_store(group)
         if tier:
             self._below |= holder.bit
-        origin = storing.place_behind(self.tree, holder, parent)
+        origin = irregular_stores.place_behind(self.tree, holder, parent)
         accepted = None
         if origin is not None and group == holder.home:
             accepted = holdings.cover_new_branch(
@@ -212,7 +212,7 @@ class KvIndex:
             )
         if accepted is None:
             event = (parent, engine_hashes, local_hashes, namespace)
-            accepted = storing.store_any(self.tree, holder, tier, group, event)
+            accepted = irregular_stores.store_any(self.tree, holder, tier, group, event)
             self._events_refused += accepted is None
         if accepted and holder.waiting:
             orphans.note_late(holder, engine_hashes)
@@ -428,8 +428,8 @@ class KvIndex:
         finally:
             self._dumps -= 1
 
-    def freeze(self, rank: WorkerRank) -> Generator[FrozenRun]:
-        """Yield everything an attached rank has, see `frost.py`.
+    def freeze(self, rank: WorkerRank) -> Generator[CheckpointRun]:
+        """Yield everything an attached rank has, see `checkpoint.py`.
 
         The rank itself must not change until the last run is yielded; others may.
 
@@ -450,7 +450,7 @@ class KvIndex:
         """Return the rank's home group, whose references need no entry in its counts."""
         return self._ranks[rank].home
 
-    def thaw(self, rank: WorkerRank, home: int | None) -> Thaw:
+    def thaw(self, rank: WorkerRank, home: int | None) -> CheckpointRestore:
         """Begin to fill an empty rank with frozen runs; it stays invisible until `credit`.
 
         If the rank is cleared or detached before that, it is as if it had never been filled.
@@ -461,9 +461,9 @@ class KvIndex:
         holder.home = home
         self._unproven |= holder.bit
         self.tree.live &= ~holder.bit
-        return Thaw(self.tree, holder)
+        return CheckpointRestore(self.tree, holder)
 
-    def is_filled_by(self, thaw: Thaw) -> bool:
+    def is_filled_by(self, thaw: CheckpointRestore) -> bool:
         """Say whether the thawed blocks would still belong to the rank."""
         return self._ranks.get(thaw.holder.rank) is thaw.holder
 
@@ -495,7 +495,7 @@ class KvIndex:
     def count_in_steps(self) -> Generator[None, None, IndexStats]:
         """Return the counters, yielding after every few ranks; they may change in between."""
         tree = self.tree
-        held = yield from weighing.count(tree, self._ranks, self._retired)
+        held = yield from index_size.count(tree, self._ranks, self._retired)
         return IndexStats(
             nodes=tree.nodes,
             blocks=tree.blocks,

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 from msgspec import structs
 from msgspec.msgpack import Decoder
 
-from indexer.core.colours import Colours
 from indexer.core.dialects import ArrayRemoved, ArrayStored, EngineHash, MapRemoved, MapStored
 from indexer.core.events import JOINED_BLOCKS_MAX, BlockRemoved, BlockStored, Event
-from indexer.core.normal import REMOVALS, normal_event, unsigned
+from indexer.core.extra_keys import ExtraKeys
+from indexer.core.normalize import REMOVALS, normal_event, unsigned
 from indexer.core.packed import PackedBytes, PackedLists, PackedPairs
 from indexer.core.plain_walk import container
 from indexer.types import U64_MASK
@@ -349,8 +349,8 @@ def _colours_of(
     lora_name: str,
     *,
     is_first: bool,
-) -> Colours:
-    colours = Colours(blocks)
+) -> ExtraKeys:
+    colours = ExtraKeys(blocks)
     if "extra_keys" in keys:
         colours.read_extra_keys(
             *(cast("Lists", keys["extra_keys"]), lora_name),

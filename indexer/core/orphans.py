@@ -1,6 +1,6 @@
 """Blocks that wait for their parent: placing them when it arrives, dropping them if too many wait.
 
-`storing.py` puts them aside; `holdings.graft` puts them into the tree.
+`irregular_stores.py` puts them aside; `holdings.graft` puts them into the tree.
 """
 
 from __future__ import annotations

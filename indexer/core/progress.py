@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from indexer.core.cursor import Cursor
 from indexer.core.events import Oversized, size_of
-from indexer.core.memory import StreamMemory
-from indexer.core.tallies import Tallies
+from indexer.core.stream_counters import StreamCounters
+from indexer.core.stream_memory import StreamMemory
 from indexer.core.wire import BatchDecoder
 from indexer.core.writer import IndexWriter
 from indexer.types import EventLossPolicy
@@ -67,7 +67,7 @@ class Progress:
         self.lost_batches = 0
         self.last_event_at: float | None = None  # our clock, at the last live message
         self.last_batch_ts: float | None = None  # the engine's wall clock
-        self.tallies = Tallies()
+        self.tallies = StreamCounters()
         self.cursor = Cursor()
         self._on_event_loss = on_event_loss
         self._decoder = BatchDecoder(is_eagle=index.is_eagle)

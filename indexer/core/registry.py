@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from indexer.core.budget import Budget
 from indexer.core.index import KvIndex
-from indexer.core.rounds import Rounds
+from indexer.core.round_robin import RoundRobin
 from indexer.core.stream import EventStream
-from indexer.core.tallies import Tallies
+from indexer.core.stream_counters import StreamCounters
 from indexer.errors import ScopeConflict
 from indexer.types import EventLossPolicy, Scope, StreamLimits, WorkerRank
 
@@ -39,11 +39,11 @@ class Registry:
         self.budget = Budget(self.limits)
         self._weights: Iterator[tuple[Source, int, int] | None] | None = None
         self._indexes: dict[Scope, KvIndex] = {}
-        self._rounds: Rounds[Scope] = Rounds(SWEPT_PER_TURN)
+        self._rounds: RoundRobin[Scope] = RoundRobin(SWEPT_PER_TURN)
         self._streams: dict[
             int, EventStream
         ] = {}  # by identity: two may serve one rank for a while
-        self._retired: dict[Scope, Tallies] = {}
+        self._retired: dict[Scope, StreamCounters] = {}
         self._orphans_dropped = 0  # by indexes that were dropped
         self._recalls: dict[str, int] = {}  # of dropped scopes
 
@@ -117,7 +117,7 @@ class Registry:
         """End a stream and forget the blocks it brought; late messages are ignored."""
         if self._streams.pop(id(stream), None) is not None:
             stream.close()
-            self._retired.setdefault(stream.scope, Tallies()).add(stream.tallies)
+            self._retired.setdefault(stream.scope, StreamCounters()).add(stream.tallies)
 
     def streams(self) -> list[EventStream]:
         """Return every open stream, oldest first."""
@@ -170,15 +170,15 @@ class Registry:
         here = sum(index.orphan_blocks_dropped for index in self._indexes.values())
         return self._orphans_dropped + here
 
-    def tallied(self) -> list[tuple[Scope, Tallies]]:
+    def tallied(self) -> list[tuple[Scope, StreamCounters]]:
         """Return the counters of every open stream, and copies of those left by closed ones.
 
         A caller that adds them up over several turns counts none twice, even if a stream closes
         between.
         """
-        left: list[tuple[Scope, Tallies]] = []
+        left: list[tuple[Scope, StreamCounters]] = []
         for scope, retired in self._retired.items():
-            copy = Tallies()
+            copy = StreamCounters()
             copy.add(retired)
             left.append((scope, copy))
         return left + [(one.scope, one.tallies) for one in self._streams.values()]

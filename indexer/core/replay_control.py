@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indexer.core.index import KvIndex
-    from indexer.core.memory import StreamMemory
+    from indexer.core.stream_memory import StreamMemory
     from indexer.types import WorkerRank
 
 

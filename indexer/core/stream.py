@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from indexer.compiled import usable
 from indexer.core.cursor import Verdict
 from indexer.core.events import Oversized
-from indexer.core.normal import form_of
+from indexer.core.normalize import form_of
 from indexer.core.progress import END_MARKER, fitted, read_sequence
 from indexer.core.repair import REPLY_FRAMES, Repair
 from indexer.core.replay import Mode

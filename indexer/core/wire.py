@@ -16,7 +16,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from indexer.compiled import usable
 from indexer.core.dialects import LOOSE_MAP, MAP, MIXED, NIL, RAW_LIST, TYPED
 from indexer.core.events import READ_AT_ONCE_BYTES, EventBatch, Oversized
-from indexer.core.normal import (
+from indexer.core.normalize import (
     UNREADABLE,
     form_of,
     normal_events,
@@ -25,7 +25,7 @@ from indexer.core.normal import (
     read_event,
     value_of,
 )
-from indexer.core.pieces import Pieces
+from indexer.core.piecewise import PiecewiseDecoder
 from indexer.types import U64_MASK
 
 if usable("indexer._wire", 1):
@@ -90,7 +90,7 @@ class Reading:
                 self.batch = yield from self._read_plainly()
                 yield  # freeing a failed attempt takes time of its own
         if self.batch is None:
-            pieces = Pieces(self.payload, form, bigram=bigram, values=PIECE_VALUES)
+            pieces = PiecewiseDecoder(self.payload, form, bigram=bigram, values=PIECE_VALUES)
             while not pieces.go_on():
                 yield
             self.batch = pieces.batch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from indexer.core.events import AllBlocksCleared, BadEvent, BlockRemoved, BlockStored
 from indexer.core.hashing import block_hashes, unmatchable
-from indexer.core.names import NameMap
+from indexer.core.name_map import NameMap
 from indexer.core.node import Node
 from indexer.core.packing import is_packed
 from indexer.types import BASE_NAMESPACE, Namespace, WorkerRank
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from indexer.core.events import Event, EventBatch, Names
     from indexer.core.index import KvIndex
-    from indexer.core.tallies import Tallies
+    from indexer.core.stream_counters import StreamCounters
     from indexer.types import PackedHashes
 
 MAIN_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
@@ -74,7 +74,7 @@ class IndexWriter:
         "is_whole",
     )
 
-    def __init__(self, index: KvIndex, rank: WorkerRank, tallies: Tallies) -> None:
+    def __init__(self, index: KvIndex, rank: WorkerRank, tallies: StreamCounters) -> None:
         self._index = index
         self._own_rank = rank
         self._tallies = tallies

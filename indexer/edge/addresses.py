@@ -18,15 +18,15 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-from indexer.core.reach import Reach, read_address
+from indexer.core.egress import Egress, read_address
 from indexer.errors import EndpointRefused, HostNotFound
-from indexer.types import ReachSettings
+from indexer.types import EgressSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
-    from indexer.core.reach import Address, Target
+    from indexer.core.egress import Address, Target
 
     Answer: TypeAlias = str | EndpointRefused | HostNotFound
     """The result for a name: an endpoint with an address in it, or the reason why there is none."""
@@ -65,7 +65,7 @@ class Addresses:
 
     def __init__(
         self,
-        settings: ReachSettings | None = None,
+        settings: EgressSettings | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         look_up: Callable[[str], list[str]] | None = None,
@@ -80,8 +80,8 @@ class Addresses:
         Raises:
             ValueError: an entry of the lists is neither a host nor a network.
         """
-        self.settings = settings or ReachSettings()
-        self.reach = Reach(self.settings)
+        self.settings = settings or EgressSettings()
+        self.reach = Egress(self.settings)
         self._clock = clock
         self._look_up = look_up or _look_up
         self._known: OrderedDict[str, tuple[float, list[Address]]] = OrderedDict()

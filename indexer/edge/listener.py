@@ -13,11 +13,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from indexer.edge.addresses import Addresses
-from indexer.edge.feed import Feed
-from indexer.edge.guide import Guide
+from indexer.edge.endpoint_follower import EndpointFollower
 from indexer.edge.replays import Replays
-from indexer.edge.rounds import Rounds
+from indexer.edge.schedule import Schedule
 from indexer.edge.sockets import Sockets
+from indexer.edge.stream_sockets import StreamSockets
 from indexer.errors import EndpointRefused
 from indexer.types import SOCKET_BYTES_FACTOR, StreamLimits
 
@@ -82,13 +82,13 @@ class Listeners:
         self._worker_key = worker_key
         self._sockets = Sockets(self._limits, keys, received=SOCKET_BYTES_FACTOR)
         self._replays = Replays(self._sockets, self._addresses, self._queue)
-        self._feeds: dict[int, Feed] = {}  # by identity of the stream
-        self._ready: deque[Feed] = deque()
+        self._feeds: dict[int, StreamSockets] = {}  # by identity of the stream
+        self._ready: deque[StreamSockets] = deque()
         self._turn_handle: asyncio.Handle | None = None
         self._turned_at = float("-inf")
-        self._put_off: list[Feed] = []  # until the pause is over
+        self._put_off: list[StreamSockets] = []  # until the pause is over
         self._pause_handle: asyncio.Handle | None = None
-        self._rounds = Rounds()  # by identity of the stream
+        self._rounds = Schedule()  # by identity of the stream
         self._round: deque[int] = deque()  # streams still to be visited in this tick
         self._tick_handle: asyncio.Handle | None = None
         self._tick_due = self._clock()
@@ -145,11 +145,11 @@ class Listeners:
         place = self._addresses.place(endpoint)
         key = server_key or self._worker_key
         subscriber = self._sockets.subscribe(place, server_key=key)
-        feed = Feed(stream, subscriber, replay_endpoint, self._clock(), key)
+        feed = StreamSockets(stream, subscriber, replay_endpoint, self._clock(), key)
         feed.is_held = is_held
         self._feeds[id(stream)] = feed
         if self._addresses.is_named(endpoint):
-            feed.guide = Guide(
+            feed.guide = EndpointFollower(
                 self._addresses,
                 endpoint,
                 feed.subscriber,
@@ -234,14 +234,14 @@ class Listeners:
 
     # -- sockets -----------------------------------------------------------------------------------
 
-    def _watch_socket(self, feed: Feed) -> None:
+    def _watch_socket(self, feed: StreamSockets) -> None:
         """Have the loop report when messages arrive."""
         if not feed.is_watched:
             feed.is_watched = True
             loop = asyncio.get_running_loop()
             loop.add_reader(feed.subscriber.fd, self._on_readable, feed)
 
-    def _on_readable(self, feed: Feed) -> None:
+    def _on_readable(self, feed: StreamSockets) -> None:
         """Read now or, shortly after a read of any socket, let more messages accumulate."""
         is_soon = self._clock() < self._turned_at + self._limits.pause_s
         if is_soon or feed.is_held:
@@ -253,7 +253,7 @@ class Listeners:
         elif not feed.is_held:
             self._look_later(feed)
 
-    def _look_later(self, feed: Feed) -> None:
+    def _look_later(self, feed: StreamSockets) -> None:
         self._put_off.append(feed)
         if self._pause_handle is None:
             loop = asyncio.get_running_loop()
@@ -270,7 +270,7 @@ class Listeners:
         if self._turn_handle is None:
             self._turn()
 
-    def _rest(self, feed: Feed) -> None:
+    def _rest(self, feed: StreamSockets) -> None:
         """The sockets are empty: look again shortly or, if that was in vain, let the loop watch."""
         feed.is_queued = False
         if feed.is_watched or feed.is_held:
@@ -283,7 +283,7 @@ class Listeners:
 
     # -- turns -------------------------------------------------------------------------------------
 
-    def _queue(self, feed: Feed) -> None:
+    def _queue(self, feed: StreamSockets) -> None:
         if not feed.is_queued:
             feed.is_queued = True
             self._ready.append(feed)
@@ -316,7 +316,7 @@ class Listeners:
         if self._ready:
             self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
 
-    def _serve(self, feed: Feed, end: float) -> bool:
+    def _serve(self, feed: StreamSockets, end: float) -> bool:
         """Read and work; False if both sockets are empty and nothing is pending."""
         if feed.is_held:
             return False
@@ -337,7 +337,7 @@ class Listeners:
                 break
         return True
 
-    def _step(self, feed: Feed, now: float) -> bool:
+    def _step(self, feed: StreamSockets, now: float) -> bool:
         """Do one piece of work; True if there was none."""
         stream = feed.stream
         if stream.is_busy:
@@ -362,7 +362,7 @@ class Listeners:
             return not stream.on_broken_replay(now)
         return reply is None
 
-    def _read(self, feed: Feed) -> bool:
+    def _read(self, feed: StreamSockets) -> bool:
         """Read some live messages; False if there were none. Load reports bypass the stream."""
         messages = feed.subscriber.receive_some(self._limits.messages_per_turn, LOAD_TOPIC)
         if not messages:
@@ -411,7 +411,7 @@ class Listeners:
             self._tick_due = now + self._limits.tick_s
             self._tick_handle = loop.call_later(self._limits.tick_s, self._tick)
 
-    def _watch(self, feed: Feed, now: float, end: float) -> None:
+    def _watch(self, feed: StreamSockets, now: float, end: float) -> None:
         if feed.is_held:
             return
         if feed.dealer is not None:
@@ -428,7 +428,7 @@ class Listeners:
             feed.is_faulty = False
             self._queue(feed)
 
-    def _file(self, number: int, feed: Feed, now: float) -> None:
+    def _file(self, number: int, feed: StreamSockets, now: float) -> None:
         """Schedule the next visit of a stream: at the next tick, or when it is due."""
         if feed.request is not None and not feed.is_held:
             return  # visited at every tick while a replay runs
@@ -441,7 +441,7 @@ class Listeners:
 
     # -- connections -------------------------------------------------------------------------------
 
-    def _hear_news(self, feed: Feed) -> None:
+    def _hear_news(self, feed: StreamSockets) -> None:
         """Follow a connection; reconnect where libzmq does not."""
         now = self._clock()
         for link in feed.subscriber.news():
@@ -451,22 +451,22 @@ class Listeners:
         if feed.stream.request is not feed.request:
             self._sync(feed)
 
-    def _connect_again(self, feed: Feed, now: float) -> None:
+    def _connect_again(self, feed: StreamSockets, now: float) -> None:
         feed.connect_again(now)
         self._queue(feed)  # connecting may have consumed the descriptor's notification
 
-    def _refuse(self, feed: Feed, error: EndpointRefused) -> None:
+    def _refuse(self, feed: StreamSockets, error: EndpointRefused) -> None:
         if self._on_refused is not None and self._feeds.get(id(feed.stream)) is feed:
             self._on_refused(feed.stream, error)
 
-    def _judge_replay(self, feed: Feed, answer: Answer) -> None:
+    def _judge_replay(self, feed: StreamSockets, answer: Answer) -> None:
         """Handle a replay endpoint's lookup; one that does not resolve counts as mute."""
         if isinstance(answer, EndpointRefused):
             self._refuse(feed, answer)
 
     # -- replays -----------------------------------------------------------------------------------
 
-    def _sync(self, feed: Feed) -> None:
+    def _sync(self, feed: StreamSockets) -> None:
         """Start or stop a replay as the stream requests."""
         self._rounds.always(id(feed.stream))  # until a visit finds that no replay runs
         self._replays.sync(feed)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from indexer.core.replay import ReplayRequest
     from indexer.edge.addresses import Addresses, Answer
-    from indexer.edge.feed import Feed
     from indexer.edge.sockets import Sockets
+    from indexer.edge.stream_sockets import StreamSockets
 
 __all__ = ["Replays"]
 
@@ -25,7 +25,7 @@ class Replays:
     """The dealers of all feeds; its length is the number of open ones."""
 
     def __init__(
-        self, sockets: Sockets, addresses: Addresses, queue: Callable[[Feed], None]
+        self, sockets: Sockets, addresses: Addresses, queue: Callable[[StreamSockets], None]
     ) -> None:
         """Ask nobody yet.
 
@@ -42,7 +42,7 @@ class Replays:
     def __len__(self) -> int:
         return self._open
 
-    def sync(self, feed: Feed) -> None:
+    def sync(self, feed: StreamSockets) -> None:
         """Open or close the dealer as the stream requests; a new request gets a new socket."""
         self.close(feed)
         request = feed.request = feed.stream.request
@@ -59,12 +59,12 @@ class Replays:
         else:
             self._ask_there(feed, request, place)
 
-    def watch(self, feed: Feed) -> None:
+    def watch(self, feed: StreamSockets) -> None:
         """Have the loop report when the dealer is readable."""
         if feed.dealer is not None:
             asyncio.get_running_loop().add_reader(feed.dealer.fd, self._on_reply, feed)
 
-    def close(self, feed: Feed) -> None:
+    def close(self, feed: StreamSockets) -> None:
         """Close the dealer, if there is one, and drop its request. Idempotent."""
         feed.request = None
         if feed.dealer is not None:
@@ -73,7 +73,7 @@ class Replays:
             feed.dealer = None
             self._open -= 1
 
-    def _ask_there(self, feed: Feed, request: ReplayRequest, place: Answer) -> None:
+    def _ask_there(self, feed: StreamSockets, request: ReplayRequest, place: Answer) -> None:
         if not isinstance(place, str) or feed.request is not request or feed.dealer is not None:
             return  # refused or not found, as above, or the request is obsolete
         try:
@@ -84,7 +84,7 @@ class Replays:
         self.watch(feed)
         self._queue(feed)
 
-    def _on_reply(self, feed: Feed) -> None:
+    def _on_reply(self, feed: StreamSockets) -> None:
         if feed.is_held and feed.dealer is not None:
             # the descriptor stays readable until the socket is read: the loop would spin
             asyncio.get_running_loop().remove_reader(feed.dealer.fd)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, TypeVar
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from indexer.core.memory import StreamMemory
+from indexer.core.stream_memory import StreamMemory
 from indexer.edge.plain_file import open_own
 from indexer.types import U64_MASK, Scope, WorkerRank
 
@@ -71,7 +71,7 @@ class RankEnd(msgspec.Struct, frozen=True, array_like=True):
     blocks: list[int]  # per tier
 
 
-class FrozenRank(NamedTuple):
+class RankSnapshot(NamedTuple):
     """One rank as it goes into the file."""
 
     head: bytes
@@ -128,7 +128,7 @@ class SnapshotWriter:
         """Bytes so far."""
         return self._place
 
-    def add(self, rank: FrozenRank) -> None:
+    def add(self, rank: RankSnapshot) -> None:
         """Write a rank.
 
         Raises:

@@ -1,6 +1,6 @@
 """Writes the index to disk periodically, and restores streams from it after a restart.
 
-Each rank is frozen at one moment between two batches (`core/frost.py`): its stream is held while
+Each rank is frozen at one moment between two batches (`core/checkpoint.py`): its stream is held while
 its nodes are copied, a slice per turn of the loop, and continues before anything is written.
 Restored blocks stay invisible until the engine has proven to be the same (`Repair.recall`). No
 failure here is fatal: without a snapshot the start is merely cold. `snapshot_file.py` does the file
@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from indexer.core.frost import BadFrost, FrozenRun, RankChanged
-from indexer.edge.aside import Aside
+from indexer.core.checkpoint import BadCheckpoint, CheckpointRun, RankChanged
+from indexer.edge.io_thread import IoThread
 from indexer.edge.snapshot_file import (
     NAME,
     PIECE_BYTES,
     BadSnapshot,
     Entry,
-    FrozenRank,
     RankEnd,
     RankHead,
+    RankSnapshot,
     SnapshotReader,
     SnapshotWriter,
 )
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
     from pathlib import Path
 
-    from indexer.core.frost import Thaw
+    from indexer.core.checkpoint import CheckpointRestore
     from indexer.core.index import KvIndex
     from indexer.core.registry import Registry
     from indexer.core.stream import EventStream
@@ -62,7 +62,7 @@ _Positions: TypeAlias = "dict[tuple[Scope, WorkerRank], int | None]"
 _NOWHERE: Final = -1  # no stream has this position
 _RUN_BYTES: Final = 48  # approximate size of a frozen run besides its hashes
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode_runs: Final = msgspec.msgpack.Decoder(list[FrozenRun]).decode
+_decode_runs: Final = msgspec.msgpack.Decoder(list[CheckpointRun]).decode
 
 
 class Source(NamedTuple):
@@ -111,7 +111,7 @@ class Snapshots:
         self.damage: dict[str, int] = {}
         self.rejected: dict[str, int] = {}
         self._directory = directory
-        self._disk = Aside("index-snapshot")
+        self._disk = IoThread("index-snapshot")
         self._registry = registry
         self._clock = clock
         self._reader: SnapshotReader | None = None
@@ -181,7 +181,7 @@ class Snapshots:
             await self._thaw(entry, stream, index)
         except _LeftOut as reason:
             self._reject(str(reason))
-        except (BadSnapshot, BadFrost, OSError, ValueError) as error:
+        except (BadSnapshot, BadCheckpoint, OSError, ValueError) as error:
             _log.error("index snapshot: worker %d: %s", stream.rank.worker_id, error)
             self._reject("damaged")
         except asyncio.CancelledError:
@@ -231,7 +231,7 @@ class Snapshots:
         if not stream.is_unproven:
             raise BadSnapshot("less or more than was written")
 
-    async def _add_all(self, thaw: Thaw, pieces: list[bytes], index: KvIndex) -> int:
+    async def _add_all(self, thaw: CheckpointRestore, pieces: list[bytes], index: KvIndex) -> int:
         runs = 0
         self._turn_ends = self._clock() + SLICE_S
         for piece in pieces:
@@ -321,7 +321,7 @@ class Snapshots:
 
     async def _ranks(
         self, sources: list[Source], listeners: Listeners, left_out: dict[str, int]
-    ) -> AsyncIterator[FrozenRank]:
+    ) -> AsyncIterator[RankSnapshot]:
         self.forget_unclaimed()
         self._offered = {s: entry for s, entry in self._offered.items() if s.is_unproven}
         for source in sources:
@@ -340,20 +340,20 @@ class Snapshots:
             except _LeftOut as reason:
                 _count(left_out, str(reason))
 
-    async def _carry_over(self, entry: Entry) -> FrozenRank:
+    async def _carry_over(self, entry: Entry) -> RankSnapshot:
         assert self._reader is not None
         try:
             pieces = await self._disk.do(self._reader.read, entry)
         except BadSnapshot:
             raise _LeftOut("damaged") from None
-        return FrozenRank(_encode(entry.head), pieces, entry.end)
+        return RankSnapshot(_encode(entry.head), pieces, entry.end)
 
     def _failed(self, error: OSError) -> None:
         is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
         _count(self.failures, "disk_full" if is_full else "unwritable")
         _log.error("index snapshot: not written, the old one stays: %s", error)
 
-    async def _freeze(self, source: Source, listeners: Listeners) -> FrozenRank:
+    async def _freeze(self, source: Source, listeners: Listeners) -> RankSnapshot:
         """Copy a rank as it is after its last batch.
 
         Raises:
@@ -389,7 +389,7 @@ class Snapshots:
             if other is not stream and other.scope == stream.scope
         )
 
-    async def _freeze_held(self, source: Source, index: KvIndex) -> FrozenRank:
+    async def _freeze_held(self, source: Source, index: KvIndex) -> RankSnapshot:
         stream = source.stream
         memory = stream.memory()
         head = RankHead(
@@ -409,7 +409,7 @@ class Snapshots:
         until = self._clock() + self.limits.hold_s
         self._turn_ends = self._clock() + SLICE_S
         pieces: list[bytes] = []
-        batch: list[FrozenRun] = []
+        batch: list[CheckpointRun] = []
         size = runs = 0
         with closing(index.freeze(stream.rank)) as freezing:
             for run in freezing:
@@ -424,7 +424,7 @@ class Snapshots:
         pieces.append(_encode(batch))
         if not stream.is_at_rest or stream.memory() != memory:
             raise _LeftOut("changed")
-        return FrozenRank(_encode(head), pieces, RankEnd(runs, blocks))
+        return RankSnapshot(_encode(head), pieces, RankEnd(runs, blocks))
 
 
 def _count(counts: dict[str, int], reason: str, count: int = 1) -> None:

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 from indexer.config import (
+    EgressSettings,
     EventLossPolicy,
-    ReachSettings,
     RecoveryLimits,
     SnapshotLimits,
     StreamLimits,
@@ -57,7 +57,7 @@ _SNAPSHOTS: Final = SnapshotLimits()
 _REPLICAS: Final = ReplicaLimits()
 _STATE: Final = StateLimits()
 _RECOVERY: Final = RecoveryLimits()
-_REACH: Final = ReachSettings()
+_REACH: Final = EgressSettings()
 _BODIES: Final = BodyLimits()
 _DUMPS: Final = DumpLimits()
 _DOCTOR: Final = DoctorLimits()

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from indexer.config import (
-    ReachSettings,
+    EgressSettings,
     RecoveryLimits,
     SnapshotLimits,
     StreamLimits,
@@ -86,9 +86,9 @@ class Settings(Defaults, frozen=True, kw_only=True):
         )
 
     @property
-    def reach(self) -> ReachSettings:
+    def reach(self) -> EgressSettings:
         """Where this process may connect."""
-        return self._of(ReachSettings, "connect_", loopback=not self.connect_no_loopback)
+        return self._of(EgressSettings, "connect_", loopback=not self.connect_no_loopback)
 
     @property
     def doctor_limits(self) -> DoctorLimits:

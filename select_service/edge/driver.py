@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from indexer.edge.recovery import Recovery
-    from indexer.types import ReachSettings
+    from indexer.types import EgressSettings
     from select_service.config import Settings
     from select_service.core.pricing.policy import PolicyBook, PolicyError
     from select_service.core.watching.witness import Witness
@@ -88,7 +88,7 @@ class Driver:
         on_event_loss: EventLossPolicy = EventLossPolicy.KEEP,
         replica_sync_port: int | None = None,
         indexer_peers: Sequence[str] = (),
-        reach: ReachSettings | None = None,
+        reach: EgressSettings | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -23,7 +23,7 @@ from indexer.core import wire
 from indexer.core.dump_reader import DumpReader, ScopeOpened
 from indexer.core.events import BlockRemoved, BlockStored, EventBatch
 from indexer.core.index import KvIndex
-from indexer.core.normal import UNREADABLE
+from indexer.core.normalize import UNREADABLE
 from indexer.core.wire import BatchDecoder, decode_plain
 from indexer.edge.recovery import read_event
 from indexer.edge.snapshot_file import BadSnapshot, SnapshotReader

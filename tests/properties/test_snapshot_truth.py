@@ -13,11 +13,11 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.core.frost import FrozenRun
+from indexer.core.checkpoint import CheckpointRun
 from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
-from indexer.core.memory import StreamMemory
 from indexer.core.stream import EventStream
+from indexer.core.stream_memory import StreamMemory
 from indexer.types import Scope, WorkerRank
 from tests.effort import examples
 from tests.indexer.encoding import (
@@ -168,7 +168,7 @@ def load(selector: Selector, number: int, saved: Saved | None) -> None:
     home, memory, runs = saved
     stream = selector.streams[number]
     thaw = selector.index.thaw(stream.rank, home)
-    for run in msgspec.msgpack.decode(runs, type=list[FrozenRun]):
+    for run in msgspec.msgpack.decode(runs, type=list[CheckpointRun]):
         thaw.add(run)
         selector.index.check()
     stream.recall(memory, 0.0)

@@ -115,9 +115,9 @@ FIXED = (
     ("indexer.edge.sockets", "SUBSCRIPTION_BYTES_MAX", "bytes a replica may send our publisher"),
     ("indexer.edge.sockets", "RECONNECT_MAX_MS", "longest pause between attempts to connect, ms"),
     ("indexer.edge.sockets", "HEARTBEAT_TIMEOUT_MS", "silence after which an engine is gone, ms"),
-    ("indexer.edge.feed", "RECONNECT_AFTER_MAX_S", "longest pause after libzmq gave up"),
+    ("indexer.edge.stream_sockets", "RECONNECT_AFTER_MAX_S", "longest pause after libzmq gave up"),
     (
-        "indexer.edge.guide",
+        "indexer.edge.endpoint_follower",
         "ASK_AFTER_MAX_S",
         "longest pause before a lost name is asked for again",
     ),

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from indexer.config import ReachSettings
+from indexer.config import EgressSettings
 from indexer.core.curve_key import is_curve_key
+from indexer.core.egress import Egress
 from indexer.core.endpoint import SCHEMES, why_elsewhere, why_no_base
-from indexer.core.reach import Reach
 from indexer.edge.plain_file import open_plain
 from select_service.config.environment import parse_float
 from select_service.types.shadow import Weight, read_shadow_weights
@@ -163,9 +163,9 @@ def schemes(text: str) -> tuple[str, ...]:
 
 
 def reach_list(text: str) -> tuple[str, ...]:
-    """Check hosts, networks and ports with the parser of `indexer.core.reach`."""
+    """Check hosts, networks and ports with the parser of `indexer.core.egress`."""
     entries = listed(text)
-    Reach(ReachSettings(deny=entries))  # parses them
+    Egress(EgressSettings(deny=entries))  # parses them
     return entries
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from indexer.core.colours import is_ambiguous_salt, media_hash
+from indexer.core.extra_keys import is_ambiguous_salt, media_hash
 from indexer.core.hashing import block_hashes
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace, Scope, WorkerRank
 from select_service.core.doctor import causes

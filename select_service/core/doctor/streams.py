@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from indexer.core.stream import EventStream
-    from indexer.core.tallies import Tallies
+    from indexer.core.stream_counters import StreamCounters
     from indexer.types import LinkState
     from select_service.core.doctor.causes import Cause
 
@@ -330,11 +330,11 @@ class Run:
         self._length = 0
 
 
-def _lives(tallies: Tallies, connections: int) -> tuple[int, ...]:
+def _lives(tallies: StreamCounters, connections: int) -> tuple[int, ...]:
     return tallies.restarts + tallies.conflicting_batches, tallies.hidden_restarts, connections
 
 
-def _uses(tallies: Tallies) -> tuple[int, dict[str, int]]:
+def _uses(tallies: StreamCounters) -> tuple[int, dict[str, int]]:
     """How many store events were of use, and why how many others were not."""
     usable = 0
     refused: dict[str, int] = {}

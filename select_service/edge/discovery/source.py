@@ -8,7 +8,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from indexer.edge.patience import Patience
+from indexer.edge.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -135,7 +135,7 @@ async def insist(
 
     A connection that breaks after it has brought something is made again after a short pause.
     """
-    patience = Patience(backoff_s, BACKOFF_MAX_S)
+    patience = Backoff(backoff_s, BACKOFF_MAX_S)
     while True:
         before, at_least_s, is_transient = source.progress, 0.0, False
         patience.holds(source.clock())

@@ -21,9 +21,9 @@ from select_service.edge.metrics.families import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from indexer.core.index_size import IndexStats
     from indexer.core.stream import EventStream
-    from indexer.core.tallies import Tallies
-    from indexer.core.weighing import IndexStats
+    from indexer.core.stream_counters import StreamCounters
     from select_service.config import Settings
     from select_service.edge.driver import Driver
     from select_service.edge.metrics.families import Steps
@@ -141,7 +141,10 @@ def _state(stream: EventStream) -> str:
 
 
 def _labelled(
-    name: str, text: str, labels: Sequence[str], tallies: Iterable[tuple[Sequence[str], Tallies]]
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    tallies: Iterable[tuple[Sequence[str], StreamCounters]],
 ) -> Steps:
     """Turn one dict of every tally into a family; its keys are label values."""
     family = counter(name, text, (*SCOPE, *labels))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from typing_extensions import override
 
-from indexer.core.tallies import Tallies
+from indexer.core.stream_counters import StreamCounters
 from indexer.types import Scope
 from select_service.edge.metrics.families import ROWS_PER_STEP, Collector, paced
 
@@ -36,7 +36,7 @@ class ScopeGroup(NamedTuple):
 
     scope: Scope
     partitions: list[Partition]
-    tallies: Tallies
+    tallies: StreamCounters
 
 
 def totals(
@@ -100,10 +100,11 @@ class ScopeGroups(Collector):
         self.in_use, self.unlisted = len(named) + len(rest), len(rest)
         tallies = yield from _tallies(self._core)
         groups = [
-            ScopeGroup(one.scope, [one], tallies.get(one.scope) or Tallies()) for one in named
+            ScopeGroup(one.scope, [one], tallies.get(one.scope) or StreamCounters())
+            for one in named
         ]
         if rest:
-            together = ScopeGroup(REST, rest, Tallies())
+            together = ScopeGroup(REST, rest, StreamCounters())
             for one in rest:
                 if one.scope in tallies:
                     together.tallies.add(tallies[one.scope])
@@ -130,11 +131,11 @@ class ScopeGroups(Collector):
                     del known[one]
 
 
-def _tallies(core: SelectionCore) -> Generator[None, None, dict[Scope, Tallies]]:
+def _tallies(core: SelectionCore) -> Generator[None, None, dict[Scope, StreamCounters]]:
     """Return what every scope's streams have counted, closed ones included."""
-    totals: dict[Scope, Tallies] = {}
+    totals: dict[Scope, StreamCounters] = {}
     for number, (scope, counted) in enumerate(core.registry.tallied()):
-        totals.setdefault(scope, Tallies()).add(counted)
+        totals.setdefault(scope, StreamCounters()).add(counted)
         if not number % ROWS_PER_STEP:
             yield None
     return totals

@@ -12,8 +12,8 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from indexer.edge.guide import Guide
-from indexer.edge.patience import Patience
+from indexer.edge.backoff import Backoff
+from indexer.edge.endpoint_follower import EndpointFollower
 from indexer.edge.sockets import Link, Sockets, Subscriber, open_publisher
 from indexer.errors import EndpointRefused, SchemeRefused
 from indexer.types import StreamLimits
@@ -154,11 +154,11 @@ class _Peer:
         self.quiet_since = now  # or since we last reconnected
         self.beats = False  # it has sent heartbeats, so long silence is suspicious
         self.subscriber = subscriber
-        self.guide: Guide | None = None  # if the endpoint contains a host name
+        self.guide: EndpointFollower | None = None  # if the endpoint contains a host name
         self.state = Link.RETRYING
         self.is_queued = False
         self.reconnect: asyncio.TimerHandle | None = None
-        self.patience = Patience(RECONNECT_AFTER_S, RECONNECT_AFTER_MAX_S)
+        self.patience = Backoff(RECONNECT_AFTER_S, RECONNECT_AFTER_MAX_S)
 
 
 class Subscriptions:
@@ -269,7 +269,7 @@ class Subscriptions:
         peer = _Peer(endpoint, subscriber, key, self._clock())
         self._peers[endpoint] = peer
         if is_led and self._addresses.is_named(endpoint):
-            peer.guide = Guide(
+            peer.guide = EndpointFollower(
                 self._addresses,
                 endpoint,
                 peer.subscriber,

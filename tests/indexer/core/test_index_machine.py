@@ -22,8 +22,8 @@ from hypothesis.stateful import (
 
 import indexer.core.radix_tree as tree_module
 from indexer.core import holdings
+from indexer.core.checkpoint import CheckpointRestore, CheckpointRun
 from indexer.core.dump import TIER_OF, DumpEvent
-from indexer.core.frost import FrozenRun, Thaw
 from indexer.core.index import KvIndex
 from indexer.types import Tier, WorkerRank
 from tests.effort import examples, share_of
@@ -68,9 +68,9 @@ class IndexMachine(RuleBasedStateMachine):
         self.stayed: set[tuple[WorkerRank, Tier, int, Content]] = set()
         self.ever: set[tuple[WorkerRank, Tier, int]] = set()
         self.moving: WorkerRank | None = None  # on its way to a file and back
-        self.freezing: Iterator[FrozenRun] | None = None
-        self.frozen: list[FrozenRun] = []
-        self.thaw: Thaw | None = None
+        self.freezing: Iterator[CheckpointRun] | None = None
+        self.frozen: list[CheckpointRun] = []
+        self.thaw: CheckpointRestore | None = None
 
     def teardown(self) -> None:
         if hasattr(self, "before"):
@@ -237,7 +237,7 @@ class IndexMachine(RuleBasedStateMachine):
         if self.freezing is not None:
             run = next(self.freezing, None)
             if run is not None:
-                self.frozen.append(msgspec.msgpack.decode(_encode(run), type=FrozenRun))
+                self.frozen.append(msgspec.msgpack.decode(_encode(run), type=CheckpointRun))
                 return
             self.freezing = None
             home = self.index.home_of(self.moving)

@@ -20,10 +20,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from indexer.core.memory import StreamMemory
 from indexer.core.progress import BEHEADED_BELIEVED
 from indexer.core.replay import Mode, ReplayRequest
 from indexer.core.stream import EventStream
+from indexer.core.stream_memory import StreamMemory
 from indexer.types import EventLossPolicy, Scope, StreamLimits, Tier, WorkerRank
 from tests.effort import examples
 from tests.indexer.encoding import (

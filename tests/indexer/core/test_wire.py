@@ -17,7 +17,7 @@ from indexer.core.events import (
     BlockStored,
     Ignored,
 )
-from indexer.core.normal import MEDIA
+from indexer.core.normalize import MEDIA
 from indexer.core.wire import BatchDecoder
 from indexer.types import U64_MASK, Tier
 from tests.effort import examples, share_of

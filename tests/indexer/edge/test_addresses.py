@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from indexer.edge.addresses import THREADS, Addresses
 from indexer.errors import EndpointRefused, HostNotFound
-from indexer.types import ReachSettings
+from indexer.types import EgressSettings
 from tests import wait
 from tests.wait import until
 
 Answer = str | EndpointRefused | HostNotFound
-SETTINGS = ReachSettings()
+SETTINGS = EgressSettings()
 
 
 class Names:
@@ -39,7 +39,7 @@ class Names:
 def play(
     scene: Callable[[Addresses], Awaitable[None]],
     names: Names,
-    settings: ReachSettings = SETTINGS,
+    settings: EgressSettings = SETTINGS,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> None:
     async def run() -> None:
@@ -173,7 +173,7 @@ def test_urls_are_asked_for_by_address() -> None:
 
 def test_the_system_resolves_odd_spellings() -> None:
     async def run() -> None:
-        addresses = Addresses(ReachSettings(loopback=False))
+        addresses = Addresses(EgressSettings(loopback=False))
         for host in ("127.1", "0x7f000001", "localhost"):
             assert isinstance(await found(addresses, f"tcp://{host}:1"), EndpointRefused)
         assert isinstance(await found(addresses, f"tcp://{'a' * 80}.x:1"), HostNotFound)

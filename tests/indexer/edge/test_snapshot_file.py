@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from indexer.core.memory import StreamMemory
+from indexer.core.stream_memory import StreamMemory
 from indexer.edge.snapshot_file import (
     NAME,
     NEW,
     BadSnapshot,
-    FrozenRank,
     RankEnd,
     RankHead,
+    RankSnapshot,
     SnapshotReader,
     SnapshotWriter,
 )
@@ -26,12 +26,12 @@ from tests.harms import HARMS, Harm
 Found = dict[int, list[bytes]]
 
 
-def rank(number: int) -> FrozenRank:
+def rank(number: int) -> RankSnapshot:
     memory = StreamMemory(number, [number], None, 0, [], {}, 1.5)
     head = RankHead("m", "t", 16, False, number, 0, "tcp://a:1", None, 0, False, memory)
     dice = random.Random(number)
     pieces = [dice.randbytes(dice.randrange(1, 60)) for _ in range(number)]
-    return FrozenRank(msgspec.msgpack.encode(head), pieces, RankEnd(number, [number, 0, 0, 0]))
+    return RankSnapshot(msgspec.msgpack.encode(head), pieces, RankEnd(number, [number, 0, 0, 0]))
 
 
 RANKS = [rank(number) for number in range(4)]

@@ -15,7 +15,7 @@ from indexer.core.registry import Registry
 from indexer.core.stream import EventStream
 from indexer.edge import snapshots as module
 from indexer.edge.listener import Listeners
-from indexer.edge.snapshot_file import NAME, FrozenRank, RankEnd, SnapshotReader, SnapshotWriter
+from indexer.edge.snapshot_file import NAME, RankEnd, RankSnapshot, SnapshotReader, SnapshotWriter
 from indexer.edge.snapshots import Snapshots, Source
 from indexer.types import EventLossPolicy, Scope, SnapshotLimits, WorkerRank
 from tests import wait
@@ -247,7 +247,7 @@ def test_a_file_that_contradicts_itself(lie: str, tmp_path: Path) -> None:
         else:
             pieces = [msgspec.msgpack.encode("no runs")]
         writer = SnapshotWriter(tmp_path)
-        writer.add(FrozenRank(msgspec.msgpack.encode(entry.head), pieces, end))
+        writer.add(RankSnapshot(msgspec.msgpack.encode(entry.head), pieces, end))
         writer.finish()
         other = House(tmp_path)
         source = other.source()

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from indexer.config import RecoveryLimits, SnapshotLimits, StreamLimits
-from indexer.types import ReachSettings
+from indexer.types import EgressSettings
 from select_service.config import Settings
 from select_service.edge.metrics.limits import TURN_BUDGETS
 from select_service.types import BodyLimits, CoreLimits, DumpLimits, ReplicaLimits, TrustSettings
@@ -19,7 +19,7 @@ from select_service.types.shadow import ShadowSettings
 ROOMS: dict[str, type[msgspec.Struct]] = {
     "core_limits": CoreLimits,
     "admission": AdmissionSettings,
-    "reach": ReachSettings,
+    "reach": EgressSettings,
     "doctor_limits": DoctorLimits,
     "trust": TrustSettings,
     "shadow": ShadowSettings,

@@ -17,7 +17,7 @@ from indexer.edge import sockets
 from indexer.edge.addresses import Addresses
 from indexer.edge.sockets import Link
 from indexer.errors import EndpointRefused
-from indexer.types import ReachSettings
+from indexer.types import EgressSettings
 from select_service.edge.replicas import sync as replica_sync
 from select_service.edge.replicas.sync import ReplicaPublisher, Subscriptions
 from select_service.types import ReplicaLimits
@@ -38,7 +38,7 @@ def run(scene: Callable[[Subscriptions, Heard], Awaitable[None]], **limits: int)
             lambda peer, frames: heard.append((peer, frames)),
             ReplicaLimits(**limits),
             time.monotonic,
-            Addresses(ReachSettings(schemes=("tcp", "ipc")), look_up=NAMES.__getitem__),
+            Addresses(EgressSettings(schemes=("tcp", "ipc")), look_up=NAMES.__getitem__),
         )
         try:
             await scene(subscriptions, heard)
@@ -262,7 +262,7 @@ def test_who_sends_heartbeats_and_falls_silent_is_connected_to_anew() -> None:
             lambda peer, frames: heard.append((peer, frames)),
             ReplicaLimits(),
             lambda: now[0],
-            Addresses(ReachSettings(schemes=("tcp",)), look_up=NAMES.__getitem__),
+            Addresses(EgressSettings(schemes=("tcp",)), look_up=NAMES.__getitem__),
             beats_on=b"two",
             silence_s=lambda: 10.0,
         )

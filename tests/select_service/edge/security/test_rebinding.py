@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from indexer.edge import guide
+from indexer.edge import endpoint_follower
 from indexer.edge.addresses import Addresses
-from indexer.types import ReachSettings
+from indexer.types import EgressSettings
 from select_service.core.effects import Pull
 from select_service.edge.driver import Driver
 from select_service.edge.replicas.pull import Pulls
@@ -31,7 +31,7 @@ from tests.wait import until
 
 NAME = "turns.test"
 GOOD, EVIL = "127.0.0.1", "127.0.0.66"
-REACH = ReachSettings(deny=(EVIL,), lookup_cache_s=0.0)
+REACH = EgressSettings(deny=(EVIL,), lookup_cache_s=0.0)
 SETTINGS: dict[str, Any] = {"connect_deny": REACH.deny, "connect_lookup_cache_s": 0.0}
 
 
@@ -44,8 +44,8 @@ class Name:
         self.came: dict[str, int] = {GOOD: 0, EVIL: 0}
         self._genuine = socket.getaddrinfo
         monkeypatch.setattr(socket, "getaddrinfo", self._getaddrinfo)
-        monkeypatch.setattr(guide, "ASK_AFTER_S", 0.01)
-        monkeypatch.setattr(guide, "ASK_AFTER_MAX_S", 0.02)
+        monkeypatch.setattr(endpoint_follower, "ASK_AFTER_S", 0.01)
+        monkeypatch.setattr(endpoint_follower, "ASK_AFTER_MAX_S", 0.02)
 
     def _getaddrinfo(self, host: Any, *args: Any, **more: Any) -> Any:
         if host not in {NAME, NAME.encode()}:

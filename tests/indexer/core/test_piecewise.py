@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.core import pieces as pieces_module
+from indexer.core import piecewise as pieces_module
 from indexer.core import plain_walk
 from indexer.core.events import BlockStored
 from indexer.core.packed import PackedBytes, PackedLists
-from indexer.core.pieces import Pieces
+from indexer.core.piecewise import PiecewiseDecoder
 from indexer.core.wire import BatchDecoder
 from indexer.types import U64_MASK
 from tests.effort import examples, share_of
@@ -61,7 +61,7 @@ def comparable(batch: EventBatch | None) -> Any:
 
 
 def in_pieces(payload: bytes, form: str, *, bigram: bool, values: int) -> EventBatch | None:
-    reading = Pieces(payload, form, bigram=bigram, values=values)
+    reading = PiecewiseDecoder(payload, form, bigram=bigram, values=values)
     while not reading.go_on():
         pass
     return reading.batch
@@ -235,7 +235,7 @@ def test_a_part_is_small_whatever_the_message_says() -> None:
         ),
     ]
     payload = encode_batch(events)
-    steps, reading = 0, Pieces(payload, "map", bigram=False, values=64)
+    steps, reading = 0, PiecewiseDecoder(payload, "map", bigram=False, values=64)
     while not reading.go_on():
         steps += 1
     assert steps > len(payload) / 1_000

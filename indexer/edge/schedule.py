@@ -9,10 +9,10 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from math import inf
 
-__all__ = ["Rounds"]
+__all__ = ["Schedule"]
 
 
-class Rounds:
+class Schedule:
     """Numbers that are due at a time of their own, or at every tick."""
 
     __slots__ = ("_always", "_due", "_heap")

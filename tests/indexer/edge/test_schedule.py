@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from indexer.edge.rounds import Rounds
+from indexer.edge.schedule import Schedule
 
 ONES = st.integers(0, 7)
 TIMES = st.one_of(st.integers(0, 40).map(float), st.just(inf))
@@ -18,7 +18,7 @@ class RoundsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rounds = Rounds()
+        self.rounds = Schedule()
         self.always: set[int] = set()
         self.due: dict[int, float] = {}
         self.now = 0.0
@@ -60,7 +60,7 @@ TestRounds = RoundsMachine.TestCase
 
 
 def test_what_is_put_off_again_and_again_takes_no_room() -> None:
-    rounds = Rounds()
+    rounds = Schedule()
     for now in range(1_000):
         rounds.always(1)
         rounds.rest(1)

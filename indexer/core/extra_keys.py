@@ -36,7 +36,7 @@ def is_ambiguous_salt(salt: str) -> bool:
     return _BARE_MEDIA_ID.fullmatch(salt) is not None
 
 
-class Colours:
+class ExtraKeys:
     """The colours of the blocks of one store event."""
 
     __slots__ = ("_blocks", "_media", "_opaque", "salt")

@@ -31,7 +31,7 @@ _PLAIN: Final = (
 )
 
 
-class Tallies:
+class StreamCounters:
     """Counters of one stream, or the sum over several."""
 
     __slots__ = (
@@ -66,7 +66,7 @@ class Tallies:
         self.replays: dict[str, int] = {}  # outcome → number of replays that ended with it
         self.recalls: dict[str, int] = {}  # credited, or why blocks from before a restart were not
 
-    def add(self, other: Tallies) -> None:
+    def add(self, other: StreamCounters) -> None:
         """Add another stream's counters to these."""
         for name in _PLAIN:
             setattr(self, name, getattr(self, name) + getattr(other, name))

@@ -29,7 +29,7 @@ from indexer.core.long_events import (
     known_field,
     list_head,
 )
-from indexer.core.normal import (
+from indexer.core.normalize import (
     REMOVALS,
     UNREADABLE,
     form_of,
@@ -68,7 +68,7 @@ _NIL: Final = bytes(NIL)
 _NUMBERS: Final = ("ts", "data_parallel_rank", "dp_rank", "attn_dp_rank")  # of a batch as a map
 
 
-class Pieces(Sequence[Event]):
+class PiecewiseDecoder(Sequence[Event]):
     """Decodes one long payload in pieces; afterwards it is the sequence of its events."""
 
     __slots__ = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from indexer.core.endpoint import check_endpoint
 from indexer.errors import EndpointRefused, SchemeRefused
-from indexer.types import ReachSettings
+from indexer.types import EgressSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,16 +47,16 @@ class Target(NamedTuple):
         return f"{self.before}{host}:{self.port}"
 
 
-class Reach:
+class Egress:
     """The allow and deny rules."""
 
-    def __init__(self, settings: ReachSettings | None = None) -> None:
+    def __init__(self, settings: EgressSettings | None = None) -> None:
         """Parse the lists.
 
         Raises:
             ValueError: an entry is neither a host nor a network.
         """
-        settings = settings or ReachSettings()
+        settings = settings or EgressSettings()
         self.schemes = frozenset(settings.schemes)
         self._allow = _Entries(settings.allow)
         self._deny = _Entries(settings.deny)

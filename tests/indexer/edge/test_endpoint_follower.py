@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from indexer.edge import guide
+from indexer.edge import endpoint_follower
 from indexer.edge.addresses import Addresses
 from indexer.errors import EndpointRefused
-from indexer.types import ReachSettings, WorkerRank
+from indexer.types import EgressSettings, WorkerRank
 from tests.indexer.edge.house import LIMITS, SCOPE, House, batch, play
 
 DENIED = ["169.254.169.254"]
@@ -19,8 +19,8 @@ DENIED = ["169.254.169.254"]
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guide, "ASK_AFTER_S", 0.01)
-    monkeypatch.setattr(guide, "ASK_AFTER_MAX_S", 0.02)
+    monkeypatch.setattr(endpoint_follower, "ASK_AFTER_S", 0.01)
+    monkeypatch.setattr(endpoint_follower, "ASK_AFTER_MAX_S", 0.02)
 
 
 class Scene:
@@ -32,7 +32,7 @@ class Scene:
         self.asked = 0
         self.refused: list[EndpointRefused] = []
         self.addresses = Addresses(
-            replace(ReachSettings(), lookup_cache_s=0.0), look_up=self._look_up
+            replace(EgressSettings(), lookup_cache_s=0.0), look_up=self._look_up
         )
         house.look_up_at(self.addresses)
         house.listeners._on_refused = lambda _, error: self.refused.append(error)

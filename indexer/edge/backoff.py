@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-__all__ = ["Patience"]
+__all__ = ["Backoff"]
 
 
-class Patience:
+class Backoff:
     """Waits that double up to a maximum, until an attempt has lasted.
 
     Success that lasts longer than the maximum wait resets them; success that breaks at once lets

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET, Raw, UnsetType
 
-from indexer.core.colours import Colours
 from indexer.core.dialects import (
     ANY,
     ARRAY,
@@ -36,6 +35,7 @@ from indexer.core.events import (
     Event,
     Ignored,
 )
+from indexer.core.extra_keys import ExtraKeys
 from indexer.types import U64_MASK, Tier
 
 if TYPE_CHECKING:
@@ -222,8 +222,8 @@ def _has_extra_keys(event: ArrayStored | MapStored) -> bool:
     return any(keys) or len(keys) != len(event.block_hashes)
 
 
-def _colours(event: ArrayStored | MapStored, lora_name: str) -> Colours:
-    colours = Colours(len(event.block_hashes))
+def _colours(event: ArrayStored | MapStored, lora_name: str) -> ExtraKeys:
+    colours = ExtraKeys(len(event.block_hashes))
     if event.extra_keys:
         colours.read_extra_keys(
             *(event.extra_keys, lora_name),
@@ -251,7 +251,7 @@ def _plain(event: ArrayStored | MapStored) -> BlockStored:
 
 
 def _stored(
-    event: ArrayStored | MapStored, lora_name: str, salt: str, colours: Colours | None
+    event: ArrayStored | MapStored, lora_name: str, salt: str, colours: ExtraKeys | None
 ) -> BlockStored:
     if event.block_size < 0:
         raise ValueError("negative block size")

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from indexer.edge.patience import Patience
+from indexer.edge.backoff import Backoff
 from indexer.edge.sockets import Link
 from indexer.types import LinkState
 
 if TYPE_CHECKING:
     from indexer.core.replay import ReplayRequest
     from indexer.core.stream import EventStream
-    from indexer.edge.guide import Guide
+    from indexer.edge.endpoint_follower import EndpointFollower
     from indexer.edge.receiver import Receiver
     from indexer.edge.sockets import Subscriber
 
@@ -25,7 +25,7 @@ RECONNECT_AFTER_MAX_S: Final = 30.0
 maximum."""
 
 
-class Feed:
+class StreamSockets:
     """One stream and its sockets."""
 
     __slots__ = (
@@ -65,7 +65,7 @@ class Feed:
         self.replay_endpoint = replay_endpoint
         self.server_key = server_key
         self.inbox: deque[list[bytes]] = deque()  # read but not yet taken
-        self.guide: Guide | None = None  # only if the endpoint contains a name
+        self.guide: EndpointFollower | None = None  # only if the endpoint contains a name
         self.dealer: Receiver | None = None
         self.request: ReplayRequest | None = None  # the one `dealer` was opened for
         self.is_queued = False
@@ -80,7 +80,7 @@ class Feed:
         self.connections = 0
         self.load_reports = 0
         self.reconnect_at: float | None = None
-        self.patience = Patience(RECONNECT_AFTER_S, RECONNECT_AFTER_MAX_S)
+        self.patience = Backoff(RECONNECT_AFTER_S, RECONNECT_AFTER_MAX_S)
 
     def link(self, now: float) -> LinkState:
         """Return the state of the connection to the stream's publisher."""

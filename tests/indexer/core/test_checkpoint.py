@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from indexer.core.checkpoint import BadCheckpoint, CheckpointRun, RankChanged
 from indexer.core.dump import DumpBlock, DumpChange, DumpEvent, DumpKvEvent, DumpStored
-from indexer.core.frost import BadFrost, FrozenRun, RankChanged
 from indexer.core.index import KvIndex
 from indexer.core.node import OrphanRoot
 from indexer.types import Namespace, Tier, WorkerRank
@@ -69,7 +69,7 @@ def portrait(index: KvIndex, rank: WorkerRank) -> dict[Any, Any]:
 
 
 def frozen(index: KvIndex, between: Callable[[int], None] = lambda _: None) -> bytes:
-    runs: list[FrozenRun] = []
+    runs: list[CheckpointRun] = []
     for run in index.freeze(MINE):
         runs.append(run)
         between(len(runs))
@@ -79,7 +79,7 @@ def frozen(index: KvIndex, between: Callable[[int], None] = lambda _: None) -> b
 
 def thawed(index: KvIndex, runs: bytes, home: int | None) -> None:
     thaw = index.thaw(MINE, home)
-    for run in msgspec.msgpack.decode(runs, type=list[FrozenRun]):
+    for run in msgspec.msgpack.decode(runs, type=list[CheckpointRun]):
         thaw.add(run)
         index.check()
         assert not index.find_matches(pack([*range(100)])).rows().get(thaw.holder.slot)
@@ -223,7 +223,7 @@ def test_a_rank_that_is_cleared_before_the_proof_begins_anew(has_blocks: bool) -
     other = KvIndex(16)
     thaw = other.thaw(MINE, 0)
     if has_blocks:
-        for run in msgspec.msgpack.decode(runs, type=list[FrozenRun]):
+        for run in msgspec.msgpack.decode(runs, type=list[CheckpointRun]):
             thaw.add(run)
     other.clear(MINE)
     assert not other.is_filled_by(thaw)
@@ -236,16 +236,16 @@ def test_a_rank_that_is_cleared_before_the_proof_begins_anew(has_blocks: bool) -
 @pytest.mark.parametrize(
     "run",
     [
-        FrozenRun(1, -1, pack([1]), pack([1])),
-        FrozenRun(0, 0, pack([1]), pack([1])),
-        FrozenRun(0, -2, pack([1]), pack([1])),
-        FrozenRun(0, -1, pack([1]), b""),
-        FrozenRun(0, -1, pack([1]), pack([1]), device=b"\x03"),
+        CheckpointRun(1, -1, pack([1]), pack([1])),
+        CheckpointRun(0, 0, pack([1]), pack([1])),
+        CheckpointRun(0, -2, pack([1]), pack([1])),
+        CheckpointRun(0, -1, pack([1]), b""),
+        CheckpointRun(0, -1, pack([1]), pack([1]), device=b"\x03"),
     ],
 )
-def test_runs_that_make_no_sense(run: FrozenRun) -> None:
+def test_runs_that_make_no_sense(run: CheckpointRun) -> None:
     index = KvIndex(16)
-    with pytest.raises(BadFrost):
+    with pytest.raises(BadCheckpoint):
         index.thaw(MINE, 0).add(run)
     index.clear(MINE)
     index.check()

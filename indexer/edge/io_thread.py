@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Aside"]
+__all__ = ["IoThread"]
 
 R = TypeVar("R")
 
 _Work: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
 
 
-class Aside:
+class IoThread:
     """One thread, started on demand; jobs run one after another."""
 
     def __init__(self, name: str) -> None:

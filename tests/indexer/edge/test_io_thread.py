@@ -8,14 +8,14 @@ import weakref
 
 import pytest
 
-from indexer.edge.aside import Aside
+from indexer.edge.io_thread import IoThread
 from tests import wait
 from tests.wait import PATIENCE_S
 
 
 def test_one_after_another_in_one_thread_that_ends() -> None:
     async def run() -> None:
-        aside = Aside("a disk")
+        aside = IoThread("a disk")
         done: list[int] = []
         await asyncio.gather(*(aside.do(done.append, number) for number in range(20)))
         assert done == list(range(20))
@@ -32,7 +32,7 @@ def test_one_after_another_in_one_thread_that_ends() -> None:
 
 def test_who_is_cancelled_need_not_wait_and_what_has_begun_is_finished() -> None:
     async def run() -> None:
-        aside = Aside("a disk")
+        aside = IoThread("a disk")
         begun, moves = threading.Event(), threading.Event()
         done: list[str] = []
 
@@ -64,7 +64,7 @@ def test_what_is_done_is_let_go_of() -> None:
         pass
 
     async def run() -> None:
-        aside = Aside("a disk")
+        aside = IoThread("a disk")
         blocks = Blocks()
         given = weakref.ref(blocks)
         came = weakref.ref(await aside.do(lambda _: Blocks(), blocks))
@@ -79,10 +79,10 @@ def test_what_is_done_is_let_go_of() -> None:
 def test_a_process_ends_while_its_disk_stands_still() -> None:
     program = (
         "import asyncio, threading\n"
-        "from indexer.edge.aside import Aside\n"
+        "from indexer.edge.io_thread import IoThread\n"
         "async def run():\n"
         "    begun = threading.Event()\n"
-        "    Aside('a disk').begin(lambda: (begun.set(), threading.Event().wait()))\n"
+        "    IoThread('a disk').begin(lambda: (begun.set(), threading.Event().wait()))\n"
         "    while not begun.is_set():\n"
         "        await asyncio.sleep(0)\n"
         "asyncio.run(run())\n"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from indexer.edge.patience import Patience
+from indexer.edge.backoff import Backoff
 
 
-def waits(patience: Patience, count: int) -> list[float]:
+def waits(patience: Backoff, count: int) -> list[float]:
     return [patience.next_s() for _ in range(count)]
 
 
 def test_waits_double_up_to_the_longest() -> None:
-    assert waits(Patience(1.0, 5.0), 5) == [1.0, 2.0, 4.0, 5.0, 5.0]
+    assert waits(Backoff(1.0, 5.0), 5) == [1.0, 2.0, 4.0, 5.0, 5.0]
 
 
 def test_what_breaks_at_once_lets_them_grow() -> None:
-    patience = Patience(1.0, 30.0)
+    patience = Backoff(1.0, 30.0)
     found = []
     for now in range(4):
         patience.holds(float(now))
@@ -24,7 +24,7 @@ def test_what_breaks_at_once_lets_them_grow() -> None:
 
 
 def test_what_lasted_sets_them_back() -> None:
-    patience = Patience(1.0, 30.0)
+    patience = Backoff(1.0, 30.0)
     assert waits(patience, 3) == [1.0, 2.0, 4.0]
     patience.holds(100.0)
     patience.broke(130.0)  # no longer than the longest wait
@@ -35,13 +35,13 @@ def test_what_lasted_sets_them_back() -> None:
 
 
 def test_what_never_held_begins_with_the_first() -> None:
-    patience = Patience(1.0, 30.0)
+    patience = Backoff(1.0, 30.0)
     patience.broke(0.0)
     assert patience.next_s() == 1.0
 
 
 def test_begun_anew() -> None:
-    patience = Patience(0.5, 2.0)
+    patience = Backoff(0.5, 2.0)
     assert waits(patience, 4) == [0.5, 1.0, 2.0, 2.0]
     patience.begin_anew()
     assert waits(patience, 2) == [0.5, 1.0]

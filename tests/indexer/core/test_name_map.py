@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.core import plain_names
+from indexer.core import plain_name_map
 from indexer.core.node import Node
 from indexer.core.packing import pack_u64
 from indexer.types import BASE_NAMESPACE, U64_MASK
@@ -22,7 +22,7 @@ from tests.indexer.kernels import twins
 NODES = [Node(b"", None, BASE_NAMESPACE) for _ in range(3)]
 
 
-@pytest.fixture(scope="module", params=twins("indexer._names", plain_names))
+@pytest.fixture(scope="module", params=twins("indexer._names", plain_name_map))
 def twin(request: pytest.FixtureRequest) -> ModuleType:
     module = request.param
     assert isinstance(module, ModuleType)

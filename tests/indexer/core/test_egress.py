@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.core.reach import Reach, read_address
+from indexer.core.egress import Egress, read_address
 from indexer.errors import EndpointRefused, InvalidEndpoint, SchemeRefused
-from indexer.types import ReachSettings
+from indexer.types import EgressSettings
 
 
-def why(settings: ReachSettings, host: str, address: str) -> str | None:
+def why(settings: EgressSettings, host: str, address: str) -> str | None:
     found = read_address(address)
     assert found is not None
-    return Reach(settings).why_not(host, found)
+    return Egress(settings).why_not(host, found)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def why(settings: ReachSettings, host: str, address: str) -> str | None:
     ],
 )
 def test_what_is_denied_by_default(address: str) -> None:
-    assert "--connect-deny" in (why(ReachSettings(), "engine", address) or "")
+    assert "--connect-deny" in (why(EgressSettings(), "engine", address) or "")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_what_is_denied_by_default(address: str) -> None:
     ],
 )
 def test_what_is_allowed_by_default(address: str) -> None:
-    assert why(ReachSettings(), "engine", address) is None
+    assert why(EgressSettings(), "engine", address) is None
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,12 @@ def test_what_is_allowed_by_default(address: str) -> None:
     ],
 )
 def test_loopback_may_be_denied(address: str) -> None:
-    assert "loopback" in (why(ReachSettings(loopback=False), "engine", address) or "")
-    assert why(ReachSettings(loopback=False), "engine", "10.0.0.1") is None
+    assert "loopback" in (why(EgressSettings(loopback=False), "engine", address) or "")
+    assert why(EgressSettings(loopback=False), "engine", "10.0.0.1") is None
 
 
 def test_an_allow_list_is_all_there_is() -> None:
-    lists = ReachSettings(allow=("10.0.0.0/8", "*.engines.example", "one.example"))
+    lists = EgressSettings(allow=("10.0.0.0/8", "*.engines.example", "one.example"))
     assert why(lists, "whoever", "10.255.255.255") is None
     assert why(lists, "a.b.ENGINES.example.", "192.168.0.1") is None
     assert why(lists, "one.example", "192.168.0.1") is None
@@ -86,7 +86,7 @@ def test_an_allow_list_is_all_there_is() -> None:
 
 
 def test_hosts_may_be_denied_by_name() -> None:
-    reach = Reach(ReachSettings(deny=("metadata.google.internal", "*.internal.example")))
+    reach = Egress(EgressSettings(deny=("metadata.google.internal", "*.internal.example")))
     for host in ("metadata.google.internal", "Metadata.Google.Internal.", "x.internal.example"):
         assert "--connect-deny" in (reach.why_not(host) or "")
     assert reach.why_not("internal.example") is None
@@ -95,7 +95,7 @@ def test_hosts_may_be_denied_by_name() -> None:
 @pytest.mark.parametrize("entry", ["", "*", "10.0.0.0/33", "10.0.0.1/8", "a/b", "1.2.3", "a b"])
 def test_an_entry_that_is_none(entry: str) -> None:
     with pytest.raises(ValueError, match="is"):
-        Reach(ReachSettings(deny=(entry,)))
+        Egress(EgressSettings(deny=(entry,)))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_an_entry_that_is_none(entry: str) -> None:
     ],
 )
 def test_endpoints_taken_apart(endpoint: str, before: str, host: str, port: str) -> None:
-    target = Reach().target(endpoint)
+    target = Egress().target(endpoint)
     assert target[1:] == (before, host, port)
     four, six = read_address("10.0.0.9"), read_address("2001:db8::1")
     assert four is not None
@@ -126,19 +126,19 @@ def test_endpoints_taken_apart(endpoint: str, before: str, host: str, port: str)
 )
 def test_wildcards_and_what_is_no_host(endpoint: str) -> None:
     with pytest.raises(EndpointRefused):
-        Reach().target(endpoint)
+        Egress().target(endpoint)
 
 
 @pytest.mark.parametrize("endpoint", ["ipc:///etc/passwd", "inproc://x"])
 def test_other_schemes_only_by_flag(endpoint: str) -> None:
     with pytest.raises(SchemeRefused, match="--connect-schemes"):
-        Reach().target(endpoint)
-    assert not Reach(ReachSettings(schemes=("tcp", "ipc", "inproc"))).target(endpoint).host
+        Egress().target(endpoint)
+    assert not Egress(EgressSettings(schemes=("tcp", "ipc", "inproc"))).target(endpoint).host
 
 
 def test_what_is_no_endpoint() -> None:
     with pytest.raises(InvalidEndpoint):
-        Reach().target("file:///etc/passwd")
+        Egress().target("file:///etc/passwd")
 
 
 @pytest.mark.parametrize("text", ["127.1", "0x7f000001", "2130706433", "0177.0.0.1", "localhost"])
@@ -148,7 +148,7 @@ def test_odd_spellings_are_for_the_resolver(text: str) -> None:
 
 def test_an_allowed_network_does_not_allow_what_may_only_lead_to_it() -> None:
     """A 6to4 address with 10.0.0.1 in it goes to whoever relays 6to4."""
-    settings = ReachSettings(allow=("10.0.0.0/8",))
+    settings = EgressSettings(allow=("10.0.0.0/8",))
     for address in ("10.0.0.1", "::ffff:10.0.0.1"):
         assert why(settings, "h", address) is None
     for address in ("2002:a00:1::1", "64:ff9b::10.0.0.1", "::10.0.0.1"):

@@ -53,7 +53,7 @@ class Counted(Struct, frozen=True, array_like=True):
     foreign: dict[int, int]
 
 
-class FrozenRun(Struct, frozen=True, array_like=True, omit_defaults=True):
+class CheckpointRun(Struct, frozen=True, array_like=True, omit_defaults=True):
     """A rank's share of one node. Masks of positions are little-endian bytes."""
 
     number: int  # from 0, parents before children
@@ -69,7 +69,7 @@ class FrozenRun(Struct, frozen=True, array_like=True, omit_defaults=True):
     waits_for: int | None = None  # name of the missing block that such a run waits for
 
 
-def freeze(holder: Holder) -> Iterator[FrozenRun]:
+def freeze(holder: Holder) -> Iterator[CheckpointRun]:
     """Yield everything a holder has, parents first, some microseconds each.
 
     Copying the list of nodes is the one step that is not cut into slices: 10 ns per node.
@@ -93,13 +93,13 @@ class _Freezer:
         self._holder = holder
         self._done: dict[Node, tuple[int, int]] = {}  # node → (number, size when it was frozen)
 
-    def freeze(self, nodes: list[Node]) -> Iterator[FrozenRun]:
+    def freeze(self, nodes: list[Node]) -> Iterator[CheckpointRun]:
         self.looked_at += len(nodes)
         for node in nodes:
             while (runs := self._freeze_down_to(node)) is not None:
                 yield from runs
 
-    def _freeze_down_to(self, node: Node) -> list[FrozenRun] | None:
+    def _freeze_down_to(self, node: Node) -> list[CheckpointRun] | None:
         """Freeze the topmost unfrozen ancestors of `node`; None if nothing is left to freeze.
 
         No state is kept between two calls: the path may have been split meanwhile.
@@ -113,7 +113,7 @@ class _Freezer:
             return None  # done, or no longer in the tree
         number, frozen = self._done.get(above, (ROOT, 0))
         reached = above.size
-        runs: list[FrozenRun] = []
+        runs: list[CheckpointRun] = []
         for below in reversed(chain):
             if reached < frozen:  # split off from a node that was frozen whole
                 reached += below.size
@@ -126,7 +126,7 @@ class _Freezer:
                 break
         return runs or None
 
-    def _freeze(self, node: Node, parent: int) -> FrozenRun:
+    def _freeze(self, node: Node, parent: int) -> CheckpointRun:
         holder = self._holder
         me = holder.holder_id
         edge, names = node.edge, holder.runs.get(node, b"")
@@ -144,7 +144,7 @@ class _Freezer:
         if held != device or node.lower is not None:
             lower = [_mask(node.held_on(me, tier)) for tier in Tier if tier]
         top = node.parent if parent == ROOT else None
-        return FrozenRun(
+        return CheckpointRun(
             number=len(self._done),
             parent=parent,
             edge=edge,
@@ -205,11 +205,11 @@ class RankChanged(Exception):
     """The rank was cleared or detached while it was being frozen."""
 
 
-class BadFrost(ValueError):
+class BadCheckpoint(ValueError):
     """The input is not the frozen runs of one rank in order."""
 
 
-class Thaw:
+class CheckpointRestore:
     """Fills an empty holder with frozen runs; nothing else may write to it meanwhile."""
 
     def __init__(self, tree: RadixTree, holder: Holder) -> None:
@@ -224,14 +224,14 @@ class Thaw:
         """Blocks held so far, per tier."""
         return self.holder.blocks
 
-    def add(self, run: FrozenRun) -> None:
+    def add(self, run: CheckpointRun) -> None:
         """Add the next run. O(blocks), some 15 µs plus 0.1 µs per block.
 
         Raises:
-            BadFrost: its parent run has not been added.
+            BadCheckpoint: its parent run has not been added.
         """
         if run.number != len(self._places) or not ROOT <= run.parent < run.number:
-            raise BadFrost("runs are not in order")
+            raise BadCheckpoint("runs are not in order")
         if run.parent == ROOT:
             start = _Place(None, run.waits_for, run.namespace or BASE_NAMESPACE, b"", b"")
         else:
@@ -247,7 +247,7 @@ class Thaw:
         masks = [mask << shift for mask in masks]
         reach = (masks[0] | masks[1] | masks[2] | masks[3]).bit_length()
         if reach * HASH_BYTES > min(len(edge), len(names)):
-            raise BadFrost("more is held than there is")
+            raise BadCheckpoint("more is held than there is")
         several = {
             place.position + shift: {name: tiers for name, tiers in place.names}  # noqa: C416
             for place in run.several or ()
@@ -272,7 +272,7 @@ class Thaw:
         if start.anchor is not None:
             node = holder.where.get(start.anchor)
             if node is None:
-                raise BadFrost("a run follows nothing")
+                raise BadCheckpoint("a run follows nothing")
             return node, holder.locate(node, start.anchor) + 1
         if start.waits_for is None:
             return self._tree.root, 0
@@ -321,7 +321,7 @@ class Thaw:
             tree.note_dust(node)
             done += count
 
-    def _count(self, run: FrozenRun) -> None:
+    def _count(self, run: CheckpointRun) -> None:
         holder = self.holder
         for one in run.counted or ():
             counts = holder.counts_for_change(one.tier)

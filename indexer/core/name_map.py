@@ -11,6 +11,6 @@ from indexer.compiled import usable
 if usable("indexer._names", 3):
     from indexer._names import NameMap
 else:
-    from indexer.core.plain_names import NameMap  # type: ignore[assignment]
+    from indexer.core.plain_name_map import NameMap  # type: ignore[assignment]
 
 __all__ = ["NameMap"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from indexer.edge.patience import Patience
+from indexer.edge.backoff import Backoff
 from indexer.errors import EndpointRefused
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ ASK_AFTER_MAX_S: Final = 30.0
 """Waits before a failed lookup is repeated; they double up to the maximum."""
 
 
-class Guide:
+class EndpointFollower:
     """Follows one name for one subscriber; lives on the event loop it is used from."""
 
     __slots__ = (
@@ -73,7 +73,7 @@ class Guide:
         self._is_asking = False
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
-        self._patience = Patience(ASK_AFTER_S, ASK_AFTER_MAX_S)
+        self._patience = Backoff(ASK_AFTER_S, ASK_AFTER_MAX_S)
         if place is None:
             self._ask()
 
