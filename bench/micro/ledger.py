@@ -15,7 +15,7 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from select_service.core.books.ledger import Ledger
+from select_service.core.ledger.ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.types import Scope, WorkerRank
-from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.effects import Listen
 from select_service.core.fleet.catalog import (
     Worker,
@@ -21,6 +20,7 @@ from select_service.core.fleet.catalog import (
     reconciliation_failed,
 )
 from select_service.core.fleet.pins import Pins
+from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.partition import Partition
 from select_service.core.pricing.policy import PolicyBook, PolicyError
 from select_service.core.tenancy.shares import Shares

@@ -17,10 +17,10 @@ from indexer.types import WorkerRank
 from select_service.core.admission.class_queues import ClassQueues
 from select_service.core.admission.drainage import Drainage
 from select_service.core.admission.hit_tally import HitTally
-from select_service.core.books.demand_tally import DemandTally
-from select_service.core.books.ledger import Ledger
 from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
 from select_service.core.fleet.seating import Seating
+from select_service.core.ledger.demand_tally import DemandTally
+from select_service.core.ledger.ledger import Ledger
 from select_service.core.pricing.cost import Found, Size, preferences, terms_of
 from select_service.core.pricing.placement import Placement, worker_overlap
 from select_service.core.pricing.weights import SEQUENCE_TOKENS, wait_blocks

@@ -13,10 +13,10 @@ import msgspec
 
 from indexer.types import Scope
 from select_service.core.admission.admitting import scope_of_key
-from select_service.core.books.bookings import Booking
-from select_service.core.books.leases import Ending
 from select_service.core.changes import CONFIG, LEASE, PEER, RESERVATION, WORKER
 from select_service.core.fleet.discovery import API
+from select_service.core.ledger.leases import Ending
+from select_service.core.ledger.reservation_ids import Booking
 from select_service.core.replicas.first_answers import first_answer
 from select_service.errors import ServiceError
 from select_service.types import LeaseState, PairSelection, ReservationAnswer, Selection, WorkerSpec
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from select_service.core.admission.admitting import Admitting
     from select_service.core.booking.desk import Desk
-    from select_service.core.books.leases import Leases
-    from select_service.core.books.reservation import Reservation
     from select_service.core.changes import Changes, StateKey
     from select_service.core.effects import Effects
     from select_service.core.fleet.catalog import Catalog
+    from select_service.core.ledger.leases import Leases
+    from select_service.core.ledger.reservation import Reservation
     from select_service.core.partition import Partition
 
 _FREED = b""

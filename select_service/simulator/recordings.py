@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.core.hashing import sequence_hashes
 from indexer.core.packing import numbers_in
-from select_service.core.books.bookings import leg_ids
+from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.core.tape.items import Decided, Life, number_of
 from select_service.core.tape.reading import Tape, hashes_of
 from select_service.simulator.core.requests import Request

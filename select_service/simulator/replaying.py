@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from typing_extensions import override
 
-from select_service.core.books.loads import ranks_in
+from select_service.core.ledger.loads import ranks_in
 from select_service.core.tape.items import (
     Asked,
     Change,

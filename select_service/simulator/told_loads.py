@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
-from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
-from select_service.core.books.work_done import WorkDone
+from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.ledger.work_done import WorkDone
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from select_service.core.books.bookings import leg_ids
 from select_service.core.effects import Effects
+from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.errors import (
     LeaseNotFound,
     ReservationConflict,

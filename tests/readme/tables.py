@@ -66,8 +66,16 @@ FIXED = (
     ("select_service.edge.http.protocol", "LINGER_MAX_S", "seconds it may go on sending"),
     ("select_service.edge.state.store", "LOG_BYTES", "bytes of the state's log, from the start"),
     ("select_service.edge.state.journal", "BATCH_ROWS_MAX", "rows in one commit"),
-    ("select_service.core.books.lapsed", "LAPSED_MAX", "names of expired reservations remembered"),
-    ("select_service.core.books.bookings", "LONG_ID_CHARS", "longest freed id remembered in full"),
+    (
+        "select_service.core.ledger.expired_ids",
+        "LAPSED_MAX",
+        "names of expired reservations remembered",
+    ),
+    (
+        "select_service.core.ledger.reservation_ids",
+        "LONG_ID_CHARS",
+        "longest freed id remembered in full",
+    ),
     ("select_service.edge.logs", "VALUE_CHARS_MAX", "characters of a value in the log"),
     (
         "select_service.edge.tracing.span_export",
@@ -109,7 +117,11 @@ FIXED = (
         "seconds a client's side of TLS may take to close at the end",
     ),
     ("select_service.edge.dumping", "SLICE_S", "seconds of /dump between other requests"),
-    ("select_service.core.books.bookings", "FREED_MEMORY_S", "seconds an ended id is remembered"),
+    (
+        "select_service.core.ledger.reservation_ids",
+        "FREED_MEMORY_S",
+        "seconds an ended id is remembered",
+    ),
     ("indexer.edge.sockets", "SOCKETS_MAX", "ZMQ sockets"),
     ("indexer.edge.sockets", "REPLAY_MESSAGES_MAX", "replies libzmq queues within one replay"),
     ("indexer.edge.sockets", "SUBSCRIPTION_BYTES_MAX", "bytes a replica may send our publisher"),
@@ -211,7 +223,7 @@ FIXED = (
         "TEXT_CHARS_MAX",
         "characters of an id or a name that a replica sends; beyond, its message is ignored",
     ),
-    ("select_service.core.books.leases", "LISTED_MAX", "leases in one answer of GET /leases"),
+    ("select_service.core.ledger.leases", "LISTED_MAX", "leases in one answer of GET /leases"),
     ("select_service.edge.telling", "LISTED_MAX", "decisions in one answer of GET /decisions"),
     (
         "select_service.edge.http.handlers.inspection",

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from select_service.core.admission.drainage import Drainage
     from select_service.core.admission.queue import Ticket
-    from select_service.core.books.slot_loads import SlotLoads
     from select_service.core.columns import Floats, Rows
     from select_service.core.fleet.catalog import Worker
     from select_service.core.fleet.seating import Seating
+    from select_service.core.ledger.slot_loads import SlotLoads
     from select_service.core.pricing.policy import PolicyClass, RoutingPolicy
 
 _NEVER_BUSY = np.inf

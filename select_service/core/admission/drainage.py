@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
 
 if TYPE_CHECKING:
-    from select_service.core.books.work_done import WorkDone
+    from select_service.core.ledger.work_done import WorkDone
 
 RETURN_MAX_S: Final = 300.0
 """The longest return time, like `--return-horizon-s` for gates."""

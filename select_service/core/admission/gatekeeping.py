@@ -22,7 +22,7 @@ from select_service.core.admission.returns import ReturnBook
 from select_service.core.admission.tenant_budgets import TenantBudgets
 from select_service.core.admission.totals import Totals
 from select_service.core.admission.wait_times import WaitTimes
-from select_service.core.books.load_changes import LoadChanges
+from select_service.core.ledger.load_changes import LoadChanges
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from select_service.core.admission.policies import Built
     from select_service.core.admission.queue import Ticket
     from select_service.core.admission.thresholds import Thresholds
-    from select_service.core.books.drain_meter import DrainMeter
-    from select_service.core.books.ledger import Ledger
     from select_service.core.columns import Rows
     from select_service.core.fleet.catalog import Worker
+    from select_service.core.ledger.drain_meter import DrainMeter
+    from select_service.core.ledger.ledger import Ledger
     from select_service.types.admission import AdmissionSettings, RankMetrics
 
 SCANNED_MAX: Final = 256

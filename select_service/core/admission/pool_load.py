@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from indexer.compiled import usable
-from select_service.core.books.drain_meter import DrainMeter
+from select_service.core.ledger.drain_meter import DrainMeter
 
 if not TYPE_CHECKING and usable("select_service.core._pricer", 3):
     from select_service.core._pricer import Fill
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from select_service.core.books.work_done import WorkDone
     from select_service.core.columns import Floats
+    from select_service.core.ledger.work_done import WorkDone
 
 _Number = TypeVar("_Number", np.float64, np.int64)
 

@@ -13,13 +13,13 @@ import msgspec
 from indexer.core.hashing import unpack_i64
 from select_service.core.booking.elsewhere import Elsewhere
 from select_service.core.booking.repeats import Repeats
-from select_service.core.books.bookings import Booking, Bookings
-from select_service.core.books.deadlines import rounded_up
-from select_service.core.books.lapsed import Lapsed
-from select_service.core.books.leases import Leases
-from select_service.core.books.ledger import BLOCKS_PER_STEP
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import check_name
+from select_service.core.ledger.deadlines import rounded_up
+from select_service.core.ledger.expired_ids import ExpiredIds
+from select_service.core.ledger.leases import Leases
+from select_service.core.ledger.ledger import BLOCKS_PER_STEP
+from select_service.core.ledger.reservation_ids import Booking, ReservationIds
 from select_service.core.replicas.announcer import Announcer
 from select_service.core.replicas.claim import Claim
 from select_service.core.replicas.messages import Renewed
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from indexer.types import PackedHashes
     from select_service.core.admission.queue import Ticket
-    from select_service.core.books.reservation import Lease, Reservation
     from select_service.core.counters import Counters
+    from select_service.core.ledger.reservation import Lease, Reservation
     from select_service.core.membership import Lost
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
@@ -84,10 +84,10 @@ class Desk:
         shares: Shares | None = None,
     ) -> None:
         shares = shares or Shares(limits)
-        self.bookings = Bookings(freed_ids_max=limits.freed_ids_max, shares=shares)
+        self.bookings = ReservationIds(freed_ids_max=limits.freed_ids_max, shares=shares)
         self._tenants = shares.bound("reservations_max", lambda: limits.reservations_max)
         self.leases = Leases(limits, shares)
-        self._lapsed = Lapsed(shares)
+        self._lapsed = ExpiredIds(shares)
         self._limits = limits
         self._counters = counters
         self.announcer = Announcer(limits, router_id, epoch, shares)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from indexer.types import PackedHashes
-    from select_service.core.books.bookings import Bookings
+    from select_service.core.ledger.reservation_ids import ReservationIds
     from select_service.core.replicas.announcer import Announcer
     from select_service.core.replicas.claim import Claim
     from select_service.core.replicas.events import ReplicaEnvelope
@@ -23,7 +23,7 @@ class Elsewhere:
     """Finds and follows reservations that cannot be booked here."""
 
     def __init__(
-        self, bookings: Bookings, announcer: Announcer, renew: Callable[[Claim, float], None]
+        self, bookings: ReservationIds, announcer: Announcer, renew: Callable[[Claim, float], None]
     ) -> None:
         """Start.
 

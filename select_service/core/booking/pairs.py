@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from select_service.core.booking.desk import Order
-from select_service.core.books.bookings import leg_ids
 from select_service.core.effects import NOTHING, Effects
+from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.core.pricing.placement import worker_overlap
 from select_service.core.pricing.prompt import Prompt
 from select_service.core.replicas.messages import Ended
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from select_service.core.admission.queue import Ticket
     from select_service.core.booking.desk import Desk
-    from select_service.core.books.bookings import Booking
     from select_service.core.counters import Counters
+    from select_service.core.ledger.reservation_ids import Booking
     from select_service.core.partition import Partition
     from select_service.core.pricing.cost import Found
     from select_service.core.pricing.pairing import Plan

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from indexer.types import PackedHashes
     from select_service.core.admission.queue import Ticket
     from select_service.core.booking.elsewhere import Elsewhere
-    from select_service.core.books.bookings import Bookings
     from select_service.core.counters import Counters
+    from select_service.core.ledger.reservation_ids import ReservationIds
     from select_service.core.replicas.first_answers import FirstAnswer
 
 _NO_FINGERPRINT: Final = b"-"
@@ -36,7 +36,7 @@ _BOOKING_FAILED: Final = "failed to book scheduler state: "
 class Repeats:
     """Recognises repeats across all partitions."""
 
-    def __init__(self, bookings: Bookings, elsewhere: Elsewhere, counters: Counters) -> None:
+    def __init__(self, bookings: ReservationIds, elsewhere: Elsewhere, counters: Counters) -> None:
         self._bookings = bookings
         self._elsewhere = elsewhere
         self._counters = counters

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from select_service.core.books.loads import unpacked
+from select_service.core.ledger.loads import unpacked
 from select_service.core.pricing.cost import Size, preferences, terms_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from msgspec import UNSET
 
 from indexer.compiled import usable
-from select_service.core.books.loads import ranks_in
 from select_service.core.decisions import lookout as lookouts
 from select_service.core.decisions.lookout import Lookout
 from select_service.core.decisions.record import (
@@ -22,6 +21,7 @@ from select_service.core.decisions.record import (
     Record,
 )
 from select_service.core.decisions.rings import Rings
+from select_service.core.ledger.loads import ranks_in
 from select_service.core.tenancy.shares import Shares
 from select_service.errors import AdmissionRefused
 from select_service.types import SelectPairRequest

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from select_service.core.books.loads import worked_off
+from select_service.core.ledger.loads import worked_off
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from select_service.core.books.loads import Loads
-    from select_service.core.books.slot_loads import SlotLoads
     from select_service.core.columns import Floats, Groups, Rows, Slots
+    from select_service.core.ledger.loads import Loads
+    from select_service.core.ledger.slot_loads import SlotLoads
     from select_service.core.pricing.weights import Weights
 
 __all__ = ["Found", "Held", "Size", "Terms", "preferences", "terms_of"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from select_service.core.books.loads import Loads
+from select_service.core.ledger.loads import Loads
 from select_service.core.pricing.cost import Size, terms_of
 from select_service.core.pricing.picking import pick
 

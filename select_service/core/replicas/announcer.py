@@ -29,7 +29,7 @@ from select_service.types import LeaseState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from select_service.core.books.reservation import Reservation
+    from select_service.core.ledger.reservation import Reservation
     from select_service.core.partition import Partition
     from select_service.core.replicas.claim import Claim
     from select_service.core.replicas.events import Ending

@@ -23,7 +23,7 @@ from select_service.types import LeaseState
 if TYPE_CHECKING:
     from collections import OrderedDict
 
-    from select_service.core.books.reservation import Reservation
+    from select_service.core.ledger.reservation import Reservation
     from select_service.core.replicas.messages import Key
 
 _DIGEST_MASK: Final = (1 << 64) - 1

@@ -38,7 +38,7 @@ from select_service.core.tenancy.shares import Shares
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized
 
-    from select_service.core.books.reservation import Reservation
+    from select_service.core.ledger.reservation import Reservation
     from select_service.core.replicas.messages import Key, Statement
     from select_service.types import CoreLimits, LeaseState
 

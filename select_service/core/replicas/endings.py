@@ -9,8 +9,8 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.books.bookings import key_of
 from select_service.core.changes import CLOSING, END
+from select_service.core.ledger.reservation_ids import key_of
 from select_service.core.memory import Memory
 from select_service.core.replicas.closings import Closings
 from select_service.core.replicas.ends import Ends

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import xxhash
 
-from select_service.core.books.bookings import key_of
+from select_service.core.ledger.reservation_ids import key_of
 from select_service.core.memory import Memory
 from select_service.core.replicas.messages import ANCESTORS_MAX, Ended, Key
 from select_service.core.tenancy.parted import Parted

@@ -17,7 +17,7 @@ from select_service.types import PairSelection, ReservationAnswer, Selection
 from select_service.types.selections import Advice, CacheHit, Overlap
 
 if TYPE_CHECKING:
-    from select_service.core.books.bookings import Booking
+    from select_service.core.ledger.reservation_ids import Booking
     from select_service.core.replicas.messages import ClaimRecord
 
 FirstAnswer: TypeAlias = Selection | PairSelection | ReservationAnswer

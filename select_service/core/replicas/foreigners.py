@@ -19,8 +19,8 @@ from select_service.types import ReplicaStatus
 
 if TYPE_CHECKING:
     from select_service.core.booking.desk import Desk
-    from select_service.core.books.reservation import Reservation
     from select_service.core.counters import ReplicaCounters
+    from select_service.core.ledger.reservation import Reservation
     from select_service.core.partition import Partition
     from select_service.core.replicas.claims import Claims
     from select_service.core.replicas.events import ReplicaEnvelope, ReplicaEvent, Stamp

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from select_service.core.books.deadlines import Deadlines, rounded_up
+from select_service.core.ledger.deadlines import Deadlines, rounded_up
 from select_service.core.replicas.claim import LeaseCopy
 from select_service.core.tenancy.shares import Shares, prefix_in
 from select_service.types import LeaseRecord

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.booking.desk import Desk
-    from select_service.core.books.bookings import Booking
     from select_service.core.counters import ReplicaCounters
+    from select_service.core.ledger.reservation_ids import Booking
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
     from select_service.core.replicas.claim import Claim

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from select_service.core.books.bookings import key_of
+from select_service.core.ledger.reservation_ids import key_of
 from select_service.core.replicas.ends import EndKept
 from select_service.core.replicas.messages import ClaimRecord
 

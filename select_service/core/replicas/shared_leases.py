@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from indexer.types import HASH_BYTES
-from select_service.core.books.leases import LISTED_MAX
+from select_service.core.ledger.leases import LISTED_MAX
 from select_service.core.replicas.messages import Closed, Ended, Renewed
 from select_service.errors import LeaseConflict
 from select_service.types import LeaseList
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from select_service.core.booking.desk import Desk
-    from select_service.core.books.bookings import Booking
-    from select_service.core.books.reservation import Lease
+    from select_service.core.ledger.reservation import Lease
+    from select_service.core.ledger.reservation_ids import Booking
     from select_service.core.replicas.claim import Claim, LeaseCopy
     from select_service.core.replicas.claims import Claims
     from select_service.core.replicas.resolver import Resolver

@@ -11,8 +11,8 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.core.books.bookings import leg_ids
 from select_service.core.effects import TrustNews
+from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.core.trust.factors import HOPELESS
 from select_service.errors import InvalidField
 from select_service.types import (
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from indexer.core.stream import EventStream
     from indexer.types import WorkerRank
-    from select_service.core.books.bookings import Booking, Bookings
     from select_service.core.counters import Counters
+    from select_service.core.ledger.reservation_ids import Booking, ReservationIds
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
     from select_service.core.trust.factors import RankTrust, Reason
@@ -112,7 +112,7 @@ class Trusting:
         self,
         settings: TrustSettings,
         membership: Membership,
-        bookings: Bookings,
+        bookings: ReservationIds,
         counters: Counters,
         streams_per_turn: int,
     ) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
-from select_service.core.books.unserved import Unserved
 from select_service.core.fleet.eligibility import check_wishes
+from select_service.core.ledger.unserved_demand import UnservedDemand
 from select_service.core.pricing.prompt import read_prompt
 from select_service.core.pricing.weights import weights_in_force
 from select_service.errors import NoSchedulableWorker
@@ -54,7 +54,7 @@ class Reader:
         """Requests for a scope without workers while other scopes had some."""
         self.strayed_to: Scope | None = None
         """The scope of the last of them."""
-        self.unserved = Unserved(limits)
+        self.unserved = UnservedDemand(limits)
         """Requests for scopes without a worker."""
         self._partitions, self._pins = partitions, pins
         self._overridden: dict[tuple[float | bool | None, ...], Weights] = {}

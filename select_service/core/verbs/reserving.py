@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from select_service.core.admission.admitting import Admitting
     from select_service.core.booking.desk import Desk
     from select_service.core.booking.pairs import Pairs
-    from select_service.core.books.reservation import Lease
     from select_service.core.columns import Rows
     from select_service.core.fleet.catalog import Worker
+    from select_service.core.ledger.reservation import Lease
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.replicas.shared_leases import SharedLeases

@@ -19,9 +19,9 @@ from select_service.core.watching.marks import ADMISSION, BOOK, MATCH, PICK, WAI
 if TYPE_CHECKING:
     from indexer.core.tiers import Matches
     from select_service.core.booking.desk import Order
-    from select_service.core.books.reservation import Reservation
     from select_service.core.columns import Rows
     from select_service.core.effects import Effects
+    from select_service.core.ledger.reservation import Reservation
     from select_service.core.partition import Partition
     from select_service.core.pricing.placement import Placement
     from select_service.core.watching.marks import Marks, Recorder

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.admission.queue import Ticket
     from select_service.core.booking.desk import Order
-    from select_service.core.books.bookings import Booking
-    from select_service.core.books.reservation import Lease, Reservation
     from select_service.core.columns import Floats, Rows
     from select_service.core.decisions.record import Odds, Record
     from select_service.core.effects import Effects
     from select_service.core.fleet.roles import Roles
+    from select_service.core.ledger.reservation import Lease, Reservation
+    from select_service.core.ledger.reservation_ids import Booking
     from select_service.core.partition import Partition
     from select_service.core.pricing.placement import Seen
     from select_service.core.pricing.weights import Weights

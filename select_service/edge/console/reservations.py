@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from select_service.core.books.bookings import Booking
+    from select_service.core.ledger.reservation_ids import Booking
     from select_service.edge.driver import Driver
 
 __all__ = ["reservations"]

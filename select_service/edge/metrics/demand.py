@@ -1,4 +1,4 @@
-"""Demand per scope, for capacity planning; see `core/books/demand_tally.py`."""
+"""Demand per scope, for capacity planning; see `core/ledger/demand_tally.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from select_service.core.books.demand_tally import DemandTally
+from select_service.core.ledger.demand_tally import DemandTally
 from select_service.edge.metrics.families import (
     SCOPE,
     Collector,
@@ -22,7 +22,7 @@ from select_service.edge.metrics.scope_series import REST, totals
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from select_service.core.books.unserved import Unserved
+    from select_service.core.ledger.unserved_demand import UnservedDemand
     from select_service.core.partition import Partition
     from select_service.edge.metrics.families import Steps
     from select_service.edge.metrics.scope_series import ScopeGroups
@@ -59,14 +59,14 @@ _SUMMARIES: Final[tuple[tuple[str, str, Callable[[DemandTally], tuple[int, float
 class DemandMetrics(Collector):
     """Requests, lengths and times by scope."""
 
-    def __init__(self, groups: ScopeGroups, unserved: Unserved) -> None:
+    def __init__(self, groups: ScopeGroups, unserved: UnservedDemand) -> None:
         self._groups, self._unserved = groups, unserved
 
     @override
     def collect(self) -> Steps:
         requests = counter(
             "demand_requests",
-            "Requests for a worker; those refused are demand, too. Unserved: there was none.",
+            "Requests for a worker; those refused are demand, too. UnservedDemand: there was none.",
             (*SCOPE, "outcome"),
         )
         for scope, partitions, _ in self._groups.found:

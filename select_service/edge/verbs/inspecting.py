@@ -7,14 +7,14 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from select_service.core.books.audit import audit
+from select_service.core.ledger.audit import audit
 from select_service.core.shadow.telling import ShadowTelling
 from select_service.edge.slices import Slices
 from select_service.types import Consistency, LoadDifference
 
 if TYPE_CHECKING:
     from indexer.types import Scope
-    from select_service.core.books.audit import Difference
+    from select_service.core.ledger.audit import Difference
     from select_service.core.partition import Partition
     from select_service.core.trust.trusting import TrustSeat
     from select_service.edge.driving.turn import Turn

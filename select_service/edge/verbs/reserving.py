@@ -9,7 +9,7 @@ from select_service.core.effects import NOTHING
 from select_service.edge.batches import Batches
 
 if TYPE_CHECKING:
-    from select_service.core.books.reservation import Lease
+    from select_service.core.ledger.reservation import Lease
     from select_service.edge.driving.turn import Turn
     from select_service.types import (
         BatchAnswer,

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indexer.core.index import KvIndex
-    from select_service.core.books.ledger import Ledger
     from select_service.core.columns import Floats, Rows
+    from select_service.core.ledger.ledger import Ledger
     from select_service.core.tape.items import Decided, Found, Prompted, Step, Wave
     from select_service.core.tape.reading import House
     from select_service.core.trust.factors import Trust

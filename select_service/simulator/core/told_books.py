@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from indexer.core.tiers import Matches
-from select_service.core.books.loads import ranks_in, unpacked
-from select_service.core.books.slot_loads import SlotLoads
+from select_service.core.ledger.loads import ranks_in, unpacked
+from select_service.core.ledger.slot_loads import SlotLoads
 from select_service.core.tape.reading import BadRecording, slots_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from indexer.core.tiers import SlotTable
-    from select_service.core.books.recent import Recent
     from select_service.core.columns import Floats, Slots
+    from select_service.core.ledger.recent_activity import RecentActivity
     from select_service.core.tape.items import Found
 
 __all__ = ["ToldIndex", "ToldLedger", "ToldTrust", "matches"]

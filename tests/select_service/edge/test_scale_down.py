@@ -10,7 +10,7 @@ import pytest
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
-from select_service.core.books.unserved import Unserved
+from select_service.core.ledger.unserved_demand import UnservedDemand
 from select_service.edge.driver import Driver
 from select_service.planner.edge.sources.selector import SelectorSource
 from select_service.planner.types import Missing, ModelKey, Value
@@ -314,7 +314,7 @@ def test_the_first_request_after_a_start_is_counted() -> None:
 @pytest.mark.parametrize("is_known", [False, True])
 def test_those_that_are_unserved_are_few(is_known: bool) -> None:
     most = CoreLimits().unserved_scopes_max
-    unserved = Unserved(CoreLimits())
+    unserved = UnservedDemand(CoreLimits())
     for number in range(3 * most):
         for _ in range(2):
             unserved.note(Scope(f"m{number}", "t"), is_known=is_known)
@@ -326,7 +326,7 @@ def test_those_that_are_unserved_are_few(is_known: bool) -> None:
 
 
 def test_made_up_names_displace_neither_the_known_nor_other_tenants() -> None:
-    unserved = Unserved(CoreLimits(unserved_scopes_max=4))
+    unserved = UnservedDemand(CoreLimits(unserved_scopes_max=4))
     known, new, asked = Scope("known", "t"), Scope("new", "other"), Scope("asked", "t")
     unserved.note(known, is_known=True)
     unserved.note(new, is_known=False)
@@ -338,7 +338,7 @@ def test_made_up_names_displace_neither_the_known_nor_other_tenants() -> None:
 
 
 def test_a_scope_that_gets_a_worker_keeps_its_count() -> None:
-    unserved = Unserved(CoreLimits())
+    unserved = UnservedDemand(CoreLimits())
     scope = Scope("m", "t")
     for is_known in (False, True, True, False):
         unserved.note(scope, is_known=is_known)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from select_service.core.books.loads import ranks_in, unpacked
+from select_service.core.ledger.loads import ranks_in, unpacked
 from select_service.core.pricing.weights import weights_in_force
 from select_service.core.tape.items import Decided, Item, Prompted, Wave
 from select_service.core.tape.reading import BadRecording, House, slots_of

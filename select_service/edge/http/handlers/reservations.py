@@ -11,7 +11,7 @@ from select_service.errors import ServiceError
 from select_service.types import BatchAnswer
 
 if TYPE_CHECKING:
-    from select_service.core.books.reservation import Lease
+    from select_service.core.ledger.reservation import Lease
     from select_service.edge.codec.answers import Response
     from select_service.edge.http.api import Answer, Api, Request
     from select_service.types import PrefillCompleteRequest

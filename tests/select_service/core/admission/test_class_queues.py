@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from select_service.core.admission.class_queues import ClassQueues
 from select_service.core.admission.drainage import Drainage
 from select_service.core.admission.queue import Ticket
-from select_service.core.books.ledger import Ledger
 from select_service.core.fleet.catalog import Worker
 from select_service.core.fleet.seating import Seating
+from select_service.core.ledger.ledger import Ledger
 from select_service.core.pricing.overtaking import Overtaking
 from select_service.core.pricing.policy import PolicyClass, RoutingPolicy
 from select_service.core.pricing.prompt import Prompt

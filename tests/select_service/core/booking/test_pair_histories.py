@@ -7,7 +7,7 @@ import contextlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from select_service.core.books.bookings import leg_ids
+from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.errors import ServiceError
 from tests.effort import examples
 from tests.select_service.core.whole_fleet import Fleet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from select_service.core.books.bookings import leg_ids
+from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.errors import NoWorkerForRole, ReservationConflict, ReservationNotFound
 from select_service.types import Selection
 from tests.select_service.core.booking.apart import PROMPT, apart, paired

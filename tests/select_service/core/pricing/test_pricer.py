@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.books.loads import ranks_in, unpacked
-from select_service.core.books.slot_loads import SlotLoads
+from select_service.core.ledger.loads import ranks_in, unpacked
+from select_service.core.ledger.slot_loads import SlotLoads
 from select_service.core.pricing import plain_pricer
 from select_service.core.pricing.cost import Found
 from select_service.core.pricing.picking import pick

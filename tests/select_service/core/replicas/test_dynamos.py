@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from select_service.core.books.loads import worked_off
+from select_service.core.ledger.loads import worked_off
 from select_service.core.replicas.messages import Ended, Heartbeat, Said
 from select_service.errors import ReservationConflict, ReservationNotFound
 from tests.select_service.core.replicas.replica import DYNAMO, OURS, Replica, add, endings

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from indexer.types import Scope
-from select_service.core.books.loads import COLUMNS, ranks_in
 from select_service.core.columns import Slots
+from select_service.core.ledger.loads import COLUMNS, ranks_in
 from select_service.core.pricing.cost import Found
 from select_service.core.pricing.prompt import Prompt
 from select_service.core.pricing.weights import weights_in_force

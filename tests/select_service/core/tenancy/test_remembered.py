@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from indexer.types import Scope
-from select_service.core.books import lapsed
-from select_service.core.books.active_blocks import ActiveBlocks
-from select_service.core.books.decode_blocks import DecodeBlocks
-from select_service.core.books.lapsed import Lapsed
-from select_service.core.books.reservation import Lane, Reservation
 from select_service.core.fleet import pins
 from select_service.core.fleet.pins import Pins
+from select_service.core.ledger import expired_ids
+from select_service.core.ledger.active_blocks import ActiveBlocks
+from select_service.core.ledger.decode_blocks import DecodeBlocks
+from select_service.core.ledger.expired_ids import ExpiredIds
+from select_service.core.ledger.reservation import Reservation, SlotGeneration
 from select_service.core.replicas.claim import Claim
 from select_service.core.replicas.claims import Claims
 from select_service.core.replicas.ends import Ends
@@ -125,12 +125,12 @@ def test_pinned_block_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ids_that_ended_by_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lapsed, "LAPSED_MAX", 12)
-    names = Lapsed(shares_of())
+    monkeypatch.setattr(expired_ids, "LAPSED_MAX", 12)
+    names = ExpiredIds(shares_of())
 
     def note(name: str) -> None:
         root = ActiveBlocks(DecodeBlocks()).root
-        reservation = Reservation(name, 0, Lane(0), root, 0, 0.0)
+        reservation = Reservation(name, 0, SlotGeneration(0), root, 0, 0.0)
         reservation.selection_id = name + "/s"
         names.note(reservation)
 

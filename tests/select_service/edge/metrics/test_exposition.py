@@ -24,7 +24,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from select_service.core.books.unserved import Unserved
+from select_service.core.ledger.unserved_demand import UnservedDemand
 from select_service.core.partition import Partition
 from select_service.edge.app import create_driver
 from select_service.edge.driver import Driver
@@ -313,7 +313,9 @@ def test_what_is_summed_up_is_read_in_small_steps() -> None:
         per_step += (set() for _ in added())  # a new one with each pause
         assert len(rest) == 3 * ROWS_PER_STEP - 1
         assert max(map(len, per_step)) == ROWS_PER_STEP
-        steps = [step is None for step in DemandMetrics(groups, Unserved(CoreLimits())).collect()]
+        steps = [
+            step is None for step in DemandMetrics(groups, UnservedDemand(CoreLimits())).collect()
+        ]
         families = steps.count(False)
         assert steps.count(True) >= 4 * families, "one for each of two names, two within the rest"
 

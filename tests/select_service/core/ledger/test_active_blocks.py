@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
-from select_service.core.books.active_blocks import ActiveBlocks
-from select_service.core.books.chain_nodes import ChainNode
-from select_service.core.books.decode_blocks import DecodeBlocks
+from select_service.core.ledger.active_blocks import ActiveBlocks
+from select_service.core.ledger.chain_nodes import ChainNode
+from select_service.core.ledger.decode_blocks import DecodeBlocks
 
 SLOTS = 2
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from select_service.core.admission.queue import Ticket
-from select_service.core.books.leases import LISTED_MAX, Leases
 from select_service.core.changes import Changes
+from select_service.core.ledger.leases import LISTED_MAX, Leases
 from select_service.errors import (
     InvalidField,
     LeaseClosed,

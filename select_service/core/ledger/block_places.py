@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Final
 from indexer.compiled import usable
 from indexer.core.packing import unpack_native
 from indexer.types import HASH_BYTES
-from select_service.core.books.chain_nodes import Repeat
+from select_service.core.ledger.chain_nodes import Repeat
 
 if not TYPE_CHECKING and usable("select_service.core._value_set", 1):
     from select_service.core._value_set import ValueSet
 else:
-    from select_service.core.books.plain_value_set import ValueSet
+    from select_service.core.ledger.plain_value_set import ValueSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from indexer.types import PackedHashes
-    from select_service.core.books.chain_nodes import ChainNode
+    from select_service.core.ledger.chain_nodes import ChainNode
 
 _KEEPS_RUNS: Final[bool] = hasattr(ValueSet, "enter_run")
 """Whether runs are kept as Python objects, which halves the cost of removing them. The compiled

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from indexer.core.runs import common_blocks
 from indexer.types import HASH_BYTES, PackedHashes
-from select_service.core.books.block_places import BlockPlaces
-from select_service.core.books.chain_nodes import ChainNode
+from select_service.core.ledger.block_places import BlockPlaces
+from select_service.core.ledger.chain_nodes import ChainNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from select_service.core.books.chain_nodes import Repeat
-    from select_service.core.books.decode_blocks import DecodeBlocks
+    from select_service.core.ledger.chain_nodes import Repeat
+    from select_service.core.ledger.decode_blocks import DecodeBlocks
 
 
 class ActiveBlocks:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
-from select_service.core.books.ledger import Ledger
-from select_service.core.books.reservation import Reservation
-from select_service.core.books.work_done import SILENCE_S
+from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.ledger.ledger import Ledger
+from select_service.core.ledger.reservation import Reservation
+from select_service.core.ledger.work_done import SILENCE_S
 from tests.effort import examples
 
 RANKS = 8

@@ -12,9 +12,9 @@ from collections import OrderedDict
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from select_service.core.books.deadlines import Deadlines, rounded_up
-from select_service.core.books.reservation import Lease
 from select_service.core.changes import LEASE
+from select_service.core.ledger.deadlines import Deadlines, rounded_up
+from select_service.core.ledger.reservation import Lease
 from select_service.core.tenancy.parted import Parted
 from select_service.core.tenancy.shares import Shares, prefix_in
 from select_service.errors import (
@@ -32,8 +32,8 @@ from select_service.types import LeaseList, LeaseRecord, LeaseState
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized
 
-    from select_service.core.books.reservation import Lane, Reservation
     from select_service.core.changes import Changes
+    from select_service.core.ledger.reservation import Reservation, SlotGeneration
     from select_service.types import CoreLimits
 
 ENDED_MEMORY_S: Final = 600.0
@@ -377,7 +377,7 @@ class Leases:
             assert not lease.is_open
             assert lease.reservations, "an ended lease is forgotten with its last reservation"
         for lease in (*self._open.values(), *self._leaving):
-            counts: dict[Lane, int] = {}
+            counts: dict[SlotGeneration, int] = {}
             for reservation, lane in lease.reservations.items():
                 counts[lane] = counts.get(lane, 0) + 1
                 assert not reservation.live or reservation.lane is lane

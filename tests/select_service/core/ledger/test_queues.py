@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from select_service.core.books.drain_meter import DrainMeter
-from select_service.core.books.ledger import Ledger
-from select_service.core.books.loads import unpacked, worked_off
-from select_service.core.books.reservation import Reservation
-from select_service.core.books.slot_loads import STEP_TOKENS
+from select_service.core.ledger.drain_meter import DrainMeter
+from select_service.core.ledger.ledger import Ledger
+from select_service.core.ledger.loads import unpacked, worked_off
+from select_service.core.ledger.reservation import Reservation
+from select_service.core.ledger.slot_loads import STEP_TOKENS
 from tests.effort import examples
 
 SLOTS = 3

@@ -2,7 +2,7 @@
 
 The only writer of load. It does not decide who gets a request, knows no HTTP and reads no clock;
 `partition.py` books and frees here, and `slot_loads.py` has the resulting load of each slot. Below
-it, `active_blocks.py` counts distinct blocks, `deadlines.py` knows what expires and `lanes.py` what
+it, `active_blocks.py` counts distinct blocks, `deadlines.py` knows what expires and `slot_generations.py` what
 happens to a slot whose rank has left. Contract 4.
 """
 
@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from indexer.types import HASH_BYTES
-from select_service.core.books.active_blocks import ActiveBlocks
-from select_service.core.books.deadlines import Deadlines
-from select_service.core.books.decode_blocks import DecodeBlocks, rounded
-from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S
-from select_service.core.books.lanes import Lanes
-from select_service.core.books.outputs import Outputs
-from select_service.core.books.recent import LOOK_EVERY_S
-from select_service.core.books.reservation import Reservation
-from select_service.core.books.slot_loads import SlotLoads
+from select_service.core.ledger.active_blocks import ActiveBlocks
+from select_service.core.ledger.deadlines import Deadlines
+from select_service.core.ledger.decode_blocks import DecodeBlocks, rounded
+from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S
+from select_service.core.ledger.output_blocks import OutputBlocks
+from select_service.core.ledger.recent_activity import LOOK_EVERY_S
+from select_service.core.ledger.reservation import Reservation
+from select_service.core.ledger.slot_generations import SlotGenerations
+from select_service.core.ledger.slot_loads import SlotLoads
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sized
 
     from indexer.types import PackedHashes
-    from select_service.core.books.load_changes import LoadChanges
-    from select_service.core.books.reservation import Lane
     from select_service.core.columns import Floats, Slots
+    from select_service.core.ledger.load_changes import LoadChanges
+    from select_service.core.ledger.reservation import SlotGeneration
 
 BLOCKS_PER_STEP: Final = 64
 """Unshared blocks that cost about as much to remove as one short reservation."""
@@ -69,9 +69,9 @@ class Ledger:
         """Set for a gate that follows changes; see `gatekeeping.py`."""
         self._weights = DecodeBlocks()  # by lane
         self.blocks = ActiveBlocks(self._weights)  # chains by lane
-        self._outputs = Outputs(self.blocks, self._weights)
+        self._outputs = OutputBlocks(self.blocks, self._weights)
         self._deadlines: Deadlines[Reservation] = Deadlines()
-        self._all_lanes = Lanes(self._weights)
+        self._all_lanes = SlotGenerations(self._weights)
         self._lanes = self._all_lanes.by_slot
 
     def ensure(self, capacity: int) -> None:
@@ -394,7 +394,9 @@ class Ledger:
         ):
             changes.note(slot)
 
-    def _give_up(self, reservation: Reservation, lane: Lane, left: int | None = None) -> None:
+    def _give_up(
+        self, reservation: Reservation, lane: SlotGeneration, left: int | None = None
+    ) -> None:
         """Remove a prompt, or all but `left` of its tokens, from P without its being computed.
 
         If its turn had come, the tokens that may already be computed were its own and are removed

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from select_service.core.books.reservation import Lane
 from select_service.core.columns import slots_of_mask
+from select_service.core.ledger.reservation import SlotGeneration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from select_service.core.books.decode_blocks import DecodeBlocks
     from select_service.core.columns import Slots
+    from select_service.core.ledger.decode_blocks import DecodeBlocks
 
-__all__ = ["Lanes"]
+__all__ = ["SlotGenerations"]
 
 
-class Lanes:
+class SlotGenerations:
     """The lanes of one ledger; a number is reused once nothing is left of its lane."""
 
     __slots__ = ("_count", "_displaced", "_free_numbers", "_slots", "_weights", "by_slot", "closed")
@@ -38,9 +38,9 @@ class Lanes:
             weights: of the blocks in each lane, by number; grown with the numbers.
         """
         self._weights = weights
-        self.by_slot: list[Lane] = []
+        self.by_slot: list[SlotGeneration] = []
         """The open lanes; always the same list."""
-        self.closed: deque[Lane] = deque()
+        self.closed: deque[SlotGeneration] = deque()
         """Closed lanes with reservations to sweep, oldest first."""
         self._slots: Slots = np.zeros(0, dtype=np.int64)  # by number; -1: none
         self._count = 0  # number of numbers ever used
@@ -73,7 +73,7 @@ class Lanes:
             return [(blocks, self._slots_of(lanes)) for blocks, lanes in by_lane]
         return by_lane
 
-    def __iter__(self) -> Iterator[Lane]:
+    def __iter__(self) -> Iterator[SlotGeneration]:
         """Iterate over a copy of all lanes, open ones first; some may go meanwhile."""
         return iter((*self.by_slot, *self.closed))
 
@@ -82,7 +82,7 @@ class Lanes:
         slots = self._slots[lanes]
         return slots[slots >= 0]
 
-    def _open(self, slot: int) -> Lane:
+    def _open(self, slot: int) -> SlotGeneration:
         if self._free_numbers:
             number = heappop(self._free_numbers)
         else:
@@ -93,7 +93,7 @@ class Lanes:
                 more = np.full(max(16, number), -1, dtype=np.int64)
                 self._slots = np.concatenate([self._slots, more])
         self._slots[number] = slot
-        return Lane(number)
+        return SlotGeneration(number)
 
     def check(self) -> None:
         """Assert all invariants; O(everything)."""

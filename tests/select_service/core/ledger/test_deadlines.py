@@ -7,13 +7,13 @@ from math import inf
 
 import pytest
 
-from select_service.core.books.chain_nodes import ChainNode
-from select_service.core.books.deadlines import Deadlines, rounded_up
-from select_service.core.books.reservation import Lane, Reservation
+from select_service.core.ledger.chain_nodes import ChainNode
+from select_service.core.ledger.deadlines import Deadlines, rounded_up
+from select_service.core.ledger.reservation import Reservation, SlotGeneration
 
 
 def reservation(name: str) -> Reservation:
-    return Reservation(name, 0, Lane(0), ChainNode(None, b""), 0, 0.0)
+    return Reservation(name, 0, SlotGeneration(0), ChainNode(None, b""), 0, 0.0)
 
 
 def test_the_next_is_the_one_longest_untouched_whatever_its_time_to_live() -> None:

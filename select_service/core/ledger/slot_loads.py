@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from indexer.compiled import usable
-from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S
-from select_service.core.books.loads import PACE, TOTALS
-from select_service.core.books.recent import Recent
-from select_service.core.books.work_done import WorkDone
+from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S
+from select_service.core.ledger.loads import PACE, TOTALS
+from select_service.core.ledger.recent_activity import RecentActivity
+from select_service.core.ledger.work_done import WorkDone
 
 if not TYPE_CHECKING and usable("select_service.core._load_rows", 3):
     from select_service.core._load_rows import LoadRows
 else:
-    from select_service.core.books.plain_load_rows import LoadRows
+    from select_service.core.ledger.plain_load_rows import LoadRows
 
 if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
@@ -101,7 +101,7 @@ class SlotLoads:
         """Whether it is known whose turn it is, and `pack` includes the queues, too. Only pricing
         that uses them pays for it."""
         self.work = WorkDone()
-        self.recent = Recent(self.work, prior_tokens_per_s=prior_tokens_per_s)
+        self.recent = RecentActivity(self.work, prior_tokens_per_s=prior_tokens_per_s)
         self._write_anew()
 
     def ensure(self, capacity: int) -> None:

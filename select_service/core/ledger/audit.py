@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from select_service.core.books.decode_blocks import DecodeBlocks, rounded
+from select_service.core.ledger.decode_blocks import DecodeBlocks, rounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from select_service.core.books.ledger import Ledger
-    from select_service.core.books.reservation import Reservation
+    from select_service.core.ledger.ledger import Ledger
+    from select_service.core.ledger.reservation import Reservation
 
 __all__ = ["Difference", "audit"]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.books.decode_blocks import DecodeBlocks
+from select_service.core.ledger.decode_blocks import DecodeBlocks
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from select_service.core.books.work_done import WorkDone
+    from select_service.core.ledger.work_done import WorkDone
 
 MEMORY_S: Final = 30.0
 """Busy seconds after which work is largely forgotten."""

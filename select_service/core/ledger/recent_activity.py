@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.books.drain_meter import DrainMeter
+from select_service.core.ledger.drain_meter import DrainMeter
 
 if TYPE_CHECKING:
-    from select_service.core.books.work_done import WorkDone
     from select_service.core.columns import Floats
+    from select_service.core.ledger.work_done import WorkDone
 
-__all__ = ["CHURN_MEMORY_S", "LOOK_EVERY_S", "Recent"]
+__all__ = ["CHURN_MEMORY_S", "LOOK_EVERY_S", "RecentActivity"]
 
 CHURN_MEMORY_S: Final = 300.0
 """Time after which a booking counts for a third. Ranks of one fleet are compared with each other:
@@ -26,8 +26,8 @@ LOOK_EVERY_S: Final = 1.0
 """Interval between two updates of the decay."""
 
 
-class Recent:
-    """Recent prefill tokens, and the pace.
+class RecentActivity:
+    """RecentActivity prefill tokens, and the pace.
 
     Args:
         work: totals of the pool, whose pace is measured.

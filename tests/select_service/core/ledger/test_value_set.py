@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.books import plain_value_set
+from select_service.core.ledger import plain_value_set
 from tests.indexer.kernels import twins
 
 EITHER = pytest.mark.parametrize("twin", twins("select_service.core._value_set", plain_value_set))

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized
 
     from select_service.core.admission.queue import Ticket
-    from select_service.core.books.reservation import Reservation
     from select_service.core.changes import Changes, Hold
+    from select_service.core.ledger.reservation import Reservation
     from select_service.core.partition import Partition
     from select_service.core.tenancy.shares import Bound, Party
     from select_service.types import PairSelection, ReservationAnswer, Selection
@@ -64,7 +64,7 @@ class Booking:
         self.younger: Booking | None = None
 
 
-class Bookings:
+class ReservationIds:
     """Live ids, their second names, waiting ids and recently freed ids."""
 
     __slots__ = (

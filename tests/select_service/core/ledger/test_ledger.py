@@ -18,9 +18,9 @@ from hypothesis.stateful import (
 )
 from typing_extensions import override
 
-from select_service.core.books.audit import audit
-from select_service.core.books.ledger import Ledger
-from select_service.core.books.reservation import Reservation
+from select_service.core.ledger.audit import audit
+from select_service.core.ledger.ledger import Ledger
+from select_service.core.ledger.reservation import Reservation
 from tests.effort import examples
 from tests.models.ledger import NaiveLedger, NaiveReservation
 

@@ -2,7 +2,7 @@
 
 A call for a reservation that has ended by silence proves that its request outlived its time to
 live: its load was removed while it ran, and its worker was given more. Callers that never free
-leave no such proof. It works beside `bookings.py`, which answers such calls like those for any
+leave no such proof. It works beside `reservation_ids.py`, which answers such calls like those for any
 ended id.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from select_service.core.books.bookings import key_of
+from select_service.core.ledger.reservation_ids import key_of
 from select_service.core.tenancy.parted import Parted
 from select_service.core.tenancy.shares import Shares, prefix_in
 
 if TYPE_CHECKING:
-    from select_service.core.books.reservation import Reservation
+    from select_service.core.ledger.reservation import Reservation
 
 LAPSED_MAX: Final = 4096
 """Names remembered, newest first: enough to detect the problem, not to count every case."""
@@ -24,7 +24,7 @@ LAPSED_MAX: Final = 4096
 _Row: TypeAlias = dict[str, tuple[str, ...]]  # a name's key → all names of its reservation
 
 
-class Lapsed:
+class ExpiredIds:
     """Names of reservations that ended by silence, until they are called once more."""
 
     __slots__ = ("_rows",)

@@ -11,12 +11,12 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from select_service.core.books.chain_nodes import ChainNode
+    from select_service.core.ledger.chain_nodes import ChainNode
     from select_service.core.replicas.claim import Claim
     from select_service.types import LeaseState
 
 
-class Lane:
+class SlotGeneration:
     """The reservations of one slot since its rank came; its number is a bit in masks of chains."""
 
     __slots__ = ("is_open", "number", "queue", "reservations")
@@ -30,7 +30,7 @@ class Lane:
         self.is_open = True
 
 
-_NOWHERE: Final = Lane(-1)
+_NOWHERE: Final = SlotGeneration(-1)
 _NOWHERE.is_open = False
 
 
@@ -49,10 +49,10 @@ class Lease:
         self.adopted = state.adopted
         self.ancestors: dict[int, int] = {}
         """By replica, the last of its claims under it that was taken over here."""
-        self.reservations: OrderedDict[Reservation, Lane] = OrderedDict()
+        self.reservations: OrderedDict[Reservation, SlotGeneration] = OrderedDict()
         """Reservations under it, with the lane of each; including those of ranks that left, until
         they are swept."""
-        self.by_lane: dict[Lane, int] = {}
+        self.by_lane: dict[SlotGeneration, int] = {}
         """Their number in each lane: what a closed one has is not live."""
         self.touched = now
         self.ttl_s = 0.0
@@ -103,7 +103,7 @@ class Reservation:
         self,
         reservation_id: str,
         slot: int,
-        lane: Lane,
+        lane: SlotGeneration,
         chain: ChainNode,
         prefill_tokens: int,
         now: float,

@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from select_service.core.books.active_blocks import ActiveBlocks
-    from select_service.core.books.decode_blocks import DecodeBlocks
-    from select_service.core.books.reservation import Reservation
+    from select_service.core.ledger.active_blocks import ActiveBlocks
+    from select_service.core.ledger.decode_blocks import DecodeBlocks
+    from select_service.core.ledger.reservation import Reservation
 
-__all__ = ["Outputs"]
+__all__ = ["OutputBlocks"]
 
 
-class Outputs:
+class OutputBlocks:
     """Writes the output blocks and the fraction of live reservations.
 
     Args:

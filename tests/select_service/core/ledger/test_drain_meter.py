@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from select_service.core.books.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
-from select_service.core.books.work_done import WorkDone
+from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.ledger.work_done import WorkDone
 
 
 def test_the_prior_holds_until_something_is_measured() -> None:

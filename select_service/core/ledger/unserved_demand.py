@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.types import CoreLimits
 
-__all__ = ["Unserved"]
+__all__ = ["UnservedDemand"]
 
 
-class Unserved:
+class UnservedDemand:
     """Requests by scope; a count only grows while its scope is in here.
 
     O(1); O(`unserved_scopes_max`) where a scope has to leave for another one.

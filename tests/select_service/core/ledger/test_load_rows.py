@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.compiled import usable
-from select_service.core.books import plain_load_rows
+from select_service.core.ledger import plain_load_rows
 
 ROWS = 3
 KINDS: list[Any] = [plain_load_rows.LoadRows]

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 
 from indexer.core.hashing import pack_u64
-from select_service.core.books.audit import STEPS_PER_TURN, Difference, audit
-from select_service.core.books.ledger import Ledger
-from select_service.core.books.reservation import Reservation
+from select_service.core.ledger.audit import STEPS_PER_TURN, Difference, audit
+from select_service.core.ledger.ledger import Ledger
+from select_service.core.ledger.reservation import Reservation
 
 SLOTS = 4
 
