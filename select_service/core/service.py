@@ -13,8 +13,6 @@ from msgspec import Struct
 
 from select_service.core.admission.admitting import Admitting
 from select_service.core.admission.cache_hits import CacheHits
-from select_service.core.booking.pairs import Pairs
-from select_service.core.booking.sessions import Sessions
 from select_service.core.changes import (
     ADMISSION,
     CLAIM,
@@ -37,6 +35,8 @@ from select_service.core.pricing.overtaking import overtaking
 from select_service.core.pricing.policy import default_policy
 from select_service.core.replicas.plane import Replicas
 from select_service.core.replicas.rooms import ClaimRoom, ClosingRoom, EndRoom
+from select_service.core.reservations.pairs import Pairs
+from select_service.core.reservations.sessions import Sessions
 from select_service.core.shadow.onlooker import Shadowing
 from select_service.core.slimming import Slimming, all_tables
 from select_service.core.state import (

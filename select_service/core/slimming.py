@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from indexer.core.registry import Registry
     from indexer.types import Scope
-    from select_service.core.booking.desk import Desk
     from select_service.core.partition import Partition
+    from select_service.core.reservations.lifecycle import Lifecycle
 
 LOOKS_PER_TURN_MAX: Final = 64
 """Dicts checked in one turn, a µs each: usually they are in no cache of the processor."""
@@ -78,7 +78,7 @@ class Slimming:
 
 
 def all_tables(
-    registry: Registry, desk: Desk, partitions: Mapping[Scope, Partition]
+    registry: Registry, desk: Lifecycle, partitions: Mapping[Scope, Partition]
 ) -> Iterator[Sized]:
     """Yield the dicts that grow with reservations and blocks; partitions may come and go meanwhile.
 

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from select_service.core.admission.admitting import Admitting
-    from select_service.core.booking.desk import Desk
     from select_service.core.changes import Changes, StateKey
     from select_service.core.effects import Effects
     from select_service.core.fleet.catalog import Catalog
     from select_service.core.ledger.leases import Leases
     from select_service.core.ledger.reservation import Reservation
     from select_service.core.partition import Partition
+    from select_service.core.reservations.lifecycle import Lifecycle
 
 _FREED = b""
 """The record of a recently freed id."""
@@ -224,7 +224,11 @@ class Reservations:
     """Live reservations of this process, and recently freed ids."""
 
     def __init__(
-        self, desk: Desk, catalog: Catalog, partitions: Mapping[Scope, Partition], nothing: Effects
+        self,
+        desk: Lifecycle,
+        catalog: Catalog,
+        partitions: Mapping[Scope, Partition],
+        nothing: Effects,
     ) -> None:
         self._desk = desk
         self._catalog = catalog

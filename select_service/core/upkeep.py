@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from indexer.types import Scope
-    from select_service.core.booking.desk import Desk
     from select_service.core.effects import Effects
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
+    from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.trust.trusting import Trusting
     from select_service.core.verbs.waiting_room import WaitingRoom
     from select_service.types import CoreLimits
@@ -30,7 +30,7 @@ class Upkeep:
     def __init__(
         self,
         limits: CoreLimits,
-        desk: Desk,
+        desk: Lifecycle,
         room: WaitingRoom,
         membership: Membership,
         trusting: Trusting,

@@ -18,13 +18,13 @@ from select_service.core.replicas.messages import ClaimRecord, Ended
 from select_service.types import ReplicaStatus
 
 if TYPE_CHECKING:
-    from select_service.core.booking.desk import Desk
     from select_service.core.counters import ReplicaCounters
     from select_service.core.ledger.reservation import Reservation
     from select_service.core.partition import Partition
     from select_service.core.replicas.claims import Claims
     from select_service.core.replicas.events import ReplicaEnvelope, ReplicaEvent, Stamp
     from select_service.core.replicas.resolver import Resolver
+    from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.types import CoreLimits
 
 
@@ -49,7 +49,7 @@ class Foreigners:
         self,
         limits: CoreLimits,
         claims: Claims,
-        desk: Desk,
+        desk: Lifecycle,
         resolver: Resolver,
         counters: ReplicaCounters,
     ) -> None:

@@ -29,13 +29,13 @@ from select_service.core.replicas.messages import (
 )
 
 if TYPE_CHECKING:
-    from select_service.core.booking.desk import Desk
     from select_service.core.replicas.claims import Claims
     from select_service.core.replicas.messages import Key, ReplicaMessage, Statement
     from select_service.core.replicas.publishers import Publishers
     from select_service.core.replicas.resolver import Resolver
     from select_service.core.replicas.shared_leases import SharedLeases
     from select_service.core.replicas.view import View
+    from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.types import CoreLimits
 
 _DONE = Growth(prefill_done=True)
@@ -48,7 +48,7 @@ class Hearing:
         self,
         limits: CoreLimits,
         claims: Claims,
-        desk: Desk,
+        desk: Lifecycle,
         publishers: Publishers,
         resolver: Resolver,
         leases: SharedLeases,

@@ -19,9 +19,9 @@ from select_service.core.replicas.shared_leases import SharedLeases
 from select_service.core.replicas.snapshots import Snapshots
 
 if TYPE_CHECKING:
-    from select_service.core.booking.desk import Desk
     from select_service.core.membership import Membership
     from select_service.core.replicas.claims import Claims
+    from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.types import CoreLimits, ReplicaStatus
 
 _BATCHES_PER_TURN = 4
@@ -31,7 +31,7 @@ class Replicas:
     """All replicas, as seen by this process."""
 
     def __init__(
-        self, limits: CoreLimits, claims: Claims, desk: Desk, membership: Membership
+        self, limits: CoreLimits, claims: Claims, desk: Lifecycle, membership: Membership
     ) -> None:
         self.counters = claims.counters
         self.http_port = 0

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from indexer.types import Scope
-    from select_service.core.booking.desk import Desk
     from select_service.core.counters import ReplicaCounters
     from select_service.core.ledger.reservation_ids import Booking
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
     from select_service.core.replicas.claim import Claim
     from select_service.core.replicas.claims import Claims
+    from select_service.core.reservations.lifecycle import Lifecycle
 
 
 class Resolver:
     """Turns claims into bookings, through the desk."""
 
     def __init__(
-        self, claims: Claims, desk: Desk, membership: Membership, counters: ReplicaCounters
+        self, claims: Claims, desk: Lifecycle, membership: Membership, counters: ReplicaCounters
     ) -> None:
         self.touched: dict[Partition, None] = {}  # partitions that lost load
         self.again: dict[str, None] = {}  # ids to resolve, a few each turn

@@ -21,12 +21,12 @@ from select_service.types import LeaseList
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from select_service.core.booking.desk import Desk
     from select_service.core.ledger.reservation import Lease
     from select_service.core.ledger.reservation_ids import Booking
     from select_service.core.replicas.claim import Claim, LeaseCopy
     from select_service.core.replicas.claims import Claims
     from select_service.core.replicas.resolver import Resolver
+    from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.types import CoreLimits, LeaseRecord, LeaseState
 
 
@@ -39,7 +39,9 @@ BLOCKS_TOLD_PER_STEP: Final = 256
 class SharedLeases:
     """Callers' requests on leases, and replicas' statements on them."""
 
-    def __init__(self, limits: CoreLimits, claims: Claims, desk: Desk, resolver: Resolver) -> None:
+    def __init__(
+        self, limits: CoreLimits, claims: Claims, desk: Lifecycle, resolver: Resolver
+    ) -> None:
         self.chores: list[Iterator[None]] = []  # long work, done by `plane.py` in slices
         self._unsettled: dict[str, bool] = {}
         """Closed leases with something left to end, and whether ours has been dealt with."""

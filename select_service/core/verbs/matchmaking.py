@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from select_service.core.admission.cache_hits import CacheHits
     from select_service.core.admission.queue import Ticket
-    from select_service.core.booking.pairs import Pairs
     from select_service.core.columns import Rows, Slots
     from select_service.core.counters import Counters
     from select_service.core.effects import Effects
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.core.pricing.cost import Terms
     from select_service.core.pricing.pairing import Plan
+    from select_service.core.reservations.pairs import Pairs
     from select_service.types import Advice, PairSelection
 
 

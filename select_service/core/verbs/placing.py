@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
-from select_service.core.booking.desk import Order
 from select_service.core.decisions.keeping import odds_of
 from select_service.core.decisions.record import Record
 from select_service.core.effects import NOTHING, Effects
+from select_service.core.reservations.lifecycle import BookingSpec
 from select_service.types import (
     Answer,
     CacheHit,
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from indexer.core.tiers import Matches
     from select_service.core.admission.cache_hits import CacheHits, Found
     from select_service.core.admission.queue import Planned, Ticket
-    from select_service.core.booking.desk import Desk
-    from select_service.core.booking.sessions import Sessions
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
     from select_service.core.decisions.keeping import Decisions
@@ -38,6 +36,8 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Worker
     from select_service.core.partition import Partition
     from select_service.core.pricing.placement import Placement
+    from select_service.core.reservations.lifecycle import Lifecycle
+    from select_service.core.reservations.sessions import Sessions
     from select_service.core.shadow.onlooker import Shadow
     from select_service.core.verbs.matchmaking import Matchmaker
     from select_service.errors import ServiceError
@@ -50,7 +50,7 @@ class Placing:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: Lifecycle,
         cache_hits: CacheHits,
         matchmaker: Matchmaker,
         decisions: Decisions,
@@ -208,7 +208,7 @@ class Placing:
         track = placement.weights.track_prefill_tokens
         fairness_id = request.fairness_id
         lease, ttl_s = self._desk.terms(request)
-        order = Order(
+        order = BookingSpec(
             ticket.reservation_id,
             ticket.fingerprint,
             prompt,

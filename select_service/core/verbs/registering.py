@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from indexer.types import WorkerRank
     from select_service.core.admission.admitting import Admitting
-    from select_service.core.booking.desk import Desk
     from select_service.core.fleet.catalog import Catalog, Worker
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
     from select_service.core.replicas.plane import Replicas
+    from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.verbs.reading import Reader
     from select_service.core.verbs.waiting_room import WaitingRoom
     from select_service.types import CoreLimits, WorkerPatch, WorkerRecord, WorkerSpec
@@ -37,7 +37,7 @@ class Registering:
         self,
         catalog: Catalog,
         membership: Membership,
-        desk: Desk,
+        desk: Lifecycle,
         replicas: Replicas,
         reader: Reader,
         limits: CoreLimits,

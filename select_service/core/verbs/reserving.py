@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from msgspec import UNSET
 
-from select_service.core.booking.desk import Order
-from select_service.core.booking.fingerprints import fingerprint_of
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.pricing.prompt import read_booking
+from select_service.core.reservations.fingerprints import fingerprint_of
+from select_service.core.reservations.lifecycle import BookingSpec
 from select_service.errors import (
     InvalidField,
     InvalidRequest,
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from select_service.core.admission.admitting import Admitting
-    from select_service.core.booking.desk import Desk
-    from select_service.core.booking.pairs import Pairs
     from select_service.core.columns import Rows
     from select_service.core.fleet.catalog import Worker
     from select_service.core.ledger.reservation import Lease
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.replicas.shared_leases import SharedLeases
+    from select_service.core.reservations.lifecycle import Lifecycle
+    from select_service.core.reservations.pairs import Pairs
     from select_service.core.trust.trusting import Trusting
     from select_service.core.verbs.reading import Reader
     from select_service.core.verbs.waiting_room import WaitingRoom
@@ -71,7 +71,7 @@ class Reserving:
     def __init__(  # noqa: PLR0917 - the rooms a reservation passes through
         self,
         reader: Reader,
-        desk: Desk,
+        desk: Lifecycle,
         room: WaitingRoom,
         leases: SharedLeases,
         limits: CoreLimits,
@@ -123,7 +123,7 @@ class Reserving:
             raise WorkerDraining([worker.worker_id])
         slot = worker.slots[dp_rank]
         self._check_cap(partition, slot, now)
-        order = Order(
+        order = BookingSpec(
             request.reservation_id,
             fingerprint_of(request, unknown),
             prompt,

@@ -15,8 +15,8 @@ from select_service.core.admission.asks import ADMIT
 from select_service.core.admission.gate import AT_CAPACITY, Decision
 from select_service.core.admission.gatekeeping import WAITS_FOR_PREFILL
 from select_service.core.admission.queue import Ticket
-from select_service.core.booking.fingerprints import fingerprint_of
 from select_service.core.effects import NOTHING, Effects
+from select_service.core.reservations.fingerprints import fingerprint_of
 from select_service.core.verbs.waiting_room import endpoint_of
 from select_service.errors import (
     NoEligibleWorker,
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from select_service.core.admission.admitting import Admitting
     from select_service.core.admission.asks import Ask
     from select_service.core.admission.gatekeeping import Gatekeeper
-    from select_service.core.booking.desk import Desk
     from select_service.core.columns import Rows
+    from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.verbs.placing import Placing
     from select_service.core.verbs.reading import Reader
     from select_service.core.verbs.waiting_room import WaitingRoom
@@ -51,7 +51,7 @@ class Selecting:
     def __init__(
         self,
         reader: Reader,
-        desk: Desk,
+        desk: Lifecycle,
         admitting: Admitting,
         placing: Placing,
         room: WaitingRoom,
@@ -90,7 +90,7 @@ class Selecting:
             unknown: canonical bytes of the unknown members; they are part of the fingerprint.
 
         Raises:
-            ServiceError: as of `select`, or of the id (`core/booking/desk.py`).
+            ServiceError: as of `select`, or of the id (`core/reservations/lifecycle.py`).
         """
         ticket = None
         try:

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from select_service.core.admission.admitting import Admitting
     from select_service.core.admission.asks import Ask
     from select_service.core.admission.gatekeeping import Gatekeeper
-    from select_service.core.booking.desk import Desk
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
     from select_service.core.partition import Partition
+    from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.verbs.placing import Placing
 
 _SELECT: Final = "select"
@@ -47,7 +47,7 @@ class WaitingRoom:
     def __init__(
         self,
         placing: Placing,
-        desk: Desk,
+        desk: Lifecycle,
         admitting: Admitting,
         counters: Counters,
         limits: CoreLimits,

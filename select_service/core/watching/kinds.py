@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from select_service.core.booking.desk import Desk
 from select_service.core.decisions.keeping import Decisions
+from select_service.core.reservations.lifecycle import Lifecycle
 from select_service.core.verbs.placing import Placing
 from select_service.core.verbs.selecting import Selecting
 from select_service.core.waves.plan import WavePlan
@@ -41,7 +41,7 @@ class Watch(Struct, frozen=True):
 class Kinds(NamedTuple):
     """The rooms to build: plain ones, or observed ones."""
 
-    desk: type[Desk] = Desk
+    desk: type[Lifecycle] = Lifecycle
     placing: type[Placing] = Placing
     selecting: type[Selecting] = Selecting
     decisions: type[Decisions] = Decisions

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from select_service.core.admission.queue import Ticket
-from select_service.core.booking.desk import Desk
+from select_service.core.reservations.lifecycle import Lifecycle
 from select_service.core.verbs.placing import Placing
 from select_service.core.verbs.selecting import Selecting
 from select_service.core.watching.marks import ADMISSION, BOOK, MATCH, PICK, WAIT, Booked
 
 if TYPE_CHECKING:
     from indexer.core.tiers import Matches
-    from select_service.core.booking.desk import Order
     from select_service.core.columns import Rows
     from select_service.core.effects import Effects
     from select_service.core.ledger.reservation import Reservation
     from select_service.core.partition import Partition
     from select_service.core.pricing.placement import Placement
+    from select_service.core.reservations.lifecycle import BookingSpec
     from select_service.core.watching.marks import Marks, Recorder
     from select_service.types import Answer, SelectAndReserveRequest, Selection, SelectRequest
 
 __all__ = ["rooms_for"]
 
 
-def rooms_for(recorder: Recorder) -> tuple[type[Desk], type[Placing], type[Selecting]]:
+def rooms_for(recorder: Recorder) -> tuple[type[Lifecycle], type[Placing], type[Selecting]]:
     """Return the kinds of rooms whose marks go to this recorder."""
 
     class OfDesk(RecordingDesk):
@@ -127,13 +127,13 @@ class RecordingPlacing(Placing):
         return super()._answer(ticket, placement)
 
 
-class RecordingDesk(Desk):
+class RecordingDesk(Lifecycle):
     """Marks when a booking begins."""
 
     recorder: Recorder
 
     @override
-    def book(self, partition: Partition, slot: int, order: Order, now: float) -> Reservation:
+    def book(self, partition: Partition, slot: int, order: BookingSpec, now: float) -> Reservation:
         marks = self.recorder.current
         if marks is not None:
             marks.enter(BOOK)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from typing_extensions import override
 
-from select_service.core.booking.desk import Desk
 from select_service.core.decisions.keeping import Decisions
+from select_service.core.reservations.lifecycle import Lifecycle
 from select_service.core.tape.items import Gap, Life
 from select_service.core.tape.notes import (
     BirthNote,
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from indexer.core.tiers import Matches
     from indexer.types import Scope
     from select_service.core.admission.queue import Ticket
-    from select_service.core.booking.desk import Order
     from select_service.core.columns import Floats, Rows
     from select_service.core.decisions.record import Odds, Record
     from select_service.core.effects import Effects
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from select_service.core.pricing.placement import Seen
     from select_service.core.pricing.weights import Weights
     from select_service.core.replicas.messages import ClaimRecord
+    from select_service.core.reservations.lifecycle import BookingSpec
     from select_service.core.tape.notes import Note
     from select_service.core.waves.plan import Member, Seat
     from select_service.types import Answer, CacheHit
@@ -74,7 +74,7 @@ class Sink(Protocol):
 class Rooms(NamedTuple):
     """The kinds of rooms to build."""
 
-    desk: type[Desk]
+    desk: type[Lifecycle]
     placing: type[Placing]
     decisions: type[Decisions]
     plan: type[WavePlan]
@@ -174,11 +174,11 @@ class Witness:
         self.sink.put(ChangeNote(now, what, values), 512)
 
 
-def rooms_for(witness: Witness, desk: type[Desk], placing: type[Placing]) -> Rooms:
+def rooms_for(witness: Witness, desk: type[Lifecycle], placing: type[Placing]) -> Rooms:
     """Return the kinds of rooms whose events this witness notes."""
     told = {"witness": witness}
     return Rooms(
-        cast("type[Desk]", type("WitnessedDesk", (_Desk, desk), told)),
+        cast("type[Lifecycle]", type("WitnessedDesk", (_Desk, desk), told)),
         cast("type[Placing]", type("WitnessedPlacing", (_Placing, placing), told)),
         cast("type[Decisions]", type("WitnessedDecisions", (_Decisions,), told)),
         cast("type[WavePlan]", type("WitnessedWavePlan", (_WavePlan,), told)),
@@ -234,7 +234,7 @@ class _Decisions(Decisions):
         return super().keep(ticket, seen, rows, slot, now, odds, cache_hit, weights)
 
 
-class _Desk(Desk):
+class _Desk(Lifecycle):
     """Notes the lives of reservations."""
 
     witness: Witness
@@ -254,7 +254,7 @@ class _Desk(Desk):
         witness.sink.put(BirthNote(now, what, facts[0], *begins, *facts[1:]), LIFE_BYTES)
 
     @override
-    def book(self, partition: Partition, slot: int, order: Order, now: float) -> Reservation:
+    def book(self, partition: Partition, slot: int, order: BookingSpec, now: float) -> Reservation:
         facts = order.reservation_id, order.prefill_tokens, order.prompt.isl_tokens
         self._begun("booked", partition, slot, facts, now)
         return super().book(partition, slot, order, now)

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from typing import TypeAlias
 
-    from select_service.core.booking.desk import Desk
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
     from select_service.core.effects import Effects
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.weights import Weights
+    from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.verbs.placing import Placing
     from select_service.core.verbs.reading import Reader
     from select_service.core.waves.ushering import Usher
@@ -67,7 +67,7 @@ class Waves:
     def __init__(  # noqa: PLR0917 - whom they work with
         self,
         reader: Reader,
-        desk: Desk,
+        desk: Lifecycle,
         placing: Placing,
         usher: Usher,
         counters: Counters,

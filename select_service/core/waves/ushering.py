@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from select_service.core.admission.asks import Ask
     from select_service.core.admission.gatekeeping import Gatekeeper
     from select_service.core.admission.queue import Planned
-    from select_service.core.booking.desk import Desk
     from select_service.core.columns import Rows
     from select_service.core.effects import Effects
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.weights import Weights
+    from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.verbs.placing import Placing
     from select_service.core.verbs.reading import Reader
     from select_service.core.verbs.waiting_room import WaitingRoom
@@ -61,7 +61,7 @@ class Usher:
     def __init__(
         self,
         reader: Reader,
-        desk: Desk,
+        desk: Lifecycle,
         admitting: Admitting,
         placing: Placing,
         room: WaitingRoom,

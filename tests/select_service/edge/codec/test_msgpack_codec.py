@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.config import FieldValidation
-from select_service.core.booking.fingerprints import fingerprint_of
+from select_service.core.reservations.fingerprints import fingerprint_of
 from select_service.edge.codec.json_codec import Decoded, RequestDecoder
 from select_service.edge.codec.msgpack_codec import MsgpackDecoder
 from select_service.edge.http.routes import ROUTES

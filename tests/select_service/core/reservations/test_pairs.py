@@ -7,7 +7,7 @@ import pytest
 from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.errors import NoWorkerForRole, ReservationConflict, ReservationNotFound
 from select_service.types import Selection
-from tests.select_service.core.booking.apart import PROMPT, apart, paired
+from tests.select_service.core.reservations.apart import PROMPT, apart, paired
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
 

@@ -2,7 +2,7 @@
 
 Each leg is an ordinary reservation with its own rank, load and id, and travels to replicas and to
 disk as such, marked with its pair. The ids of the legs derive from the pair's id.
-`pricing/pairing.py` chooses the ranks; `desk.py` books them.
+`pricing/pairing.py` chooses the ranks; `lifecycle.py` books them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from select_service.core.booking.desk import Order
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.core.pricing.placement import worker_overlap
 from select_service.core.pricing.prompt import Prompt
 from select_service.core.replicas.messages import Ended
+from select_service.core.reservations.lifecycle import BookingSpec
 from select_service.errors import ReservationNotFound
 from select_service.types import PairLeg, PairSelection, SelectPairRequest
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from select_service.core.admission.queue import Ticket
-    from select_service.core.booking.desk import Desk
     from select_service.core.counters import Counters
     from select_service.core.ledger.reservation_ids import Booking
     from select_service.core.partition import Partition
@@ -32,12 +31,13 @@ if TYPE_CHECKING:
     from select_service.core.pricing.pairing import Plan
     from select_service.core.pricing.placement import Placement
     from select_service.core.replicas.messages import ReplicaMessage
+    from select_service.core.reservations.lifecycle import Lifecycle
 
 
 class Pairs:
     """Books pairs, and passes lifecycle calls under a pair's id on to the right legs."""
 
-    def __init__(self, desk: Desk, counters: Counters) -> None:
+    def __init__(self, desk: Lifecycle, counters: Counters) -> None:
         self._desk = desk
         self._counters = counters
 
@@ -50,7 +50,7 @@ class Pairs:
 
         Raises:
             ReservationConflict: an id that a leg would have is taken.
-            ServiceError: as `Desk.terms`.
+            ServiceError: as `Lifecycle.terms`.
         """
         partition, request, couple = ticket.partition, ticket.request, plan.couple
         pair, prompt = ticket.reservation_id, ticket.prompt
@@ -63,14 +63,14 @@ class Pairs:
         terms = *self._desk.terms(request), _fairness_of(ticket)
         track = ticket.weights.track_prefill_tokens
         tokens = couple.effective_prefill_tokens
-        computing = Order(
+        computing = BookingSpec(
             *(ids[0], ticket.fingerprint, Prompt(prompt.block_hashes, b"", prompt.isl_tokens)),
             tokens if track else 0,
             track,
             *terms,
             pair,
         )
-        decoding = Order(ids[1], ticket.fingerprint, prompt, 0, False, *terms, pair)  # noqa: FBT003
+        decoding = BookingSpec(ids[1], ticket.fingerprint, prompt, 0, False, *terms, pair)  # noqa: FBT003
         answer = _answer(
             ticket,
             plan,
@@ -96,7 +96,7 @@ class Pairs:
         """Book the one rank that is cheaper than any pair, under the pair's id.
 
         Raises:
-            ServiceError: as `Desk.terms`.
+            ServiceError: as `Lifecycle.terms`.
         """
         partition, request, name = ticket.partition, ticket.request, ticket.reservation_id
         assert name is not None
@@ -104,7 +104,7 @@ class Pairs:
         track = ticket.weights.track_prefill_tokens
         tokens = placement.effective_prefill_tokens
         terms = *self._desk.terms(request), _fairness_of(ticket)
-        order = Order(
+        order = BookingSpec(
             name, ticket.fingerprint, ticket.prompt, tokens if track else 0, track, *terms
         )
         leg = PairLeg(

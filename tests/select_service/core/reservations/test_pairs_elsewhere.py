@@ -11,8 +11,8 @@ from select_service.core.replicas.events import Hashes, ReplicaEnvelope
 from select_service.core.replicas.wire import decode_message, encode_message
 from select_service.errors import ReservationConflict, ReservationNotFound
 from select_service.types import LeaseRequest
-from tests.select_service.core.booking.apart import PROMPT, apart
 from tests.select_service.core.replicas.replica import Replica, endings
+from tests.select_service.core.reservations.apart import PROMPT, apart
 from tests.select_service.core.test_state import Disk, restored
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 

@@ -1,4 +1,4 @@
-"""Repeats: a request under the id of a live reservation, or of one that waits.
+"""Idempotency: a request under the id of a live reservation, or of one that waits.
 
 The same body on the same route (`fingerprints.py`) gets the first answer again, and nothing
 changes; anything else is refused. The reservation may have been made at another replica
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from indexer.types import PackedHashes
     from select_service.core.admission.queue import Ticket
-    from select_service.core.booking.elsewhere import Elsewhere
     from select_service.core.counters import Counters
     from select_service.core.ledger.reservation_ids import ReservationIds
     from select_service.core.replicas.first_answers import FirstAnswer
+    from select_service.core.reservations.remote_reservations import RemoteReservations
 
 _NO_FINGERPRINT: Final = b"-"
 """Matches no fingerprint: those are empty or 16 bytes long."""
@@ -33,10 +33,12 @@ _SELECTIONS: Final = Selection, PairSelection
 _BOOKING_FAILED: Final = "failed to book scheduler state: "
 
 
-class Repeats:
+class Idempotency:
     """Recognises repeats across all partitions."""
 
-    def __init__(self, bookings: ReservationIds, elsewhere: Elsewhere, counters: Counters) -> None:
+    def __init__(
+        self, bookings: ReservationIds, elsewhere: RemoteReservations, counters: Counters
+    ) -> None:
         self._bookings = bookings
         self._elsewhere = elsewhere
         self._counters = counters

@@ -8,7 +8,7 @@ from select_service.core.admission.queue import Ticket
 from select_service.errors import AdmissionRefused, NoWorkerForRole, ReservationNotFound
 from select_service.types import CacheThreshold, PairSelection, Selection, WorkerPatch
 from select_service.types.admission import AdmissionSettings
-from tests.select_service.core.booking.apart import PROMPT, apart, paired
+from tests.select_service.core.reservations.apart import PROMPT, apart, paired
 from tests.select_service.core.whole_fleet import Fleet
 
 # -- waiting, time, workers that go ----------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from select_service.errors import NoTransfer, NoWorkerForRole
 from select_service.types import PinnedWorker
-from tests.select_service.core.booking.apart import PROMPT, apart, paired
+from tests.select_service.core.reservations.apart import PROMPT, apart, paired
 from tests.select_service.core.whole_fleet import Fleet
 
 # -- where blocks may move -------------------------------------------------------------------------

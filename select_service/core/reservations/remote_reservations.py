@@ -1,7 +1,7 @@
 """Reservations known by the claims of other replicas only, because their worker is not here.
 
 They have no load here, but their ids are taken, and calls for them reach their owners: progress
-and ends are noted on the claims and told to the others. `desk.py` asks here for whatever has no
+and ends are noted on the claims and told to the others. `lifecycle.py` asks here for whatever has no
 booking.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from select_service.core.replicas.events import ReplicaEnvelope
 
 
-class Elsewhere:
+class RemoteReservations:
     """Finds and follows reservations that cannot be booked here."""
 
     def __init__(

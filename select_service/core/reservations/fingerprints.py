@@ -1,6 +1,6 @@
 """Request fingerprints: 16 bytes of a request's whole content, to recognise its repeats.
 
-A repeated booking gets the first answer (`desk.py`); different content under the same id is
+A repeated booking gets the first answer (`lifecycle.py`); different content under the same id is
 refused.
 """
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from indexer.core.hashing import unpack_i64
-from select_service.core.booking.elsewhere import Elsewhere
-from select_service.core.booking.repeats import Repeats
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import check_name
 from select_service.core.ledger.deadlines import rounded_up
@@ -23,6 +21,8 @@ from select_service.core.ledger.reservation_ids import Booking, ReservationIds
 from select_service.core.replicas.announcer import Announcer
 from select_service.core.replicas.claim import Claim
 from select_service.core.replicas.messages import Renewed
+from select_service.core.reservations.idempotency import Idempotency
+from select_service.core.reservations.remote_reservations import RemoteReservations
 from select_service.core.tenancy.shares import Shares
 from select_service.errors import (
     InvalidField,
@@ -57,7 +57,7 @@ _TOLD_AGAIN = 0.125
 owner."""
 
 
-class Order(msgspec.Struct, frozen=True):
+class BookingSpec(msgspec.Struct, frozen=True):
     """What to book, once the rank is known; replicas hear of it as a claim."""
 
     reservation_id: str
@@ -72,7 +72,7 @@ class Order(msgspec.Struct, frozen=True):
     wave: tuple[int, int] | None = None  # its group in the wave that books it, and shared tokens
 
 
-class Desk:
+class Lifecycle:
     """Begins, repeats and ends reservations across all partitions."""
 
     def __init__(
@@ -91,8 +91,8 @@ class Desk:
         self._limits = limits
         self._counters = counters
         self.announcer = Announcer(limits, router_id, epoch, shares)
-        self.elsewhere = Elsewhere(self.bookings, self.announcer, self._renew_claimed)
-        self.repeats = Repeats(self.bookings, self.elsewhere, counters)
+        self.elsewhere = RemoteReservations(self.bookings, self.announcer, self._renew_claimed)
+        self.repeats = Idempotency(self.bookings, self.elsewhere, counters)
         self.show_hashes: Callable[[PackedHashes], list[int]] = unpack_i64
         """How answers carry hashes: as numbers, or as JSON text of them if the edge wants that."""
 
@@ -166,7 +166,7 @@ class Desk:
 
     # -- begin ---------------------------------------------------------------------------------
 
-    def book(self, partition: Partition, slot: int, order: Order, now: float) -> Reservation:
+    def book(self, partition: Partition, slot: int, order: BookingSpec, now: float) -> Reservation:
         """Put the load of a new reservation on a slot; `confirm` then publishes it."""
         reservation = partition.ledger.book(
             order.reservation_id,
