@@ -2,8 +2,8 @@ from select_service.core.admission.queue import Ticket
 from select_service.core.columns import Rows
 from select_service.core.decisions.lookout import Lookout
 from select_service.core.decisions.record import Look, Odds, Record
-from select_service.core.pricing.placement import Placement, Seen
-from select_service.core.pricing.weights import Weights
+from select_service.core.routing.placement import Placement, Seen
+from select_service.core.routing.weights import Weights
 from select_service.types import CacheHit
 
 ABI: int

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from indexer.types import Scope, WorkerRank
     from select_service.core.admission.queue import Ticket
-    from select_service.core.pricing.placement import Placement
     from select_service.core.replicas.messages import ReplicaMessage
+    from select_service.core.routing.placement import Placement
 
 
 class Listen(Struct, frozen=True):

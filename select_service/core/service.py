@@ -31,12 +31,12 @@ from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import Catalog
 from select_service.core.fleet.recovered import RecoveredRanks
 from select_service.core.membership import Membership
-from select_service.core.pricing.overtaking import overtaking
-from select_service.core.pricing.policy import default_policy
 from select_service.core.replicas.plane import Replicas
 from select_service.core.replicas.rooms import ClaimRoom, ClosingRoom, EndRoom
 from select_service.core.reservations.pairs import Pairs
 from select_service.core.reservations.sessions import Sessions
+from select_service.core.routing.overtaking import overtaking
+from select_service.core.routing.policy import default_policy
 from select_service.core.shadow.onlooker import Shadowing
 from select_service.core.slimming import Slimming, all_tables
 from select_service.core.state import (
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
     from indexer.core.registry import Registry
     from indexer.types import Scope, WorkerRank
-    from select_service.core.pricing.policy import PolicyBook, PolicyError
+    from select_service.core.routing.policy import PolicyBook, PolicyError
     from select_service.core.watching.kinds import Kinds
     from select_service.types import RouterConfig
     from select_service.types.shadow import ShadowSettings

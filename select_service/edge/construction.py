@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from select_service.config import Durability
-from select_service.core.pricing.policy import PolicyBook, PolicyError, read_policy
+from select_service.core.routing.policy import PolicyBook, PolicyError, read_policy
 from select_service.edge.driver import Driver
 from select_service.edge.driving.outfit import Companions, EdgeLimits
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from indexer.edge.recovery import Recovery
     from indexer.types import EgressSettings
     from select_service.config import Settings
-    from select_service.core.pricing.policy import PolicyBook, PolicyError
+    from select_service.core.routing.policy import PolicyBook, PolicyError
     from select_service.core.watching.witness import Witness
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.doctor import Doctor

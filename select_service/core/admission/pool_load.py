@@ -18,7 +18,7 @@ from select_service.core.ledger.drain_meter import DrainMeter
 if not TYPE_CHECKING and usable("select_service.core._pricer", 3):
     from select_service.core._pricer import Fill
 else:
-    from select_service.core.pricing.plain_pricer import Fill
+    from select_service.core.routing.plain_pricer import Fill
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
     from select_service.core.decisions.explained_terms import SeatTerms
     from select_service.core.decisions.record import Record
-    from select_service.core.pricing.pairing import Couple
+    from select_service.core.routing.pair import WorkerPair
 
 
 class PairTerms:
@@ -68,7 +68,7 @@ class PairTerms:
         at = self._record.seating.at
         return np.array([at[slot] for slot in slots.tolist()], dtype=np.int64)
 
-    def _moved(self, costs: Floats, couple: Couple) -> Floats:
+    def _moved(self, costs: Floats, couple: WorkerPair) -> Floats:
         """Return decode costs as seen from the prefill rank; infinite: no transfer is possible."""
         odds = self._record.odds
         assert odds is not None

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from select_service.core.decisions.record import Odds, Record, Seat
-    from select_service.core.pricing.regrets import Side, Sighting
+    from select_service.core.decisions.shadow_regret import Side, Sighting
     from select_service.types.decisions import Excluded
 
 

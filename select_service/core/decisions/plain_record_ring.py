@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from select_service.core.columns import Rows
     from select_service.core.decisions.lookout import Lookout
     from select_service.core.decisions.record import Look, Odds, Record
-    from select_service.core.pricing.placement import Placement, Seen
-    from select_service.core.pricing.weights import Weights
+    from select_service.core.routing.placement import Placement, Seen
+    from select_service.core.routing.weights import Weights
     from select_service.types import CacheHit
 
 __all__ = ["RecordRing"]

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from select_service.core.admission.asks import Ask
     from select_service.core.admission.gate import Decision as GateDecision
     from select_service.core.columns import Rows, Slots
+    from select_service.core.decisions.shadow_regret import Sighting
     from select_service.core.fleet.roles import Legs, Roles
-    from select_service.core.pricing.pairing import Plan
-    from select_service.core.pricing.placement import Seen
-    from select_service.core.pricing.regrets import Sighting
-    from select_service.core.pricing.weights import Weights
+    from select_service.core.routing.pair import Plan
+    from select_service.core.routing.placement import Seen
+    from select_service.core.routing.weights import Weights
     from select_service.types import CacheHit, PinnedWorker, RoutingConstraints
     from select_service.types.decisions import DecisionRefusal
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from select_service.core.pricing.regrets import ShadowTally
+from select_service.core.decisions.shadow_regret import ShadowTally
 from select_service.types.shadow import (
     ShadowChoices,
     ShadowMean,
@@ -19,7 +19,7 @@ from select_service.types.shadow import (
 
 if TYPE_CHECKING:
     from indexer.types import Scope
-    from select_service.core.pricing.regrets import RegretTally, SideTally
+    from select_service.core.decisions.shadow_regret import RegretTally, SideTally
     from select_service.core.shadow.onlooker import Shadowing
 
 __all__ = ["ShadowTelling"]

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from indexer.types import Scope, WorkerRank
     from select_service.core.columns import Rows
     from select_service.core.decisions.record import Odds
-    from select_service.core.pricing.pairing import Couple
-    from select_service.core.pricing.placement import Seen
-    from select_service.core.pricing.prompt import Prompt
-    from select_service.core.pricing.weights import Weights
+    from select_service.core.routing.pair import WorkerPair
+    from select_service.core.routing.placement import Seen
+    from select_service.core.routing.prompt import Prompt
+    from select_service.core.routing.weights import Weights
     from select_service.types import SelectRequest, WorkerSpec
 
 __all__ = [
@@ -69,7 +69,7 @@ class DecisionNote(Struct, frozen=True, gc=False):
     request: SelectRequest
     reservation_id: str | None
     odds: Odds | None
-    couple: Couple | None  # of a chosen pair
+    couple: WorkerPair | None  # of a chosen pair
     thresholds: ThresholdsInForce | None
     draws: Draws
     in_wave: bool

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from select_service.core.doctor.sampling import Sampler
     from select_service.core.fleet.catalog import Worker
     from select_service.core.partition import Partition
-    from select_service.core.pricing.placement import Placement
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.reservations.sessions import Sessions
+    from select_service.core.routing.placement import Placement
     from select_service.core.shadow.onlooker import Shadow
     from select_service.core.verbs.matchmaking import Matchmaker
     from select_service.errors import ServiceError

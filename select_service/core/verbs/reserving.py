@@ -12,9 +12,9 @@ import numpy as np
 from msgspec import UNSET
 
 from select_service.core.effects import NOTHING, Effects
-from select_service.core.pricing.prompt import read_booking
 from select_service.core.reservations.fingerprints import fingerprint_of
 from select_service.core.reservations.lifecycle import BookingSpec
+from select_service.core.routing.prompt import read_booking
 from select_service.errors import (
     InvalidField,
     InvalidRequest,
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Worker
     from select_service.core.ledger.reservation import Lease
     from select_service.core.partition import Partition
-    from select_service.core.pricing.prompt import Prompt
     from select_service.core.replicas.shared_leases import SharedLeases
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.reservations.pairs import Pairs
+    from select_service.core.routing.prompt import Prompt
     from select_service.core.trust.trusting import Trusting
     from select_service.core.verbs.reading import Reader
     from select_service.core.verbs.waiting_room import WaitingRoom

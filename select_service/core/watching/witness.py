@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from select_service.core.ledger.reservation import Lease, Reservation
     from select_service.core.ledger.reservation_ids import Booking
     from select_service.core.partition import Partition
-    from select_service.core.pricing.placement import Seen
-    from select_service.core.pricing.weights import Weights
     from select_service.core.replicas.messages import ClaimRecord
     from select_service.core.reservations.lifecycle import BookingSpec
+    from select_service.core.routing.placement import Seen
+    from select_service.core.routing.weights import Weights
     from select_service.core.tape.notes import Note
     from select_service.core.waves.plan import Member, Seat
     from select_service.types import Answer, CacheHit

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from select_service.core.counters import Counters
     from select_service.core.effects import Effects
     from select_service.core.partition import Partition
-    from select_service.core.pricing.prompt import Prompt
-    from select_service.core.pricing.weights import Weights
     from select_service.core.reservations.lifecycle import Lifecycle
+    from select_service.core.routing.prompt import Prompt
+    from select_service.core.routing.weights import Weights
     from select_service.core.verbs.placing import Placing
     from select_service.core.verbs.reading import Reader
     from select_service.core.waves.ushering import Usher

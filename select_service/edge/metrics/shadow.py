@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import (
 )
 from typing_extensions import override
 
-from select_service.core.pricing.regrets import ShadowTally
+from select_service.core.decisions.shadow_regret import ShadowTally
 from select_service.edge.metrics.families import (
     SCOPE,
     Collector,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from indexer.types import Scope
-    from select_service.core.pricing.regrets import RegretTally
+    from select_service.core.decisions.shadow_regret import RegretTally
     from select_service.edge.driver import Driver
     from select_service.edge.metrics.families import Steps
     from select_service.edge.metrics.scope_series import ScopeGroups

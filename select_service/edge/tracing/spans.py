@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from select_service.config import Settings
     from select_service.core.admission.queue import Ticket
-    from select_service.core.pricing.placement import Placement
+    from select_service.core.routing.placement import Placement
     from select_service.types import Answer
 
 __all__ = ["HERE", "Span", "Tracing", "TracingUnavailableError", "create_tracing", "log_ids"]

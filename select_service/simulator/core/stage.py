@@ -18,10 +18,10 @@ from select_service.core.admission.cache_hits import CacheHits
 from select_service.core.fleet.catalog import Worker
 from select_service.core.fleet.roles import Legs
 from select_service.core.partition import Partition
-from select_service.core.pricing.pairing import Question, plan
-from select_service.core.pricing.policy import default_policy
-from select_service.core.pricing.prompt import Prompt
-from select_service.core.pricing.weights import Weights, weights_in_force
+from select_service.core.routing.pair import PairQuery, plan
+from select_service.core.routing.policy import default_policy
+from select_service.core.routing.prompt import Prompt
+from select_service.core.routing.weights import Weights, weights_in_force
 from select_service.core.tape.items import Asked
 from select_service.core.tape.reading import BadRecording, hashes_of, slots_of
 from select_service.core.waves.plan import Member, WavePlan
@@ -264,7 +264,7 @@ class Stage:
         weights = weights.kv_cost()  # pairs are always priced like this
         partition = self.partition
         size = self._index.block_size
-        question = Question(partition.seating, request, prompt, weights, size, self._transfer_cost)
+        question = PairQuery(partition.seating, request, prompt, weights, size, self._transfer_cost)
         held = partition.found(prompt)
         found = plan(
             question,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.core.admission.queue import Ticket
-from select_service.core.pricing.regrets import RegretTally, ShadowTally
+from select_service.core.decisions.shadow_regret import RegretTally, ShadowTally
 from select_service.core.shadow.onlooker import BURST_S
 from select_service.core.shadow.telling import ShadowTelling
 from select_service.types import RouterConfig, RouterConfigOverride, Selection, SelectRequest

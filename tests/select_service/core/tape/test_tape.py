@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from indexer.types import Scope
 from select_service.core.columns import Slots
 from select_service.core.ledger.loads import COLUMNS, ranks_in
-from select_service.core.pricing.cost import Found
-from select_service.core.pricing.prompt import Prompt
-from select_service.core.pricing.weights import weights_in_force
+from select_service.core.routing.cost import Found
+from select_service.core.routing.prompt import Prompt
+from select_service.core.routing.weights import weights_in_force
 from select_service.core.tape import packing, reading
 from select_service.core.tape.items import (
     FRAME,

@@ -1,6 +1,6 @@
 """Prices the candidates of one request and picks one: the plain form of `_pricer.pyx`.
 
-Both choose the same to the last bit; `cost.py` has the formula and `picking.py` the choice.
+Both choose the same to the last bit; `cost.py` has the formula and `pick.py` the choice.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from select_service.core.ledger.loads import Loads
-from select_service.core.pricing.cost import Size, terms_of
-from select_service.core.pricing.picking import pick
+from select_service.core.routing.cost import Size, terms_of
+from select_service.core.routing.pick import pick
 
 if TYPE_CHECKING:
     import random
 
     from select_service.core.columns import Floats, Groups, Slots
-    from select_service.core.pricing.cost import Found, Held
-    from select_service.core.pricing.weights import Weights
+    from select_service.core.routing.cost import Found, Held
+    from select_service.core.routing.weights import Weights
 
 __all__ = ["Fill", "Pricer"]
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import numpy as np
 from msgspec import UNSET
 
-from select_service.core.pricing.cost import preferences
-from select_service.core.pricing.picking import pick
+from select_service.core.routing.cost import preferences
+from select_service.core.routing.pick import pick
 from select_service.types import Advice, PrefillCandidate
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
     from select_service.core.fleet.roles import Legs, Transfer
     from select_service.core.fleet.seating import Seating
-    from select_service.core.pricing.cost import Found, Terms
-    from select_service.core.pricing.prompt import Prompt
-    from select_service.core.pricing.weights import Weights
+    from select_service.core.routing.cost import Found, Terms
+    from select_service.core.routing.prompt import Prompt
+    from select_service.core.routing.weights import Weights
     from select_service.types import SelectRequest
 
 Mode = Literal["aggregated", "disaggregated"]
@@ -47,7 +47,7 @@ enough), or `cheaper`. Part of the API."""
 Holders: TypeAlias = "Callable[[Slots, Terms], Slots | None]"
 
 
-class Couple(NamedTuple):
+class WorkerPair(NamedTuple):
     """The best pair of ranks."""
 
     prefill_slot: int
@@ -65,7 +65,7 @@ class Plan(NamedTuple):
     reason: Reason
     whole: Slots  # ranks that may take all of it
     whole_cost: float | None  # of the best of them
-    couple: Couple | None  # the best one, whichever the mode
+    couple: WorkerPair | None  # the best one, whichever the mode
     found: Found | None  # of the prompt in the index
 
     def advice(self, seating: Seating) -> Advice:
@@ -89,7 +89,7 @@ class Plan(NamedTuple):
         )
 
 
-class Question(NamedTuple):
+class PairQuery(NamedTuple):
     """A request for which a plan is needed."""
 
     seating: Seating
@@ -101,7 +101,7 @@ class Question(NamedTuple):
 
 
 def plan(
-    question: Question,
+    question: PairQuery,
     legs: Legs,
     priced: Callable[[Slots], Terms],
     found: Found | None,
@@ -136,7 +136,7 @@ def plan(
 
 
 def _alone(
-    question: Question, legs: Legs, decode: Terms, cached: Slots | None
+    question: PairQuery, legs: Legs, decode: Terms, cached: Slots | None
 ) -> tuple[Slots, bool]:
     """Return the ranks for the whole request, and whether they qualify by what they hold."""
     if cached is None:
@@ -147,7 +147,7 @@ def _alone(
     return (holders, True) if len(holders) else (legs.whole, False)
 
 
-def _compare(cost: float | None, couple: Couple | None, legs: Legs) -> tuple[Mode, Reason]:
+def _compare(cost: float | None, couple: WorkerPair | None, legs: Legs) -> tuple[Mode, Reason]:
     if couple is None:
         if not len(legs.prefill):
             return "aggregated", "no_prefill_worker"
@@ -158,8 +158,8 @@ def _compare(cost: float | None, couple: Couple | None, legs: Legs) -> tuple[Mod
 
 
 def _couple(
-    question: Question, legs: Legs, prefill: Terms, decode: Terms, rng: random.Random
-) -> Couple | None:
+    question: PairQuery, legs: Legs, prefill: Terms, decode: Terms, rng: random.Random
+) -> WorkerPair | None:
     """Return the cheapest prefill and decode rank between which blocks may move."""
     if not legs.can_pair:
         return None
@@ -183,7 +183,7 @@ def _couple(
         return None
     best = pick(np.array(totals), 0.0, rng)
     first, second = found[best]
-    return Couple(
+    return WorkerPair(
         prefill_slot=int(legs.prefill[first]),
         decode_slot=int(legs.decode[second]),
         cost=totals[best],
@@ -195,7 +195,7 @@ def _couple(
     )
 
 
-def _to_move(question: Question, decode: Terms) -> Floats:
+def _to_move(question: PairQuery, decode: Terms) -> Floats:
     """Return the blocks of the prompt that each decode rank lacks on every tier."""
     blocks = float(-(-question.prompt.isl_tokens // question.block_size))
     held: Floats = decode.held.device + decode.held.host + decode.held.disk
@@ -213,7 +213,7 @@ def _moved(prices: Floats, slots: Slots, transfer: Transfer) -> Floats:
     return prices
 
 
-def _preferred(question: Question, prices: Floats, slots: Slots) -> Floats:
+def _preferred(question: PairQuery, prices: Floats, slots: Slots) -> Floats:
     constraints = question.request.routing_constraints
     if constraints is UNSET or not constraints.preferred_taints or question.request.pinned_worker:
         return prices
