@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from indexer.core.hashing import pack_u64
 from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
-from select_service.core.decisions.explaining import Told
+from select_service.core.decisions.explain import Told
 from select_service.core.service import SelectionCore
 from select_service.core.watching.kinds import Watch
 from select_service.types import (

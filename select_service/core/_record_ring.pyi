@@ -1,6 +1,6 @@
 from select_service.core.admission.queue import Ticket
 from select_service.core.columns import Rows
-from select_service.core.decisions.lookout import Lookout
+from select_service.core.decisions.fleet_snapshot import Lookout
 from select_service.core.decisions.record import Look, Odds, Record
 from select_service.core.routing.placement import Placement, Seen
 from select_service.core.routing.weights import Weights

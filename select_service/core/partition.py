@@ -17,6 +17,7 @@ from indexer.types import WorkerRank
 from select_service.core.admission.class_queues import ClassQueues
 from select_service.core.admission.drainage import Drainage
 from select_service.core.admission.hit_tally import HitTally
+from select_service.core.decisions.trust_factors import Trust
 from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
 from select_service.core.fleet.seating import Seating
 from select_service.core.ledger.demand_tally import DemandTally
@@ -24,7 +25,6 @@ from select_service.core.ledger.ledger import Ledger
 from select_service.core.routing.cost import Found, Size, preferences, terms_of
 from select_service.core.routing.placement import Placement, worker_overlap
 from select_service.core.routing.weights import SEQUENCE_TOKENS, wait_blocks
-from select_service.core.trust.factors import Trust
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 from select_service.types import Overlap, SelectPairRequest, TrustSettings
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.gatekeeping import Gatekeeper
     from select_service.core.admission.queue import Ticket
     from select_service.core.columns import Floats, Rows, Slots
-    from select_service.core.decisions.lookout import Lookout
+    from select_service.core.decisions.fleet_snapshot import FleetSnapshot
     from select_service.core.decisions.shadow_regret import ShadowTally
     from select_service.core.fleet.catalog import Worker
     from select_service.core.fleet.roles import Legs
@@ -91,7 +91,7 @@ class Partition:
         """What another set of weights would have chosen; see `shadow/onlooker.py`."""
         self.is_watched = False
         """Whether decisions are kept; see `decisions/keeping.py`."""
-        self.lookout: Lookout | None = None
+        self.lookout: FleetSnapshot | None = None
 
     # -- the decision --------------------------------------------------------------------------
 

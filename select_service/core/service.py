@@ -27,6 +27,8 @@ from select_service.core.changes import (
     Changes,
 )
 from select_service.core.counters import Counters
+from select_service.core.decisions.shadow import Shadowing
+from select_service.core.decisions.trust_monitor import TrustMonitor
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import Catalog
 from select_service.core.fleet.recovered import RecoveredRanks
@@ -37,7 +39,6 @@ from select_service.core.reservations.pairs import Pairs
 from select_service.core.reservations.sessions import Sessions
 from select_service.core.routing.overtaking import overtaking
 from select_service.core.routing.policy import default_policy
-from select_service.core.shadow.onlooker import Shadowing
 from select_service.core.slimming import Slimming, all_tables
 from select_service.core.state import (
     AdmissionRoom,
@@ -50,7 +51,6 @@ from select_service.core.state import (
     Workers,
 )
 from select_service.core.tenancy.shares import Shares
-from select_service.core.trust.trusting import Trusting
 from select_service.core.upkeep import Upkeep
 from select_service.core.verbs.advising import Advising
 from select_service.core.verbs.draining import Draining
@@ -172,7 +172,7 @@ class SelectionCore:
             shares=self.shares,
         )
         self.membership.is_watched = self.decisions.is_wanted
-        self.trusting = Trusting(
+        self.trusting = TrustMonitor(
             *(trust, self.membership, self.desk.bookings, self.counters),
             limits.streams_watched_per_turn_max,
         )

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from indexer.types import Scope
+    from select_service.core.decisions.trust_monitor import TrustMonitor
     from select_service.core.effects import Effects
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
     from select_service.core.reservations.lifecycle import Lifecycle
-    from select_service.core.trust.trusting import Trusting
     from select_service.core.verbs.waiting_room import WaitingRoom
     from select_service.types import CoreLimits
 
@@ -33,7 +33,7 @@ class Upkeep:
         desk: Lifecycle,
         room: WaitingRoom,
         membership: Membership,
-        trusting: Trusting,
+        trusting: TrustMonitor,
     ) -> None:
         self._limits = limits
         self._desk = desk

@@ -1,6 +1,6 @@
 """Renders recorded decisions on request, in slices: large fleets must not hold the loop.
 
-`core/decisions/explaining.py` computes the numbers; handlers and `embedded.py` call this.
+`core/decisions/explain.py` computes the numbers; handlers and `embedded.py` call this.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final, cast
 import msgspec
 from msgspec import UNSET
 
-from select_service.core.decisions.keeping import is_of, only_scope
+from select_service.core.decisions.decision_log import is_of, only_scope
 from select_service.core.decisions.record import Record
 from select_service.errors import DecisionNotFound, DecisionsOff
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from select_service.core.decisions.explaining import Told
-    from select_service.core.decisions.keeping import Decisions
+    from select_service.core.decisions.decision_log import DecisionLog
+    from select_service.core.decisions.explain import Told
     from select_service.errors import ServiceError
     from select_service.types import Answer, SelectRequest
     from select_service.types.decisions import Candidate, Decision
@@ -65,7 +65,7 @@ class Teller:
     """Finds records and renders them with wall-clock times."""
 
     def __init__(
-        self, decisions: Decisions, clock: Callable[[], float], transfer_cost: float
+        self, decisions: DecisionLog, clock: Callable[[], float], transfer_cost: float
     ) -> None:
         self._decisions = decisions
         self._clock = clock
@@ -74,7 +74,7 @@ class Teller:
 
     def told(self, record: Record) -> Told:
         """Return a renderer of a record."""
-        from select_service.core.decisions.explaining import Told  # loaded on first use
+        from select_service.core.decisions.explain import Told  # loaded on first use
 
         ahead = time.time() - self._clock()  # noqa: TID251 - for people
         if abs(ahead - self._wall_ahead) > _WALL_MOVED_S:

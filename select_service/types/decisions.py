@@ -1,6 +1,6 @@
 """The nouns of a decision record, as `/decisions` and `explain` answer it.
 
-`core/decisions/record.py` says what they are made of, `core/decisions/explaining.py` how.
+`core/decisions/record.py` says what they are made of, `core/decisions/explain.py` how.
 """
 
 from typing import Literal

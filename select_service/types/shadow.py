@@ -1,6 +1,6 @@
 """The shadow policy: what it is told, and what GET /shadow answers.
 
-Weights that score live traffic and act on nothing. How they do is in `core/shadow/onlooker.py`.
+Weights that score live traffic and act on nothing. How they do is in `core/decisions/shadow.py`.
 """
 
 from __future__ import annotations

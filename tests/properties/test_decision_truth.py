@@ -20,7 +20,7 @@ from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core import partition
 from select_service.core.admission.queue import Ticket
-from select_service.core.decisions.explaining import Told
+from select_service.core.decisions.explain import Told
 from select_service.core.decisions.record import Record
 from select_service.core.routing import plain_pricer
 from select_service.core.service import SelectionCore

@@ -242,11 +242,11 @@ FIXED = (
         "workers one by one",
     ),
     (
-        "select_service.core.decisions.keeping",
+        "select_service.core.decisions.decision_log",
         "EXPLAINED_MAX",
         "explained bookings, for repeated requests",
     ),
-    ("select_service.core.decisions.keeping", "EXPLAINED_BYTES_MAX", "bytes of them together"),
+    ("select_service.core.decisions.decision_log", "EXPLAINED_BYTES_MAX", "bytes of them together"),
     ("select_service.core.admission.classes", "CLASSES_MAX", "classes of an admission policy"),
     ("select_service.core.admission.classes", "NAME_CHARS_MAX", "characters of their names"),
     ("select_service.core.admission.returns", "LINES_MAX", "pools and tenants with promises"),

@@ -1,6 +1,6 @@
 """The comparison behind a request that may take a pair: each rank's cost as a leg, the best two.
 
-Recomputed from the record by the formulas of `pricing/pairing.py`; `explaining.py` presents it.
+Recomputed from the record by the formulas of `pricing/pairing.py`; `explain.py` presents it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from select_service.core.columns import Floats, Slots
-    from select_service.core.decisions.explained_terms import SeatTerms
+    from select_service.core.decisions.explained_terms import RankTerms
     from select_service.core.decisions.record import Record
     from select_service.core.routing.pair import WorkerPair
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class PairTerms:
     """The legs of one record, as columns by seat; nan where a rank cannot be that leg."""
 
-    def __init__(self, record: Record, terms: SeatTerms, transfer_cost: float) -> None:
+    def __init__(self, record: Record, terms: RankTerms, transfer_cost: float) -> None:
         odds = record.odds
         assert odds is not None
         assert odds.plan is not None

@@ -1,7 +1,7 @@
 """Every term of every rank's cost at the time of a decision, from its record.
 
 The terms are those of `pricing/cost.py` over the recorded loads, so the numbers are the decision's
-own to the last bit. `explaining.py` and `explained_pair.py` present them.
+own to the last bit. `explain.py` and `explained_pair.py` present them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from select_service.core.decisions.record import Record
     from select_service.core.routing.cost import Terms
 
-__all__ = ["SeatTerms"]
+__all__ = ["RankTerms"]
 
 
-class SeatTerms:
+class RankTerms:
     """Terms by seat.
 
     Attributes:

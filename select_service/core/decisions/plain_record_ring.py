@@ -1,7 +1,7 @@
 """The latest records of decisions: a ring bounded by count and by bytes.
 
 The pure-Python twin of `RecordRing` in `_record_ring.pyx`: same names, same records, same sizes. It
-also makes the records, because every selection pays for that; `keeping.py` finds and returns them.
+also makes the records, because every selection pays for that; `decision_log.py` finds and returns them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from select_service.core.decisions.record import (
 if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
     from select_service.core.columns import Rows
-    from select_service.core.decisions.lookout import Lookout
+    from select_service.core.decisions.fleet_snapshot import FleetSnapshot
     from select_service.core.decisions.record import Look, Odds, Record
     from select_service.core.routing.placement import Placement, Seen
     from select_service.core.routing.weights import Weights
@@ -126,7 +126,7 @@ class RecordRing:
         rows: Rows,
         now: float,
         cache_hit: CacheHit | None,
-        lookout: Lookout,
+        lookout: FleetSnapshot,
     ) -> bool:
         """Keep a decision's record if nothing about it is unusual; False: something is.
 

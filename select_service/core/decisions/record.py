@@ -2,7 +2,7 @@
 
 A record must stay true while ranks come and go and load changes: columns are copied as bytes, slot
 lists are never written to, and the seats are in a `Seating` that is replaced, not changed.
-`plain_record_ring.py` and its kernel make and keep records for `keeping.py`; `explaining.py` reads
+`plain_record_ring.py` and its kernel make and keep records for `decision_log.py`; `explain.py` reads
 them.
 """
 
@@ -33,7 +33,7 @@ HASHES_KEPT: Final = 512
 HASH_BYTES_KEPT: Final = HASHES_KEPT * HASH_BYTES
 
 
-class Seat(NamedTuple):
+class RankState(NamedTuple):
     """A rank and its worker at the time of a decision."""
 
     slot: int
@@ -56,7 +56,11 @@ class Seating:
     """The seats of a partition between two changes of its workers. Never written to."""
 
     def __init__(
-        self, scope: Scope, block_size: int, seats: tuple[Seat, ...], absent: tuple[Absent, ...]
+        self,
+        scope: Scope,
+        block_size: int,
+        seats: tuple[RankState, ...],
+        absent: tuple[Absent, ...],
     ) -> None:
         self.scope = scope
         self.block_size = block_size

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
-from select_service.core.decisions.keeping import odds_of
+from select_service.core.decisions.decision_log import odds_of
 from select_service.core.decisions.record import Record
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.reservations.lifecycle import BookingSpec
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from select_service.core.admission.queue import Planned, Ticket
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
-    from select_service.core.decisions.keeping import Decisions
+    from select_service.core.decisions.decision_log import DecisionLog
+    from select_service.core.decisions.shadow import Shadow
     from select_service.core.doctor.sampling import Sampler
     from select_service.core.fleet.catalog import Worker
     from select_service.core.partition import Partition
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.reservations.sessions import Sessions
     from select_service.core.routing.placement import Placement
-    from select_service.core.shadow.onlooker import Shadow
     from select_service.core.verbs.matchmaking import Matchmaker
     from select_service.errors import ServiceError
     from select_service.types import Overlap
@@ -53,7 +53,7 @@ class Placing:
         desk: Lifecycle,
         cache_hits: CacheHits,
         matchmaker: Matchmaker,
-        decisions: Decisions,
+        decisions: DecisionLog,
         counters: Counters,
         rng: random.Random,
         *,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from select_service.core.admission.admitting import Admitting
     from select_service.core.columns import Rows
+    from select_service.core.decisions.trust_monitor import TrustMonitor
     from select_service.core.fleet.catalog import Worker
     from select_service.core.ledger.reservation import Lease
     from select_service.core.partition import Partition
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.reservations.pairs import Pairs
     from select_service.core.routing.prompt import Prompt
-    from select_service.core.trust.trusting import Trusting
     from select_service.core.verbs.reading import Reader
     from select_service.core.verbs.waiting_room import WaitingRoom
     from select_service.types import (
@@ -77,7 +77,7 @@ class Reserving:
         limits: CoreLimits,
         admitting: Admitting,
         pairs: Pairs,
-        trusting: Trusting,
+        trusting: TrustMonitor,
         new_id: Callable[[], str],
     ) -> None:
         self._reader = reader

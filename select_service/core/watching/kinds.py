@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from select_service.core.decisions.keeping import Decisions
+from select_service.core.decisions.decision_log import DecisionLog
 from select_service.core.reservations.lifecycle import Lifecycle
 from select_service.core.verbs.placing import Placing
 from select_service.core.verbs.selecting import Selecting
@@ -44,7 +44,7 @@ class Kinds(NamedTuple):
     desk: type[Lifecycle] = Lifecycle
     placing: type[Placing] = Placing
     selecting: type[Selecting] = Selecting
-    decisions: type[Decisions] = Decisions
+    decisions: type[DecisionLog] = DecisionLog
     plan: type[WavePlan] = WavePlan
     draws: list[float | int] | None = None
     """The random draws for a decision, where they are noted."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from typing_extensions import override
 
-from select_service.core.decisions.keeping import Decisions
+from select_service.core.decisions.decision_log import DecisionLog
 from select_service.core.reservations.lifecycle import Lifecycle
 from select_service.core.tape.items import Gap, Life
 from select_service.core.tape.notes import (
@@ -76,7 +76,7 @@ class Rooms(NamedTuple):
 
     desk: type[Lifecycle]
     placing: type[Placing]
-    decisions: type[Decisions]
+    decisions: type[DecisionLog]
     plan: type[WavePlan]
 
 
@@ -180,7 +180,7 @@ def rooms_for(witness: Witness, desk: type[Lifecycle], placing: type[Placing]) -
     return Rooms(
         cast("type[Lifecycle]", type("WitnessedDesk", (_Desk, desk), told)),
         cast("type[Placing]", type("WitnessedPlacing", (_Placing, placing), told)),
-        cast("type[Decisions]", type("WitnessedDecisions", (_Decisions,), told)),
+        cast("type[DecisionLog]", type("WitnessedDecisions", (_Decisions,), told)),
         cast("type[WavePlan]", type("WitnessedWavePlan", (_WavePlan,), told)),
     )
 
@@ -203,7 +203,7 @@ class _Placing(Placing):
         return super().place(ticket, rows, now, effects, matches)
 
 
-class _Decisions(Decisions):
+class _Decisions(DecisionLog):
     """Notes every decision, whether or not its record is kept."""
 
     witness: Witness

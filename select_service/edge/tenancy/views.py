@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from indexer.types import Scope
+    from select_service.core.decisions.trust_monitor import TrustSeat
     from select_service.core.ledger.reservation import Lease
-    from select_service.core.trust.trusting import TrustSeat
     from select_service.core.waves.steps import Item
     from select_service.edge.driver import Driver
     from select_service.edge.state.keeper import Keeper

@@ -7,16 +7,16 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from select_service.core.decisions.shadow_report import ShadowReport
 from select_service.core.ledger.audit import audit
-from select_service.core.shadow.telling import ShadowTelling
 from select_service.edge.slices import Slices
 from select_service.types import Consistency, LoadDifference
 
 if TYPE_CHECKING:
     from indexer.types import Scope
+    from select_service.core.decisions.trust_monitor import TrustSeat
     from select_service.core.ledger.audit import Difference
     from select_service.core.partition import Partition
-    from select_service.core.trust.trusting import TrustSeat
     from select_service.edge.driving.turn import Turn
     from select_service.types import (
         LoadRow,
@@ -105,7 +105,7 @@ class Inspecting:
             limit: scopes listed one by one.
             tenants: visible to the caller; None: all, plus the cost to the process.
         """
-        telling = ShadowTelling(self._core.shadowing, limit)
+        telling = ShadowReport(self._core.shadowing, limit)
         for number, partition in enumerate(list(self._core.partitions.values()), 1):
             scope = partition.scope
             if (

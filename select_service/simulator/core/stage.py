@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
     from indexer.core.index import KvIndex
     from select_service.core.columns import Floats, Rows
+    from select_service.core.decisions.trust_factors import Trust
     from select_service.core.ledger.ledger import Ledger
     from select_service.core.tape.items import Decided, Found, Prompted, Step, Wave
     from select_service.core.tape.reading import House
-    from select_service.core.trust.factors import Trust
 
 __all__ = [
     "Choice",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from indexer.types import Scope
     from select_service.core.decisions.record import Record
-    from select_service.core.trust.trusting import TrustSeat
+    from select_service.core.decisions.trust_monitor import TrustSeat
     from select_service.edge.http.api import Answer, Api, Request
     from select_service.types import RankTrustRow
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from indexer.core.hashing import pack_u64
 from indexer.core.registry import Registry
-from select_service.core.decisions.explaining import Told
+from select_service.core.decisions.explain import Told
 from select_service.core.decisions.record import Record
 from select_service.core.service import SelectionCore
 from select_service.errors import NameRefused

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from indexer.types import WorkerRank
-from select_service.core.trust.trusting import DOUBTFUL_PER_TURN, Trusting
+from select_service.core.decisions.trust_monitor import DOUBTFUL_PER_TURN, TrustMonitor
 from select_service.types import PotentialLoadsRequest, Selection, SelectRequest, TrustSettings
 from tests.indexer.encoding import CLEARED, encode_batch, message
 from tests.select_service.core.trust.doubted import (
@@ -173,13 +173,13 @@ def test_a_whole_fleet_that_is_doubted_is_looked_at_in_turns(
         for found in (128, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0):
             partition.trust.compare(slot, 128, found, fleet.now)
     read: list[int] = []
-    reread = Trusting._reread
+    reread = TrustMonitor._reread
 
-    def counted(self: Trusting, part: Any, slot: int, *rest: Any) -> None:
+    def counted(self: TrustMonitor, part: Any, slot: int, *rest: Any) -> None:
         read.append(slot)
         reread(self, part, slot, *rest)
 
-    monkeypatch.setattr(Trusting, "_reread", counted)
+    monkeypatch.setattr(TrustMonitor, "_reread", counted)
     fleet.delete(4)  # whoever goes meanwhile is passed over
     fleet.core.trusting.look_at(partition)
     for turn in (1, 2, 3):

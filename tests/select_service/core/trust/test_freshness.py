@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from select_service.core.trust.trusting import BASE_S, LOOK_S
+from select_service.core.decisions.trust_monitor import BASE_S, LOOK_S
 from select_service.types import CoreLimits, TrustSettings
 from tests.indexer.encoding import encode_batch, stored
 from tests.select_service.core.trust.doubted import Late, fleet_of

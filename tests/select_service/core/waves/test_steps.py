@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from select_service.core.decisions.explaining import Told
+from select_service.core.decisions.explain import Told
 from select_service.core.waves.plan import even_share
 from select_service.errors import (
     BatchNotPlaced,

@@ -2,7 +2,7 @@
 
 A changed worker costs a rebuild of its own part, plus one pass over existing tuples, which the next
 selection pays for, however many ranks there are. Where many workers change without selections, each
-change pays for an earlier one. `keeping.py` owns the lookouts.
+change pays for an earlier one. `decision_log.py` owns the lookouts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from select_service.core.decisions.record import (
     REPLAYING,
     STREAM_STATES,
     Absent,
-    Seat,
+    RankState,
     Seating,
 )
 from select_service.core.fleet.roles import role_of
@@ -50,12 +50,12 @@ _UNCERTAIN: Final = STREAM_STATES.index("uncertain")
 class _Part(NamedTuple):
     """One worker: seated, or absent."""
 
-    seats: tuple[Seat, ...]
+    seats: tuple[RankState, ...]
     streams: tuple[EventStream | None, ...]
     absent: tuple[Absent, ...]
 
 
-class Lookout:
+class FleetSnapshot:
     """What a record needs to know of a partition that rarely changes.
 
     Attributes:
@@ -158,7 +158,9 @@ class Lookout:
         worker_id = worker.worker_id
         fixed = worker.spec.endpoint, worker.taints, role_of(worker)
         return _Part(
-            tuple([Seat(slot, worker_id, rank, *fixed) for rank, slot in worker.slots.items()]),
+            tuple(
+                [RankState(slot, worker_id, rank, *fixed) for rank, slot in worker.slots.items()]
+            ),
             tuple([self._stream_of(WorkerRank(worker_id, rank)) for rank in worker.slots]),
             (),
         )

@@ -15,14 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from indexer.core.hashing import pack_u64
 from select_service.core.admission.queue import Ticket
-from select_service.core.decisions.explaining import Told
-from select_service.core.decisions.keeping import (
+from select_service.core.decisions.decision_log import (
     EXPLAINED_BYTES_MAX,
     EXPLAINED_MAX,
     chosen_workers,
     decision_id,
 )
-from select_service.core.decisions.lookout import STREAMS_S
+from select_service.core.decisions.explain import Told
+from select_service.core.decisions.fleet_snapshot import STREAMS_S
 from select_service.core.decisions.record import HASHES_KEPT, Record
 from select_service.errors import ServiceError
 from select_service.types import (

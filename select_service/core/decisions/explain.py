@@ -13,9 +13,9 @@ import numpy as np
 from indexer.core.hashing import unpack_u64
 from indexer.core.progress import PLAUSIBLE_LAG_S
 from indexer.types import HASH_BYTES
+from select_service.core.decisions.decision_log import decision_id
 from select_service.core.decisions.explained_pair import PairTerms
-from select_service.core.decisions.explained_terms import SeatTerms
-from select_service.core.decisions.keeping import decision_id
+from select_service.core.decisions.explained_terms import RankTerms
 from select_service.core.decisions.record import HASHES_KEPT, REPLAYING, STREAM_STATES
 from select_service.types.decisions import (
     Candidate,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal
 
-    from select_service.core.decisions.record import Odds, Record, Seat
+    from select_service.core.decisions.record import Odds, RankState, Record
     from select_service.core.decisions.shadow_regret import Side, Sighting
     from select_service.types.decisions import Excluded
 
@@ -54,7 +54,7 @@ class Told:
         self._record = record
         self._wall_at = record.at + wall_offset
         self._transfer_cost = transfer_cost
-        self._terms = terms = SeatTerms(record)
+        self._terms = terms = RankTerms(record)
         self._stamps = np.frombuffer(record.lookout[2]).tolist()
         self._pair = None
         self._in_play = terms.considered
@@ -190,7 +190,7 @@ class Told:
             columns.append(self._pair.legs(some))
         return list(map(Candidate, *columns))
 
-    def _excluded(self, seat: Seat) -> Excluded:
+    def _excluded(self, seat: RankState) -> Excluded:
         """Return why a rank was no candidate: the first reason, in the order of evaluation."""
         odds = self._record.odds
         assert odds is not None, "everybody is considered otherwise"
@@ -237,7 +237,7 @@ def _shadow_choice(side: Side, record: Record) -> DecisionShadowChoice:
     )
 
 
-def _unfit(odds: Odds, seat: Seat, *, holds_to_cache: bool) -> Excluded:
+def _unfit(odds: Odds, seat: RankState, *, holds_to_cache: bool) -> Excluded:
     """Return why a rank that meets all constraints was no candidate."""
     if not odds.is_pair and not (
         seat.role == "aggregated" or (seat.role == "decode" and holds_to_cache)

@@ -1,6 +1,6 @@
 """Keeps the trust of every partition up to date, from engines' reports and event freshness.
 
-`factors.py` does the arithmetic. This module connects it to bookings (the predictions), event
+`trust_factors.py` does the arithmetic. This module connects it to bookings (the predictions), event
 streams (lag, gaps, rereads of doubtful indexes) and the API. Housekeeping looks at a few event
 streams per turn; a request pays only for the comparison its caller reports.
 """
@@ -11,9 +11,9 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from select_service.core.decisions.trust_factors import HOPELESS
 from select_service.core.effects import TrustNews
 from select_service.core.ledger.reservation_ids import leg_ids
-from select_service.core.trust.factors import HOPELESS
 from select_service.errors import InvalidField
 from select_service.types import (
     IndexFreshness,
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from indexer.types import WorkerRank
     from select_service.core.counters import Counters
+    from select_service.core.decisions.trust_factors import RankTrust, Reason
     from select_service.core.ledger.reservation_ids import Booking, ReservationIds
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
-    from select_service.core.trust.factors import RankTrust, Reason
     from select_service.types import TrustSettings
 
     TrustSeat: TypeAlias = tuple[Partition, WorkerRank]
@@ -105,7 +105,7 @@ _FRESH: Final = _Verdict(1.0, ())
 _NO_INDEX: Final = IndexFreshness(state="none", lag_s=None, open_gaps=0, lost_batches=0)
 
 
-class Trusting:
+class TrustMonitor:
     """Compares predictions with reports, watches streams, and requests rereads."""
 
     def __init__(

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.core.admission.queue import Ticket
+from select_service.core.decisions.shadow import BURST_S
 from select_service.core.decisions.shadow_regret import RegretTally, ShadowTally
-from select_service.core.shadow.onlooker import BURST_S
-from select_service.core.shadow.telling import ShadowTelling
+from select_service.core.decisions.shadow_report import ShadowReport
 from select_service.types import RouterConfig, RouterConfigOverride, Selection, SelectRequest
 from select_service.types.shadow import REGRET_BOUNDS, ShadowSettings, ShadowStatus
 from select_service.types.waves import WaveItem
@@ -194,7 +194,7 @@ def test_other_weights_begin_anew_and_other_bounds_do_not() -> None:
 
 
 def told(fleet: Fleet, scopes_max: int = 10) -> ShadowStatus:
-    telling = ShadowTelling(fleet.core.shadowing, scopes_max)
+    telling = ShadowReport(fleet.core.shadowing, scopes_max)
     for partition in fleet.core.partitions.values():
         telling.add(partition.scope, partition.shadow_tally)
     return telling.status(fleet.now, with_cost=True)

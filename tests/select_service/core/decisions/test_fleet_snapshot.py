@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from typing_extensions import override
 
 from indexer.types import Scope
-from select_service.core.decisions import lookout
-from select_service.core.decisions.lookout import Lookout
+from select_service.core.decisions import fleet_snapshot
+from select_service.core.decisions.fleet_snapshot import FleetSnapshot
 from select_service.types import CoreLimits, RouterConfig, SelectRequest
 from tests.effort import examples
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
@@ -72,7 +72,7 @@ class Churn(RuleBasedStateMachine):
         )
         core.select(request, self.fleet.now)
         record = next(core.decisions.newest_first())
-        fresh = Lookout(
+        fresh = FleetSnapshot(
             *(partition.scope, partition.seating, partition.index.block_size),
             *(core.catalog, core.membership.stream_at),
         )
@@ -100,13 +100,13 @@ class ChurnNobodyWaitsFor(Churn):
     """As above, and one worker is left to the next selection."""
 
     def __init__(self) -> None:
-        self._noted_max = lookout.NOTED_MAX
-        lookout.NOTED_MAX = 1  # type: ignore[misc]
+        self._noted_max = fleet_snapshot.NOTED_MAX
+        fleet_snapshot.NOTED_MAX = 1  # type: ignore[misc]
         super().__init__()
 
     @override
     def teardown(self) -> None:
-        lookout.NOTED_MAX = self._noted_max  # type: ignore[misc]
+        fleet_snapshot.NOTED_MAX = self._noted_max  # type: ignore[misc]
 
 
 TestChurnNobodyWaitsFor = ChurnNobodyWaitsFor.TestCase
@@ -116,13 +116,13 @@ TestChurnNobodyWaitsFor.settings = TestChurn.settings
 def workers_looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows with every look at a seated worker from now on."""
     looked_at: list[int] = []
-    seated = Lookout._seated
+    seated = FleetSnapshot._seated
 
-    def counted(self: Lookout, worker: Any) -> Any:
+    def counted(self: FleetSnapshot, worker: Any) -> Any:
         looked_at.append(worker.worker_id)
         return seated(self, worker)
 
-    monkeypatch.setattr(lookout.Lookout, "_seated", counted)
+    monkeypatch.setattr(fleet_snapshot.FleetSnapshot, "_seated", counted)
     return looked_at
 
 
@@ -138,7 +138,7 @@ def test_many_that_come_while_nobody_asks_are_looked_at_one_by_one(
         assert len(looked_at) <= before + 2, "it is noted twice: by its partition and its record"
     before = len(looked_at)
     fleet.select(1)
-    assert len(looked_at) <= before + lookout.NOTED_MAX
+    assert len(looked_at) <= before + fleet_snapshot.NOTED_MAX
     record = next(fleet.core.decisions.newest_first())
     assert [seat.worker_id for seat in record.seating.seats] == list(range(500))
 

@@ -19,13 +19,13 @@ from select_service.types.shadow import (
 
 if TYPE_CHECKING:
     from indexer.types import Scope
+    from select_service.core.decisions.shadow import Shadowing
     from select_service.core.decisions.shadow_regret import RegretTally, SideTally
-    from select_service.core.shadow.onlooker import Shadowing
 
-__all__ = ["ShadowTelling"]
+__all__ = ["ShadowReport"]
 
 
-class ShadowTelling:
+class ShadowReport:
     """Builds one answer, scope by scope."""
 
     def __init__(self, shadowing: Shadowing, scopes_max: int) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from select_service.core.decisions.plain_record_ring import RecordRing
     from select_service.core.tenancy.shares import Shares
 
-__all__ = ["RINGS_MAX", "Rings"]
+__all__ = ["RINGS_MAX", "TenantRings"]
 
 _APART: Final = 10**16
 """Between the first numbers of two rings: above the microseconds of any wall clock, by which
@@ -28,7 +28,7 @@ RINGS_MAX: Final = 900
 """Tenants with rings of their own, so that numbers have 64 bits; more share that of the others."""
 
 
-class Rings:
+class TenantRings:
     """The records of all tenants. O(1), except for what is read of all: O(rings)."""
 
     def __init__(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from select_service.core.decisions import rings
+from select_service.core.decisions import tenant_rings
 from select_service.core.decisions.plain_record_ring import RecordRing
-from select_service.core.decisions.rings import Rings
+from select_service.core.decisions.tenant_rings import TenantRings
 from select_service.core.tenancy.shares import Shares
 from select_service.types import CoreLimits
 
@@ -14,9 +14,9 @@ from select_service.types import CoreLimits
 def test_a_tenant_has_a_ring_however_many_were_in_the_file_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rings, "RINGS_MAX", 3)
+    monkeypatch.setattr(tenant_rings, "RINGS_MAX", 3)
     shares = Shares(CoreLimits())
-    made = Rings(RecordRing, shares, count_max=64, bytes_max=1 << 20, first=1)
+    made = TenantRings(RecordRing, shares, count_max=64, bytes_max=1 << 20, first=1)
     firsts: dict[str, int] = {}
     for number in range(9):
         names = [f"t{number}", f"t{number + 1}"]

@@ -1,7 +1,7 @@
 """The latest decisions, to be explained on request: a ring bounded by count and by bytes.
 
 A record is a row of references with a copy of the prompt's hashes, and of the load columns if a
-load has changed. The cost of explaining it is paid on request (`explaining.py`). `placing.py`
+load has changed. The cost of explaining it is paid on request (`explain.py`). `placing.py`
 records its decisions here; those with nothing unusual go to the ring directly.
 """
 
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final
 from msgspec import UNSET
 
 from indexer.compiled import usable
-from select_service.core.decisions import lookout as lookouts
-from select_service.core.decisions.lookout import Lookout
+from select_service.core.decisions import fleet_snapshot as lookouts
+from select_service.core.decisions.fleet_snapshot import FleetSnapshot
 from select_service.core.decisions.record import (
     SEEN,
     SIZE,
     Odds,
     Record,
 )
-from select_service.core.decisions.rings import Rings
+from select_service.core.decisions.tenant_rings import TenantRings
 from select_service.core.ledger.loads import ranks_in
 from select_service.core.tenancy.shares import Shares
 from select_service.errors import AdmissionRefused
@@ -62,7 +62,7 @@ _REFUSED: Final = frozenset({429, 503})
 an id that is already taken (409): they must not replace the record of that id."""
 
 
-class Decisions:
+class DecisionLog:
     """The decisions of the whole process."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Decisions:
         self._stream_of = stream_of
         self._count_max = count_max
         self._bytes_max = bytes_max
-        self._rings = Rings(
+        self._rings = TenantRings(
             *(RecordRing, shares or Shares()),
             count_max=count_max,
             bytes_max=bytes_max,
@@ -119,7 +119,7 @@ class Decisions:
     @property
     def keep_usual(
         self,
-    ) -> Callable[[Ticket, Placement, Rows, float, CacheHit | None, Lookout], bool]:
+    ) -> Callable[[Ticket, Placement, Rows, float, CacheHit | None, FleetSnapshot], bool]:
         """`RecordRing.keep_usual` of the tenant's ring; see there. Look it up once."""
         return self._keep_usual
 
@@ -130,7 +130,7 @@ class Decisions:
         rows: Rows,
         now: float,
         cache_hit: CacheHit | None,
-        lookout: Lookout,
+        lookout: FleetSnapshot,
     ) -> bool:
         rings = self._rings
         ring = rings.of(ticket.partition.scope.tenant_id) if rings.is_parted else rings.common
@@ -231,13 +231,13 @@ class Decisions:
 
     # -- seating --------------------------------------------------------------------------------
 
-    def _look_at(self, partition: Partition, now: float) -> Lookout:
+    def _look_at(self, partition: Partition, now: float) -> FleetSnapshot:
         lookout = partition.lookout or self._lookout_for(partition)
         lookout.look(now)
         return lookout
 
-    def _lookout_for(self, partition: Partition) -> Lookout:
-        lookout = partition.lookout = Lookout(
+    def _lookout_for(self, partition: Partition) -> FleetSnapshot:
+        lookout = partition.lookout = FleetSnapshot(
             *(partition.scope, partition.seating, partition.index.block_size),
             *(self._catalog, self._stream_of),
         )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.trust.factors import OUTLIER, Trust
+from select_service.core.decisions.trust_factors import OUTLIER, Trust
 from select_service.types import TrustSettings
 
 SETTINGS = TrustSettings()
