@@ -19,8 +19,8 @@ from indexer.core.hashing import pack_u64
 from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.decisions.explain import Told
+from select_service.core.instrumentation.instrumented import Watch
 from select_service.core.service import SelectionCore
-from select_service.core.watching.kinds import Watch
 from select_service.types import (
     CoreLimits,
     RouterConfig,

@@ -20,9 +20,9 @@ from statistics import median, quantiles
 
 from indexer.core.hashing import pack_u64
 from indexer.core.registry import Registry
+from select_service.core.instrumentation.instrumented import Watch
+from select_service.core.instrumentation.recorder import Recorder
 from select_service.core.service import SelectionCore
-from select_service.core.watching.kinds import Watch
-from select_service.core.watching.witness import Witness
 from select_service.edge.state.recording import SWITCH_S, Recording, RecordSettings
 from select_service.simulator.recordings import files_of
 from select_service.simulator.replaying import replay
@@ -45,7 +45,7 @@ class Bench:
             bounds = RecordSettings(path=path, queue_bytes_max=1 << 30, bytes_max=1 << 30)
             self.recording = Recording(bounds, config)
             self.recording.open()
-            rng, witness = self.recording.random(1), Witness(self.recording)
+            rng, witness = self.recording.random(1), Recorder(self.recording)
         self.core = SelectionCore(Registry(), config, rng, watch=Watch(witness=witness))
         self.count = 0
         self.now = 1.0  # a millisecond later with each request: what fades is noted again

@@ -32,6 +32,7 @@ from select_service.core.decisions.trust_monitor import TrustMonitor
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import Catalog
 from select_service.core.fleet.recovered import RecoveredRanks
+from select_service.core.instrumentation.instrumented import Watch, kinds_for
 from select_service.core.membership import Membership
 from select_service.core.replicas.plane import Replicas
 from select_service.core.replicas.rooms import ClaimRoom, ClosingRoom, EndRoom
@@ -62,7 +63,6 @@ from select_service.core.verbs.registering import Registering
 from select_service.core.verbs.replicating import Replicating
 from select_service.core.verbs.reserving import Reserving
 from select_service.core.verbs.waiting_room import WaitingRoom
-from select_service.core.watching.kinds import Watch, kinds_for
 from select_service.core.waves.steps import Waves
 from select_service.core.waves.ushering import Usher
 from select_service.types import CoreLimits, TrustSettings
@@ -74,8 +74,8 @@ if TYPE_CHECKING:
 
     from indexer.core.registry import Registry
     from indexer.types import Scope, WorkerRank
+    from select_service.core.instrumentation.instrumented import Kinds
     from select_service.core.routing.policy import PolicyBook, PolicyError
-    from select_service.core.watching.kinds import Kinds
     from select_service.types import RouterConfig
     from select_service.types.shadow import ShadowSettings
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from indexer.core.registry import Registry
 from indexer.edge.addresses import Addresses
 from indexer.types import EventLossPolicy
+from select_service.core.instrumentation.instrumented import Watch
 from select_service.core.service import Life, SelectionCore
-from select_service.core.watching.kinds import Watch
 from select_service.edge.clocks import forwards_only
 from select_service.edge.driving.carrying import Carrier
 from select_service.edge.driving.health import Health
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from indexer.edge.recovery import Recovery
     from indexer.types import EgressSettings
     from select_service.config import Settings
+    from select_service.core.instrumentation.recorder import Recorder
     from select_service.core.routing.policy import PolicyBook, PolicyError
-    from select_service.core.watching.witness import Witness
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.doctor import Doctor
     from select_service.edge.replicas.plane import Replicas
@@ -151,7 +151,7 @@ class Driver:
         self._hang_health(turn, bounds.doctor)
 
     def _hang_verbs(  # noqa: PLR0915 - one line per verb
-        self, turn: Turn, witness: Witness | None, replica_port: int | None
+        self, turn: Turn, witness: Recorder | None, replica_port: int | None
     ) -> None:
         """Attach every verb as an attribute, where the HTTP handlers look for it."""
         registering = Registering(turn)
@@ -395,13 +395,13 @@ class Driver:
         return self.discovery is None or self.discovery.is_settled
 
 
-def _chance(seed: int | None, recording: Recording | None) -> tuple[random.Random, Witness | None]:
+def _chance(seed: int | None, recording: Recording | None) -> tuple[random.Random, Recorder | None]:
     """Return the random source, and its witness if everything is recorded."""
     if recording is None:
         return random.Random(seed), None
-    from select_service.core.watching.witness import Witness  # only if recording
+    from select_service.core.instrumentation.recorder import Recorder  # only if recording
 
-    return recording.random(seed), Witness(recording)
+    return recording.random(seed), Recorder(recording)
 
 
 def _life(keeper: Keeper | None, rng: random.Random | None) -> Life:
@@ -412,7 +412,7 @@ def _life(keeper: Keeper | None, rng: random.Random | None) -> Life:
     return Life(0 if rng is None else rng.getrandbits(64) | 1, 1, first_decision)
 
 
-def _watch(tracing: Tracing | None, witness: Witness | None) -> Watch:
+def _watch(tracing: Tracing | None, witness: Recorder | None) -> Watch:
     return Watch(
         None if tracing is None else tracing.recorder,
         witness,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from select_service.core.admission.policies import NAMES
-from select_service.core.tape.reading import BadRecording
+from select_service.core.recording.decoder import BadRecording
 from select_service.simulator import replay_command, run_command
 from select_service.simulator import sweep as sweep_command
 from select_service.simulator.admit import BadArrival, Trial, read_arrivals

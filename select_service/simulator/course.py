@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from select_service.core.tape.reading import BadRecording
+from select_service.core.recording.decoder import BadRecording
 
 if TYPE_CHECKING:
-    from select_service.core.tape.items import Header
+    from select_service.core.recording.items import Header
 
 __all__ = ["Clock", "Course", "Part"]
 

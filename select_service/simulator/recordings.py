@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from indexer.core.hashing import sequence_hashes
 from indexer.core.packing import numbers_in
 from select_service.core.ledger.reservation_ids import leg_ids
-from select_service.core.tape.items import Decided, Life, number_of
-from select_service.core.tape.reading import Tape, hashes_of
+from select_service.core.recording.decoder import Tape, hashes_of
+from select_service.core.recording.items import Decided, Life, number_of
 from select_service.simulator.core.requests import Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from select_service.core.tape.items import Item
+    from select_service.core.recording.items import Item
 
 __all__ = ["Played", "files_of", "play", "read_recording", "requests_of"]
 

@@ -14,7 +14,8 @@ import numpy as np
 from typing_extensions import override
 
 from select_service.core.ledger.loads import ranks_in
-from select_service.core.tape.items import (
+from select_service.core.recording.decoder import BadRecording, DamagedFile, Tape
+from select_service.core.recording.items import (
     Asked,
     Change,
     Decided,
@@ -24,7 +25,6 @@ from select_service.core.tape.items import (
     Seats,
     Wave,
 )
-from select_service.core.tape.reading import BadRecording, DamagedFile, Tape
 from select_service.simulator.core.stage import Stage, changed_weights, recorded_choice
 from select_service.simulator.course import Clock, Course
 from select_service.simulator.recordings import play
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from select_service.core.columns import Floats
-    from select_service.core.tape.reading import House
+    from select_service.core.recording.decoder import House
     from select_service.simulator.core.stage import Choice, Rank, WeightsFor
     from select_service.simulator.recordings import Played
 

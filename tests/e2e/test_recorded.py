@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from select_service.core.tape.items import FRAME, OPENING, Decided, Events, Life
+from select_service.core.recording.items import FRAME, OPENING, Decided, Events, Life
 from select_service.simulator.recordings import files_of, play
 from select_service.simulator.replaying import replay
 from tests.e2e.stage import BLOCK_SIZE, Stage

@@ -30,6 +30,8 @@ from indexer.edge.snapshot_file import BadSnapshot, SnapshotReader
 from indexer.errors import BadDump
 from indexer.types import U64_MASK, StreamLimits
 from select_service.config import FieldValidation
+from select_service.core.recording.decoder import BadRecording
+from select_service.core.recording.items import FRAME, LENGTH, OPENING
 from select_service.core.replicas.events import TOPIC
 from select_service.core.replicas.messages import OWN_TOPIC
 from select_service.core.replicas.wire import (
@@ -39,8 +41,6 @@ from select_service.core.replicas.wire import (
     encode_message,
     encode_part,
 )
-from select_service.core.tape.items import FRAME, LENGTH, OPENING
-from select_service.core.tape.reading import BadRecording
 from select_service.edge import load_topic
 from select_service.edge.codec.json_codec import RequestDecoder
 from select_service.edge.codec.msgpack_codec import MsgpackDecoder

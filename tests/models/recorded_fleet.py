@@ -19,12 +19,12 @@ from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
+from select_service.core.instrumentation.instrumented import Watch
+from select_service.core.instrumentation.recorder import Recorder
+from select_service.core.recording.encoder import Packer, message
+from select_service.core.recording.items import FRAME, LENGTH, OPENING, End, Header, Item
+from select_service.core.recording.notes import Note
 from select_service.core.service import SelectionCore
-from select_service.core.tape.items import FRAME, LENGTH, OPENING, End, Header, Item
-from select_service.core.tape.notes import Note
-from select_service.core.tape.packing import Packer, message
-from select_service.core.watching.kinds import Watch
-from select_service.core.watching.witness import Witness
 from select_service.edge.state.recording import WitnessRandom
 from select_service.errors import ServiceError
 from select_service.types import (
@@ -149,7 +149,7 @@ class RecordedFleet:
                 session_ttl_s=draw.choice([0.0, 10.0]),
             ),
             admission=admission,
-            watch=Watch(witness=Witness(self.tape)),
+            watch=Watch(witness=Recorder(self.tape)),
         )
         self.now = 100.0
         if seed % 2:  # what looks on draws from a copy, and leaves no trace

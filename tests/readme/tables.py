@@ -263,7 +263,7 @@ FIXED = (
         "CLOSE_S",
         "seconds the end of the process waits for a recording's disk",
     ),
-    ("select_service.core.tape.packing", "TEXT_MAX", "characters of an id in a recording"),
+    ("select_service.core.recording.encoder", "TEXT_MAX", "characters of an id in a recording"),
     ("select_service.edge.discovery.kubernetes", "PAGE_BYTES_MAX", "bytes of a page of a list"),
     ("select_service.edge.doctor", "SLICE_S", "seconds of an examination between other requests"),
     ("select_service.edge.doctor", "FRESH_S", "seconds findings may be old until it looks again"),

@@ -3,7 +3,7 @@
 The event loop only appends notes to a queue; the thread encodes them, compresses some hundred KiB
 at a time into a frame, and starts another file when one is long enough. Notes that find no room in
 the queue or on the disk are counted, and the file says how many are missing.
-`core/watching/witness.py` stands before it; `core/tape/items.py` defines the format.
+`core/instrumentation/recorder.py` stands before it; `core/recording/items.py` defines the format.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from typing_extensions import override
 
-from select_service.core.tape.items import (
+from select_service.core.recording.encoder import Packer, message
+from select_service.core.recording.items import (
     FRAME,
     MAGIC,
     OPENING,
@@ -35,8 +36,7 @@ from select_service.core.tape.items import (
     number_of,
     numbered,
 )
-from select_service.core.tape.notes import EventNote
-from select_service.core.tape.packing import Packer, message
+from select_service.core.recording.notes import EventNote
 from select_service.errors import RecordingUnusable
 from select_service.version import __version__
 
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from indexer.core.stream import EventStream
-    from select_service.core.tape.items import Item
-    from select_service.core.tape.notes import Note
+    from select_service.core.recording.items import Item
+    from select_service.core.recording.notes import Note
     from select_service.types import RouterConfig
 
 __all__ = ["RecordSettings", "Recording", "WitnessRandom"]

@@ -1,6 +1,6 @@
 """Traced requests: which ones are, when they began, what came of them.
 
-`traced_door.py` reports their begin and end, `core/watching/recording.py` the steps in between;
+`traced_door.py` reports their begin and end, `core/instrumentation/traced.py` the steps in between;
 `span_export.py` makes spans of them. Ids are random, times are read here, and nothing of a prompt
 is kept: neither tokens nor hashes.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from select_service.core.watching.marks import Marks, Recorder
+from select_service.core.instrumentation.marks import MarkRecorder, Marks
 from select_service.edge.tracing.sampling import Sampler, sampler
 from select_service.edge.tracing.span_export import (
     Finished,
@@ -106,7 +106,7 @@ class Tracing:
             export: takes the finished ones.
             shutdown_s: time limit of `close`.
         """
-        self.recorder = Recorder()
+        self.recorder = MarkRecorder()
         self.export = export
         self.sampled = 0
         self.sampler = sampler

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from select_service.core.effects import Effects
-    from select_service.core.watching.witness import Witness
+    from select_service.core.instrumentation.recorder import Recorder
     from select_service.edge.driving.turn import Turn
     from select_service.types.admission import (
         AdmissionChange,
@@ -33,7 +33,7 @@ __all__ = ["Operating"]
 class Operating:
     """Changes made while the service runs."""
 
-    def __init__(self, turn: Turn, witness: Witness | None) -> None:
+    def __init__(self, turn: Turn, witness: Recorder | None) -> None:
         """Operate one driver.
 
         Args:

@@ -18,12 +18,12 @@ from select_service.core.admission.cache_hits import CacheHits
 from select_service.core.fleet.catalog import Worker
 from select_service.core.fleet.roles import Legs
 from select_service.core.partition import Partition
+from select_service.core.recording.decoder import BadRecording, hashes_of, slots_of
+from select_service.core.recording.items import Asked
 from select_service.core.routing.pair import PairQuery, plan
 from select_service.core.routing.policy import default_policy
 from select_service.core.routing.prompt import Prompt
 from select_service.core.routing.weights import Weights, weights_in_force
-from select_service.core.tape.items import Asked
-from select_service.core.tape.reading import BadRecording, hashes_of, slots_of
 from select_service.core.waves.plan import Member, WavePlan
 from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDraining
 from select_service.simulator.core.told_books import ToldIndex, ToldLedger, ToldTrust, matches
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats, Rows
     from select_service.core.decisions.trust_factors import Trust
     from select_service.core.ledger.ledger import Ledger
-    from select_service.core.tape.items import Decided, Found, Prompted, Step, Wave
-    from select_service.core.tape.reading import House
+    from select_service.core.recording.decoder import House
+    from select_service.core.recording.items import Decided, Found, Prompted, Step, Wave
 
 __all__ = [
     "Choice",

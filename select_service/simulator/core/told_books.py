@@ -13,7 +13,7 @@ import numpy as np
 from indexer.core.tiers import Matches
 from select_service.core.ledger.loads import ranks_in, unpacked
 from select_service.core.ledger.slot_loads import SlotLoads
-from select_service.core.tape.reading import BadRecording, slots_of
+from select_service.core.recording.decoder import BadRecording, slots_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from indexer.core.tiers import SlotTable
     from select_service.core.columns import Floats, Slots
     from select_service.core.ledger.recent_activity import RecentActivity
-    from select_service.core.tape.items import Found
+    from select_service.core.recording.items import Found
 
 __all__ = ["ToldIndex", "ToldLedger", "ToldTrust", "matches"]
 

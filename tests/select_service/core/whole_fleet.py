@@ -10,8 +10,8 @@ from indexer.core.registry import Registry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
+from select_service.core.instrumentation.instrumented import Watch
 from select_service.core.service import Life, SelectionCore
-from select_service.core.watching.kinds import Watch
 from select_service.types import (
     Answer,
     PairSelection,

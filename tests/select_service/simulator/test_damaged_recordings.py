@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from select_service.core.tape.items import FRAME, OPENING
-from select_service.core.tape.reading import BadRecording
+from select_service.core.recording.decoder import BadRecording
+from select_service.core.recording.items import FRAME, OPENING
 from select_service.simulator.cli import main
 from select_service.simulator.recordings import requests_of
 from select_service.simulator.replaying import replay

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from select_service.core.tape.items import FRAME, LENGTH, OPENING, Header
-from select_service.core.tape.packing import message
-from select_service.core.tape.reading import BadRecording
+from select_service.core.recording.decoder import BadRecording
+from select_service.core.recording.encoder import message
+from select_service.core.recording.items import FRAME, LENGTH, OPENING, Header
 from select_service.simulator.cli import main
 from select_service.simulator.course import PARTS_MAX, Clock, Course
 from select_service.simulator.replay_findings import Difference, Missing, Place, Replay

@@ -19,9 +19,9 @@ import pytest
 from msgspec.structs import replace
 
 from indexer.types import Scope
-from select_service.core.tape.items import OPENING, End, Gap, Header, Life
-from select_service.core.tape.notes import BirthNote, SeatsNote
-from select_service.core.tape.reading import Tape
+from select_service.core.recording.decoder import Tape
+from select_service.core.recording.items import OPENING, End, Gap, Header, Life
+from select_service.core.recording.notes import BirthNote, SeatsNote
 from select_service.edge.state import recording as module
 from select_service.edge.state.recording import Recording, RecordSettings, WitnessRandom
 from select_service.errors import RecordingUnusable

@@ -17,11 +17,10 @@ from msgspec.structs import replace
 from indexer.types import Scope
 from select_service.core.columns import Slots
 from select_service.core.ledger.loads import COLUMNS, ranks_in
-from select_service.core.routing.cost import Found
-from select_service.core.routing.prompt import Prompt
-from select_service.core.routing.weights import weights_in_force
-from select_service.core.tape import packing, reading
-from select_service.core.tape.items import (
+from select_service.core.recording import decoder, encoder
+from select_service.core.recording.decoder import BadRecording, Tape, hashes_of, slots_of
+from select_service.core.recording.encoder import Packer, message
+from select_service.core.recording.items import (
     FRAME,
     LENGTH,
     OPENING,
@@ -33,15 +32,16 @@ from select_service.core.tape.items import (
     Life,
     Seats,
 )
-from select_service.core.tape.notes import (
+from select_service.core.recording.notes import (
     BirthNote,
     ChangeNote,
     DecisionNote,
     Note,
     SeatsNote,
 )
-from select_service.core.tape.packing import Packer, message
-from select_service.core.tape.reading import BadRecording, Tape, hashes_of, slots_of
+from select_service.core.routing.cost import Found
+from select_service.core.routing.prompt import Prompt
+from select_service.core.routing.weights import weights_in_force
 from select_service.simulator.replaying import replay
 from select_service.types import RouterConfig, SelectRequest, WorkerSpec
 from tests.effort import examples
@@ -104,7 +104,7 @@ def noted(groups: list[tuple[int, Slots]] | None) -> list[Any] | None:
 def test_what_differs_is_enough_to_know_all_of_it(notes: list[DecisionNote | None]) -> None:
     """None: the reader has lost what came before."""
     with pytest.MonkeyPatch.context() as patched:
-        for module in (packing, reading):
+        for module in (encoder, decoder):
             patched.setattr(module, "CHUNKS_MAX", 3)
         packer, expected = Packer(), list[DecisionNote]()
         items: list[Item] = []
@@ -140,7 +140,7 @@ def seats(*workers: tuple[int, int], drains: str | None = None) -> SeatsNote:
 
 
 def test_who_sits_where_is_told_once_and_then_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "SEATS_PER_ITEM", 2)
+    monkeypatch.setattr(encoder, "SEATS_PER_ITEM", 2)
     first = seats((1, 0), (2, 1), (3, 2))
     second = replace(first, workers=(*first.workers[1:], *seats((4, 0)).workers))
     packer = Packer()
@@ -210,7 +210,7 @@ def test_what_is_no_recording_is_refused_with_its_place(data: bytes, why: str) -
 
 
 def test_a_frame_that_would_fill_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "FRAME_RAW_MAX", 10_000)
+    monkeypatch.setattr(decoder, "FRAME_RAW_MAX", 10_000)
     with pytest.raises(BadRecording, match="too long"):
         read(OPENING + framed(bytes(20_000)))
 

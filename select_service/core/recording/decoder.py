@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from indexer.types import HASH_BYTES, Scope
-from select_service.core.tape.items import (
+from select_service.core.recording.items import (
     CHUNK_BYTES,
     CHUNKS_MAX,
     FRAME,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from select_service.core.columns import Slots
-    from select_service.core.tape.items import Prompted, SeatedWorker
+    from select_service.core.recording.items import Prompted, SeatedWorker
 
 __all__ = ["BadRecording", "DamagedFile", "House", "Tape", "hashes_of", "slots_of"]
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 from typing_extensions import override
 
 from select_service.core.decisions.decision_log import DecisionLog
-from select_service.core.reservations.lifecycle import Lifecycle
-from select_service.core.tape.items import Gap, Life
-from select_service.core.tape.notes import (
+from select_service.core.recording.items import Gap, Life
+from select_service.core.recording.notes import (
     BirthNote,
     ChangeNote,
     DecisionNote,
@@ -21,6 +20,7 @@ from select_service.core.tape.notes import (
     StepNote,
     WaveNote,
 )
+from select_service.core.reservations.lifecycle import Lifecycle
 from select_service.core.verbs.placing import Placing
 from select_service.core.waves.plan import WavePlan
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from select_service.core.ledger.reservation import Lease, Reservation
     from select_service.core.ledger.reservation_ids import Booking
     from select_service.core.partition import Partition
+    from select_service.core.recording.notes import Note
     from select_service.core.replicas.messages import ClaimRecord
     from select_service.core.reservations.lifecycle import BookingSpec
     from select_service.core.routing.placement import Seen
     from select_service.core.routing.weights import Weights
-    from select_service.core.tape.notes import Note
     from select_service.core.waves.plan import Member, Seat
     from select_service.types import Answer, CacheHit
     from select_service.types.admission import AdmissionSettings
 
-__all__ = ["Rooms", "Sink", "Witness", "rooms_for"]
+__all__ = ["Rooms", "Sink", "Recorder", "rooms_for"]
 
 LIFE_BYTES: Final = 256
 """Bytes charged for a note of a reservation."""
@@ -80,7 +80,7 @@ class Rooms(NamedTuple):
     plan: type[WavePlan]
 
 
-class Witness:
+class Recorder:
     """Notes the events of one service, in order."""
 
     def __init__(self, sink: Sink) -> None:
@@ -174,7 +174,7 @@ class Witness:
         self.sink.put(ChangeNote(now, what, values), 512)
 
 
-def rooms_for(witness: Witness, desk: type[Lifecycle], placing: type[Placing]) -> Rooms:
+def rooms_for(witness: Recorder, desk: type[Lifecycle], placing: type[Placing]) -> Rooms:
     """Return the kinds of rooms whose events this witness notes."""
     told = {"witness": witness}
     return Rooms(
@@ -188,7 +188,7 @@ def rooms_for(witness: Witness, desk: type[Lifecycle], placing: type[Placing]) -
 class _Placing(Placing):
     """Discards the draws of a failed decision before the next one."""
 
-    witness: Witness
+    witness: Recorder
 
     @override
     def place(
@@ -206,7 +206,7 @@ class _Placing(Placing):
 class _Decisions(DecisionLog):
     """Notes every decision, whether or not its record is kept."""
 
-    witness: Witness
+    witness: Recorder
 
     @property
     @override
@@ -237,7 +237,7 @@ class _Decisions(DecisionLog):
 class _Desk(Lifecycle):
     """Notes the lives of reservations."""
 
-    witness: Witness
+    witness: Recorder
     _why = "told"  # the reason of an end in progress; by a replica, unless set below
 
     def _begun(
@@ -334,7 +334,7 @@ class _Desk(Lifecycle):
 class _WavePlan(WavePlan):
     """Notes the inputs of each step of a plan, and the whole plan once it is made."""
 
-    witness: Witness
+    witness: Recorder
     _looked: list[tuple[int, Seen]]
     _roles: Roles  # the seating when it was begun
 

@@ -1,6 +1,6 @@
 """Notes of the event loop for a recording: references to immutable data, no copies.
 
-`witness.py` makes notes, the writer's thread packs them (`packing.py`): a note costs the loop one
+`witness.py` makes notes, the writer's thread packs them (`encoder.py`): a note costs the loop one
 object with references, however long writing it takes. No note leads back to itself.
 """
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
-from select_service.core.tape.items import Gap, Life
+from select_service.core.recording.items import Gap, Life
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

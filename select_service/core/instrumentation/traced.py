@@ -1,7 +1,7 @@
 """The traced kinds of the rooms a request passes through.
 
 Each does what its base does, and marks the time. A service without tracing has the plain rooms and
-pays nothing; here a request that is not traced pays for one look at `Recorder`.
+pays nothing; here a request that is not traced pays for one look at `MarkRecorder`.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from select_service.core.admission.queue import Ticket
+from select_service.core.instrumentation.marks import ADMISSION, BOOK, MATCH, PICK, WAIT, Booked
 from select_service.core.reservations.lifecycle import Lifecycle
 from select_service.core.verbs.placing import Placing
 from select_service.core.verbs.selecting import Selecting
-from select_service.core.watching.marks import ADMISSION, BOOK, MATCH, PICK, WAIT, Booked
 
 if TYPE_CHECKING:
     from indexer.core.tiers import Matches
     from select_service.core.columns import Rows
     from select_service.core.effects import Effects
+    from select_service.core.instrumentation.marks import MarkRecorder, Marks
     from select_service.core.ledger.reservation import Reservation
     from select_service.core.partition import Partition
     from select_service.core.reservations.lifecycle import BookingSpec
     from select_service.core.routing.placement import Placement
-    from select_service.core.watching.marks import Marks, Recorder
     from select_service.types import Answer, SelectAndReserveRequest, Selection, SelectRequest
 
 __all__ = ["rooms_for"]
 
 
-def rooms_for(recorder: Recorder) -> tuple[type[Lifecycle], type[Placing], type[Selecting]]:
+def rooms_for(recorder: MarkRecorder) -> tuple[type[Lifecycle], type[Placing], type[Selecting]]:
     """Return the kinds of rooms whose marks go to this recorder."""
 
     class OfDesk(RecordingDesk):
@@ -49,7 +49,7 @@ def rooms_for(recorder: Recorder) -> tuple[type[Lifecycle], type[Placing], type[
 class RecordingSelecting(Selecting):
     """Marks when a request is judged, and when it begins to wait."""
 
-    recorder: Recorder
+    recorder: MarkRecorder
 
     @override
     def select(self, request: SelectRequest, now: float) -> tuple[Answer | Ticket, Effects]:
@@ -90,7 +90,7 @@ class RecordingSelecting(Selecting):
 class RecordingPlacing(Placing):
     """Marks when a rank is chosen, for new requests and for those that waited."""
 
-    recorder: Recorder
+    recorder: MarkRecorder
 
     @override
     def place(
@@ -130,7 +130,7 @@ class RecordingPlacing(Placing):
 class RecordingDesk(Lifecycle):
     """Marks when a booking begins."""
 
-    recorder: Recorder
+    recorder: MarkRecorder
 
     @override
     def book(self, partition: Partition, slot: int, order: BookingSpec, now: float) -> Reservation:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from select_service.core.tape.items import Life
-from select_service.core.tape.notes import BirthNote, DecisionNote, Note, SeatsNote, WaveNote
-from select_service.core.watching.marks import Marks, Recorder
-from select_service.core.watching.witness import Witness
+from select_service.core.instrumentation.marks import MarkRecorder, Marks
+from select_service.core.instrumentation.recorder import Recorder
+from select_service.core.recording.items import Life
+from select_service.core.recording.notes import BirthNote, DecisionNote, Note, SeatsNote, WaveNote
 from select_service.errors import ServiceError
 from select_service.types import CoreLimits, LeaseRequest, RouterConfig, Selection
 from tests.select_service.core.waves.test_steps import place, prompt
@@ -60,8 +60,8 @@ def live(fleet: Fleet) -> list[object]:
 def test_what_is_answered_is_the_same_with_and_without() -> None:
     config = RouterConfig(queue_threshold=4.0)
     plain = Fleet(config)
-    notes, recorder = Notes(), Recorder()
-    both = Fleet(config, witness=Witness(notes), recorder=recorder)
+    notes, recorder = Notes(), MarkRecorder()
+    both = Fleet(config, witness=Recorder(notes), recorder=recorder)
     recorder.current = Marks(lambda: 0, {})
     answers = live(both)
     assert live(plain) == answers
@@ -73,7 +73,7 @@ def test_what_is_answered_is_the_same_with_and_without() -> None:
 
 def test_every_end_of_a_reservation_is_noted() -> None:
     notes = Notes()
-    fleet = Fleet(witness=Witness(notes), limits=CoreLimits(reservation_ttl_s=5.0))
+    fleet = Fleet(witness=Recorder(notes), limits=CoreLimits(reservation_ttl_s=5.0))
     for worker_id in (1, 2):
         fleet.worker(worker_id)
     fleet.core.open_lease(LeaseRequest(lease_id="l", owner="o", ttl_s=2.0), fleet.now)
@@ -90,7 +90,7 @@ def test_every_end_of_a_reservation_is_noted() -> None:
 
 def test_seats_are_noted_once_until_somebody_comes_or_goes() -> None:
     notes = Notes()
-    fleet = Fleet(witness=Witness(notes))
+    fleet = Fleet(witness=Recorder(notes))
     fleet.worker(1)
     for _ in range(3):
         fleet.select(1, 2)
@@ -107,7 +107,7 @@ def test_seats_are_noted_once_until_somebody_comes_or_goes() -> None:
 
 def test_seats_that_found_no_room_are_noted_later() -> None:
     notes = Notes(is_full=True)
-    fleet = Fleet(witness=Witness(notes))
+    fleet = Fleet(witness=Recorder(notes))
     fleet.worker(1)
     fleet.take("r", 1)
     assert notes.left_out == 2, "nor is who may sit there, whoever that is"
@@ -118,7 +118,7 @@ def test_seats_that_found_no_room_are_noted_later() -> None:
 
 def test_decisions_are_noted_without_a_ring_of_them() -> None:
     notes = Notes()
-    fleet = Fleet(witness=Witness(notes), limits=CoreLimits(decision_ring=0))
+    fleet = Fleet(witness=Recorder(notes), limits=CoreLimits(decision_ring=0))
     fleet.worker(1)
     fleet.select(1, selection_id="s")
     (note,) = notes.of(DecisionNote)
@@ -128,7 +128,7 @@ def test_decisions_are_noted_without_a_ring_of_them() -> None:
 
 def test_the_plan_of_a_wave_is_one_note() -> None:
     notes = Notes()
-    fleet = Fleet(witness=Witness(notes))
+    fleet = Fleet(witness=Recorder(notes))
     for worker_id in (1, 2):
         fleet.worker(worker_id)
     place(fleet, prompt(1, 2, n=4), prompt(3, n=2), reserve=True)

@@ -1,7 +1,7 @@
 """Packs notes into bytes: whatever is unchanged since the last note of a file is not repeated.
 
 Runs in the writer's thread, one item at a time; of files it knows only where one begins.
-`reading.py` is the inverse.
+`decoder.py` is the inverse.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from indexer.core.events import BlockRemoved, BlockStored
 from indexer.core.wire import BatchDecoder
-from select_service.core.tape.items import (
+from select_service.core.recording.items import (
     CHUNK_BYTES,
     CHUNKS_MAX,
     LENGTH,
@@ -34,7 +34,7 @@ from select_service.core.tape.items import (
     Step,
     Wave,
 )
-from select_service.core.tape.notes import (
+from select_service.core.recording.notes import (
     BirthNote,
     ChangeNote,
     DecisionNote,
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.columns import Rows, Slots
     from select_service.core.decisions.record import Odds
+    from select_service.core.recording.items import Item
+    from select_service.core.recording.notes import Note, Seated
     from select_service.core.routing.cost import Found as FoundNow
     from select_service.core.routing.placement import Seen
     from select_service.core.routing.prompt import Prompt
-    from select_service.core.tape.items import Item
-    from select_service.core.tape.notes import Note, Seated
     from select_service.types import SelectRequest
 
 __all__ = ["Packer", "message"]

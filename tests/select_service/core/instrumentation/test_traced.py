@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from select_service.core.admission.queue import Ticket
-from select_service.core.watching.marks import Marks, Recorder
+from select_service.core.instrumentation.marks import MarkRecorder, Marks
 from select_service.types import RouterConfig
 from tests.select_service.core.whole_fleet import Fleet
 
@@ -17,7 +17,7 @@ class Watched:
     """A fleet, and marks by a clock that only counts."""
 
     def __init__(self) -> None:
-        self.recorder = Recorder()
+        self.recorder = MarkRecorder()
         self.fleet = Fleet(RouterConfig(queue_threshold=0.5), recorder=self.recorder)
         self.fleet.worker(1, max_num_batched_tokens=64)
         self.clock = itertools.count()

@@ -1,6 +1,6 @@
 """The times at which the steps of a request began, for tracing.
 
-The clock is passed in with the marks, as the core has none. `recording.py` makes the marks while it
+The clock is passed in with the marks, as the core has none. `traced.py` makes the marks while it
 serves a request; `edge/tracing/spans.py` reads them.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from select_service.core.routing.placement import Placement
     from select_service.types import Answer
 
-__all__ = ["ADMISSION", "BOOK", "MATCH", "PICK", "WAIT", "Booked", "Marks", "Recorder"]
+__all__ = ["ADMISSION", "BOOK", "MATCH", "PICK", "WAIT", "Booked", "Marks", "MarkRecorder"]
 
 ADMISSION: Final = "admission"
 WAIT: Final = "wait"
@@ -68,7 +68,7 @@ class Marks:
             self.enter("")
 
 
-class Recorder:
+class MarkRecorder:
     """Where marks go: the caller sets `current` for the duration of one call."""
 
     __slots__ = ("current", "waiting")

@@ -1,7 +1,7 @@
 """The observers of a service, and the kinds of rooms to build for them.
 
-`core/service.py` calls this before it builds. The observing rooms are in `recording.py` and
-`witness.py`, which are imported only for tracing or recording.
+`core/service.py` calls this before it builds. The observing rooms are in `traced.py` and
+`recorder.py`, which are imported only for tracing or recording.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from select_service.core.waves.plan import WavePlan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from select_service.core.watching.marks import Recorder
-    from select_service.core.watching.witness import Witness
+    from select_service.core.instrumentation.marks import MarkRecorder
+    from select_service.core.instrumentation.recorder import Recorder
 
 __all__ = ["Kinds", "Watch", "kinds_for"]
 
@@ -28,9 +28,9 @@ __all__ = ["Kinds", "Watch", "kinds_for"]
 class Watch(Struct, frozen=True):
     """The observers of a core."""
 
-    recorder: Recorder | None = None
+    recorder: MarkRecorder | None = None
     """Takes the marks of traced requests; None: nothing is traced."""
-    witness: Witness | None = None
+    witness: Recorder | None = None
     """Notes events for a recording; None: nothing is recorded."""
     stopwatch: Callable[[], float] | None = None
     """Seconds, to measure the time of a shadow policy; None: it is not limited."""
@@ -54,11 +54,11 @@ def kinds_for(watch: Watch) -> Kinds:
     """Return the rooms to build for these observers."""
     recorder, witness, kinds = watch.recorder, watch.witness, Kinds()
     if recorder is not None:
-        from select_service.core.watching import recording  # only when tracing
+        from select_service.core.instrumentation import recording  # only when tracing
 
         kinds = Kinds(*recording.rooms_for(recorder))
     if witness is not None:
-        from select_service.core.watching.witness import rooms_for  # only when recording
+        from select_service.core.instrumentation.recorder import rooms_for  # only when recording
 
         rooms = rooms_for(witness, kinds.desk, kinds.placing)
         kinds = Kinds(
