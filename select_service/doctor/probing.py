@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from select_service.core.doctor.causes import UNREACHABLE_FROM_HERE
+from select_service.core.diagnostics.causes import UNREACHABLE_FROM_HERE
 from select_service.types.doctor import Finding, Subject
 
 if TYPE_CHECKING:

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Final
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from select_service.core.doctor.examiner import Examiner
-from select_service.core.doctor.sampling import Sampler
+from select_service.core.diagnostics.examiner import Examiner
+from select_service.core.diagnostics.prompt_sample import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from indexer.core.stream import EventStream
     from indexer.types import LinkState
-    from select_service.core.doctor.suspicions import Change
+    from select_service.core.diagnostics.suspicions import Change
     from select_service.core.service import SelectionCore
     from select_service.types.doctor import DoctorLimits, PeerLink, Report, SourceLink
 

@@ -16,7 +16,7 @@ import select_service.errors
 from indexer.errors import EndpointRefused, IndexerError, InvalidEndpoint
 from select_service.config import ENVIRONMENT, FLAGS, Settings
 from select_service.config.flags import ROOMS, Flag
-from select_service.core.doctor.causes import CAUSES, UNREACHABLE_FROM_HERE
+from select_service.core.diagnostics.causes import CAUSES, UNREACHABLE_FROM_HERE
 from select_service.edge.app import create_driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
@@ -207,7 +207,7 @@ FIXED = (
         "REFUSAL_BYTES_MAX",
         "bytes of a refusal that are read for its message",
     ),
-    ("select_service.core.doctor.fleet", "NAMED_MAX", "pods named in one finding"),
+    ("select_service.core.diagnostics.fleet_checks", "NAMED_MAX", "pods named in one finding"),
     ("indexer.core.hashing", "NAMESPACES_REMEMBERED", "adapters and salts with a cached seed"),
     ("indexer.core.progress", "NAMES_REMEMBERED", "rank names remembered of a stream"),
     (
@@ -268,9 +268,21 @@ FIXED = (
     ("select_service.edge.doctor", "SLICE_S", "seconds of an examination between other requests"),
     ("select_service.edge.doctor", "FRESH_S", "seconds findings may be old until it looks again"),
     ("select_service.edge.doctor", "LOGGED_MAX", "findings logged one by one of an examination"),
-    ("select_service.core.doctor.prompts", "SEEN_MAX", "first blocks of prompts remembered"),
-    ("select_service.core.doctor.prompts", "OWNERS_MAX", "scopes and ranks with prompts judged"),
-    ("select_service.core.doctor.prompts", "VERDICTS_MAX", "prompts judged and kept, of each"),
+    (
+        "select_service.core.diagnostics.prompt_checks",
+        "SEEN_MAX",
+        "first blocks of prompts remembered",
+    ),
+    (
+        "select_service.core.diagnostics.prompt_checks",
+        "OWNERS_MAX",
+        "scopes and ranks with prompts judged",
+    ),
+    (
+        "select_service.core.diagnostics.prompt_checks",
+        "VERDICTS_MAX",
+        "prompts judged and kept, of each",
+    ),
     ("select_service.doctor.asking", "ANSWER_BYTES_MAX", "bytes of an answer the command reads"),
     ("select_service.doctor.probing", "ENDPOINTS_MAX", "ports the command tries with --probe"),
 )

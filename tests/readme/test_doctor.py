@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from select_service.core.doctor.causes import SALT_MISMATCH
+from select_service.core.diagnostics.causes import SALT_MISMATCH
 from select_service.doctor.asking import Answer, Worker
 from select_service.doctor.telling import tell
 from select_service.types.doctor import Finding, Subject

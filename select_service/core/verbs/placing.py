@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from select_service.core.counters import Counters
     from select_service.core.decisions.decision_log import DecisionLog
     from select_service.core.decisions.shadow import Shadow
-    from select_service.core.doctor.sampling import Sampler
+    from select_service.core.diagnostics.prompt_sample import Sampler
     from select_service.core.fleet.catalog import Worker
     from select_service.core.partition import Partition
     from select_service.core.reservations.lifecycle import Lifecycle

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import orjson
 
 from indexer.types import U64_MASK, WorkerRank
-from select_service.core.doctor.causes import EVENTS_UNREACHABLE
+from select_service.core.diagnostics.causes import EVENTS_UNREACHABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

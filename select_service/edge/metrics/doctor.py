@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from select_service.core.doctor.causes import CAUSES
+from select_service.core.diagnostics.causes import CAUSES
 from select_service.edge.metrics.families import Collector, counter, gauge
 
 if TYPE_CHECKING:

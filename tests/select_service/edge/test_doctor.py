@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from select_service.config.environment import RouterSettings
-from select_service.core.doctor.causes import CAUSES
+from select_service.core.diagnostics.causes import CAUSES
 from select_service.edge import doctor as doctors
 from select_service.edge.driver import Driver
 from select_service.types import RouterConfig, WorkerSpec

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from indexer.types import LinkState
-from select_service.core.doctor import causes
+from select_service.core.diagnostics import causes
 from select_service.edge import slices
 from select_service.edge.app import create_driver
 from select_service.edge.console.fleet import RANK_FIELDS, Fleet, News

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.doctor import causes
-from select_service.core.doctor.growth import Growth
+from select_service.core.diagnostics import causes
+from select_service.core.diagnostics.growth import Growth
 from select_service.types.doctor import Subject
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from indexer.types import WorkerRank
     from select_service.core.counters import Counters, ReplicaCounters
-    from select_service.core.doctor.causes import Cause
+    from select_service.core.diagnostics.causes import Cause
     from select_service.core.fleet.catalog import Worker
     from select_service.core.verbs.reading import Reader
     from select_service.types import ReplicaStatus

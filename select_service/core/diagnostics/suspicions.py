@@ -8,13 +8,13 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.core.doctor.causes import CAUSES
+from select_service.core.diagnostics.causes import CAUSES
 from select_service.types.doctor import Finding, Report, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from select_service.core.doctor.causes import Cause
+    from select_service.core.diagnostics.causes import Cause
 
 _GRAVITY: Final = ("error", "warning", "info")
 _ORDER: Final = [c.code for c in sorted(CAUSES, key=lambda c: _GRAVITY.index(c.severity))]

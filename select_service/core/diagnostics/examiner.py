@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from indexer.types import Scope, WorkerRank
-from select_service.core.doctor import causes
-from select_service.core.doctor.fleet import (
+from select_service.core.diagnostics import causes
+from select_service.core.diagnostics.fleet_checks import (
     Endpoints,
     Habits,
     WallClock,
@@ -22,9 +22,9 @@ from select_service.core.doctor.fleet import (
     look_at_worker,
     server_of,
 )
-from select_service.core.doctor.prompts import Owner, PromptWatch
-from select_service.core.doctor.streams import Look, StreamWatch
-from select_service.core.doctor.suspicions import Suspicions
+from select_service.core.diagnostics.prompt_checks import Owner, PromptChecks
+from select_service.core.diagnostics.stream_checks import Look, StreamChecks
+from select_service.core.diagnostics.suspicions import Suspicions
 from select_service.types.doctor import Subject
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from indexer.types import LinkState
     from select_service.core.admission.load_reports import LoadReports
     from select_service.core.counters import Counters, ReplicaCounters
-    from select_service.core.doctor.causes import Cause
-    from select_service.core.doctor.sampling import Sampler
-    from select_service.core.doctor.suspicions import Change
+    from select_service.core.diagnostics.causes import Cause
+    from select_service.core.diagnostics.prompt_sample import Sampler
+    from select_service.core.diagnostics.suspicions import Change
     from select_service.core.fleet.catalog import Catalog
     from select_service.core.membership import Membership
     from select_service.core.verbs.reading import Reader
@@ -78,8 +78,8 @@ class Examiner:
         self._replica_timeout_s = replica_timeout_s
         self._habits = Habits(reader, counters, replica_counters, now)
         self._wall_clock = WallClock()
-        self._prompts = PromptWatch()
-        self._watches: dict[WorkerRank, StreamWatch] = {}
+        self._prompts = PromptChecks()
+        self._watches: dict[WorkerRank, StreamChecks] = {}
         self._stored: dict[Owner, int] = {}  # blocks reported by engines, as of the last round
         self._past_missing: set[Owner] = set()
         self.suspicions = Suspicions(limits.findings_max)
@@ -158,7 +158,7 @@ class Examiner:
                 look = self._look(stream, link, replay, now, wall_now)
                 watch = watches.get(rank)
                 if watch is None or watch.stream is not stream:
-                    watch = StreamWatch(stream, link.connections, look.requests, now)
+                    watch = StreamChecks(stream, link.connections, look.requests, now)
                     watches[rank] = watch
                 seen.add(rank)
                 if stream.kv_state == "uncertain" and now - watch.known_since < PAST_S:

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from indexer.core.index import KvIndex
 from indexer.types import BASE_NAMESPACE, Scope
-from select_service.core.doctor import prompts
-from select_service.core.doctor.causes import CAUSES, UNREACHABLE_FROM_HERE, Cause
-from select_service.core.doctor.fleet import server_of
-from select_service.core.doctor.growth import WINDOW_S, Growth
-from select_service.core.doctor.prompts import Owner, PromptWatch
-from select_service.core.doctor.sampling import Sample
-from select_service.core.doctor.streams import RUN_S, Run
-from select_service.core.doctor.suspicions import Change, Suspicions
+from select_service.core.diagnostics import prompt_checks
+from select_service.core.diagnostics.causes import CAUSES, UNREACHABLE_FROM_HERE, Cause
+from select_service.core.diagnostics.fleet_checks import server_of
+from select_service.core.diagnostics.growth import WINDOW_S, Growth
+from select_service.core.diagnostics.prompt_checks import Owner, PromptChecks
+from select_service.core.diagnostics.prompt_sample import Sample
+from select_service.core.diagnostics.stream_checks import RUN_S, Run
+from select_service.core.diagnostics.suspicions import Change, Suspicions
 from select_service.types.doctor import Subject
 
 SCOPE = Scope("m", "t")
@@ -135,36 +135,36 @@ def sample(number: int, at: float, rank: int = 0) -> Sample:
     )
 
 
-def verdict(watch: PromptWatch, index: KvIndex, now: float) -> list[Cause]:
+def verdict(watch: PromptChecks, index: KvIndex, now: float) -> list[Cause]:
     stored: dict[Owner, int] = {SCOPE: 10**6}
     found = watch.suspects(lambda _: index, stored, lambda _: False, now)
     return [one[1] for one in found if one is not None]
 
 
 def test_what_is_remembered_of_prompts_is_bounded() -> None:
-    watch, index = PromptWatch(), KvIndex(16)
-    for number in range(prompts.SEEN_MAX + 100):
+    watch, index = PromptChecks(), KvIndex(16)
+    for number in range(prompt_checks.SEEN_MAX + 100):
         watch.judge(sample(number, 0.0, rank=number), index, {})
-    assert len(watch._seen) == prompts.SEEN_MAX
-    for number in range(prompts.SEEN_MAX, prompts.SEEN_MAX + 100):
+    assert len(watch._seen) == prompt_checks.SEEN_MAX
+    for number in range(prompt_checks.SEEN_MAX, prompt_checks.SEEN_MAX + 100):
         for _ in range(3):
             watch.judge(sample(number, 100.0, rank=number), index, {})
-    assert len(watch._verdicts) <= prompts.OWNERS_MAX
-    assert max(map(len, watch._verdicts.values())) <= prompts.VERDICTS_MAX
+    assert len(watch._verdicts) <= prompt_checks.OWNERS_MAX
+    assert max(map(len, watch._verdicts.values())) <= prompt_checks.VERDICTS_MAX
 
 
 def test_old_verdicts_say_nothing() -> None:
-    watch, index = PromptWatch(), KvIndex(16)
+    watch, index = PromptChecks(), KvIndex(16)
     for at in (0.0, 50.0, 60.0):
         for number in range(4):
             watch.judge(sample(number, at), index, {})
     assert len(verdict(watch, index, 61.0)) == 1
-    assert verdict(watch, index, 61.0 + prompts.VERDICTS_S) == []
+    assert verdict(watch, index, 61.0 + prompt_checks.VERDICTS_S) == []
     assert not watch._verdicts
 
 
 def test_a_scope_that_is_gone_is_forgotten() -> None:
-    watch, index = PromptWatch(), KvIndex(16)
+    watch, index = PromptChecks(), KvIndex(16)
     for at in (0.0, 50.0, 60.0):
         for number in range(4):
             watch.judge(sample(number, at), index, {})

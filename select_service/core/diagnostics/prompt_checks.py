@@ -1,6 +1,6 @@
 """Prompts that recur and match nothing: whose blocks should be there, and why they are not.
 
-A sample (`sampling.py`) is judged if the same beginning was requested half a minute earlier: by
+A sample (`prompt_sample.py`) is judged if the same beginning was requested half a minute earlier: by
 then an engine has reported it, and the index has it unless something is wrong. A hit clears its
 scope and its rank of all suspicion. Prompts that never match are tried in other ways, with the
 salts and adapters that events carry, or shifted by a token: a way that matches is proof.
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from indexer.core.extra_keys import is_ambiguous_salt, media_hash
 from indexer.core.hashing import block_hashes
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace, Scope, WorkerRank
-from select_service.core.doctor import causes
+from select_service.core.diagnostics import causes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from indexer.core.index import KvIndex
-    from select_service.core.doctor.causes import Cause
-    from select_service.core.doctor.sampling import Sample
+    from select_service.core.diagnostics.causes import Cause
+    from select_service.core.diagnostics.prompt_sample import Sample
 
 SETTLE_S: Final = 30.0
 """An engine has told of a prompt by then: it waited, computed, and its step was published."""
@@ -69,7 +69,7 @@ class Verdict(NamedTuple):
     stored: int  # blocks the owner had ever reported by then
 
 
-class PromptWatch:
+class PromptChecks:
     """What became of prompts that came again, by scope and by rank."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """One rank's event stream: do events come, are they usable, and do they belong to the rank?
 
-A `StreamWatch` remembers what a single look cannot show. It is run once per round and names its
+A `StreamChecks` remembers what a single look cannot show. It is run once per round and names its
 suspicions; `causes.py` has how long each must last.
 """
 
@@ -10,8 +10,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.types import SOCKET_BYTES_FACTOR
-from select_service.core.doctor import causes
-from select_service.core.doctor.growth import Growth
+from select_service.core.diagnostics import causes
+from select_service.core.diagnostics.growth import Growth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from indexer.core.stream_counters import StreamCounters
     from indexer.types import LinkState
-    from select_service.core.doctor.causes import Cause
+    from select_service.core.diagnostics.causes import Cause
 
 SILENCE_S: Final = 30.0
 """How long a worker may take to tell of prompts it was given: to queue and to compute them."""
@@ -81,7 +81,7 @@ class Look(NamedTuple):
     wall_now: float
 
 
-class StreamWatch:
+class StreamChecks:
     """What one stream did lately."""
 
     __slots__ = (
