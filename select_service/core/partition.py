@@ -19,7 +19,7 @@ from select_service.core.admission.drainage import Drainage
 from select_service.core.admission.hit_tally import HitTally
 from select_service.core.decisions.trust_factors import Trust
 from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
-from select_service.core.fleet.seating import Seating
+from select_service.core.fleet.slots import FleetSlots
 from select_service.core.ledger.demand_tally import DemandTally
 from select_service.core.ledger.ledger import Ledger
 from select_service.core.routing.cost import Found, Size, preferences, terms_of
@@ -72,7 +72,7 @@ class Partition:
             prior_tokens_per_s=prefill_tokens_per_s,
             sequence_blocks=round(SEQUENCE_TOKENS / index.block_size),
         )
-        self.seating = Seating()
+        self.seating = FleetSlots()
         self.trust = Trust(trust or TrustSettings())
         self.drainage = Drainage(self.ledger.loads.work, prior_tokens_per_s=prefill_tokens_per_s)
         self.policy = policy

@@ -31,7 +31,7 @@ from select_service.core.decisions.shadow import Shadowing
 from select_service.core.decisions.trust_monitor import TrustMonitor
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import Catalog
-from select_service.core.fleet.recovered import RecoveredRanks
+from select_service.core.fleet.recovered_ranks import RecoveredRanks
 from select_service.core.instrumentation.instrumented import Watch, kinds_for
 from select_service.core.membership import Membership
 from select_service.core.replicas.plane import Replicas

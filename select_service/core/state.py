@@ -14,7 +14,7 @@ import msgspec
 from indexer.types import Scope
 from select_service.core.admission.admitting import scope_of_key
 from select_service.core.changes import CONFIG, LEASE, PEER, RESERVATION, WORKER
-from select_service.core.fleet.discovery import API
+from select_service.core.fleet.roster import API
 from select_service.core.ledger.leases import Ending
 from select_service.core.ledger.reservation_ids import Booking
 from select_service.core.replicas.first_answers import first_answer

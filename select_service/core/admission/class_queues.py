@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
     from select_service.core.columns import Floats, Rows
     from select_service.core.fleet.catalog import Worker
-    from select_service.core.fleet.seating import Seating
+    from select_service.core.fleet.slots import FleetSlots
     from select_service.core.ledger.slot_loads import SlotLoads
     from select_service.core.routing.policy import PolicyClass, RoutingPolicy
 
@@ -35,7 +35,7 @@ class ClassQueues:
     """All requests waiting for a rank; classes take turns, each for up to its quantum."""
 
     def __init__(
-        self, policy: RoutingPolicy, seating: Seating, loads: SlotLoads, drainage: Drainage
+        self, policy: RoutingPolicy, seating: FleetSlots, loads: SlotLoads, drainage: Drainage
     ) -> None:
         self.of_class = [PendingQueue() for _ in policy.classes]
         self._classes = policy.classes

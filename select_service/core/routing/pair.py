@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from select_service.core.columns import Floats, Slots
     from select_service.core.fleet.roles import Legs, Transfer
-    from select_service.core.fleet.seating import Seating
+    from select_service.core.fleet.slots import FleetSlots
     from select_service.core.routing.cost import Found, Terms
     from select_service.core.routing.prompt import Prompt
     from select_service.core.routing.weights import Weights
@@ -68,7 +68,7 @@ class Plan(NamedTuple):
     couple: WorkerPair | None  # the best one, whichever the mode
     found: Found | None  # of the prompt in the index
 
-    def advice(self, seating: Seating) -> Advice:
+    def advice(self, seating: FleetSlots) -> Advice:
         """Say it to a caller, by who sits where."""
         couple = self.couple
         candidate = None
@@ -92,7 +92,7 @@ class Plan(NamedTuple):
 class PairQuery(NamedTuple):
     """A request for which a plan is needed."""
 
-    seating: Seating
+    seating: FleetSlots
     request: SelectRequest
     prompt: Prompt
     weights: Weights

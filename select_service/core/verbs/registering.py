@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from select_service.core.effects import Effects
 from select_service.core.fleet.catalog import reconciliation_failed
-from select_service.core.fleet.discovery import API
+from select_service.core.fleet.roster import API
 from select_service.errors import WorkerConflict
 from select_service.types import KvRankState, Ready
 

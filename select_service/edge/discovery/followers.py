@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from indexer.errors import IndexerError
-from select_service.core.fleet.discovery import Roster
+from select_service.core.fleet.roster import Roster
 from select_service.edge.readiness import DISCOVERY
 from select_service.errors import ServiceError
 from select_service.types.doctor import SourceLink

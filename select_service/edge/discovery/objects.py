@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct, field
 from xxhash import xxh3_64_intdigest
 
-from select_service.core.fleet.discovery import Unready
+from select_service.core.fleet.roster import Unready
 from select_service.edge.discovery.dns import endpoint_of
 from select_service.types import WorkerSpec
 

@@ -13,7 +13,7 @@ from indexer.edge.backoff import Backoff
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from select_service.core.fleet.discovery import Unready
+    from select_service.core.fleet.roster import Unready
 
 T = TypeVar("T")
 

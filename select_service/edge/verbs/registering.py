@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from select_service.core.fleet.discovery import API
+from select_service.core.fleet.roster import API
 from select_service.types.drains import HIT_RATE_LOSS_MAX
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from select_service.core.admission.class_queues import ClassQueues
 from select_service.core.admission.drainage import Drainage
 from select_service.core.admission.queue import Ticket
 from select_service.core.fleet.catalog import Worker
-from select_service.core.fleet.seating import Seating
+from select_service.core.fleet.slots import FleetSlots
 from select_service.core.ledger.ledger import Ledger
 from select_service.core.routing.overtaking import Overtaking
 from select_service.core.routing.policy import PolicyClass, RoutingPolicy
@@ -30,7 +30,7 @@ def ticket(isl: int = 100, priority_jump: float = 0.0) -> Ticket:
 
 def queues(*classes: PolicyClass, batched: tuple[int | None, ...] = (None,)) -> ClassQueues:
     """The queues of a scope with one rank for each capacity."""
-    seating, ledger = Seating(), Ledger()
+    seating, ledger = FleetSlots(), Ledger()
     for slot, most in enumerate(batched):
         worker = Worker(WorkerSpec(worker_id=slot, max_num_batched_tokens=most))
         worker.slots[0] = slot

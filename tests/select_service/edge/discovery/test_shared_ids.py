@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from select_service.config.environment import RouterSettings
-from select_service.core.fleet.discovery import Unready
+from select_service.core.fleet.roster import Unready
 from select_service.edge.app import create_app, create_driver
 from select_service.edge.discovery.objects import NOT_READY, TERMINATING, Found
 from select_service.edge.discovery.setup import create_discovery

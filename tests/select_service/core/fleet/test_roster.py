@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.core.fleet.catalog import Catalog
-from select_service.core.fleet.discovery import API, Plan, Roster, Unready
+from select_service.core.fleet.roster import API, Plan, Roster, Unready
 from select_service.types import CoreLimits, WorkerSpec
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from indexer.types import WorkerRank
 from select_service.core.fleet.catalog import Worker
-from select_service.core.fleet.seating import Seating
+from select_service.core.fleet.slots import FleetSlots
 from select_service.types import SelectRequest, WorkerSpec
 from tests.effort import examples
 
@@ -28,7 +28,7 @@ def seated(worker_id: int, size: int, free: list[int], *, drains: bool) -> Worke
 @settings(max_examples=examples(200), deadline=None)
 @given(steps)
 def test_it_knows_who_has_come_and_not_gone(life: list[tuple[int, int, bool] | int]) -> None:
-    seating, here = Seating(), dict[int, Worker]()
+    seating, here = FleetSlots(), dict[int, Worker]()
     for step in life:
         worker_id = step if isinstance(step, int) else step[0]
         gone = here.pop(worker_id, None)

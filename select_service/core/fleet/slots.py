@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Seats = list[tuple[WorkerRank, int]]
 
 
-class Seating:
+class FleetSlots:
     """The workers of a scope and the slots of their ranks.
 
     A worker that comes, goes or changes costs O(its ranks), plus a copy of the open slots.
