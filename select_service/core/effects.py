@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from indexer.types import Scope, WorkerRank
     from select_service.core.admission.queue import Ticket
-    from select_service.core.replicas.messages import ReplicaMessage
+    from select_service.core.replication.messages import ReplicaMessage
     from select_service.core.routing.placement import Placement
 
 

@@ -34,8 +34,8 @@ from select_service.core.fleet.catalog import Catalog
 from select_service.core.fleet.recovered_ranks import RecoveredRanks
 from select_service.core.instrumentation.instrumented import Watch, kinds_for
 from select_service.core.membership import Membership
-from select_service.core.replicas.plane import Replicas
-from select_service.core.replicas.rooms import ClaimRoom, ClosingRoom, EndRoom
+from select_service.core.replication.durable_rows import ClaimRows, ClosedLeaseRows, TombstoneRows
+from select_service.core.replication.plane import Replicas
 from select_service.core.reservations.pairs import Pairs
 from select_service.core.reservations.sessions import Sessions
 from select_service.core.routing.overtaking import overtaking
@@ -295,10 +295,10 @@ class SelectionCore:
                 WORKER: Workers(self.catalog, self.registering.restore),
                 LEASE: LeaseRoom(self.desk.leases, NOTHING),
                 PEER: self.peer_endpoints,
-                END: EndRoom(claims, NOTHING),
+                END: TombstoneRows(claims, NOTHING),
                 RESERVATION: Reservations(self.desk, self.catalog, self.partitions, NOTHING),
-                CLOSING: ClosingRoom(claims, leases, NOTHING),
-                CLAIM: ClaimRoom(claims, self.replicas.snapshots, NOTHING),
+                CLOSING: ClosedLeaseRows(claims, leases, NOTHING),
+                CLAIM: ClaimRows(claims, self.replicas.snapshots, NOTHING),
             }
         )
 

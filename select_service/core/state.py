@@ -17,7 +17,7 @@ from select_service.core.changes import CONFIG, LEASE, PEER, RESERVATION, WORKER
 from select_service.core.fleet.roster import API
 from select_service.core.ledger.leases import Ending
 from select_service.core.ledger.reservation_ids import Booking
-from select_service.core.replicas.first_answers import first_answer
+from select_service.core.replication.first_answers import first_answer
 from select_service.errors import ServiceError
 from select_service.types import LeaseState, PairSelection, ReservationAnswer, Selection, WorkerSpec
 

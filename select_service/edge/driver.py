@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from select_service.core.routing.policy import PolicyBook, PolicyError
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.doctor import Doctor
-    from select_service.edge.replicas.plane import Replicas
+    from select_service.edge.replication.plane import Replicas
     from select_service.edge.state.keeper import Keeper
     from select_service.edge.state.recording import Recording
     from select_service.edge.state.warm_start import WarmStart

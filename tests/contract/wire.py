@@ -9,8 +9,8 @@ from typing import Any, Self
 import msgspec
 import zmq
 
-from select_service.core.replicas.events import TOPIC
-from select_service.core.replicas.messages import OWN_TOPIC
+from select_service.core.replication.dynamo_events import TOPIC
+from select_service.core.replication.messages import OWN_TOPIC
 from tests.live.ports import HOST
 from tests.wait import PATIENCE_S, block_until
 

@@ -16,9 +16,9 @@ import pytest
 import zmq
 from msgspec.structs import replace
 
-from select_service.core.replicas.events import Ending, ReplicaEnvelope, ReplicaEvent
-from select_service.core.replicas.messages import OWN_TOPIC, Closed, Ended, Heartbeat, Said
-from select_service.core.replicas.wire import decode_message, encode_message
+from select_service.core.replication.dynamo_events import Ending, ReplicaEnvelope, ReplicaEvent
+from select_service.core.replication.message_codec import decode_message, encode_message
+from select_service.core.replication.messages import OWN_TOPIC, Closed, Ended, Heartbeat, Said
 from tests.faults.patient import Patient, is_sum, service
 from tests.faults.proxy import BLACK_HOLE, HEALTHY, REFUSING, Fault, Proxy
 from tests.faults.traffic import Traffic

@@ -32,15 +32,15 @@ from indexer.types import U64_MASK, StreamLimits
 from select_service.config import FieldValidation
 from select_service.core.recording.decoder import BadRecording
 from select_service.core.recording.items import FRAME, LENGTH, OPENING
-from select_service.core.replicas.events import TOPIC
-from select_service.core.replicas.messages import OWN_TOPIC
-from select_service.core.replicas.wire import (
+from select_service.core.replication.dynamo_events import TOPIC
+from select_service.core.replication.message_codec import (
     MalformedReplicaMessage,
     decode_message,
     decode_part,
     encode_message,
     encode_part,
 )
+from select_service.core.replication.messages import OWN_TOPIC
 from select_service.edge import load_topic
 from select_service.edge.codec.json_codec import RequestDecoder
 from select_service.edge.codec.msgpack_codec import MsgpackDecoder

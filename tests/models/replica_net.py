@@ -19,20 +19,20 @@ from msgspec import UNSET
 
 from indexer.core.registry import Registry
 from select_service.core.effects import Effects, Pull
-from select_service.core.replicas.checksum import (
+from select_service.core.replication.checksum import (
     GarbledReplicaMessage,
     is_checked,
     with_checksum,
 )
-from select_service.core.replicas.events import AddRequestData, ReplicaEnvelope
-from select_service.core.replicas.messages import ClaimRecord, Ended, Said, SnapshotHead
-from select_service.core.replicas.wire import (
+from select_service.core.replication.dynamo_events import AddRequestData, ReplicaEnvelope
+from select_service.core.replication.message_codec import (
     MalformedReplicaMessage,
     decode_message,
     decode_part,
     encode_message,
     encode_part,
 )
+from select_service.core.replication.messages import ClaimRecord, Ended, Said, SnapshotHead
 from select_service.core.service import Life, SelectionCore
 from select_service.types import CoreLimits, Role, RouterConfig, WorkerSpec
 

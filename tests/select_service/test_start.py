@@ -63,7 +63,7 @@ ASKED_FOR = {
     "indexer.edge.snapshots": "--state-dir",
     "select_service.edge.discovery": "--workers-file",
     "select_service.edge.state.journal": "--state-dir",
-    "select_service.edge.replicas.plane": "--replica-sync-port",
+    "select_service.edge.replication.plane": "--replica-sync-port",
     "select_service.edge.state.warm_start": "--state-dir",
     "sqlite3": "--state-dir",
     "yaml": "DYN_ROUTER_POLICY_CONFIG",

@@ -31,7 +31,7 @@ BACK_REFERENCES: Mapping[tuple[str, str], str] = {
         " places it goes from one to the other some ten times a request: to look the partition up"
         " by its scope would cost more than the arc does."
     ),
-    ("select_service.core.ledger.reservation", "select_service.core.replicas.claim"): (
+    ("select_service.core.ledger.reservation", "select_service.core.replication.claim"): (
         "What is booked and what is said of it to replicas stand for each other, one to one: each"
         " leads to the other with every step of a reservation's life."
     ),

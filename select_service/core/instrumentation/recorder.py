@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from select_service.core.ledger.reservation_ids import Booking
     from select_service.core.partition import Partition
     from select_service.core.recording.notes import Note
-    from select_service.core.replicas.messages import ClaimRecord
+    from select_service.core.replication.messages import ClaimRecord
     from select_service.core.reservations.lifecycle import BookingSpec
     from select_service.core.routing.placement import Seen
     from select_service.core.routing.weights import Weights

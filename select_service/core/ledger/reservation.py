@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from select_service.core.ledger.chain_nodes import ChainNode
-    from select_service.core.replicas.claim import Claim
+    from select_service.core.replication.claim import Claim
     from select_service.types import LeaseState
 
 

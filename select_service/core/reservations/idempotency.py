@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from select_service.core.replicas.first_answers import answer_of, first_answer
+from select_service.core.replication.first_answers import answer_of, first_answer
 from select_service.errors import ReservationConflict, ReservationUnderWay
 from select_service.types import PairSelection, ReservationAnswer, Selection
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
     from select_service.core.counters import Counters
     from select_service.core.ledger.reservation_ids import ReservationIds
-    from select_service.core.replicas.first_answers import FirstAnswer
+    from select_service.core.replication.first_answers import FirstAnswer
     from select_service.core.reservations.remote_reservations import RemoteReservations
 
 _NO_FINGERPRINT: Final = b"-"

@@ -18,9 +18,9 @@ from select_service.core.ledger.expired_ids import ExpiredIds
 from select_service.core.ledger.leases import Leases
 from select_service.core.ledger.ledger import BLOCKS_PER_STEP
 from select_service.core.ledger.reservation_ids import Booking, ReservationIds
-from select_service.core.replicas.announcer import Announcer
-from select_service.core.replicas.claim import Claim
-from select_service.core.replicas.messages import Renewed
+from select_service.core.replication.announcer import Announcer
+from select_service.core.replication.claim import Claim
+from select_service.core.replication.messages import Renewed
 from select_service.core.reservations.idempotency import Idempotency
 from select_service.core.reservations.remote_reservations import RemoteReservations
 from select_service.core.tenancy.shares import Shares
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from select_service.core.ledger.reservation import Lease, Reservation
     from select_service.core.membership import Lost
     from select_service.core.partition import Partition
-    from select_service.core.replicas.messages import ClaimRecord
+    from select_service.core.replication.messages import ClaimRecord
     from select_service.core.routing.prompt import Prompt
     from select_service.types import (
         CoreLimits,

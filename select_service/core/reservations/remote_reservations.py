@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from indexer.types import PackedHashes
     from select_service.core.ledger.reservation_ids import ReservationIds
-    from select_service.core.replicas.announcer import Announcer
-    from select_service.core.replicas.claim import Claim
-    from select_service.core.replicas.events import ReplicaEnvelope
+    from select_service.core.replication.announcer import Announcer
+    from select_service.core.replication.claim import Claim
+    from select_service.core.replication.dynamo_events import ReplicaEnvelope
 
 
 class RemoteReservations:

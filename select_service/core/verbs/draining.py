@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from select_service.core.counters import Counters
     from select_service.core.fleet.catalog import Catalog, Worker
     from select_service.core.partition import Partition
-    from select_service.core.replicas.plane import Replicas
+    from select_service.core.replication.plane import Replicas
     from select_service.core.verbs.registering import Registering
     from select_service.core.verbs.waiting_room import WaitingRoom
     from select_service.types.drains import DrainRequest

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Catalog, Worker
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
-    from select_service.core.replicas.plane import Replicas
+    from select_service.core.replication.plane import Replicas
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.verbs.reading import Reader
     from select_service.core.verbs.waiting_room import WaitingRoom

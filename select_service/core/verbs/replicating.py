@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from select_service.core.effects import Pull
-    from select_service.core.replicas.messages import (
+    from select_service.core.replication.messages import (
         Heartbeat,
         ReplicaMessage,
         SnapshotHead,
         SnapshotPart,
     )
-    from select_service.core.replicas.plane import Replicas
+    from select_service.core.replication.plane import Replicas
     from select_service.core.verbs.waiting_room import WaitingRoom
     from select_service.types import ReplicaStatus
 

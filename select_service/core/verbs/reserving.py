@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Worker
     from select_service.core.ledger.reservation import Lease
     from select_service.core.partition import Partition
-    from select_service.core.replicas.shared_leases import SharedLeases
+    from select_service.core.replication.shared_leases import SharedLeases
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.reservations.pairs import Pairs
     from select_service.core.routing.prompt import Prompt

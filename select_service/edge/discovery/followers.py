@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from select_service.edge.discovery.source import Source
     from select_service.edge.driving.turn import Turn
     from select_service.edge.readiness import Readiness
-    from select_service.edge.replicas.plane import Replicas
+    from select_service.edge.replication.plane import Replicas
     from select_service.types import WorkerSpec
 
 __all__ = ["Discovery", "ReplicaFollower", "Verbs", "WorkerFollower"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from select_service.core.routing.placement import Placement
     from select_service.edge.driving.sources import EventSources
     from select_service.edge.driving.waiting import Waiting
-    from select_service.edge.replicas.plane import Replicas
+    from select_service.edge.replication.plane import Replicas
     from select_service.edge.state.keeper import Keeper
     from select_service.edge.tracing.spans import Tracing
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from select_service.edge.driver import Driver
-    from select_service.edge.replicas.plane import Replicas
+    from select_service.edge.replication.plane import Replicas
     from select_service.types import ReplicaStatus
 
 _PUBLISHER_STATES: Final = ("synced", "behind", "leaving", "gone", "foreign")

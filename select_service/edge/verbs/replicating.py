@@ -1,6 +1,6 @@
 """The replica plane's verbs and lifecycle: opening it, registering peers, reporting on them.
 
-`edge/replicas/` has the sockets and is loaded with the first plane; the core decides what is sent.
+`edge/replication/` has the sockets and is loaded with the first plane; the core decides what is sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from select_service.edge.driving.carrying import Carrier
     from select_service.edge.driving.turn import Turn
     from select_service.edge.readiness import Readiness
-    from select_service.edge.replicas.plane import Replicas
+    from select_service.edge.replication.plane import Replicas
     from select_service.edge.security.credentials import Credentials
     from select_service.types import ReplicaLimits, ReplicaStatus
 
@@ -72,7 +72,7 @@ class Replicating:
         """
         if self._port is None:
             return
-        from select_service.edge.replicas.plane import Replicas  # only with replicas
+        from select_service.edge.replication.plane import Replicas  # only with replicas
 
         self._core.replica_announce(http_port, advertise_url)
         plane = self._carrier.replicas = Replicas(

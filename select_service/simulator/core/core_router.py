@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from indexer.types import PackedHashes
     from select_service.core.effects import Effects, Pull
-    from select_service.core.replicas.messages import ReplicaMessage
+    from select_service.core.replication.messages import ReplicaMessage
     from select_service.simulator.core.kv_events import KvEvent
     from select_service.simulator.core.requests import Request
     from select_service.simulator.core.routers import Member, Verdict

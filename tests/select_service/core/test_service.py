@@ -10,8 +10,8 @@ import pytest
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Tier, WorkerRank
-from select_service.core.replicas.events import ReplicaEnvelope
-from select_service.core.replicas.wire import encode_message
+from select_service.core.replication.dynamo_events import ReplicaEnvelope
+from select_service.core.replication.message_codec import encode_message
 from select_service.errors import (
     InvalidField,
     InvalidRequest,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.core.changes import RESERVATION, WHOLE, Changes
-from select_service.core.replicas.messages import ClaimRecord
+from select_service.core.replication.messages import ClaimRecord
 from select_service.errors import ServiceError
 from tests.effort import examples
 from tests.select_service.core.whole_fleet import Fleet

@@ -11,7 +11,7 @@ from select_service.core.admission.queue import Ticket
 from select_service.errors import AdmissionRefused
 from select_service.types import Selection
 from select_service.types.admission import AdmissionSettings
-from tests.select_service.core.replicas.replica import Replica, add
+from tests.select_service.core.replication.replica import Replica, add
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
 

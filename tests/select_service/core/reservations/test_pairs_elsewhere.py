@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from indexer.core.packing import pack_u64
-from select_service.core.replicas.events import Hashes, ReplicaEnvelope
-from select_service.core.replicas.wire import decode_message, encode_message
+from select_service.core.replication.dynamo_events import Hashes, ReplicaEnvelope
+from select_service.core.replication.message_codec import decode_message, encode_message
 from select_service.errors import ReservationConflict, ReservationNotFound
 from select_service.types import LeaseRequest
-from tests.select_service.core.replicas.replica import Replica, endings
+from tests.select_service.core.replication.replica import Replica, endings
 from tests.select_service.core.reservations.apart import PROMPT, apart
 from tests.select_service.core.test_state import Disk, restored
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet

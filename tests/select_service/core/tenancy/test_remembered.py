@@ -12,10 +12,10 @@ from select_service.core.ledger.active_blocks import ActiveBlocks
 from select_service.core.ledger.decode_blocks import DecodeBlocks
 from select_service.core.ledger.expired_ids import ExpiredIds
 from select_service.core.ledger.reservation import Reservation, SlotGeneration
-from select_service.core.replicas.claim import Claim
-from select_service.core.replicas.claims import Claims
-from select_service.core.replicas.ends import Ends
-from select_service.core.replicas.messages import ClaimRecord
+from select_service.core.replication.claim import Claim
+from select_service.core.replication.claims import Claims
+from select_service.core.replication.messages import ClaimRecord
+from select_service.core.replication.tombstones import Tombstones
 from select_service.core.tenancy.shares import Shares, prefix_of
 from select_service.types import CoreLimits, LeaseState
 
@@ -29,7 +29,7 @@ def shares_of(limits: CoreLimits | None = None) -> Shares:
 
 
 def test_ends_of_claims() -> None:
-    ends = Ends(12, shares_of())
+    ends = Tombstones(12, shares_of())
 
     def end(name: str, born: int) -> None:
         ends.note(name, (1, born), float(born), by_owner=True, heir=None, freed=True)

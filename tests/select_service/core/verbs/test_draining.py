@@ -27,7 +27,7 @@ from select_service.types import (
     WorkerSpec,
 )
 from select_service.types.admission import AdmissionSettings
-from tests.select_service.core.replicas.replica import DYNAMO, Replica, add
+from tests.select_service.core.replication.replica import DYNAMO, Replica, add
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
 

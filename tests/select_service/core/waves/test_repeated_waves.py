@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from select_service.core.effects import Effects
-from select_service.core.replicas.wire import decode_message, encode_message
+from select_service.core.replication.message_codec import decode_message, encode_message
 from select_service.types.waves import SelectBatchRequest, WaveAnswer, WaveItem
-from tests.select_service.core.replicas.replica import Replica, acquainted, pulled, silent
+from tests.select_service.core.replication.replica import Replica, acquainted, pulled, silent
 from tests.select_service.core.test_state import Disk
 from tests.select_service.core.waves.test_steps import place, prompt
 from tests.select_service.core.whole_fleet import Fleet

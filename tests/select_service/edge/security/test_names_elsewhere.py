@@ -6,8 +6,8 @@ import pytest
 
 from select_service.edge.tenancy.names import TenantNames, prefix_of
 from select_service.errors import ReservationNotFound
-from tests.select_service.core.replicas.replica import Replica, acquainted
-from tests.select_service.core.replicas.test_absent_workers import tell
+from tests.select_service.core.replication.replica import Replica, acquainted
+from tests.select_service.core.replication.test_absent_workers import tell
 
 
 def known(name: str, tenant_id: str) -> Replica:

@@ -21,11 +21,11 @@ from indexer.edge.addresses import Addresses
 from indexer.types import EgressSettings
 from select_service.core.effects import Pull
 from select_service.edge.driver import Driver
-from select_service.edge.replicas.pull import Pulls
+from select_service.edge.replication.pull import Pulls
 from select_service.types import ReplicaLimits, WorkerSpec
 from tests import wait
 from tests.live.ports import free_port
-from tests.select_service.edge.replicas.test_pull import ROUTER, Reader
+from tests.select_service.edge.replication.test_pull import ROUTER, Reader
 from tests.select_service.edge.serving import listening, worker
 from tests.wait import until
 

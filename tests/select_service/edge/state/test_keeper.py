@@ -15,7 +15,7 @@ from select_service.edge.state.keeper import EPOCHS_SINCE, next_epoch
 from select_service.edge.state.store import Store
 from select_service.errors import StateDirUnusable
 from tests.live.ports import free_port
-from tests.select_service.core.replicas.replica import Replica
+from tests.select_service.core.replication.replica import Replica
 from tests.select_service.edge.serving import SETTINGS, worker
 from tests.select_service.edge.state.lives import body, life, post
 

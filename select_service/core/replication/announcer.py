@@ -1,0 +1,299 @@
+"""Turns what our own callers do into messages for replicas.
+
+The desk begins, continues and ends reservations; this module makes of that claims (`claims.py`) and
+events of the reference's plane, stamped with our number. With a router id of 0 nothing is sent: the
+desk checks `speaks` first. What does not warrant its own message goes with the next batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from select_service.core.replication.claims import Claims
+from select_service.core.replication.dynamo_events import (
+    AddRequest,
+    AddRequestData,
+    EventWorker,
+    Hashes,
+    PrefillLoadHint,
+    ReplicaEnvelope,
+    ReplicaEvent,
+    Stamp,
+)
+from select_service.core.replication.first_answers import packed_answer
+from select_service.core.replication.messages import ClaimRecord
+from select_service.types import LeaseState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from select_service.core.ledger.reservation import Reservation
+    from select_service.core.partition import Partition
+    from select_service.core.replication.claim import Claim
+    from select_service.core.replication.dynamo_events import Ending
+    from select_service.core.replication.first_answers import FirstAnswer
+    from select_service.core.tenancy.shares import Shares
+    from select_service.types import CoreLimits
+
+
+class Announcer:
+    """Speaks for this process on the replica plane."""
+
+    def __init__(
+        self, limits: CoreLimits, router_id: int, epoch: int, shares: Shares | None = None
+    ) -> None:
+        self.claims = Claims(limits, router_id, epoch, shares)
+        self.speaks = router_id != 0
+        self._limits = limits
+
+    # -- what the desk does --------------------------------------------------------------------
+
+    def booked(
+        self, partition: Partition, reservation: Reservation, answer: FirstAnswer
+    ) -> ReplicaEnvelope:
+        """Own a new reservation and return its admission; untracked prefill tokens are not sent."""
+        stamp = self.claims.stamp()
+        record = self.own(partition, reservation, stamp.seq, answer).record
+        stamp = msgspec.structs.replace(
+            stamp,
+            isl_tokens=reservation.isl_tokens,
+            selection_id=reservation.selection_id,
+            ttl_s=self._ttl_told(reservation),
+            lease=_lease_of(reservation),
+            fairness_id=_fairness_told(partition, reservation),
+            pair=reservation.pair,
+            fingerprint=record.fingerprint,
+            answer=record.answer,
+            wave=record.wave,
+        )
+        track = reservation.track_prefill_tokens
+        add = AddRequest(
+            token_sequence=Hashes(partition.ledger.chain_of(reservation)),
+            track_prefill_tokens=track,
+            expected_output_tokens=reservation.expected_output_tokens,
+            prefill_load_hint=PrefillLoadHint(reservation.prefill_tokens) if track else None,
+        )
+        return self._envelope(partition, reservation, AddRequestData(add), stamp)
+
+    def _ttl_told(self, reservation: Reservation) -> float | None:
+        """Return its own time to live, unless it is the default: replicas have one for orphans."""
+        ttl_s = reservation.ttl_s
+        is_usual = ttl_s == self._limits.reservation_ttl_s
+        return None if reservation.lease is not None or is_usual else ttl_s
+
+    def own(
+        self,
+        partition: Partition,
+        reservation: Reservation,
+        born: int,
+        answer: FirstAnswer | None,
+        adopts: Sequence[tuple[int, int]] = (),
+        outputs: Sequence[tuple[int, int]] = (),
+    ) -> Claim:
+        """Claim a live reservation under this number; one from an earlier life keeps its own.
+
+        Args:
+            partition: it is booked in.
+            reservation: to claim.
+            born: the number of the claim.
+            answer: that its request got.
+            adopts: claims of lost replicas that it took over.
+            outputs: its output blocks by the router id that was told of them. Those routers will
+                state theirs again, so counted as our own they would count twice. All are ours if
+                the sum differs.
+        """
+        before = self.claims.own.by_id.get(reservation.reservation_id)
+        if before is not None and before.reservation is not None:
+            # Booked anew, although the first one was lost with its rank and is not swept yet.
+            self.dropped(before.reservation, reservation.created)
+        worker, dp_rank = partition.seating.rank_at(reservation.slot)
+        # without an id of its client's there is no request that could be a repeat
+        packed = packed_answer(answer) if reservation.fingerprint else b""
+        record = ClaimRecord(
+            reservation_id=reservation.reservation_id,
+            born=born,
+            model_name=partition.scope.model_name,
+            tenant_id=partition.scope.tenant_id,
+            block_size=partition.index.block_size,
+            worker_id=worker.worker_id,
+            dp_rank=dp_rank,
+            hashes=partition.ledger.chain_of(reservation),
+            prefill_tokens=reservation.prefill_tokens,
+            isl_tokens=reservation.isl_tokens,
+            track_prefill_tokens=reservation.track_prefill_tokens,
+            expected_output_tokens=reservation.expected_output_tokens,
+            lora_name=reservation.lora_name,
+            selection_id=reservation.selection_id,
+            ttl_s=self._ttl_told(reservation),
+            lease=_lease_of(reservation),
+            adopts=list(adopts),
+            fairness_id=_fairness_told(partition, reservation),
+            pair=reservation.pair,
+            fingerprint=(packed and reservation.fingerprint) or b"",
+            answer=packed,
+            wave=reservation.wave if packed else None,
+        )
+        claim = self.claims.open(record, reservation)
+        claim.prefill_done = reservation.prefill_done
+        if reservation.output_blocks:
+            by_replica = dict(outputs)
+            if sum(by_replica.values()) != reservation.output_blocks:
+                by_replica = {self.claims.router_id: reservation.output_blocks}
+            claim.outputs = by_replica
+            claim.faded_at = reservation.faded_outputs
+            claim.fraction = reservation.output_fraction
+        return claim
+
+    def completed(self, partition: Partition, reservation: Reservation) -> ReplicaEnvelope:
+        """Return the completion of a prefill, applied to every claim on the id."""
+        meant = self.claims.complete(reservation.reservation_id)
+        stamp = self.claims.stamp(meant)
+        return self._envelope(partition, reservation, "MarkPrefillCompleted", stamp)
+
+    def freed(self, partition: Partition, reservation: Reservation, now: float) -> ReplicaEnvelope:
+        """End every claim on the id of a still live reservation; return the event of its end."""
+        meant = self.claims.alive(reservation.reservation_id)
+        stamp = self.claims.stamp(meant)
+        envelope = self._envelope(partition, reservation, "Free", stamp)
+        if reservation.claim is not None:
+            self.claims.untie(reservation.claim, b"")
+        self.claims.end_all(reservation.reservation_id, meant, now)
+        return envelope
+
+    def expired(
+        self, partition: Partition, reservation: Reservation, now: float
+    ) -> ReplicaEnvelope:
+        """End only our own claim, which nobody has renewed, and return the event to publish.
+
+        The same id may still be renewed where others have booked it.
+        """
+        claim = reservation.claim
+        assert claim is not None
+        stamp = msgspec.structs.replace(self.claims.stamp([claim]), lapsed=True)
+        envelope = self._envelope(partition, reservation, "Free", stamp)
+        self.claims.untie(claim, b"")
+        self.claims.end_own_said(claim, now)
+        self.claims.homeless.append(reservation.reservation_id)
+        return envelope
+
+    def completed_unbooked(self, claim: Claim) -> ReplicaEnvelope:
+        """Return the completion of a prefill whose worker is not here; see `completed`."""
+        meant = self.claims.complete(claim.reservation_id)
+        return self._envelope_of(claim.record, "MarkPrefillCompleted", self.claims.stamp(meant))
+
+    def freed_unbooked(self, meant: list[Claim], now: float) -> ReplicaEnvelope:
+        """End the claims on one id whose worker is not here; return the event of its end."""
+        record = meant[0].record
+        envelope = self._envelope_of(record, "Free", self.claims.stamp(meant))
+        self.claims.end_all(record.reservation_id, meant, now)
+        return envelope
+
+    def expires(self, reservation: Reservation) -> bool:
+        """Tell whether a reservation may expire here: while its owner is alive, only there."""
+        claim = reservation.claim
+        claims = self.claims
+        return claim is None or claim.owner == claims.router_id or claim.owner in claims.gone
+
+    def orphan_expired(self, partition: Partition, reservation: Reservation) -> None:
+        """Age the claim of an orphan nobody has renewed; not announced, as others watch it, too.
+
+        The claim stays known: its owner may come back with it, and a caller may still end it here.
+        """
+        claim = reservation.claim
+        if claim is not None:
+            self.claims.untie(claim, partition.ledger.chain_of(reservation))
+            self.claims.age(claim)
+            self.claims.counters.orphans_expired += 1
+            self.claims.homeless.append(reservation.reservation_id)
+
+    def dropped(self, reservation: Reservation, now: float) -> None:
+        """Unlink the claim of a reservation whose rank has left.
+
+        Our own claim ends with that; a claim of others waits for the rank.
+        """
+        claim = reservation.claim
+        if claim is None:
+            return
+        self.claims.untie(claim, claim.hashes)
+        if claim.owner == self.claims.router_id:
+            self.claims.end_own(claim, now)
+        else:
+            self.claims.note(claim)
+        self.claims.homeless.append(reservation.reservation_id)
+
+    def may_adopt(self, reservation: Reservation) -> bool:
+        """Tell whether a booked reservation is an orphan that we can adopt."""
+        claim = reservation.claim
+        if claim is None or claim.owner not in self.claims.gone:
+            return False
+        if self.claims.closings.covers(claim):  # it is over, and about to be released
+            return False
+        # We have another claim on this id, which will be booked in its turn.
+        return reservation.reservation_id not in self.claims.own.by_id
+
+    def adopt(self, partition: Partition, reservation: Reservation, now: float) -> None:
+        """Own an orphan from now on, with its current lease or time to live."""
+        claim = reservation.claim
+        assert claim is not None
+        self.claims.adopt(
+            claim,
+            partition.ledger.chain_of(reservation),
+            now,
+            ttl_s=self._ttl_told(reservation),
+            lease=_lease_of(reservation),
+        )
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def _envelope(
+        self,
+        partition: Partition,
+        reservation: Reservation,
+        data: AddRequestData | Ending,
+        stamp: Stamp,
+    ) -> ReplicaEnvelope:
+        worker, dp_rank = partition.seating.rank_at(reservation.slot)
+        return ReplicaEnvelope(
+            model_name=partition.scope.model_name,
+            tenant_id=partition.scope.tenant_id,
+            routing_group=partition.scope.tenant_id,
+            block_size=partition.index.block_size,
+            event=ReplicaEvent(
+                request_id=reservation.reservation_id,
+                worker=EventWorker(worker.worker_id, dp_rank),
+                data=data,
+                router_id=self.claims.router_id,
+                lora_name=reservation.lora_name,
+            ),
+            select_service=stamp,
+        )
+
+    def _envelope_of(self, record: ClaimRecord, data: Ending, stamp: Stamp) -> ReplicaEnvelope:
+        """Return the event of a reservation that is known by a claim only."""
+        return ReplicaEnvelope(
+            model_name=record.model_name,
+            tenant_id=record.tenant_id,
+            routing_group=record.tenant_id,
+            block_size=record.block_size,
+            event=ReplicaEvent(
+                request_id=record.reservation_id,
+                worker=EventWorker(record.worker_id, record.dp_rank),
+                data=data,
+                router_id=self.claims.router_id,
+                lora_name=record.lora_name,
+            ),
+            select_service=stamp,
+        )
+
+
+def _fairness_told(partition: Partition, reservation: Reservation) -> str:
+    """Return whose share it uses; empty for its tenant's, which receivers know."""
+    told = reservation.fairness_id
+    return "" if told == partition.scope.tenant_id else told
+
+
+def _lease_of(reservation: Reservation) -> LeaseState | None:
+    lease = reservation.lease
+    return None if lease is None else LeaseState(lease.lease_id, lease.owner, lease.ttl_s)

@@ -1,0 +1,313 @@
+"""Applies the statements of publishers: claims are learnt, grow and end, and the books follow.
+
+A statement changes claims (`claims.py`); then `resolver.py` brings the ledger in line with the
+claims on that id. Both accept statements in any order, so a statement we missed can come later, in
+the publisher's snapshot. `plane.py` and the verbs call this module.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import UNSET
+
+from indexer.types import HASH_BYTES
+from select_service.core.replication.claim import Claim
+from select_service.core.replication.claims import SEQ_BITS
+from select_service.core.replication.dynamo_events import AddRequestData, ReplicaEnvelope
+from select_service.core.replication.dynamo_peers import DynamoPeers, claimed
+from select_service.core.replication.messages import (
+    ClaimRecord,
+    Closed,
+    Ended,
+    Grown,
+    Growth,
+    Heartbeat,
+    Renewed,
+    Said,
+)
+
+if TYPE_CHECKING:
+    from select_service.core.replication.claims import Claims
+    from select_service.core.replication.messages import Key, ReplicaMessage, Statement
+    from select_service.core.replication.publishers import Publishers
+    from select_service.core.replication.resolver import Resolver
+    from select_service.core.replication.sequence_tracker import SequenceTracker
+    from select_service.core.replication.shared_leases import SharedLeases
+    from select_service.core.reservations.lifecycle import Lifecycle
+    from select_service.types import CoreLimits
+
+_DONE = Growth(prefill_done=True)
+
+
+class MessageApplier:
+    """The path from publishers' statements to our ledger."""
+
+    def __init__(
+        self,
+        limits: CoreLimits,
+        claims: Claims,
+        desk: Lifecycle,
+        publishers: Publishers,
+        resolver: Resolver,
+        leases: SharedLeases,
+    ) -> None:
+        self._limits = limits
+        self._claims = claims
+        self._counters = claims.counters
+        self._desk = desk
+        self._publishers = publishers
+        self._resolver = resolver
+        self._leases = leases
+        self.foreigners = DynamoPeers(limits, claims, desk, resolver, claims.counters)
+
+    def heard(
+        self, peer: str, message: ReplicaMessage, now: float, *, checked: bool = False
+    ) -> None:
+        """Apply one message; `checked`: it had a correct checksum."""
+        router_id = _speaker(message)
+        if router_id == self._claims.router_id:
+            self._counters.namesakes += not self._is_echo(message)
+            return
+        self._counters.heard += 1
+        if self._is_garbled(router_id, message, checked=checked):
+            self._counters.garbled += 1
+        elif isinstance(message, Heartbeat):
+            self._heard_heartbeat(peer, message, now, checked=checked)
+        elif isinstance(message, Said):
+            view = self._publishers.heard_from(router_id, message.epoch, peer, now, checked=checked)
+            if view is not None and self._is_news(view, message.seq, now):
+                for item in message.items:
+                    self._apply(view, item, now)
+        else:
+            self._heard_envelope(peer, message, now, checked=checked)
+
+    def _is_garbled(self, router_id: int, message: ReplicaMessage, *, checked: bool) -> bool:
+        """Whether a message cannot be what its sender sent.
+
+        Our older versions send no checksum, and the reference's selectors no stamp. A sender
+        replaced by one of those is heard again once the earlier one counts as lost.
+        """
+        stamped = message.select_service if isinstance(message, ReplicaEnvelope) else message
+        if stamped is not UNSET and stamped.seq >> SEQ_BITS != stamped.epoch - 1:
+            return True  # not a number of that life
+        if checked:
+            return False
+        view = self._publishers.views.get(router_id)
+        return view is not None and not view.gone and (view.checked or stamped is UNSET)
+
+    def _heard_heartbeat(self, peer: str, beat: Heartbeat, now: float, *, checked: bool) -> None:
+        known = self._publishers.views.get(beat.router_id)
+        if known is not None and known.is_old(beat):
+            self._counters.repeated += 1  # no sign of life either: it may be a recording
+            return
+        view = self._publishers.heard_from(beat.router_id, beat.epoch, peer, now, checked=checked)
+        if view is None:
+            return
+        view.follow(beat)
+        if not view.announced(beat, now, self._limits):
+            self._counters.digests_differed += 1
+        if beat.left and beat.seq >= view.high:  # a `left` of this life, not of an earlier one
+            self._publishers.lose(view)
+        else:
+            view.greet(beat, now, self._limits)
+
+    def _is_echo(self, message: ReplicaMessage) -> bool:
+        """Whether we may have sent this; else another process runs on a copy of our state."""
+        if isinstance(message, ReplicaEnvelope):
+            stamp = message.select_service
+            if stamp is UNSET:
+                return True
+            epoch, seq = stamp.epoch, stamp.seq
+        else:
+            epoch, seq = message.epoch, message.seq
+        return epoch < self._claims.epoch or (
+            epoch == self._claims.epoch and seq <= self._claims.seq
+        )
+
+    def _is_news(self, view: SequenceTracker, seq: int, now: float) -> bool:
+        news = view.hear(seq, now, self._limits)
+        self._counters.repeated += not news
+        return news
+
+    def _heard_envelope(
+        self, peer: str, envelope: ReplicaEnvelope, now: float, *, checked: bool
+    ) -> None:
+        event, stamp = envelope.event, envelope.select_service
+        if event is None:
+            return
+        if stamp is UNSET:
+            self.foreigners.heard(peer, envelope, event, now)
+            return
+        view = self._publishers.heard_from(
+            *(event.router_id, stamp.epoch, peer, now), checked=checked
+        )
+        if view is None or not self._is_news(view, stamp.seq, now):
+            return
+        if isinstance(event.data, AddRequestData):
+            self.claimed(view, claimed(envelope, event, event.data, stamp), now, live=True)
+        elif event.data == "Free":
+            for owner, born in stamp.of:
+                end = Ended(event.request_id, owner, born, freed=not stamp.lapsed)
+                self.ended(view, end, now, live=True)
+            self._resolver.free_unclaimed(event.request_id, now)
+        else:
+            for owner, born in stamp.of:
+                self.grown(view, Grown(event.request_id, owner, born, _DONE), now, live=True)
+            self._resolver.complete_unclaimed(event.request_id, now)
+
+    def _apply(self, view: SequenceTracker, item: Statement, now: float) -> None:
+        if isinstance(item, ClaimRecord):
+            self.claimed(view, item, now, live=True)
+        elif isinstance(item, Renewed):
+            self._leases.renewed(item, now)
+        elif isinstance(item, Closed):
+            self._leases.closed(item, now)
+        elif isinstance(item, Grown):
+            self.grown(view, item, now, live=True)
+        else:
+            self.ended(view, item, now)
+
+    def claimed(
+        self,
+        view: SequenceTracker,
+        record: ClaimRecord,
+        now: float,
+        *,
+        live: bool = False,
+        told_of: bool = False,
+    ) -> None:
+        """Apply a claim stated by its owner, or (`told_of`) by another that has heard it."""
+        if len(record.hashes) % HASH_BYTES or len(view.claims) >= self._limits.replica_claims_max:
+            self._counters.claims_refused += 1
+            return
+        claim = view.claims.find(record.reservation_id, record.born)
+        if claim is None:
+            claim = Claim(view.router_id, record)
+            claim.hearsay = told_of
+            before = view.claims.by_id.get(record.reservation_id)
+            was_booked = before is not None and before.booked
+            if not self._claims.learn(claim, now):
+                return
+            if was_booked:  # its booking has no claim now, even if the new claim is over itself
+                self._resolver.free_unclaimed(record.reservation_id, now)
+        else:
+            if not (live or told_of or claim.agrees(record)):  # in a snapshot of its owner
+                self._resolver.unbook(claim, now)
+                self._claims.correct(claim, record, now)
+            if claim.hearsay and not told_of and self._claims.believe_owner(claim, record):
+                self._resolver.book_anew(claim, now)
+            self.grown(view, Grown(record.reservation_id, *claim.key, record.growth), now)
+            self._claims.learn_again(claim, record, now)
+        if live and record.lease is not None:
+            self._desk.sign_of_life(record.lease.lease_id, now)
+        if not claim.dead and self._claims.endings.is_freed(claim):
+            self._resolver.unbook(claim, now)
+            self._claims.end(claim, now, by_owner=False, freed=True)
+        if claim.dead:  # its owner has missed the end of it
+            self._claims.say_later(Ended(claim.reservation_id, *claim.key))
+        self._resolver.resolve(claim.reservation_id, now)
+
+    def grown(self, view: SequenceTracker, item: Grown, now: float, *, live: bool = False) -> None:
+        """Apply growth of a claim, or keep it if the claim is not known yet."""
+        key = item.owner, item.born
+        owners = self._claims.sets.get(item.owner)
+        claim = None if owners is None else owners.find(item.reservation_id, item.born)
+        if claim is None:
+            self._claims.grow_early(item.reservation_id, key, item.growth, view.router_id, now)
+        names = {key} if claim is None else claim.names
+        for kin in self._claims.kin_of(item.reservation_id, names):
+            self._grows(view, kin, item.growth, now, live=live)
+
+    def _grows(
+        self, view: SequenceTracker, claim: Claim, growth: Growth, now: float, *, live: bool
+    ) -> None:
+        news = claim.join(growth)
+        if news and claim.owner == self._claims.router_id:
+            self._claims.say_later(claim)  # for those that missed it
+        elif news and claim.owner != view.router_id:
+            claim.tellers = (claim.tellers or set()) | {view.router_id}
+        if claim.booked:
+            self._resolver.follow(claim, now)
+        if news or live:  # a sign of life
+            self._resolver.touch(claim, now)
+
+    def ended(self, view: SequenceTracker, item: Ended, now: float, *, live: bool = False) -> None:
+        """End a claim: with its reservation, or because another claim takes its place."""
+        claims, key = self._claims, (item.owner, item.born)
+        owners = claims.sets.get(item.owner)
+        claim = None if owners is None else owners.find(item.reservation_id, item.born)
+        by_owner = item.owner in (view.router_id, claims.router_id)
+        if claim is None:
+            claims.note_end(
+                *(item.reservation_id, key, now),
+                by_owner=by_owner,
+                heir=item.heir,
+                freed=item.freed,
+            )
+        elif item.heir is not None and not claim.dead:
+            self._succeed(claim, claims.ends.living(item.reservation_id, item.heir), now)
+            if not claims.sets[item.owner].holds(claim):
+                return  # our own: booking its heir has shown that its rank is not here
+        kin = [] if claim is None else [claim]
+        if item.freed:
+            names = {key} if claim is None else claim.names
+            kin += [one for one in claims.kin_of(item.reservation_id, names) if one is not claim]
+        for one in kin:
+            if one is claim or not one.dead:
+                self._end(one, item, now, live=live, by_owner=by_owner and one is claim)
+        if kin:
+            self._resolver.resolve(item.reservation_id, now)
+
+    def _end(self, claim: Claim, item: Ended, now: float, *, live: bool, by_owner: bool) -> None:
+        claims = self._claims
+        ours = claim.owner == claims.router_id
+        if ours and live:  # a caller there renews the reservation
+            self._resolver.touch(claim, now)
+        self._resolver.unbook(claim, now)
+        heir = item.heir if claim.born == item.born else None
+        if ours:
+            claims.end_own(claim, now, heir=heir, freed=item.freed)
+        else:
+            claims.end(claim, now, by_owner=by_owner, heir=heir, freed=item.freed)
+        if item.freed:
+            claims.note_freed_before(claim, now)
+        if by_owner and not ours:
+            claims.forget(claim)
+
+    def unlearn(self, claim: Claim, now: float) -> None:
+        """Forget a claim its owner never stated: the message was garbled.
+
+        No end is noted, as another claim has that name, or will have it.
+        """
+        self._resolver.unbook(claim, now)
+        self._claims.forget(claim)
+        self._counters.claims_corrected += 1
+        self._resolver.resolve(claim.reservation_id, now)
+
+    def _succeed(self, claim: Claim, heir: Key | None, now: float) -> None:
+        """Record the claim that adopted an ending one, even if it was not heard yet.
+
+        Otherwise the reservation would be unknown here, though it lives, until the adoption is
+        heard. All but its terms follows from the old claim; if it is over, too, its owner does not
+        have it.
+        """
+        if heir is None or heir[0] in (claim.owner, self._claims.router_id):
+            return
+        view = self._publishers.told_of(heir[0], now)
+        if view is None or view.has_heard(heir[1]):
+            return
+        view.mentioned(heir[1], now, self._limits)
+        record = msgspec.structs.replace(
+            claim.succeeded(heir[1]),
+            hashes=self._resolver.chain(claim),
+            lease=self._leases.terms(claim),
+        )
+        self.claimed(view, record, now, told_of=True)
+
+
+def _speaker(message: ReplicaMessage) -> int:
+    if isinstance(message, Heartbeat | Said):
+        return message.router_id
+    return 0 if message.event is None else message.event.router_id

@@ -1,0 +1,250 @@
+"""One claim, the lease it lives under, and the set of claims of one publisher.
+
+A claim is named (owner, born) and only grows until it has ended. `claims.py` keeps all of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import xxhash
+
+from indexer.types import Scope
+from select_service.core.replication.messages import (
+    ANCESTORS_MAX,
+    OUTPUT_BLOCKS_MAX,
+    OUTPUT_TELLERS_MAX,
+    ClaimRecord,
+    Growth,
+)
+from select_service.types import LeaseState
+
+if TYPE_CHECKING:
+    from collections import OrderedDict
+
+    from select_service.core.ledger.reservation import Reservation
+    from select_service.core.replication.messages import Key
+
+_DIGEST_MASK: Final = (1 << 64) - 1
+_NOTHING: Final = Growth()
+
+
+class Claim:
+    """One publisher's statement that an id is booked on a rank; see ClaimRecord for the facts."""
+
+    __slots__ = (
+        "aged",
+        "born",
+        "dead",
+        "digest",
+        "faded_at",
+        "fraction",
+        "hashes",
+        "hashes_digest",
+        "hearsay",
+        "lease",
+        "noted",
+        "outputs",
+        "owner",
+        "prefill_done",
+        "record",
+        "reservation",
+        "reservation_id",
+        "scope",
+        "tellers",
+        "touched",
+    )
+
+    def __init__(self, owner: int, record: ClaimRecord, hashes_digest: int | None = None) -> None:
+        self.owner = owner
+        self.born = record.born
+        self.reservation_id = record.reservation_id
+        self.learn_facts(record, hashes_digest)
+        self.reservation: Reservation | None = None  # its booking in our ledger
+        self.dead = False  # ended, but its owner has not stated so yet
+        self.aged = False  # its owner is lost and its time is up; the owner's return revives it
+        self.tellers: set[int] | None = None  # routers other than its owner that told us of growth
+        self.lease: LeaseCopy | None = None  # None for our own: their booking has it
+        self.noted = False  # we have told of growth of a claim that is not ours
+        self.touched = 0.0  # the last sign of life while it could not be booked
+        self.hearsay = False  # not stated to us by its owner: its terms may differ
+        growth = record.growth
+        self.prefill_done = growth.prefill_done
+        self.outputs = dict(growth.outputs)
+        self.faded_at = growth.faded_at
+        self.fraction = growth.fraction
+
+    def learn_facts(self, record: ClaimRecord, hashes_digest: int | None = None) -> None:
+        """Take over a record's facts, not its growth; the claim must not be booked."""
+        if hashes_digest is None:
+            hashes_digest = xxhash.xxh3_64_intdigest(record.hashes)
+        self.hashes_digest = hashes_digest
+        self.scope = Scope(record.model_name, record.tenant_id)
+        self.record = msgspec.structs.replace(record, hashes=b"", growth=_NOTHING)
+        self.digest = _digest(record, hashes_digest)
+        self.hashes = record.hashes  # while it is not booked; then the ledger has them
+
+    def agrees(self, record: ClaimRecord) -> bool:
+        """Tell whether a record of the same name matches this claim.
+
+        Not compared are its state, which only grows, the duration of its lease, which may change,
+        terms known only by hearsay (`believe_owner`), and what one of our older versions does not
+        tell (`learn_again`).
+        """
+        known = self.record
+        leases = [one and one.lease_id for one in (known.lease, record.lease)]
+        facts = msgspec.structs.replace(
+            record,
+            hashes=b"",
+            growth=_NOTHING,
+            ttl_s=known.ttl_s if self.hearsay else record.ttl_s,
+            adopts=known.adopts if self.hearsay else record.adopts,
+            lease=known.lease if self.hearsay or leases[0] == leases[1] else record.lease,
+            fingerprint=known.fingerprint,
+            answer=known.answer,
+            wave=known.wave,
+        )
+        return facts == known and xxhash.xxh3_64_intdigest(record.hashes) == self.hashes_digest
+
+    @property
+    def key(self) -> Key:
+        """Its name."""
+        return self.owner, self.born
+
+    @property
+    def names(self) -> set[Key]:
+        """Its own name, and those of the claims it took over."""
+        return {self.key, *self.record.adopts}
+
+    @property
+    def booked(self) -> bool:
+        """Whether our ledger carries its load."""
+        return self.reservation is not None and self.reservation.live
+
+    @property
+    def output_blocks(self) -> int:
+        """Its output blocks, capped."""
+        return min(sum(self.outputs.values()), OUTPUT_BLOCKS_MAX)
+
+    def succeeded(self, born: int) -> ClaimRecord:
+        """Return what an adopter states: the same except for name, growth and terms."""
+        adopts = [*self.record.adopts[1 - ANCESTORS_MAX :], self.key]
+        return msgspec.structs.replace(self.record, born=born, adopts=adopts)
+
+    def growth(self) -> Growth:
+        """Its state so far."""
+        return Growth(self.prefill_done, dict(self.outputs), self.faded_at, self.fraction)
+
+    def join(self, growth: Growth) -> bool:
+        """Merge a state; returns whether it was news."""
+        news = False
+        if growth.prefill_done and not self.prefill_done:
+            self.prefill_done = news = True
+        outputs = self.outputs
+        for router_id, count in growth.outputs.items():
+            if count > outputs.get(router_id, 0) and (
+                router_id in outputs or len(outputs) < OUTPUT_TELLERS_MAX
+            ):
+                outputs[router_id] = count
+                news = True
+        if (growth.faded_at, -growth.fraction) > (self.faded_at, -self.fraction):
+            self.faded_at, self.fraction = growth.faded_at, growth.fraction
+            news = True
+        return news
+
+
+def _digest(record: ClaimRecord, hashes_digest: int) -> int:
+    facts = (
+        f"{record.born} {record.worker_id} {record.dp_rank} {record.prefill_tokens} "
+        f"{hashes_digest} {record.model_name!r} {record.tenant_id!r} "
+        f"{record.reservation_id!r}"
+    )
+    return xxhash.xxh3_64_intdigest(facts.encode("utf-8", "surrogatepass"))
+
+
+class LeaseCopy:
+    """What is known of one lease through other replicas, written by `lease_copies.py`.
+
+    The desk and `shared_leases.py` write the attributes from `renewed_at` on, too.
+
+    Attributes:
+        claims: living ones under it, by owner; never empty.
+        ancestors: by owner, the last claim under it that one of these, or of before, took over.
+        lease_ttl_s: the lease's time to live; `ttl_s` is that, or the time until it is checked
+            again.
+        seen_at: its last renewal heard here; `touched` may be the time of a check.
+        renewed_at: when a caller of ours last renewed it, None: never.
+        told_at: when the others were last told so.
+        ageing: its time is up, and its orphans are being released.
+        adopting: its orphans are being adopted.
+        ending: our own unbooked claims under it are being ended.
+        freeing: its orphans are being freed, because it was closed.
+        closed: by a caller of ours, or elsewhere with all that is under it.
+    """
+
+    __slots__ = (
+        *("adopting", "ageing", "ancestors", "claims", "closed", "deadline", "ending", "freeing"),
+        *("lease_id", "lease_ttl_s", "owner", "renewed_at", "seen_at", "told_at"),
+        *("touched", "ttl_s"),
+    )
+
+    def __init__(self, lease_id: str, owner: str, now: float) -> None:
+        self.lease_id = lease_id
+        self.owner = owner
+        self.claims: dict[int, OrderedDict[Claim, None]] = {}
+        self.ancestors: dict[int, int] = {}
+        self.seen_at = self.touched = now
+        self.lease_ttl_s = self.ttl_s = 0.0
+        self.deadline = 0.0
+        self.renewed_at: float | None = None
+        self.told_at: float | None = None
+        self.ageing = self.adopting = self.ending = self.freeing = False
+        self.closed = False
+
+    @property
+    def state(self) -> LeaseState:
+        """The lease as we would have it open."""
+        return LeaseState(self.lease_id, self.owner, self.lease_ttl_s)
+
+
+class ClaimSet:
+    """The claims of one publisher by id, with their digest."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Claim] = {}
+        self.digest = 0  # a sum, so order does not matter and claims can be removed
+        self.tied = 0  # number of claims with a booking
+        self.highest = 0  # the youngest there ever was
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def add(self, claim: Claim) -> None:
+        """Add a claim; its id must be free in this set."""
+        assert claim.reservation_id not in self.by_id
+        self.by_id[claim.reservation_id] = claim
+        self.highest = max(self.highest, claim.born)
+        self.digest = (self.digest + claim.digest) & _DIGEST_MASK
+        self.tied += claim.reservation is not None
+
+    def remove(self, claim: Claim) -> None:
+        """Remove a claim of this set."""
+        del self.by_id[claim.reservation_id]
+        self.digest = (self.digest - claim.digest) & _DIGEST_MASK
+        self.tied -= claim.reservation is not None
+
+    def find(self, reservation_id: str, born: int) -> Claim | None:
+        """Return the claim with this id and number."""
+        claim = self.by_id.get(reservation_id)
+        return claim if claim is not None and claim.born == born else None
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether this very claim is in the set."""
+        return self.by_id.get(claim.reservation_id) is claim
+
+    def check(self) -> None:
+        """Assert all invariants."""
+        assert self.tied == sum(one.reservation is not None for one in self.by_id.values())
+        assert self.digest == sum(one.digest for one in self.by_id.values()) & _DIGEST_MASK
+        assert all(one.reservation_id == name for name, one in self.by_id.items())

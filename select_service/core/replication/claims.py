@@ -1,0 +1,572 @@
+"""All claims on reservations, our own and those of others, and the state of each.
+
+A claim is named (owner, born) and only grows until it has ended; its end is remembered for a while,
+so statements may arrive in any order and any number of times. The desk opens, grows and ends claims
+on behalf of its callers, `apply_messages.py` on behalf of publishers; `resolver.py` books the winner.
+Nothing here knows a ledger, a publisher's silence or a snapshot.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from indexer.types import Scope
+from select_service.core.changes import CLAIM, RESERVATION
+from select_service.core.counters import ReplicaCounters
+from select_service.core.replication.claim import Claim, ClaimSet
+from select_service.core.replication.claim_names import ClaimNames
+from select_service.core.replication.dynamo_events import Stamp
+from select_service.core.replication.early_growth import EarlyGrowth
+from select_service.core.replication.finished import Finished
+from select_service.core.replication.lease_copies import LeaseCopies
+from select_service.core.replication.messages import (
+    OUTPUT_BLOCKS_MAX,
+    ClaimRecord,
+    Closed,
+    Ended,
+    Grown,
+    Growth,
+    Renewed,
+    Said,
+)
+from select_service.core.tenancy.shares import Shares
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sized
+
+    from select_service.core.ledger.reservation import Reservation
+    from select_service.core.replication.messages import Key, Statement
+    from select_service.types import CoreLimits, LeaseState
+
+SEQ_BITS: Final = 40
+"""Bits for statements of one life; the epoch is above them, so numbers never repeat."""
+
+
+_NOTHING: Final = Growth()
+
+
+class Claims:
+    """All claims, the ends of claims, and our pending statements about them.
+
+    All operations O(1); with a router id of 0 no claims are kept at all.
+    """
+
+    def __init__(
+        self, limits: CoreLimits, router_id: int, epoch: int, shares: Shares | None = None
+    ) -> None:
+        self.router_id = router_id
+        self.epoch = epoch
+        self.seq = (epoch - 1) << SEQ_BITS
+        shares = shares or Shares(limits)
+        self.endings = Finished(limits, shares, self.seq)
+        self.ends, self.closings = self.endings.ends, self.endings.closings
+        self.own = ClaimSet()
+        self.sets = {router_id: self.own}  # by owner; one per known publisher
+        self._ready: list[tuple[int, Said]] = []  # to be published once so much is on disk
+        self.homeless: list[str] = []  # ids that lost their booking; see `plane.py`
+        self.gone: set[int] = set()  # silent owners; `publishers.py` decides when
+        self.copies = LeaseCopies(limits, shares)
+        self.names = ClaimNames()  # of others' claims
+        self.counters = ReplicaCounters()
+        self.adopted = 0
+        self._of_id: dict[str, list[Claim]] = {}  # of all owners, dead ones too
+        self._waiting: dict[tuple[Scope, int], dict[Claim, None]] = {}  # by absent worker
+        self._early = EarlyGrowth(limits.replica_ended_max)
+        # claims that grew, and ids of ended ones, to be stated
+        self._unsaid: dict[Key, Claim | str] = {}
+        self._outputs: dict[Key, Claim | str] = {}  # claims that filled blocks; stated together
+        self._lease_news: dict[str, Renewed | Closed] = {}  # one per lease; see `say_of_lease`
+        self._outputs_said_at = 0.0
+        self._limits = limits
+
+    # -- what is known -------------------------------------------------------------------------
+
+    def alive(self, reservation_id: str) -> list[Claim]:
+        """Return all claims on an id that have not ended."""
+        return [one for one in self._of_id.get(reservation_id, ()) if not one.dead]
+
+    def knows(self, reservation_id: str) -> bool:
+        """Tell whether there may be a claim on an id, or on a leg of that pair. O(1)."""
+        return reservation_id in self._of_id or reservation_id in self.names.by_name
+
+    def is_silent(self, router_id: int) -> bool:
+        """Tell whether no publisher with that id is heard."""
+        return router_id in self.gone or router_id not in self.sets
+
+    @property
+    def ended_bytes(self) -> int:
+        """The memory that remembered ends take."""
+        return self.endings.nbytes
+
+    @property
+    def early_lost(self) -> int:
+        """Growth of unknown claims that was forgotten because of the limit."""
+        return self._early.lost
+
+    # -- our statements ------------------------------------------------------------------------
+
+    def stamp(self, of: Iterable[Claim] = ()) -> Stamp:
+        """Number the statement that is about to be published."""
+        self.seq += 1
+        return Stamp(self.epoch, self.seq, [one.key for one in of])
+
+    def say(self, items: list[Statement]) -> Said:
+        """Put statements under the next number."""
+        self.seq += 1
+        return Said(self.router_id, self.epoch, self.seq, items)
+
+    def say_later(self, what: Claim | Ended) -> None:
+        """Queue growth or an end for the next batch, once however often it changed.
+
+        The statement will have the state at that time, including further growth and the heir.
+        """
+        if isinstance(what, Claim):
+            self._unsaid.setdefault(what.key, what)
+        else:
+            self._unsaid[what.owner, what.born] = what.reservation_id
+
+    def say_of_lease(self, what: Renewed | Closed) -> None:
+        """Queue a statement for the next batch, one per lease; a close is not replaced."""
+        if not isinstance(self._lease_news.get(what.lease_id), Closed):
+            self._lease_news[what.lease_id] = what
+
+    def release_outputs(self, now: float) -> None:
+        """Periodically queue the claims that filled output blocks.
+
+        A stream fills several blocks a second, and others' view of its load is off by at most those
+        few. The reference's plane has no output blocks at all.
+        """
+        if now - self._outputs_said_at >= self._limits.replica_output_interval_s:
+            self._outputs_said_at = now
+            if self._outputs:
+                self._outputs.update(self._unsaid)  # at C speed, however many
+                self._unsaid, self._outputs = self._outputs, {}
+
+    @property
+    def unsaid_count(self) -> int:
+        """The number of pending statements."""
+        return len(self._unsaid) + len(self._lease_news)
+
+    def batch(self, limit: int) -> Said | None:
+        """Return up to `limit` of the pending statements."""
+        news = [self._lease_news.pop(name) for name in list(islice(self._lease_news, limit))]
+        items: list[Statement] = [*news]
+        for key in list(islice(self._unsaid, limit - len(items))):
+            what = self._unsaid.pop(key)
+            if isinstance(what, str):
+                items.append(self.ends.told(what, key))
+            elif not what.dead:
+                self.note(what)
+                items.append(Grown(what.reservation_id, what.owner, what.born, what.growth()))
+        return self.say(items) if items else None
+
+    # -- beginnings ----------------------------------------------------------------------------
+
+    def open(self, record: ClaimRecord, reservation: Reservation) -> Claim:
+        """Own a reservation that our ledger has just booked under this number."""
+        claim = Claim(self.router_id, record)
+        self.own.add(claim)
+        self._of_id.setdefault(claim.reservation_id, []).append(claim)
+        self.tie(claim, reservation)
+        return claim
+
+    def learn(self, claim: Claim, now: float) -> bool:
+        """Record what an owner claims; False if it is already known, or over."""
+        name, born = claim.reservation_id, claim.born
+        if self.ends.is_word_of_owner(name, claim.key):
+            return False
+        owners = self.sets[claim.owner]
+        before = owners.by_id.get(name)
+        if before is not None:
+            if before.born >= born:
+                return False
+            self.forget(before)  # its owner states its end; a garbled id never has one
+        claim.dead = self.ends.has(name, claim.key)
+        early = self._early.take(claim.key)
+        if early is not None:
+            claim.join(early[0])
+            claim.tellers = early[1]
+            if any(map(self.is_silent, early[1])):
+                self.say_later(claim)  # its owner may have missed it, and cannot ask the tellers
+        self._inherit(claim)
+        owners.add(claim)
+        claim.touched = now
+        self.names.add(claim)
+        self._of_id.setdefault(name, []).append(claim)
+        if not claim.dead:
+            self.copies.join(claim, now)
+        return True
+
+    def learn_again(self, claim: Claim, record: ClaimRecord, now: float) -> None:
+        """Note that an owner restated a known claim: it is alive, and so is its lease."""
+        if claim.dead:
+            return
+        claim.touched = now
+        if record.fingerprint and not claim.record.fingerprint:  # told by an older version before
+            claim.record = msgspec.structs.replace(
+                claim.record,
+                fingerprint=record.fingerprint,
+                answer=record.answer,
+                wave=record.wave,
+            )
+        claim.aged = claim.aged and claim.owner in self.gone
+        if not claim.aged:
+            self.copies.join(claim, now)
+        if claim.lease is not None and record.lease is not None:
+            ttl_s = self.copies.ttl(record.lease.ttl_s)
+            if ttl_s not in (None, claim.lease.lease_ttl_s):
+                self.copies.touch(claim.lease, now, ttl_s)
+
+    def correct(self, claim: Claim, record: ClaimRecord, now: float) -> None:
+        """Replace the facts of a claim by what its owner states now; it must not be booked.
+
+        It remains the same claim, with its state and pending statements.
+        """
+        owned = self.sets[claim.owner]
+        owned.remove(claim)
+        self._waits_no_more(claim)
+        self.copies.leave(claim)
+        self.names.remove(claim)
+        claim.learn_facts(record)
+        claim.hearsay = False
+        self.names.add(claim)
+        owned.add(claim)
+        self._inherit(claim)
+        self.counters.claims_corrected += 1
+
+    def believe_owner(self, claim: Claim, record: ClaimRecord) -> bool:
+        """Accept the owner's own terms for a claim known by hearsay; True: they differ."""
+        before = claim.record
+        claim.hearsay = False
+        leases = [one and one.lease_id for one in (before.lease, record.lease)]
+        if before.adopts != record.adopts:  # by hearsay some of those in between were unknown
+            claim.record = before = msgspec.structs.replace(before, adopts=record.adopts)
+            self.copies.inherit(claim)
+            self._inherit(claim)
+        if before.ttl_s == record.ttl_s and leases[0] == leases[1]:
+            return False
+        self.copies.leave(claim)
+        claim.record = msgspec.structs.replace(before, ttl_s=record.ttl_s, lease=record.lease)
+        return True
+
+    def age(self, claim: Claim) -> None:
+        """Mark an orphan as expired. It stays known: its owner may come back with it."""
+        claim.aged = True
+        self.copies.leave(claim)
+        self._waits_no_more(claim)
+        self.note(claim)
+
+    def _inherit(self, claim: Claim) -> None:
+        """Apply the state of the claims it took over to a claim, and the other way round."""
+        for kin in self.kin_of(claim.reservation_id, claim.names):
+            self._pass_on(claim, kin)
+            self._pass_on(kin, claim)
+
+    def _pass_on(self, claim: Claim, heir: Claim) -> None:
+        """Apply the state of a claim to one that stands for the same reservation."""
+        growth = claim.growth()
+        if heir.join(growth):
+            self.say_later(heir)
+        if growth != _NOTHING and (claim.noted or claim.owner == self.router_id):
+            self.note(heir)  # what our callers have told us, we keep, also if its owner has heard
+
+    def tie(self, claim: Claim, reservation: Reservation) -> None:
+        """Link a claim to the booking that carries its load."""
+        owned = self.sets[claim.owner]
+        owned.tied += owned.holds(claim) and claim.reservation is None
+        claim.reservation = reservation
+        claim.hashes = b""
+        if claim.noted:
+            self._mark(CLAIM, claim.reservation_id)
+        reservation.claim = claim
+        reservation.origin = "local" if claim.owner == self.router_id else claim.owner
+
+    def untie(self, claim: Claim, hashes: bytes) -> None:
+        """Unlink a claim from its booking."""
+        if claim.reservation is not None:
+            owned = self.sets.get(claim.owner)
+            if owned is not None and owned.holds(claim):
+                owned.tied -= 1
+            claim.reservation.claim = None
+            claim.reservation = None
+        claim.hashes = hashes
+
+    def wait(self, claim: Claim) -> None:
+        """Let a claim wait for its absent worker, until `waited_for` or until it is forgotten."""
+        where = claim.scope, claim.record.worker_id
+        self._waiting.setdefault(where, {})[claim] = None
+
+    def waited_for(self, scope: Scope, worker_id: int) -> Iterator[str]:
+        """Return the ids of the claims that waited for this worker, which has come."""
+        return (claim.reservation_id for claim in self._waiting.pop((scope, worker_id), ()))
+
+    def waiting(self) -> list[Claim]:
+        """Return all claims whose worker is absent. O(those)."""
+        return [claim for some in self._waiting.values() for claim in some]
+
+    def _waits_no_more(self, claim: Claim) -> None:
+        where = claim.scope, claim.record.worker_id
+        waiting = self._waiting.get(where)
+        if waiting is not None:
+            waiting.pop(claim, None)
+            if not waiting:
+                del self._waiting[where]
+
+    # -- growth --------------------------------------------------------------------------------
+
+    def kin_of(self, reservation_id: str, names: set[Key]) -> list[Claim]:
+        """Return the claims, dead ones too, that stand for the reservation with these names.
+
+        Two replicas may adopt one orphan at once, and others may still know it by its old name: a
+        statement about one of these claims applies to all.
+        """
+        claims = self._of_id.get(reservation_id, ())
+        return [one for one in claims if not names.isdisjoint(one.names)]
+
+    def grow_early(
+        self, reservation_id: str, key: Key, growth: Growth, teller: int, now: float
+    ) -> None:
+        """Keep the growth of a claim we have not heard of yet."""
+        if self.ends.has(reservation_id, key):
+            return
+        self._early.keep(key, growth, teller, now)
+
+    def complete(self, reservation_id: str) -> list[Claim]:
+        """Complete the prefill of an id for our caller; returns the claims concerned."""
+        claims = self.alive(reservation_id)
+        for claim in claims:
+            claim.prefill_done = True
+            self.note(claim)
+        return claims
+
+    def note(self, claim: Claim) -> None:
+        """Keep a claim on disk that is not ours, and retell its state in snapshots.
+
+        Our callers tell us of its growth, or we count its id as freed while it is only out of sight
+        here: whoever ends that must end this claim, too. Ours is kept like that from `set_aside`
+        on, before with its booking.
+        """
+        if claim.owner != self.router_id:
+            claim.noted = True
+        if claim.noted:
+            self._mark(CLAIM, claim.reservation_id)
+
+    def set_aside(self, claim: Claim) -> None:
+        """Note that a claim has lost its booking to another one on its id."""
+        if claim.owner == self.router_id:
+            claim.noted = True
+            self._mark(CLAIM, claim.reservation_id)
+
+    def _mark(self, kind: str, name: str) -> None:
+        if self.endings.changes is not None:
+            self.endings.changes.mark(kind, name)
+
+    def noted(self, reservation_id: str) -> list[Claim]:
+        """Return the living claims on an id that are kept on disk without a booking of ours."""
+        return [
+            one
+            for one in self.alive(reservation_id)
+            if one.noted and not (one.owner == self.router_id and one.reservation is not None)
+        ]
+
+    def recall(self, record: ClaimRecord) -> None:
+        """Own a claim of an earlier life whose id is booked by another claim, or was."""
+        claim = Claim(self.router_id, record)
+        name = claim.reservation_id
+        if name in self.own.by_id or self.ends.has(name, claim.key):
+            return
+        claim.noted = True
+        self.own.add(claim)
+        self._of_id.setdefault(name, []).append(claim)
+
+    def output(self, reservation_id: str, fraction: float | None, count: int) -> None:
+        """Add output blocks for our caller."""
+        for claim in self.alive(reservation_id):
+            ours = claim.outputs.get(self.router_id, 0) + count
+            claim.outputs[self.router_id] = min(ours, OUTPUT_BLOCKS_MAX)
+            if fraction is not None:
+                claim.faded_at, claim.fraction = claim.output_blocks, fraction
+            self.note(claim)
+            self._outputs.setdefault(claim.key, claim)
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def end(
+        self,
+        claim: Claim,
+        now: float,
+        *,
+        by_owner: bool = True,
+        heir: Key | None = None,
+        freed: bool = False,
+    ) -> None:
+        """End a claim. Its owner's set keeps it, dead, until the owner itself states the end."""
+        claim.dead = True
+        self.copies.leave(claim)
+        if claim.noted:
+            self._mark(CLAIM, claim.reservation_id)
+        self.note_end(
+            *(claim.reservation_id, claim.key, now),
+            by_owner=by_owner,
+            heir=heir,
+            freed=freed,
+            kept=True,
+        )
+
+    def note_end(
+        self,
+        reservation_id: str,
+        key: Key,
+        now: float,
+        *,
+        by_owner: bool,
+        heir: Key | None = None,
+        freed: bool = False,
+        kept: bool = False,
+    ) -> None:
+        """Remember that a claim is over, whether or not we ever heard of it.
+
+        `kept`: on disk, too, as its end concerns a caller of ours or a booking here.
+        """
+        self.endings.note(
+            *(reservation_id, key, now), by_owner=by_owner, heir=heir, freed=freed, kept=kept
+        )
+        self._early.take(key)
+
+    def end_own_said(
+        self, claim: Claim, now: float, *, heir: Key | None = None, freed: bool = False
+    ) -> None:
+        """End our own claim, whose end is being published."""
+        self.end(claim, now, heir=heir, freed=freed)
+        self.forget(claim)
+
+    def end_own(
+        self, claim: Claim, now: float, *, heir: Key | None = None, freed: bool = False
+    ) -> None:
+        """End our own claim, and state so with the next batch."""
+        self.end_own_said(claim, now, heir=heir, freed=freed)
+        self.say_later(Ended(claim.reservation_id, *claim.key))
+
+    def end_all(self, reservation_id: str, claims: list[Claim], now: float) -> None:
+        """End all claims on an id for our caller; that is being published."""
+        for claim in claims:
+            ours = claim.owner == self.router_id
+            self.end(claim, now, by_owner=ours, freed=True)
+            self.note_freed_before(claim, now)
+            self._unsaid.pop(claim.key, None)
+            if ours:
+                self.forget(claim)
+        self.endings.note_freed(reservation_id, now)
+
+    def note_freed_before(self, claim: Claim, now: float) -> None:
+        """Mark the claims it took over as freed, so that other heirs of theirs end, too."""
+        for key in claim.record.adopts:
+            name = claim.reservation_id
+            self.note_end(name, key, now, by_owner=False, freed=True, kept=True)
+
+    def forget(self, claim: Claim) -> None:
+        """Remove a claim from its owner's set and from all our indexes."""
+        self.sets[claim.owner].remove(claim)
+        if claim.noted:
+            self._mark(CLAIM, claim.reservation_id)
+        self.copies.leave(claim)
+        self.names.remove(claim)
+        self.untie(claim, b"")  # also from a booking whose rank left and that is not swept yet
+        self._unsaid.pop(claim.key, None)
+        self._waits_no_more(claim)
+        of_id = self._of_id[claim.reservation_id]
+        of_id.remove(claim)
+        if not of_id:
+            del self._of_id[claim.reservation_id]
+
+    def adopt(
+        self,
+        old: Claim,
+        hashes: bytes,
+        now: float,
+        *,
+        ttl_s: float | None = None,
+        lease: LeaseState | None = None,
+    ) -> None:
+        """Own an orphan of a lost owner from the next number on, on these terms."""
+        reservation = old.reservation
+        assert reservation is not None
+        record = msgspec.structs.replace(
+            old.succeeded(self.seq + 1), growth=old.growth(), ttl_s=ttl_s, lease=lease
+        )
+        self.untie(old, b"")
+        self.end(old, now, by_owner=False, heir=(self.router_id, record.born))
+        claim = Claim(self.router_id, record, old.hashes_digest)
+        self.own.add(claim)
+        self._of_id[claim.reservation_id].append(claim)
+        self.tie(claim, reservation)
+        self.adopted += 1
+        full = msgspec.structs.replace(record, hashes=hashes)
+        said = self.say([full, self.ends.told(old.reservation_id, old.key)])
+        self._mark(RESERVATION, old.reservation_id)
+        changes = self.endings.changes
+        self._ready.append((0 if changes is None else changes.marks, said))
+
+    def take_ready(self) -> list[Said]:
+        """Return the adoptions to publish now.
+
+        With state on disk each waits until it is there: told of an adoption, its former owner lets
+        the reservation go, and it would be lost if we had forgotten it after a crash.
+        """
+        changes = self.endings.changes
+        durable = inf if changes is None else changes.durable
+        ready = [said for ordinal, said in self._ready if ordinal <= durable]
+        self._ready = [one for one in self._ready if one[0] > durable]
+        return ready
+
+    def adopted_lease(self, state: LeaseState) -> LeaseState:
+        """Return a lease as it is opened here for orphans under it."""
+        return msgspec.structs.replace(state, born=self.seq, adopted=True)
+
+    def purge(self, now: float, limit: int) -> None:
+        """Forget entries past their time, up to `limit` of each kind."""
+        horizon = now - self._limits.replica_ended_s
+        self.endings.purge(horizon, limit)
+        self._early.purge(horizon, limit)
+
+    def tables(self) -> Iterator[Sized]:
+        """Yield the dicts that grow with claims; see `slimming.py`."""
+        yield from (self._of_id, self._unsaid, self._outputs, self.names.by_name)
+        yield from [one.by_id for one in self.sets.values()]
+
+    def check(self) -> None:
+        """Assert all invariants."""
+        self.own.check()
+        self.copies.check(
+            one
+            for some in self.sets.values()
+            if some is not self.own
+            for one in some.by_id.values()
+        )
+        assert all(one.lease is None for one in self.own.by_id.values())
+        others = [some for some in self.sets.values() if some is not self.own]
+        self.names.check({one for some in others for one in some.by_id.values()})
+        self.endings.check()
+        self._early.check()
+        for name, claims in self._of_id.items():
+            assert claims, "nobody claims nothing"
+            assert len({one.owner for one in claims}) == len(claims), "one claim an owner and id"
+            booked = [one for one in claims if one.booked]
+            assert len(booked) <= 1, "one booking an id"
+            for claim in claims:
+                assert claim.reservation_id == name
+                assert not (claim.dead and claim.booked), "what has ended carries nothing"
+                if claim.reservation is not None:
+                    assert claim.reservation.claim is claim
+        for waiting in self._waiting.values():
+            assert waiting, "nobody waits for nothing"
+            for claim in waiting:
+                assert claim in self._of_id.get(claim.reservation_id, ()), "the forgotten wait not"
+        for claim in self.own.by_id.values():
+            assert not claim.dead, "we say of our own what ends"
+            assert claim.owner == self.router_id
+            assert claim in self._of_id[claim.reservation_id]

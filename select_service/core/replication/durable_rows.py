@@ -1,0 +1,115 @@
+"""What replicas are still to learn from us, as it is kept on disk: see `core/state.py`.
+
+A caller was answered, so it must hold whatever restarts: what is over (`TombstoneRows`, `ClosedLeaseRows`),
+and how far reservations of other replicas have come (`ClaimRows`). Once restored it is retold as
+before, in snapshots and to whoever states otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from select_service.core.ledger.reservation_ids import key_of
+from select_service.core.replication.messages import ClaimRecord
+from select_service.core.replication.tombstones import TombstoneKept
+
+if TYPE_CHECKING:
+    from select_service.core.effects import Effects
+    from select_service.core.replication.claims import Claims
+    from select_service.core.replication.shared_leases import SharedLeases
+    from select_service.core.replication.snapshots import Snapshots
+
+
+class TombstoneRecord(msgspec.Struct, array_like=True, frozen=True):
+    """The ends of claims on one id, and the order in which a caller last freed it (0: never)."""
+
+    name: str
+    ends: list[TombstoneKept]
+    freed: int = 0
+
+
+class ClaimKept(msgspec.Struct, array_like=True, frozen=True):
+    """A claim that has no booking of ours; `aged`: its owner was lost and its time was up."""
+
+    owner: int
+    claim: ClaimRecord
+    aged: bool = False
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_ends = msgspec.msgpack.Decoder(TombstoneRecord).decode
+_decode_claims = msgspec.msgpack.Decoder(list[ClaimKept]).decode
+_decode_closing = msgspec.msgpack.Decoder(dict[int, int]).decode
+
+
+class TombstoneRows:
+    """Ends by `key_of` the id; restored before the reservations, which may be over."""
+
+    def __init__(self, claims: Claims, nothing: Effects) -> None:
+        self._claims = claims
+        self._nothing = nothing
+
+    def record(self, name: str) -> bytes | None:
+        """Return everything that is over on an id."""
+        full_name, ends = self._claims.ends.kept_on(name)
+        freed = self._claims.endings.kept_order(name)
+        return _encode(TombstoneRecord(full_name, ends, freed)) if ends or freed else None
+
+    def restore(self, name: str, record: bytes, now: float) -> Effects | None:
+        """Remember it for as long again."""
+        known = _decode_ends(record)
+        if key_of(known.name) != name:
+            return None
+        for end in known.ends:
+            self._claims.endings.recall(known.name, end, now)
+        if known.freed:
+            self._claims.endings.recall_freed(known.name, known.freed, now)
+        return self._nothing
+
+
+class ClosedLeaseRows:
+    """Closed leases by id; restored after the reservations that may be under them."""
+
+    def __init__(self, claims: Claims, leases: SharedLeases, nothing: Effects) -> None:
+        self._claims = claims
+        self._leases = leases
+        self._nothing = nothing
+
+    def record(self, name: str) -> bytes | None:
+        """Return by owner the last claim that is over with the lease."""
+        up_to = self._claims.closings.find(name)
+        return None if up_to is None else _encode(up_to)
+
+    def restore(self, name: str, record: bytes, now: float) -> Effects | None:
+        """Remember it for as long again."""
+        self._leases.recall_closed(name, _decode_closing(record), now)
+        return self._nothing
+
+
+class ClaimRows:
+    """Claims without a booking of ours by id; restored last, if they are not over.
+
+    Those of other replicas become hearsay, as if another replica had told us of them.
+    """
+
+    def __init__(self, claims: Claims, snapshots: Snapshots, nothing: Effects) -> None:
+        self._claims = claims
+        self._snapshots = snapshots
+        self._nothing = nothing
+
+    def record(self, name: str) -> bytes | None:
+        """Return the claims on an id that are to be kept, as they are now."""
+        record = self._snapshots.record
+        kept = [ClaimKept(one.owner, record(one), one.aged) for one in self._claims.noted(name)]
+        return _encode(kept) if kept else None
+
+    def restore(self, _: str, record: bytes, now: float) -> Effects | None:
+        """Know the claims again."""
+        kept = _decode_claims(record)
+        if not self._claims.router_id:
+            return None
+        for one in kept:
+            self._snapshots.recall(one.owner, one.claim, now, aged=one.aged)
+        return self._nothing

@@ -1,0 +1,189 @@
+"""The reference's own selectors on the replica plane, as far as they can be supported (6.4).
+
+They number and repeat nothing, and have no snapshots. What they book is thus a reservation without
+a claim, which yields to any claim of ours. Their statements about our reservations are repeated
+under our own number, as other replicas of ours may have missed them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET, Struct
+
+from select_service.core.replication.claim import Claim
+from select_service.core.replication.dynamo_events import AddRequestData
+from select_service.core.replication.messages import ClaimRecord, Ended
+from select_service.types import ReplicaStatus
+
+if TYPE_CHECKING:
+    from select_service.core.counters import ReplicaCounters
+    from select_service.core.ledger.reservation import Reservation
+    from select_service.core.partition import Partition
+    from select_service.core.replication.claims import Claims
+    from select_service.core.replication.dynamo_events import ReplicaEnvelope, ReplicaEvent, Stamp
+    from select_service.core.replication.resolver import Resolver
+    from select_service.core.reservations.lifecycle import Lifecycle
+    from select_service.types import CoreLimits
+
+
+class _Foreigner(Struct):
+    peer: str
+    heard_at: float
+
+
+class _Fading(Struct):
+    """A prefill with an expected duration, as stated by the selector that booked it."""
+
+    partition: Partition
+    tokens: int
+    duration_s: float
+    since: float | None = None  # when it became the oldest one of its rank
+
+
+class DynamoPeers:
+    """Selectors that do not number their statements."""
+
+    def __init__(
+        self,
+        limits: CoreLimits,
+        claims: Claims,
+        desk: Lifecycle,
+        resolver: Resolver,
+        counters: ReplicaCounters,
+    ) -> None:
+        self._limits = limits
+        self._claims = claims
+        self._desk = desk
+        self._resolver = resolver
+        self._counters = counters
+        self._known: OrderedDict[int, _Foreigner] = OrderedDict()
+        self._fading: dict[Reservation, _Fading] = {}
+
+    def heard(self, peer: str, envelope: ReplicaEnvelope, event: ReplicaEvent, now: float) -> None:
+        """Apply one of their events."""
+        foreigner = self._known.pop(event.router_id, None) or _Foreigner(peer, now)
+        foreigner.peer, foreigner.heard_at = peer, now
+        self._known[event.router_id] = foreigner
+        if len(self._known) > self._limits.replica_publishers_max:
+            self._known.popitem(last=False)
+        if event.data == "Free":
+            self._end_as_told(event.request_id, now)
+            self._resolver.free_unclaimed(event.request_id, now)
+        elif event.data == "MarkPrefillCompleted":
+            for claim in self._claims.complete(event.request_id):
+                self._claims.say_later(claim)
+                if claim.booked:
+                    self._resolver.follow(claim, now)
+                self._resolver.touch(claim, now)
+            self._resolver.complete_unclaimed(event.request_id, now)
+        else:
+            self._book_foreign(envelope, event, now)
+
+    def _end_as_told(self, reservation_id: str, now: float) -> None:
+        """End our claims on an id freed by a foreigner, and tell owners that may have missed it."""
+        claims = self._claims
+        for claim in claims.alive(reservation_id):
+            self._resolver.touch(claim, now)
+            self._resolver.unbook(claim, now)
+            if claim.owner == claims.router_id:
+                claims.end_own(claim, now, freed=True)
+            else:
+                claims.end(claim, now, by_owner=False, freed=True)
+                claims.say_later(Ended(reservation_id, *claim.key))
+
+    def _book_foreign(self, envelope: ReplicaEnvelope, event: ReplicaEvent, now: float) -> None:
+        name = event.request_id
+        assert isinstance(event.data, AddRequestData)
+        if self._desk.bookings.live(name) is not None or self._claims.alive(name):
+            self._counters.ignored += 1  # the reference books twice, and leaks the first booking
+            return
+        record = claimed(envelope, event, event.data, None)
+        claim = Claim(event.router_id, record)
+        seat = self._resolver.seat(claim)
+        if seat is None:
+            self._counters.dropped += 1
+            return
+        reservation = self._desk.learn(*seat, record, claim.hashes, event.router_id, now)
+        hint = event.data.AddRequest.prefill_load_hint
+        span = None if hint is None else hint.expected_prefill_duration
+        if record.prefill_tokens and span is not None:
+            duration_s = span.secs + span.nanos / 1e9
+            self._fading[reservation] = _Fading(seat[0], record.prefill_tokens, duration_s)
+        self._counters.booked += 1
+
+    def fade(self, now: float) -> None:
+        """Reduce the oldest prefill of a rank to what remains of its expected duration.
+
+        Visits a few per call, in turn.
+        """
+        for _ in range(min(len(self._fading), self._limits.replica_resolved_per_turn_max)):
+            reservation = next(iter(self._fading))
+            fading = self._fading.pop(reservation)
+            if not reservation.live or reservation.prefill_done:
+                continue
+            self._fading[reservation] = fading  # moved to the end
+            there = fading.partition.ledger.reservations_on(reservation.slot)
+            if next(one for one in there if not one.prefill_done) is not reservation:
+                continue
+            if fading.since is None:
+                fading.since = now
+            done = 1.0 if not fading.duration_s else (now - fading.since) / fading.duration_s
+            left = round(fading.tokens * max(0.0, 1.0 - done))
+            if left != reservation.prefill_tokens:
+                fading.partition.ledger.fade_prefill(reservation, left)
+                self._resolver.touched[fading.partition] = None
+
+    def status(self, now: float) -> list[ReplicaStatus]:
+        """Return a row for each."""
+        return [
+            ReplicaStatus(
+                router_id=router_id,
+                peer=one.peer,
+                state="foreign",
+                epoch=0,
+                seq=0,
+                missing=0,
+                claims=0,
+                unbooked=0,
+                heard_s_ago=now - one.heard_at,
+                pulls=0,
+                pulls_failed=0,
+            )
+            for router_id, one in self._known.items()
+        ]
+
+
+def claimed(
+    envelope: ReplicaEnvelope, event: ReplicaEvent, data: AddRequestData, stamp: Stamp | None
+) -> ClaimRecord:
+    """Return the claim in an admission (6.4: tokens only when tracked)."""
+    add = data.AddRequest
+    hint = add.prefill_load_hint
+    tracked = add.track_prefill_tokens and hint is not None
+    scope = envelope.tenant_id if envelope.tenant_id is not UNSET else envelope.routing_group
+    assert scope is not UNSET
+    return ClaimRecord(
+        reservation_id=event.request_id,
+        born=0 if stamp is None else stamp.seq,
+        model_name=envelope.model_name,
+        tenant_id=scope,
+        block_size=envelope.block_size,
+        worker_id=event.worker.worker_id,
+        dp_rank=event.worker.dp_rank,
+        hashes=b"" if add.token_sequence is None else add.token_sequence.packed,
+        prefill_tokens=hint.initial_effective_prefill_tokens if tracked and hint else 0,
+        isl_tokens=0 if stamp is None else stamp.isl_tokens,
+        track_prefill_tokens=add.track_prefill_tokens,
+        expected_output_tokens=add.expected_output_tokens,
+        lora_name=event.lora_name,
+        selection_id=None if stamp is None else stamp.selection_id,
+        ttl_s=None if stamp is None else stamp.ttl_s,
+        lease=None if stamp is None else stamp.lease,
+        fairness_id="" if stamp is None else stamp.fairness_id,
+        pair=None if stamp is None else stamp.pair,
+        fingerprint=b"" if stamp is None else stamp.fingerprint,
+        answer=b"" if stamp is None else stamp.answer,
+        wave=None if stamp is None else stamp.wave,
+    )

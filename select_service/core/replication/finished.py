@@ -1,0 +1,185 @@
+"""What is over on the replica plane: ended claims, names that callers freed, closed leases.
+
+An end that was acknowledged is final, whatever restarts, so all three are remembered for a while
+and kept on disk (`durable_rows.py`). Only `claims.py` and `shared_leases.py` write here.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from select_service.core.changes import CLOSING, END
+from select_service.core.ledger.reservation_ids import key_of
+from select_service.core.memory import Memory
+from select_service.core.replication.closed_leases import ClosedLeases
+from select_service.core.replication.tombstones import Tombstones
+from select_service.core.tenancy.parted import Parted
+from select_service.core.tenancy.shares import prefix_in
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from select_service.core.changes import Changes
+    from select_service.core.replication.claim import Claim
+    from select_service.core.replication.messages import Key
+    from select_service.core.replication.tombstones import TombstoneKept
+    from select_service.core.tenancy.shares import Party, Shares
+    from select_service.types import CoreLimits
+
+_ORDER_BYTES: Final = 8
+
+
+class Finished:
+    """All that is over. All operations O(1), or O(claims taken over).
+
+    Attributes:
+        order: numbers what we hear of ends and what our callers free, through all lives.
+        changes: set if the state is kept on disk.
+    """
+
+    def __init__(self, limits: CoreLimits, shares: Shares, order: int) -> None:
+        self.order = order
+        self.changes: Changes | None = None
+        self.ends = Tombstones(limits.replica_ended_max, shares)
+        self.closings = ClosedLeases(limits.ended_leases_max, shares)
+        bound = shares.bound("replica_freed_ids", lambda: limits.replica_ended_max, by_prefix=True)
+        self._freed_here: Parted[Memory[str]] = Parted(shares, bound, Memory)
+        """By the tenant that the name is of: `key_of` it → the order of that, packed."""
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that remembered ends take."""
+        return self.ends.nbytes + sum(row.nbytes for row in self._freed_here.rows)
+
+    def _mark(self, kind: str, name: str | None) -> None:
+        if self.changes is not None and name:
+            self.changes.mark(kind, name)
+
+    # -- claims --------------------------------------------------------------------------------
+
+    def note(
+        self,
+        reservation_id: str,
+        key: Key,
+        now: float,
+        *,
+        by_owner: bool,
+        heir: Key | None,
+        freed: bool,
+        kept: bool,
+    ) -> None:
+        """Remember that a claim is over; see `Claims.note_end`."""
+        self.order += 1
+        changed = self.ends.note(
+            *(reservation_id, key, now),
+            by_owner=by_owner,
+            heir=heir,
+            freed=freed,
+            since=self.order,
+            kept=kept,
+        )
+        for freed_key in changed:
+            self._mark(END, freed_key)
+
+    def recall(self, name: str, end: TombstoneKept, now: float) -> None:
+        """Remember an end from an earlier life for as long again."""
+        changed = self.ends.note(
+            *(name, (end.owner, end.born), now),
+            by_owner=end.by_owner,
+            heir=end.heir,
+            freed=end.freed,
+            since=end.since,
+            kept=True,
+        )
+        for freed_key in changed:
+            self._mark(END, freed_key)
+
+    # -- names ---------------------------------------------------------------------------------
+
+    def note_freed(self, name: str, now: float) -> None:
+        """Remember that our caller freed this name, including claims we have yet to hear of.
+
+        An adoption states that the old claim has ended, and who owns the new one. We may have heard
+        only the first, elsewhere; then we know of no claim that could be ended.
+        """
+        self.order += 1
+        self.recall_freed(name, self.order, now)
+        self._mark(END, key_of(name))
+
+    def recall_freed(self, name: str, order: int, now: float) -> None:
+        """Remember that a name, or `key_of` it, was freed here, now or in an earlier life."""
+        freed, key, prefix = self._freed_here, key_of(name), prefix_in(name)
+        for holder, row in freed.where(prefix):
+            if row.discard(key):
+                freed.left(holder)
+        holder, row = freed.place(prefix)
+        row.put(key, now, order.to_bytes(_ORDER_BYTES))
+        freed.took(holder)
+        crowded = freed.crowded(holder)
+        if crowded is not None:
+            self._forget_freed(*crowded, inf)
+
+    def _freed_at(self, name: str) -> int:
+        key = key_of(name)
+        found = (row.get(key) for _, row in self._freed_here.where(prefix_in(name)))
+        return max((0 if one is None else int.from_bytes(one) for one in found), default=0)
+
+    def kept_order(self, freed_key: str) -> int:
+        """Return the order in which a caller last freed a name here; 0: no caller did. O(rows)."""
+        found = (row.get(freed_key) for row in self._freed_here.rows)
+        return max((0 if one is None else int.from_bytes(one) for one in found), default=0)
+
+    def is_freed(self, claim: Claim) -> bool:
+        """Tell whether a claim is over with one that it took over, or with its lease."""
+        name = claim.reservation_id
+        return self.closings.covers(claim) or any(
+            self.ends.was_freed(name, key) or self._freed_since(claim, key)
+            for key in claim.record.adopts
+        )
+
+    def _freed_since(self, claim: Claim, ancestor: Key) -> bool:
+        """Whether a caller freed its id when we knew only that this ancestor had ended."""
+        since = self.ends.since(claim.reservation_id, ancestor)
+        if since is None:
+            return False
+        names = claim.reservation_id, claim.record.selection_id
+        return any(self._freed_at(name) > since for name in names if name is not None)
+
+    # -- leases --------------------------------------------------------------------------------
+
+    def note_closed(self, lease_id: str, up_to: Mapping[int, int], now: float) -> bool:
+        """Remember that a lease was closed, see `closed_leases.py`; False if that was known."""
+        is_news = self.closings.note(lease_id, up_to, now)
+        if is_news:
+            self._mark(CLOSING, lease_id)
+            self._mark(CLOSING, self.closings.forget_excess())
+        return is_news
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def purge(self, horizon: float, limit: int) -> None:
+        """Forget what was last heard before `horizon`, up to `limit` of each kind."""
+        for lease_id in self.closings.purge(horizon, limit):
+            self._mark(CLOSING, lease_id)
+        for freed_key in self.ends.purge(horizon, limit):
+            self._mark(END, freed_key)
+        left = limit
+        for holder, row in self._freed_here.turns(limit):
+            while left and self._forget_freed(holder, row, horizon):
+                left -= 1
+
+    def _forget_freed(self, holder: Party, row: Memory[str], until: float) -> bool:
+        oldest = row.pop_oldest(until)
+        if oldest is None:
+            return False
+        self._freed_here.left(holder)
+        self._mark(END, oldest[0])
+        return True
+
+    def check(self) -> None:
+        """Assert all invariants."""
+        self.ends.check()
+        self.closings.check()
+        self._freed_here.check()
+        assert len(self._freed_here) <= self._freed_here.bound.most

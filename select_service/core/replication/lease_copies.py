@@ -1,0 +1,186 @@
+"""Leases of other replicas, as far as their claims name them, and the claims under each.
+
+A copy has one time to live for all claims under one lease id, of all owners: renewing a lease
+anywhere keeps them all, at the same cost however many there are. Nothing here knows which owners
+are alive: `shared_leases.py` asks for the copies nobody has renewed, and decides what to do.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from select_service.core.ledger.deadlines import Deadlines, rounded_up
+from select_service.core.replication.claim import LeaseCopy
+from select_service.core.tenancy.shares import Shares, prefix_in
+from select_service.types import LeaseRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from select_service.core.replication.claim import Claim
+    from select_service.core.replication.messages import ClaimRecord
+    from select_service.types import CoreLimits, LeaseState
+
+
+class LeaseCopies:
+    """Copies by lease id, owner and deadline."""
+
+    def __init__(self, limits: CoreLimits, shares: Shares | None = None) -> None:
+        self._limits = limits
+        shares = shares or Shares(limits)
+        self._tenants = shares.bound(
+            "lease_copies_max", lambda: limits.lease_copies_max, by_prefix=True
+        )
+        self._by_id: dict[str, LeaseCopy] = {}
+        self._by_owner: dict[str, dict[str, LeaseCopy]] = {}
+        self._deadlines: Deadlines[LeaseCopy] = Deadlines()
+        self.adopted_from: dict[str, None] = {}  # leases with an orphan that is now ours
+        self.refused = 0  # since start
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[LeaseCopy]:
+        return iter(self._by_id.values())
+
+    def find(self, lease_id: str) -> LeaseCopy | None:
+        """Return the copy of a lease, None if no living claim names it."""
+        return self._by_id.get(lease_id)
+
+    def join(self, claim: Claim, now: float) -> None:
+        """Put a living claim of another replica under its lease, and renew the lease. O(1)."""
+        terms = claim.record.lease
+        if terms is None or claim.lease is not None:
+            return
+        ttl_s = self.ttl(terms.ttl_s)
+        copy = self._by_id.get(terms.lease_id)
+        if ttl_s is None or (copy is None and not self._has_room_for(terms)):
+            self.refused += 1
+            return
+        if copy is None:
+            copy = LeaseCopy(terms.lease_id, terms.owner, now)
+            self._by_id[copy.lease_id] = copy
+            self._tenants.take(prefix_in(copy.lease_id))
+            self._by_owner.setdefault(copy.owner, {})[copy.lease_id] = copy
+            self._let_expire(copy, ttl_s, now)
+            copy.lease_ttl_s = ttl_s
+        else:
+            copy.closed = False  # it is in use again
+            self.touch(copy, now, ttl_s)
+        copy.claims.setdefault(claim.owner, OrderedDict())[claim] = None
+        claim.lease = copy
+        self.inherit(claim)
+        claim.record = msgspec.structs.replace(claim.record, lease=copy.state)  # share the names
+
+    @staticmethod
+    def inherit(claim: Claim) -> None:
+        """Note the claims that one under a lease took over."""
+        ancestors = {} if claim.lease is None else claim.lease.ancestors
+        for owner, born in claim.record.adopts:
+            ancestors[owner] = max(born, ancestors.get(owner, 0))
+
+    def _has_room_for(self, terms: LeaseState) -> bool:
+        longest = self._limits.lease_name_length_max
+        short = 0 < len(terms.lease_id) <= longest and 0 < len(terms.owner) <= longest
+        if not short:
+            return False
+        has_room = self._tenants.has_room(prefix_in(terms.lease_id))
+        if not has_room:
+            self._tenants.refuse(prefix_in(terms.lease_id))
+        return has_room
+
+    def ttl(self, ttl_s: float | None) -> float | None:
+        """Return a stated time to live in the form used here; None: it is out of bounds."""
+        if ttl_s is None or not 0.0 < ttl_s <= self._limits.reservation_ttl_max_s:
+            return None
+        return rounded_up(ttl_s)
+
+    def orphan_ttl(self, record: ClaimRecord, default_s: float) -> float:
+        """Return how long a claim lives without a copy of its lease, as told by its owner."""
+        ttl_s = self.ttl(record.ttl_s if record.lease is None else record.lease.ttl_s)
+        return default_s if ttl_s is None else ttl_s
+
+    def leave(self, claim: Claim) -> None:
+        """Remove a claim that has ended or aged; idempotent. O(1)."""
+        copy, claim.lease = claim.lease, None
+        if copy is None:
+            return
+        of_owner = copy.claims[claim.owner]
+        del of_owner[claim]
+        if of_owner:
+            return
+        del copy.claims[claim.owner]
+        if not copy.claims:
+            self._deadlines.remove(copy)
+            del self._by_id[copy.lease_id]
+            self._tenants.give(prefix_in(copy.lease_id))
+            leases = self._by_owner[copy.owner]
+            del leases[copy.lease_id]
+            if not leases:
+                del self._by_owner[copy.owner]
+
+    def touch(self, copy: LeaseCopy, now: float, ttl_s: float | None = None) -> None:
+        """Renew a copy, for `ttl_s` (see `ttl`) from now if given. O(1)."""
+        if ttl_s is not None:
+            copy.lease_ttl_s = ttl_s
+        copy.ageing = False
+        copy.seen_at = now
+        self._let_expire(copy, copy.lease_ttl_s, now)
+
+    def look_again(self, copy: LeaseCopy, now: float) -> None:
+        """Check an unrenewed copy again soon, as its time is not up yet. O(1)."""
+        self._let_expire(copy, self._limits.replica_heartbeat_s, now)
+
+    def _let_expire(self, copy: LeaseCopy, ttl_s: float, now: float) -> None:
+        copy.touched = now
+        if ttl_s == copy.ttl_s:
+            self._deadlines.touch(copy, now)
+        else:
+            self._deadlines.remove(copy)
+            self._deadlines.add(copy, ttl_s, now)
+
+    def due(self, now: float, limit: int) -> list[LeaseCopy]:
+        """Return up to `limit` unrenewed copies; each again until it is touched or empty."""
+        return self._deadlines.due(now, limit)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def record(self, copy: LeaseCopy, now: float) -> LeaseRecord:
+        """Describe a copy for its owner."""
+        return LeaseRecord(
+            *(copy.lease_id, copy.owner, copy.lease_ttl_s, max(0.0, copy.deadline - now)),
+            sum(map(len, copy.claims.values())),
+            sorted(copy.claims),
+        )
+
+    def listed(
+        self, owner: str | None, limit: int, now: float, prefixes: tuple[str, ...] | None = None
+    ) -> tuple[list[LeaseRecord], int]:
+        """Describe the first `limit` leases, of one owner or all, and return the total."""
+        chosen = self._by_id if owner is None else self._by_owner.get(owner, {})
+        if prefixes is not None:
+            chosen = {name: one for name, one in chosen.items() if name.startswith(prefixes)}
+        return [self.record(copy, now) for copy in islice(chosen.values(), limit)], len(chosen)
+
+    def check(self, claims: Iterable[Claim]) -> None:
+        """Assert all invariants, given all claims of others; O(everything)."""
+        self._deadlines.check(self._by_id.values())
+        self._tenants.check(map(prefix_in, self._by_id))
+        under = {claim for copy in self for some in copy.claims.values() for claim in some}
+        assert under == {claim for claim in claims if claim.lease is not None}
+        for lease_id, copy in self._by_id.items():
+            assert copy.lease_id == lease_id
+            assert self._by_owner[copy.owner][lease_id] is copy
+            assert copy.claims, "what nobody claims anything under is forgotten"
+            for owner, some in copy.claims.items():
+                assert some
+                for claim in some:
+                    assert claim.lease is copy
+                    assert claim.owner == owner
+                    assert not claim.dead
+                    assert not claim.aged
+        assert sum(map(len, self._by_owner.values())) == len(self._by_id)

@@ -1,0 +1,187 @@
+"""Of all claims on an id, one is booked: the same one wherever the same claims are known.
+
+It is the one with the lowest router id among those that have not ended and whose rank is here; its
+state becomes the booking's. `apply_messages.py` and `dynamo_peers.py` call this whenever the claims on an id
+change; claims whose rank is absent wait until it comes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from indexer.types import Scope
+    from select_service.core.counters import ReplicaCounters
+    from select_service.core.ledger.reservation_ids import Booking
+    from select_service.core.membership import Membership
+    from select_service.core.partition import Partition
+    from select_service.core.replication.claim import Claim
+    from select_service.core.replication.claims import Claims
+    from select_service.core.reservations.lifecycle import Lifecycle
+
+
+class Resolver:
+    """Turns claims into bookings, through the desk."""
+
+    def __init__(
+        self, claims: Claims, desk: Lifecycle, membership: Membership, counters: ReplicaCounters
+    ) -> None:
+        self.touched: dict[Partition, None] = {}  # partitions that lost load
+        self.again: dict[str, None] = {}  # ids to resolve, a few each turn
+        self._claims = claims
+        self._desk = desk
+        self._membership = membership
+        self._counters = counters
+
+    def resolve(self, reservation_id: str, now: float) -> None:
+        """Bring the ledger in line with the claims on an id."""
+        winner, seat = self._winner(reservation_id, now)
+        booking = self._desk.bookings.live(reservation_id)
+        if winner is None or seat is None:
+            return
+        if booking is not None:
+            if booking.reservation.claim is winner:
+                self.follow(winner, now)
+                return
+            self._give_up(booking, now)
+        partition, slot = seat
+        origin = "local" if winner.owner == self._claims.router_id else winner.owner
+        reservation = self._desk.learn(
+            *(partition, slot, winner.record, winner.hashes, origin, now),
+            watched=winner.lease is not None,
+        )
+        self._claims.tie(winner, reservation)
+        self._counters.booked += 1
+        self.follow(winner, now, is_news=False)
+
+    def _winner(
+        self, reservation_id: str, now: float
+    ) -> tuple[Claim | None, tuple[Partition, int] | None]:
+        """Return the winning claim, of those that can be booked here."""
+        claims = self._claims
+        for claim in sorted(claims.alive(reservation_id), key=lambda one: one.owner):
+            if claim.aged:
+                continue
+            seat = self.seat(claim)
+            lost = claim.reservation is not None and not claim.booked
+            ours = claim.owner == claims.router_id
+            if ours and (seat is None or lost or self.is_over(claim)):
+                self.unbook(claim, now)
+                claims.end_own(claim, now)  # with its rank, as any reservation ends
+            elif seat is not None:
+                if lost:  # the rank has left and come back
+                    claims.untie(claim, self.chain(claim))
+                return claim, seat
+            else:
+                claims.wait(claim)
+        return None, None
+
+    def is_over(self, claim: Claim) -> bool:
+        """Whether our claim's lease ended while another claim was the booked one."""
+        lease = claim.record.lease
+        return (
+            not claim.booked
+            and lease is not None
+            and self._desk.leases.find(lease.lease_id) is None
+        )
+
+    def chain(self, claim: Claim) -> bytes:
+        """Return the hashes of a claim: booked or not, or of a lost rank, swept or not."""
+        if claim.hashes or claim.reservation is None:
+            return claim.hashes
+        partition = self._membership.partitions[claim.scope]
+        return partition.ledger.blocks.chain(claim.reservation.chain)
+
+    def seat(self, claim: Claim) -> tuple[Partition, int] | None:
+        """Return where a claim would be booked; None while its rank is not here."""
+        partition = self._membership.partitions.get(claim.scope)
+        if partition is None or partition.index.block_size != claim.record.block_size:
+            return None
+        worker = partition.seating.present.get(claim.record.worker_id)
+        if worker is None or claim.record.dp_rank not in worker.slots:
+            return None
+        return partition, worker.slots[claim.record.dp_rank]
+
+    def follow(self, claim: Claim, now: float, *, is_news: bool = True) -> None:
+        """Apply a claim's state to its booking; not news: it happened before the booking here."""
+        reservation = claim.reservation
+        assert reservation is not None
+        partition = self._membership.partitions[claim.scope]
+        ledger = partition.ledger
+        has_grown = claim.prefill_done and not reservation.prefill_done
+        if has_grown:
+            ledger.prefill_complete(reservation, now, is_news=is_news)
+            self.touched[partition] = None
+        outputs = claim.output_blocks
+        faded_at = min(claim.faded_at, outputs)  # otherwise the sender's numbers are inconsistent
+        faded = faded_at if claim.fraction != 1.0 else 0
+        seen = reservation.output_blocks, reservation.faded_outputs, reservation.output_fraction
+        if seen != (outputs, faded, claim.fraction):
+            ledger.learn_outputs(reservation, outputs, faded_at, claim.fraction)
+            has_grown = True
+        booking = self._desk.bookings.live(claim.reservation_id) if has_grown else None
+        if booking is not None:
+            self._desk.bookings.touched(booking)
+
+    def touch(self, claim: Claim, now: float) -> None:
+        """Renew a claim, and with it everything under its lease."""
+        if claim.record.lease is not None:
+            self._desk.sign_of_life(claim.record.lease.lease_id, now)
+        if not claim.booked:
+            claim.touched = now
+            return
+        booking = self._desk.bookings.live(claim.reservation_id)
+        assert booking is not None
+        booking.partition.ledger.touch(booking.reservation, now)
+        self._desk.bookings.touched(booking)
+
+    def unbook(self, claim: Claim, now: float) -> None:
+        """Remove the load of a claim that is about to end, if it is in the ledger."""
+        if not claim.booked:
+            if claim.reservation is not None:
+                self._claims.untie(claim, claim.hashes)
+            return
+        booking = self._desk.bookings.live(claim.reservation_id)
+        assert booking is not None
+        assert booking.reservation is claim.reservation
+        self._claims.untie(claim, b"")
+        self.release(booking, now)
+
+    def book_anew(self, claim: Claim, now: float) -> None:
+        """Unbook a claim that has other terms than it was booked with; `resolve` books it again."""
+        booking = self._desk.bookings.live(claim.reservation_id)
+        if booking is not None and booking.reservation.claim is claim:
+            self._give_up(booking, now)
+
+    def _give_up(self, booking: Booking, now: float) -> None:
+        """Release a booking whose claim lost; the claim keeps its hashes."""
+        claim = booking.reservation.claim
+        if claim is not None:
+            self._claims.untie(claim, booking.partition.ledger.chain_of(booking.reservation))
+            self._claims.set_aside(claim)
+        self.release(booking, now)
+
+    def release(self, booking: Booking, now: float) -> None:
+        """End a booking that no longer belongs to a claim."""
+        self._desk.release(booking, now)
+        self._counters.freed += 1
+        self.touched[booking.partition] = None
+
+    def worker_came(self, scope: Scope, worker_id: int) -> None:
+        """Resolve the claims that waited for this worker."""
+        self.again.update(dict.fromkeys(self._claims.waited_for(scope, worker_id)))
+
+    # -- bookings without a claim, made by the reference's selectors ---------------------------
+
+    def free_unclaimed(self, reservation_id: str, now: float) -> None:
+        """End a booking that never had a claim."""
+        booking = self._desk.bookings.live(reservation_id)
+        if booking is not None and booking.reservation.claim is None:
+            self.release(booking, now)
+
+    def complete_unclaimed(self, reservation_id: str, now: float) -> None:
+        """Complete the prefill of such a booking."""
+        booking = self._desk.bookings.live(reservation_id)
+        if booking is not None and booking.reservation.claim is None:
+            booking.partition.ledger.prefill_complete(booking.reservation, now)
+            self.touched[booking.partition] = None

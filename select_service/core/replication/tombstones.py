@@ -1,0 +1,286 @@
+"""Ended claims: which are over, who said so, and which claim took each one over.
+
+An end is final, so ends are remembered for a while, up to a limit: any later statement on such a
+claim is outdated. Only `claims.py` writes here.
+
+An end is that of a claim on one id: a statement with the same claim name but another id was
+garbled, and ends nothing.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import xxhash
+
+from select_service.core.ledger.reservation_ids import key_of
+from select_service.core.memory import Memory
+from select_service.core.replication.messages import ANCESTORS_MAX, Ended, Key
+from select_service.core.tenancy.parted import Parted
+from select_service.core.tenancy.shares import Shares, prefix_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from select_service.core.tenancy.shares import Party
+
+ENDS_KEPT_MAX: Final = 64
+"""Tombstones of claims on one id that are kept on disk, the latest: an id is rarely booked again."""
+
+
+class _End(msgspec.Struct, array_like=True, frozen=True):
+    """The end of a claim as we know it; packed, and remembered since it was last heard."""
+
+    name: str  # the id it was on
+    by_owner: bool  # its owner said so itself
+    since: int  # when we first heard it, see `Claims.order`
+    heir: Key | None  # the claim that took it over
+    freed: bool  # whether the reservation was freed
+    kept: bool = False  # on disk, if there is one
+
+
+class TombstoneKept(msgspec.Struct, array_like=True, frozen=True):
+    """The end of a claim as it is kept on disk."""
+
+    owner: int
+    born: int
+    by_owner: bool
+    since: int
+    heir: Key | None
+    freed: bool
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_read_end = msgspec.msgpack.Decoder(_End).decode
+_read_name = msgspec.msgpack.Decoder(tuple[int, int, int]).decode
+_read_on = msgspec.msgpack.Decoder(tuple[str, list[Key]]).decode
+
+
+def _name(reservation_id: str, key: Key) -> bytes:
+    """Pack the name of a claim with a 32-bit digest of its id, which saves 36 bytes.
+
+    The digest is of `key_of` the id, as a state directory keeps no more of a long id.
+    """
+    name = key_of(reservation_id).encode("utf-8", "surrogatepass")
+    return _pack((*key, xxhash.xxh32_intdigest(name)))
+
+
+class Tombstones:
+    """Tombstones by claim name and id, in the order last heard. All operations O(1).
+
+    Attributes:
+        lost: forgotten early, because of the limit.
+    """
+
+    def __init__(self, ends_max: int, shares: Shares | None = None) -> None:
+        self.lost = 0
+        self._ends_max = ends_max
+        shares = shares or Shares()
+        bound = shares.bound("replica_ended_max", lambda: ends_max, by_prefix=True)
+        self._ends: Parted[Memory[bytes]] = Parted(shares, bound, Memory)
+        """By the tenant that the id is of: a `_name` → a packed `_End`."""
+        self._on: Memory[str] = Memory()  # `key_of` the id → the kept ends on it, packed
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @property
+    def nbytes(self) -> int:
+        """Their size in memory."""
+        return sum(row.nbytes for row in self._ends.rows) + self._on.nbytes
+
+    def has(self, reservation_id: str, key: Key) -> bool:
+        """Tell whether this claim on this id is over."""
+        packed = _name(reservation_id, key)
+        return any(packed in row for _, row in self._ends.where(prefix_in(reservation_id)))
+
+    def _find(self, reservation_id: str, key: Key) -> _End | None:
+        packed = _name(reservation_id, key)
+        for _, row in self._ends.where(prefix_in(reservation_id)):
+            found = row.get(packed)
+            if found is not None:
+                return _read_end(found)
+        return None
+
+    def is_word_of_owner(self, reservation_id: str, key: Key) -> bool:
+        """Tell whether its owner said so itself."""
+        entry = self._find(reservation_id, key)
+        return entry is not None and entry.by_owner
+
+    def was_freed(self, reservation_id: str, key: Key) -> bool:
+        """Tell whether the reservation was freed: then all claims that took it over are over."""
+        entry = self._find(reservation_id, key)
+        return entry is not None and entry.freed
+
+    def since(self, reservation_id: str, key: Key) -> int | None:
+        """Return when the end was first heard; None: it has not ended, as far as we know."""
+        entry = self._find(reservation_id, key)
+        return None if entry is None else entry.since
+
+    def kept_on(self, freed_key: str) -> tuple[str, list[TombstoneKept]]:
+        """Return what is to be kept on disk of the ends on an id, and the id itself."""
+        kept: list[TombstoneKept] = []
+        name, keys = self._keys_on(freed_key)
+        for key in keys:
+            end = self._find(name, key)
+            if end is not None:
+                kept.append(TombstoneKept(*key, end.by_owner, end.since, end.heir, end.freed))
+        return name, kept
+
+    def _keys_on(self, freed_key: str) -> tuple[str, list[Key]]:
+        found = self._on.get(freed_key)
+        return (freed_key, []) if found is None else _read_on(found)
+
+    # -- heirs ---------------------------------------------------------------------------------
+
+    def heir_of(self, reservation_id: str, key: Key) -> Key | None:
+        """Return the claim that lives on in place of an ended one; None: none is known."""
+        return self.living(reservation_id, key) if self.has(reservation_id, key) else None
+
+    def living(self, reservation_id: str, key: Key) -> Key | None:
+        """Return this claim, or the last in the chain of those that took it over.
+
+        None if that is over, too.
+        """
+        for _ in range(ANCESTORS_MAX):
+            entry = self._find(reservation_id, key)
+            if entry is None:
+                return key
+            if entry.heir is None or entry.freed:
+                return None
+            key = entry.heir
+        return None
+
+    # -- statements ----------------------------------------------------------------------------
+
+    def told(self, reservation_id: str, key: Key) -> Ended:
+        """Return the statement that a claim is over."""
+        heir = self.heir_of(reservation_id, key)
+        return Ended(reservation_id, *key, heir, self.was_freed(reservation_id, key))
+
+    def retold(self) -> Iterator[Ended]:
+        """Yield the statements of all ends known now; the table may change meanwhile."""
+        for row in self._ends.rows:
+            for packed, _, _ in row.items():
+                found = row.get(packed)
+                if found is not None:
+                    owner, born, _ = _read_name(packed)
+                    yield self.told(_read_end(found).name, (owner, born))
+
+    # -- changes -------------------------------------------------------------------------------
+
+    def note(
+        self,
+        reservation_id: str,
+        key: Key,
+        now: float,
+        *,
+        by_owner: bool,
+        heir: Key | None,
+        freed: bool,
+        since: int = 0,
+        kept: bool = False,
+    ) -> list[str]:
+        """Remember an end, whether or not we ever heard of the claim.
+
+        Args:
+            reservation_id: the id it was on.
+            key: the name of the claim.
+            now: monotonic seconds.
+            by_owner: its owner says so itself.
+            heir: the claim that took it over.
+            freed: the reservation was freed.
+            since: the current order, see `Claims.order`.
+            kept: it is to be kept on disk.
+
+        Returns:
+            `key_of` the ids whose kept ends have changed: this one, and one that had to make room.
+        """
+        packed = _name(reservation_id, key)
+        known = self._find(reservation_id, key)
+        if known is None:
+            end = _End(reservation_id, by_owner, since, heir, freed, kept)
+        else:
+            end = _End(
+                known.name,
+                by_owner or known.by_owner,
+                known.since,
+                known.heir or heir,
+                freed or known.freed,
+                kept or known.kept,
+            )
+        if end.kept and (known is None or not known.kept):
+            freed_key = key_of(reservation_id)
+            keys = [*self._keys_on(freed_key)[1][1 - ENDS_KEPT_MAX :], key]
+            self._on.put(freed_key, now, _pack((end.name, keys)))
+        was_kept = known is not None and known.kept
+        is_news = known is None or (known.heir, known.freed) != (end.heir, end.freed)
+        changed = [key_of(reservation_id)] if end.kept and (is_news or not was_kept) else []
+        return changed + self._put(prefix_in(reservation_id), packed, _pack(end), now)
+
+    def _put(self, prefix: str, packed: bytes, end: bytes, now: float) -> list[str]:
+        ends = self._ends
+        for before, row in ends.where(prefix):
+            if row.discard(packed):
+                ends.left(before)
+        holder, row = ends.place(prefix)
+        row.put(packed, now, end)
+        ends.took(holder)
+        crowded = ends.crowded(holder)
+        if crowded is None:
+            return []
+        self.lost += 1
+        freed_key = self._forget_oldest(*crowded, inf)
+        return [freed_key] if freed_key else []
+
+    def purge(self, horizon: float, limit: int) -> list[str]:
+        """Forget up to `limit` ends last heard before `horizon`.
+
+        Returns:
+            `key_of` the ids whose kept ends have changed.
+        """
+        changed, left = [], limit
+        for holder, row in self._ends.turns(limit):
+            while left and (freed_key := self._forget_oldest(holder, row, horizon)) is not None:
+                left -= 1
+                if freed_key:
+                    changed.append(freed_key)
+        return changed
+
+    def _forget_oldest(self, holder: Party, row: Memory[bytes], until: float) -> str | None:
+        """Forget the end of a row heard longest ago, if that was by `until`; None: it was not.
+
+        Returns `key_of` its id if that is kept on disk, else an empty text.
+        """
+        oldest = row.pop_oldest(until)
+        if oldest is None:
+            return None
+        self._ends.left(holder)
+        owner, born, _ = _read_name(oldest[0])
+        end = _read_end(oldest[1])
+        if not end.kept:
+            return ""
+        freed_key = key_of(end.name)
+        keys = [one for one in self._keys_on(freed_key)[1] if one != (owner, born)]
+        if keys:
+            self._on.put(freed_key, 0.0, _pack((end.name, keys)))
+        else:
+            self._on.discard(freed_key)
+        return freed_key
+
+    def check(self) -> None:
+        """Assert all invariants."""
+        self._ends.check()
+        assert len(self._ends) <= self._ends_max
+        known: dict[str, set[Key]] = {}
+        for name, _, packed in [one for row in self._ends.rows for one in row.items()]:
+            owner, born, _ = _read_name(name)
+            end = _read_end(packed)
+            if end.kept:
+                known.setdefault(key_of(end.name), set()).add((owner, born))
+        for freed_key, _, packed in self._on.items():
+            _, keys = _read_on(packed)
+            assert keys
+            assert set(keys) <= known[freed_key], "of what is forgotten nothing is kept"

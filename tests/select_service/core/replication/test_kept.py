@@ -1,0 +1,498 @@
+"""What a replica has acknowledged it knows after a restart, and the others learn of it then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+import pytest
+
+from select_service.core.replication.message_codec import decode_part, encode_part
+from select_service.core.replication.messages import Closed, SnapshotEnd, SnapshotHead
+from select_service.errors import LeaseClosed, LeaseNotFound, ReservationNotFound
+from select_service.types import (
+    BatchOutputBlock,
+    BatchPrefillComplete,
+    LeaseRequest,
+    ReservationRequest,
+)
+from tests.models.replica_net import LIMITS, Net, Node
+from tests.select_service.core.replication.leased import (
+    COUNT,
+    book,
+    close,
+    made,
+    open_here,
+    opened,
+    renew,
+    sizes,
+)
+
+GONE_S = LIMITS.replica_timeout_s + 1.0
+SOON_S = 4.0
+"""Much less than a lease's time to live."""
+
+LONG = "r" * 200
+
+
+def kept(nodes: int, *, lease: bool = True) -> Net:
+    """Replicas that keep their state, and ten reservations under a lease at the first."""
+    net = made(nodes)
+    for node in net.nodes:
+        node.keep()
+        node.put_worker(1)
+        assert node.changes is not None
+        node.changes.mark("worker", "1")
+    net.prompt_writes = 1.0
+    if lease:
+        opened(net.nodes[0])
+        for number in range(COUNT):
+            book(net.nodes[0], f"r{number}", lease_id="l")
+        net.run(2.0)
+        assert sizes(net) == [COUNT] * nodes
+    return net
+
+
+def cut_all(net: Net) -> None:
+    net.cut = {frozenset((one.number, two.number)) for one in net.nodes for two in net.nodes}
+
+
+def free(node: Node, name: str) -> None:
+    node.did(node.core.free(name, node.net.now))
+    node.flush()
+
+
+def complete(node: Node, name: str) -> None:
+    node.did(node.core.prefill_complete(name, node.net.now))
+    node.flush()
+
+
+def output(node: Node, name: str) -> None:
+    node.did(node.core.output_block(name, None, node.net.now))
+    node.flush()
+
+
+def killed(node: Node) -> None:
+    node.is_down = True
+
+
+def stopped(node: Node) -> None:
+    node.stop()
+
+
+Fall = Callable[[Node], None]
+both_falls = pytest.mark.parametrize("falls", [killed, stopped])
+
+
+# -- ends ----------------------------------------------------------------------------------------
+
+
+def renewed(node: Node) -> None:
+    renew(node)
+
+
+def completed(node: Node) -> None:
+    complete(node, "r0")
+
+
+@both_falls
+@pytest.mark.parametrize("adopts", [renewed, completed])
+def test_what_was_freed_does_not_live_on_in_an_heir(falls: Fall, adopts: Fall) -> None:
+    net = kept(3)
+    _, two, three = net.nodes
+    cut_all(net)
+    free(two, "r0")
+    net.run(GONE_S)
+    adopts(three)
+    net.run(1.0)
+    assert "r0" in three.core.desk.announcer.claims.own.by_id
+    falls(two)
+    two.reboot()
+    net.cut.clear()
+    for _ in range(6):
+        net.run(2.0)
+        renew(three)
+    for node in net.nodes:
+        assert "r0" not in node.ledger()
+        assert len(node.ledger()) == COUNT - 1
+
+
+@pytest.mark.parametrize("name", ["short", LONG])
+def test_an_end_is_told_by_the_next_life(name: str) -> None:
+    net = kept(2, lease=False)
+    one, two = net.nodes
+    book(one, name)
+    net.run(1.0)
+    cut_all(net)
+    free(two, name)
+    two.is_down = True
+    two.reboot()
+    two.reboot()  # what was restored is kept
+    net.cut.clear()
+    net.run(SOON_S)
+    assert sizes(net) == [0, 0]
+
+
+def test_what_counts_as_freed_while_its_owner_is_away_can_be_freed_after_a_restart() -> None:
+    net = kept(2, lease=False)
+    one, two = net.nodes
+    book(one, "r")
+    net.run(1.0)
+    cut_all(net)
+    net.run(LIMITS.replica_timeout_s + LIMITS.replica_orphan_ttl_s + 2.0)
+    assert sizes(net) == [1, 0], "it has aged"
+    two.flush()
+    two.is_down = True
+    two.reboot()
+    free(two, "r")
+    net.cut.clear()
+    net.run(SOON_S)
+    assert sizes(net) == [0, 0]
+
+
+def test_a_name_that_was_freed_may_be_booked_again() -> None:
+    net = kept(2, lease=False)
+    one, two = net.nodes
+    book(one, "r")
+    net.run(1.0)
+    free(two, "r")
+    net.run(1.0)
+    book(one, "r")
+    net.run(1.0)
+    for node in net.nodes:
+        node.is_down = True
+        node.reboot()
+    net.run(SOON_S)
+    assert sizes(net) == [1, 1]
+
+
+def test_an_heir_is_freed_under_its_second_name_after_a_restart() -> None:
+    """Only the end of the old claim was known where its selection was freed."""
+    net = kept(3, lease=False)
+    one, two, three = net.nodes
+    request = ReservationRequest(
+        reservation_id="r", worker_id=1, sequence_hashes=[1], isl_tokens=9, selection_id="s"
+    )
+    one.did(one.core.reserve(request, net.now)[1])
+    net.run(1.0)
+    cut_all(net)
+    net.run(GONE_S)
+    output(three, "r")
+    free(two, "s")
+    two.is_down = True
+    two.reboot()
+    net.cut.clear()
+    net.run(SOON_S)
+    assert sizes(net) == [0, 0, 0]
+
+
+def test_ends_leave_the_disk_when_they_are_forgotten() -> None:
+    net = kept(2)
+    close(net.nodes[1])
+    net.run(2.0)
+    assert {"end", "closing"} <= {kind for kind, _ in net.nodes[1].rows}
+    net.now += LIMITS.replica_ended_s + 1.0
+    net.run(20.0)
+    for node in net.nodes:
+        node.flush()
+        assert not [key for key in node.rows if key[0] in {"end", "claim", "closing"}]
+
+
+def test_ends_of_earlier_builds_are_read() -> None:
+    net = kept(2, lease=False)
+    one, two = net.nodes
+    book(one, "r")
+    net.run(1.0)
+    key = next(iter(two.core.desk.announcer.claims.alive("r"))).key
+    two.is_down = True
+    two.rows = {("reservation", "r"): b"\xc1" + msgspec.msgpack.encode([key])}
+    two.reboot()
+    net.run(SOON_S)
+    assert sizes(net) == [0, 0]
+
+
+# -- leases --------------------------------------------------------------------------------------
+
+
+@both_falls
+@pytest.mark.parametrize("is_missed", [False, True])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_lease_closed_while_its_owner_is_away_is_closed_when_it_is_back(
+    falls: Fall, is_missed: bool, restarts: bool
+) -> None:
+    net = kept(2)
+    one, two = net.nodes
+    one.is_down = True
+    if is_missed:
+        net.run(GONE_S)
+    close(two)
+    two.flush()
+    if restarts:
+        falls(two)
+        two.reboot()
+    net.run(1.0)
+    one.reboot()
+    assert open_here(one) == [("l", "o", 20.0, COUNT)], "it does not know yet"
+    net.run(SOON_S)
+    assert open_here(one) == open_here(two) == []
+    assert sizes(net) == [0, 0]
+    for node in net.nodes:
+        assert node.core.leases(net.now, None, 100).leases == []
+        with pytest.raises(LeaseClosed):
+            renew(node)
+    close(two)
+
+
+def test_a_lease_is_closed_for_good_where_it_was_taken_over() -> None:
+    """Its client goes on at a replica that could not hear of it, and adopts what is under it."""
+    net = kept(3)
+    _, two, three = net.nodes
+    cut_all(net)
+    close(two)
+    two.flush()
+    net.run(GONE_S)
+    renew(three)
+    net.run(2.0)
+    assert open_here(three) == [("l", "o", 20.0, COUNT)]
+    two.is_down = True
+    two.reboot()
+    net.cut.clear()
+    net.run(SOON_S)
+    assert sizes(net) == [0, 0, 0]
+    assert not any(open_here(node) for node in net.nodes)
+
+
+def test_a_lease_is_closed_for_good_where_another_one_took_it_over_too() -> None:
+    """Two replicas adopt the same; the one that closes it has not heard of the other one."""
+    net = kept(3)
+    _, two, three = net.nodes
+    cut_all(net)
+    net.run(GONE_S)
+    renew(two)
+    renew(three)
+    net.run(2.0)
+    close(two)
+    two.flush()
+    two.is_down = True
+    two.reboot()
+    net.cut.clear()
+    net.run(SOON_S)
+    assert sizes(net) == [0, 0, 0]
+    assert not any(open_here(node) for node in net.nodes)
+
+
+def test_a_close_at_its_owner_ends_what_was_taken_over_elsewhere() -> None:
+    net = kept(2)
+    one, two = net.nodes
+    cut_all(net)
+    net.run(GONE_S)
+    renew(two)
+    net.run(2.0)
+    close(one)
+    one.flush()
+    one.is_down = True
+    one.reboot()
+    net.cut.clear()
+    net.run(SOON_S)
+    assert sizes(net) == [0, 0]
+    assert not any(open_here(node) for node in net.nodes)
+
+
+def test_a_lease_opened_anew_outlives_what_is_retold_of_the_old_one() -> None:
+    net = kept(2)
+    one, two = net.nodes
+    close(two)
+    net.run(LIMITS.lease_reopen_s + 1.0)
+    opened(one, ttl_s=60.0)
+    book(one, "anew", lease_id="l")
+    one.flush()
+    for node in net.nodes:
+        node.is_down = True
+        node.reboot()
+        net.run(SOON_S)
+    assert sizes(net) == [1, 1]
+    assert open_here(one) == [("l", "o", 60.0, 1)]
+
+
+def test_what_a_client_has_opened_where_the_old_lease_was_taken_over_stays() -> None:
+    """It was closed elsewhere, out of sight: what is new under its id is another client's."""
+    net = kept(2)
+    one, two = net.nodes
+    cut_all(net)
+    net.run(GONE_S)
+    two.core.open_lease(LeaseRequest(owner="o", ttl_s=60.0, lease_id="l"), net.now)
+    net.run(2.0)
+    book(two, "new", lease_id="l")
+    close(one)
+    net.cut.clear()
+    net.run(SOON_S)
+    assert [list(node.ledger()) for node in net.nodes] == [["new"], ["new"]]
+
+
+def test_older_versions_close_without_saying_what() -> None:
+    net = kept(2)
+    one, two = net.nodes
+    router_id = one.router_id
+    one.core.replicas.leases.closed(Closed("l", [router_id]), net.now)
+    net.run(SOON_S)
+    assert sizes(net) == [0, 0]
+    with pytest.raises(LeaseNotFound):
+        renew(two)
+
+
+class _OldEnd(msgspec.Struct, frozen=True, tag="end"):
+    claims: int
+
+
+def test_older_versions_read_a_snapshot_with_closed_leases() -> None:
+    net = kept(2)
+    close(net.nodes[1])
+    parts = list(net.nodes[1].core.replica_snapshot(net.now))
+    ends = [one for one in parts if isinstance(one, SnapshotEnd)]
+    assert [len(one.closed) for one in ends] == [1, 0]
+    assert isinstance(parts[0], SnapshotHead)
+    for end in ends:
+        assert decode_part(encode_part(end)) == end
+        assert msgspec.msgpack.decode(encode_part(end), type=_OldEnd).claims == end.claims
+
+
+# -- progress ------------------------------------------------------------------------------------
+
+
+@both_falls
+@pytest.mark.parametrize("way", ["alone", "batch"])
+def test_progress_told_to_another_replica_outlives_it(
+    falls: Fall, way: Literal["alone", "batch"]
+) -> None:
+    net = kept(2, lease=False)
+    one, two = net.nodes
+    book(one, "r")
+    net.run(1.0)
+    cut_all(net)
+    if way == "alone":
+        complete(two, "r")
+        output(two, "r")
+    else:
+        operations = (
+            BatchPrefillComplete(reservation_id="r"),
+            BatchOutputBlock(reservation_id="r"),
+        )
+        for operation in operations:
+            result, effects = two.core.operate(operation, net.now)
+            assert result.status == 200
+            two.did(effects)
+        two.flush()
+    falls(two)
+    two.reboot()
+    assert two.ledger()["r"][4:6] == (True, 1)
+    output(two, "r")
+    net.cut.clear()
+    net.run(SOON_S)
+    for node in net.nodes:
+        assert node.ledger()["r"][4:6] == (True, 2)
+
+
+def test_what_the_old_owner_was_told_the_new_one_learns_after_a_restart() -> None:
+    net = kept(2, lease=False)
+    one, two = net.nodes
+    book(one, "r")
+    net.run(1.0)
+    cut_all(net)
+    net.run(GONE_S)
+    output(two, "r")  # adopts it
+    for _ in range(3):
+        output(one, "r")
+    one.is_down = True
+    one.reboot()
+    net.cut.clear()
+    net.run(SOON_S)
+    assert [node.ledger()["r"][5] for node in net.nodes] == [4, 4]
+    one.is_down = True
+    one.reboot()
+    net.run(SOON_S)
+    assert [node.ledger()["r"][5] for node in net.nodes] == [4, 4]
+
+
+def test_the_last_fraction_is_the_last_one_after_a_restart() -> None:
+    """One of 1 leaves nothing faded, so that an older one would count again."""
+    net = kept(2, lease=False)
+    one, two = net.nodes
+    book(one, "r")
+    net.run(1.0)
+    one.did(one.core.output_block("r", 0.5, net.now))
+    net.run(1.0)
+    cut_all(net)
+    two.did(two.core.output_block("r", 0.25, net.now))
+    for fraction in (None, None, 1.0):
+        one.did(one.core.output_block("r", fraction, net.now))
+    one.flush()
+    one.is_down = True
+    one.reboot()
+    net.cut.clear()
+    net.run(SOON_S)
+    assert [node.ledger()["r"][5:8] for node in net.nodes] == [(5, 0, 1.0), (5, 0, 1.0)]
+
+
+def test_a_claim_whose_booking_is_another_ones_outlives_a_restart() -> None:
+    """Two replicas adopt the same, one is booked: the other one may be all that is left."""
+    net = kept(3, lease=False)
+    one, two, three = net.nodes
+    book(one, "r")
+    net.run(1.0)
+    cut_all(net)
+    net.run(GONE_S)
+    output(two, "r")
+    output(three, "r")
+    net.cut = {frozenset((0, 1)), frozenset((0, 2))}
+    net.run(2.0)
+    aside = max((two, three), key=lambda node: node.router_id)
+    booked = min((two, three), key=lambda node: node.router_id)
+    assert aside.core.desk.announcer.claims.own.by_id["r"].reservation is None
+    aside.flush()
+    aside.is_down = booked.is_down = True
+    aside.reboot()
+    assert aside.ledger()["r"][5] >= 1
+    net.cut.clear()
+    net.run(SOON_S)
+    assert [node.ledger()["r"][5] >= 1 for node in (one, aside)] == [True, True]
+    booked.reboot()
+    net.run(SOON_S)
+    assert [node.ledger()["r"][5] for node in net.nodes] == [2, 2, 2]
+
+
+def test_an_adoption_is_told_once_it_is_on_disk() -> None:
+    """A crash before that takes it back; its former owner would have let the reservation go."""
+    net = kept(2, lease=False)
+    one, two = net.nodes
+    book(one, "r")
+    net.run(1.0)
+    cut_all(net)
+    net.run(GONE_S)
+    net.cut.clear()
+    net.prompt_writes = 0.0  # the disk takes nothing
+    two.did(two.core.output_block("r", None, net.now))
+    for _ in range(3):
+        two.tick()
+    two.is_down = True
+    two.reboot()
+    net.prompt_writes = 1.0
+    net.run(SOON_S)
+    assert sizes(net) == [1, 1]
+
+
+def test_what_ended_meanwhile_does_not_come_back_from_disk() -> None:
+    net = kept(2, lease=False)
+    one, two = net.nodes
+    book(one, "r")
+    net.run(1.0)
+    complete(two, "r")
+    two.is_down = True
+    free(one, "r")
+    net.run(1.0)
+    two.reboot()
+    assert sizes(net) == [0, 1]
+    net.run(SOON_S)
+    assert sizes(net) == [0, 0]
+    with pytest.raises(ReservationNotFound):
+        two.core.prefill_complete("r", net.now)

@@ -1,0 +1,313 @@
+"""The sockets of the replica plane: bounded slices, and peers that are dead, hostile or back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import zmq
+
+from indexer.edge import sockets
+from indexer.edge.addresses import Addresses
+from indexer.edge.sockets import Link
+from indexer.errors import EndpointRefused
+from indexer.types import EgressSettings
+from select_service.edge.replication import sync as replica_sync
+from select_service.edge.replication.sync import ReplicaPublisher, Subscriptions
+from select_service.types import ReplicaLimits
+from tests import wait
+from tests.live.ports import free_port
+from tests.wait import until
+
+TOPICS = (b"one", b"two")
+NAMES = {"no-such-host.invalid": [], "other": ["127.0.0.1"], "metadata": ["169.254.169.254"]}
+Heard = list[tuple[str, list[bytes]]]
+
+
+def run(scene: Callable[[Subscriptions, Heard], Awaitable[None]], **limits: int) -> None:
+    async def play() -> None:
+        heard: Heard = []
+        subscriptions = Subscriptions(
+            TOPICS,
+            lambda peer, frames: heard.append((peer, frames)),
+            ReplicaLimits(**limits),
+            time.monotonic,
+            Addresses(EgressSettings(schemes=("tcp", "ipc")), look_up=NAMES.__getitem__),
+        )
+        try:
+            await scene(subscriptions, heard)
+        finally:
+            subscriptions.close()
+
+    wait.run(play())
+
+
+@contextlib.asynccontextmanager
+async def publisher(port: int = 0) -> AsyncIterator[tuple[zmq.Socket[bytes], str]]:
+    """A socket that tells of its subscribers, and its endpoint."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sock = context.socket(zmq.XPUB)
+    sock.setsockopt(zmq.LINGER, 0)
+    sock.setsockopt(zmq.SNDHWM, 0)
+    endpoint = f"tcp://127.0.0.1:{port or free_port()}"
+    sock.bind(endpoint)
+    try:
+        yield sock, endpoint
+    finally:
+        sock.close()
+        context.term()
+
+
+async def subscribed(sock: zmq.Socket[bytes], topics: int = len(TOPICS)) -> None:
+    for _ in range(topics):
+        await until(lambda: bool(sock.poll(0)))
+        sock.recv()
+
+
+def test_what_is_said_on_our_topics_is_heard() -> None:
+    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
+        async with publisher() as (sock, endpoint):
+            subscriptions.add(endpoint)
+            await subscribed(sock)
+            for topic in (b"one", b"other", b"two"):
+                sock.send_multipart([topic, b"x", b"y"])
+            await until(lambda: len(heard) == 2)
+            assert heard == [(endpoint, [b"one", b"x", b"y"]), (endpoint, [b"two", b"x", b"y"])]
+            assert dict(subscriptions.states()) == {endpoint: Link.CONNECTED}
+
+    run(scene)
+
+
+def test_a_flood_leaves_time_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_sync, "TURN_S", 0.0)  # every turn ends after one message
+
+    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
+        async with publisher() as (loud, one), publisher() as (quiet, two):
+            subscriptions.add(one)
+            subscriptions.add(two)
+            await subscribed(loud)
+            await subscribed(quiet)
+            for _ in range(2000):
+                loud.send_multipart([b"one", b"noise"])
+            quiet.send_multipart([b"one", b"word"])
+            turns: list[int] = []
+            while len(heard) < 2001:
+                turns.append(len(heard))
+                await asyncio.sleep(0)
+            steps = [after - before for before, after in itertools.pairwise(turns)]
+            assert max(steps) <= 2, "one message per turn, and the loop in between"
+            assert heard.index((two, [b"one", b"word"])) < 2000, "the loud one does not go first"
+
+    run(scene)
+
+
+def test_a_removed_peer_is_not_heard() -> None:
+    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
+        async with publisher() as (sock, endpoint), publisher() as (other, second):
+            subscriptions.add(endpoint)
+            subscriptions.add(second)
+            await subscribed(sock)
+            await subscribed(other)
+            sock.send_multipart([b"one", b"x"])
+            assert subscriptions.remove(endpoint)
+            assert not subscriptions.remove(endpoint)
+            other.send_multipart([b"one", b"y"])
+            await until(lambda: bool(heard))
+            assert heard == [(second, [b"one", b"y"])]
+            assert list(subscriptions) == [second]
+
+    run(scene)
+
+
+def test_a_peer_may_remove_itself_while_it_speaks() -> None:
+    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
+        async with publisher() as (sock, endpoint):
+
+            def hear(peer: str, frames: list[bytes]) -> None:
+                heard.append((peer, frames))
+                subscriptions.remove(peer)
+
+            subscriptions._heard = hear
+            subscriptions.add(endpoint)
+            await subscribed(sock)
+            for _ in range(3):
+                sock.send_multipart([b"one", b"x"])
+            await until(lambda: not len(subscriptions))
+            await asyncio.sleep(0)
+            assert len(heard) == 1
+
+    run(scene)
+
+
+def test_a_fault_costs_one_message() -> None:
+    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
+        async with publisher() as (sock, endpoint):
+
+            def hear(peer: str, frames: list[bytes]) -> None:
+                heard.append((peer, frames))
+                if len(heard) == 1:
+                    raise ZeroDivisionError
+
+            subscriptions._heard = hear
+            asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+            subscriptions.add(endpoint)
+            await subscribed(sock)
+            for _ in range(3):
+                sock.send_multipart([b"one", b"x"])
+            await until(lambda: len(heard) == 3)
+            assert subscriptions.faults == 1
+
+    run(scene)
+
+
+def test_a_peer_that_comes_later_and_one_that_comes_back() -> None:
+    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
+        port = free_port()
+        endpoint = f"tcp://127.0.0.1:{port}"
+        subscriptions.add(endpoint)
+        for life in (b"1", b"2"):
+            async with publisher(port) as (sock, _):
+                await subscribed(sock)
+                sock.send_multipart([b"one", life])
+                await until(lambda: heard[-1:] == [(endpoint, [b"one", life])])
+
+    run(scene)
+
+
+def test_a_message_beyond_the_limit_costs_its_sender_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replica_sync, "RECONNECT_AFTER_S", 0.01)
+
+    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
+        async with publisher() as (sock, endpoint):
+            subscriptions.add(endpoint)
+            await subscribed(sock)
+            sock.send_multipart([b"one", b"x" * 2000])
+            await subscribed(sock, 2 * len(TOPICS))  # unsubscribed, and here again
+            sock.send_multipart([b"one", b"x" * 900])
+            await until(lambda: bool(heard))
+            assert len(heard[0][1][1]) == 900
+
+    run(scene, message_bytes_max=1000)
+
+
+def test_a_port_that_speaks_something_else_is_left_alone() -> None:
+    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            subscriptions.add(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+            caller, _ = await asyncio.to_thread(server.accept)
+            with caller:
+                caller.sendall(b"HTTP/1.1 200 OK\r\n\r\n" * 10)
+            async with publisher() as (sock, endpoint):
+                subscriptions.add("tcp://no-such-host.invalid:1")
+                subscriptions.add("inproc://nobody")
+                subscriptions.add(endpoint)
+                await subscribed(sock)
+                sock.send_multipart([b"one", b"x"])
+                await until(lambda: bool(heard))
+
+    run(scene)
+
+
+def test_a_peer_that_is_told_by_name() -> None:
+    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
+        async with publisher() as (sock, endpoint):
+            named = endpoint.replace("127.0.0.1", "other")
+            subscriptions.add(named)
+            subscriptions.add("tcp://metadata:80")
+            await subscribed(sock)
+            sock.send_multipart([b"one", b"x"])
+            await until(lambda: bool(heard))
+            assert heard == [(named, [b"one", b"x"])], "known by the name it was given"
+            assert list(subscriptions) == ["tcp://metadata:80", named]
+
+    run(scene)
+
+
+def test_zmq_refuses_to_connect_to_a_wildcard() -> None:
+    async def scene(subscriptions: Subscriptions, _: Heard) -> None:
+        with pytest.raises(EndpointRefused):
+            subscriptions.add("tcp://*:1")
+        assert not len(subscriptions)
+
+    run(scene)
+
+
+def test_a_subscriber_that_does_not_read_costs_messages_not_time() -> None:
+    port = free_port()
+    ours = ReplicaPublisher(port, messages_max=10)
+    with socket.create_connection(("127.0.0.1", port)) as deaf:  # never says or reads a thing
+        for _ in range(10_000):
+            ours.publish(b"one", b"x" * 1000)
+        assert ours.sent + ours.dropped == 10_000
+        assert deaf.fileno() >= 0
+    ours.close()
+
+
+def test_who_sends_heartbeats_and_falls_silent_is_connected_to_anew() -> None:
+    """As after a garbled subscription: the connection stands, and nothing is sent to us."""
+    now = [1000.0]
+
+    async def play() -> None:
+        heard: Heard = []
+        subscriptions = Subscriptions(
+            TOPICS,
+            lambda peer, frames: heard.append((peer, frames)),
+            ReplicaLimits(),
+            lambda: now[0],
+            Addresses(EgressSettings(schemes=("tcp",)), look_up=NAMES.__getitem__),
+            beats_on=b"two",
+            silence_s=lambda: 10.0,
+        )
+
+        def passes(seconds: float) -> None:
+            for _ in range(round(2 * seconds)):
+                now[0] += 0.5
+                subscriptions.renew_silent()
+
+        async with publisher() as (beating, one), publisher() as (other, two):
+            for sock, endpoint, topic in ((beating, one, b"two"), (other, two, b"one")):
+                subscriptions.add(endpoint)
+                await subscribed(sock)
+                sock.send_multipart([topic, b"x"])
+            await until(lambda: len(heard) == 2)
+            passes(9.5)
+            beating.send_multipart([b"two", b"y"])
+            await until(lambda: len(heard) == 3)
+            passes(9.5)
+            assert subscriptions.renewed == 0
+            now[0] += 60.0  # we have slept, not they
+            passes(9.5)
+            assert subscriptions.renewed == 0
+            passes(2.0)
+            assert subscriptions.renewed == 1
+
+            def heard_anew() -> bool:
+                beating.send_multipart([b"two", b"z"])
+                return (one, [b"two", b"z"]) in heard
+
+            await until(heard_anew)
+            other.send_multipart([b"one", b"z"])
+            await until(lambda: (two, [b"one", b"z"]) in heard)
+            assert not other.poll(0), "who sends no heartbeats may be silent"
+        subscriptions.close()
+
+    wait.run(play())
+
+
+def test_replicas_have_the_descriptors_that_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever leaves any to others finds none; a replica that nobody listens to is no replica."""
+    monkeypatch.setattr(sockets, "descriptors_end", lambda kept: 0 if kept else sys.maxsize)
+
+    async def scene(subscriptions: Subscriptions, _heard: Heard) -> None:
+        async with publisher() as (_sock, endpoint):
+            subscriptions.add(endpoint)
+
+    run(scene)
