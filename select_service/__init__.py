@@ -53,8 +53,8 @@ if TYPE_CHECKING:
         WorkerSpec,
     )
     from select_service.types.admission import AdmissionSettings
+    from select_service.types.batches import SelectBatchRequest, WaveAnswer, WaveItem
     from select_service.types.shadow import ShadowSettings
-    from select_service.types.waves import SelectBatchRequest, WaveAnswer, WaveItem
 
 __all__ = [
     "AdmissionRefused",
@@ -111,7 +111,7 @@ _ROOMS: Final = (
     "select_service.types",
     "select_service.errors",
     "select_service.types.admission",
-    "select_service.types.waves",
+    "select_service.types.batches",
     "select_service.types.shadow",
     "select_service.edge.embedded",
 )

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
         WorkerRecord,
         WorkerSpec,
     )
+    from select_service.types.batches import SelectBatchRequest, WaveAnswer
     from select_service.types.decisions import Decision
     from select_service.types.drains import DrainStatus
-    from select_service.types.waves import SelectBatchRequest, WaveAnswer
 
 __all__ = ["Calls"]
 

@@ -25,9 +25,9 @@ from select_service.types import (
     WorkerRecord,
     WorkerSpec,
 )
+from select_service.types.batches import WaveAnswer
 from select_service.types.decisions import Decision
 from select_service.types.drains import DrainStatus
-from select_service.types.waves import WaveAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         RouterConfigOverride,
         RoutingConstraints,
     )
-    from select_service.types.waves import SelectBatchRequest
+    from select_service.types.batches import SelectBatchRequest
 
 __all__ = ["BookingOptions", "Readiness", "SelectOptions", "Verb"]
 

@@ -13,6 +13,8 @@ from msgspec import Struct
 
 from select_service.core.admission.admitting import Admitting
 from select_service.core.admission.cache_hits import CacheHits
+from select_service.core.batches.batch_placement import BatchPlacement
+from select_service.core.batches.batch_selection import BatchSelection
 from select_service.core.changes import (
     ADMISSION,
     CLAIM,
@@ -63,8 +65,6 @@ from select_service.core.verbs.registering import Registering
 from select_service.core.verbs.replicating import Replicating
 from select_service.core.verbs.reserving import Reserving
 from select_service.core.verbs.waiting_room import WaitingRoom
-from select_service.core.waves.steps import Waves
-from select_service.core.waves.ushering import Usher
 from select_service.types import CoreLimits, TrustSettings
 from select_service.types.admission import AdmissionSettings
 
@@ -199,7 +199,9 @@ class SelectionCore:
         self.selecting = kinds.selecting(
             *(self.reader, self.desk, self.admitting, placing, self.room, rng)
         )
-        self._usher = Usher(*(self.reader, self.desk, self.admitting, placing, self.room, rng))
+        self._usher = BatchPlacement(
+            *(self.reader, self.desk, self.admitting, placing, self.room, rng)
+        )
 
     def _open_rooms(self, kinds: Kinds) -> None:  # noqa: PLR0915 - one line a verb
         """Expose every verb where the driver looks for it."""
@@ -245,7 +247,7 @@ class SelectionCore:
         self.close_lease = reserving.close_lease
         self.clear_lease = reserving.clear_lease
         self.leases = reserving.leases
-        waves = Waves(
+        waves = BatchSelection(
             *(self.reader, self.desk, self.placing, self._usher, self.counters, self._rng),
             *(self.limits, reserving.free, kinds.plan),
         )

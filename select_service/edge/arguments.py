@@ -15,11 +15,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from select_service.config import FieldValidation
+from select_service.edge.batch_runner import BatchBody
 from select_service.edge.codec.json_codec import HASHES, TOKENS, RequestDecoder
-from select_service.edge.waves import WaveBody
 from select_service.errors import ServiceError
 from select_service.types import PromptFields
-from select_service.types.waves import SelectBatchRequest, WaveItem
+from select_service.types.batches import SelectBatchRequest, WaveItem
 
 __all__ = ["taken", "taken_or_none", "taken_wave"]
 
@@ -69,7 +69,7 @@ def taken_wave(name: str, value: object) -> SelectBatchRequest:
     if isinstance(prompts, list | tuple):
         split = [_split(one) for one in prompts]
         value = {**value, "requests": [rest for rest, _ in split]}  # type: ignore[dict-item]
-    body = _decoder(WaveBody).decode(_body(name, value, SelectBatchRequest)).request
+    body = _decoder(BatchBody).decode(_body(name, value, SelectBatchRequest)).request
     items = []
     for at, raw in enumerate(body.requests):
         try:

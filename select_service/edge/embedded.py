@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from indexer.types import EventLossPolicy, SnapshotLimits
 from select_service.edge.arguments import taken, taken_or_none, taken_wave
+from select_service.edge.batch_runner import explained
 from select_service.edge.driver import Driver
 from select_service.edge.driving.outfit import Companions, EdgeLimits
 from select_service.edge.state.keeper import Keeper
 from select_service.edge.telling import Wanted, as_told
-from select_service.edge.waves import explained
 from select_service.types import (
     BatchAnswer,
     BatchRequest,
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
         TrustTable,
         WorkerRecord,
     )
+    from select_service.types.batches import SelectBatchRequest, WaveAnswer
     from select_service.types.decisions import Decision
     from select_service.types.drains import DrainStatus
     from select_service.types.shadow import ShadowStatus
-    from select_service.types.waves import SelectBatchRequest, WaveAnswer
 
 
 R = TypeVar("R")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from select_service.types import Scope
-    from select_service.types.waves import WaveResult
+    from select_service.types.batches import WaveResult
 
 _NAMED_MAX: Final = 8
 """Workers a refusal names."""

@@ -45,7 +45,7 @@ from select_service.types import (
     WorkerPatch,
     WorkerSpec,
 )
-from select_service.types.waves import SelectBatchRequest, WaveItem
+from select_service.types.batches import SelectBatchRequest, WaveItem
 from tests import wait
 from tests.live.server import OURS_EXTRA, Server
 

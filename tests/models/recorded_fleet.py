@@ -44,9 +44,9 @@ from select_service.types import (
     WorkerSpec,
 )
 from select_service.types.admission import AdmissionSettings
+from select_service.types.batches import SelectBatchRequest, WaveItem
 from select_service.types.drains import DrainRequest
 from select_service.types.shadow import ShadowSettings
-from select_service.types.waves import SelectBatchRequest, WaveItem
 
 TAINTS = ("a", "b", "c")
 SCOPES = (Scope("m", "default"), Scope("m", "other"), Scope("n", "default"))

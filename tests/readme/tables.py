@@ -61,7 +61,7 @@ FIXED = (
     ),
     ("select_service.edge.http.pieces", "LINES_PER_TURN", "lines of requests parsed in one turn"),
     ("select_service.edge.http.protocol", "PIPELINED_MAX", "requests read behind the one answered"),
-    ("select_service.edge.waves", "ITEMS_MAX", "requests in one body of /select_batch"),
+    ("select_service.edge.batch_runner", "ITEMS_MAX", "requests in one body of /select_batch"),
     ("select_service.edge.http.protocol", "LINGER_S", "seconds a refused client may pause"),
     ("select_service.edge.http.protocol", "LINGER_MAX_S", "seconds it may go on sending"),
     ("select_service.edge.state.store", "LOG_BYTES", "bytes of the state's log, from the start"),

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
+from select_service.core.batches.batch_plan import BatchPlan
 from select_service.core.decisions.decision_log import DecisionLog
 from select_service.core.reservations.lifecycle import Lifecycle
 from select_service.core.verbs.placing import Placing
 from select_service.core.verbs.selecting import Selecting
-from select_service.core.waves.plan import WavePlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ class Kinds(NamedTuple):
     placing: type[Placing] = Placing
     selecting: type[Selecting] = Selecting
     decisions: type[DecisionLog] = DecisionLog
-    plan: type[WavePlan] = WavePlan
+    plan: type[BatchPlan] = BatchPlan
     draws: list[float | int] | None = None
     """The random draws for a decision, where they are noted."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from typing_extensions import override
 
+from select_service.core.batches.batch_plan import BatchPlan
 from select_service.core.decisions.decision_log import DecisionLog
 from select_service.core.recording.items import Gap, Life
 from select_service.core.recording.notes import (
@@ -22,7 +23,6 @@ from select_service.core.recording.notes import (
 )
 from select_service.core.reservations.lifecycle import Lifecycle
 from select_service.core.verbs.placing import Placing
-from select_service.core.waves.plan import WavePlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from indexer.core.tiers import Matches
     from indexer.types import Scope
     from select_service.core.admission.queue import Ticket
+    from select_service.core.batches.batch_plan import Member, PlannedRank
     from select_service.core.columns import Floats, Rows
     from select_service.core.decisions.record import Odds, Record
     from select_service.core.effects import Effects
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from select_service.core.reservations.lifecycle import BookingSpec
     from select_service.core.routing.placement import Seen
     from select_service.core.routing.weights import Weights
-    from select_service.core.waves.plan import Member, Seat
     from select_service.types import Answer, CacheHit
     from select_service.types.admission import AdmissionSettings
 
@@ -77,7 +77,7 @@ class Rooms(NamedTuple):
     desk: type[Lifecycle]
     placing: type[Placing]
     decisions: type[DecisionLog]
-    plan: type[WavePlan]
+    plan: type[BatchPlan]
 
 
 class Recorder:
@@ -181,7 +181,7 @@ def rooms_for(witness: Recorder, desk: type[Lifecycle], placing: type[Placing]) 
         cast("type[Lifecycle]", type("WitnessedDesk", (_Desk, desk), told)),
         cast("type[Placing]", type("WitnessedPlacing", (_Placing, placing), told)),
         cast("type[DecisionLog]", type("WitnessedDecisions", (_Decisions,), told)),
-        cast("type[WavePlan]", type("WitnessedWavePlan", (_WavePlan,), told)),
+        cast("type[BatchPlan]", type("WitnessedWavePlan", (_WavePlan,), told)),
     )
 
 
@@ -331,7 +331,7 @@ class _Desk(Lifecycle):
         super().release(booking, now)
 
 
-class _WavePlan(WavePlan):
+class _WavePlan(BatchPlan):
     """Notes the inputs of each step of a plan, and the whole plan once it is made."""
 
     witness: Recorder
@@ -339,7 +339,7 @@ class _WavePlan(WavePlan):
     _roles: Roles  # the seating when it was begun
 
     @override
-    def seats(self) -> Iterator[list[Seat]]:
+    def seats(self) -> Iterator[list[PlannedRank]]:
         witness, partition = self.witness, self._partition
         loads, draws = partition.ledger.loads, witness.sink.draws
         self._roles = partition.seating.roles

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from select_service.edge.batch_runner import BatchBody
 from select_service.edge.codec.forms import Form
 from select_service.edge.codec.json_codec import RequestDecoder
 from select_service.edge.reloading import ConfigChange
-from select_service.edge.waves import WaveBody
 from select_service.types import (
     BatchRequest,
     LeaseRenewal,
@@ -26,8 +26,8 @@ from select_service.types import (
     WorkerSpec,
 )
 from select_service.types.admission import AdmissionChange, BusyThresholdChange, WorkerMetrics
+from select_service.types.batches import WaveItem
 from select_service.types.drains import DrainRequest
-from select_service.types.waves import WaveItem
 
 if TYPE_CHECKING:
     from select_service.config import FieldValidation
@@ -71,7 +71,7 @@ class Bodies:
         self.select = read(SelectRequest)
         self.select_and_reserve = read(SelectAndReserveRequest)
         self.select_pair = read(SelectPairRequest)
-        self.wave = read(WaveBody)
+        self.wave = read(BatchBody)
         self.wave_item = read(WaveItem)
         self.reservation = read(ReservationRequest)
         self.prefill_complete = read(PrefillCompleteRequest)

@@ -22,8 +22,8 @@ from select_service.types import (
     SelectPairRequest,
     SelectRequest,
 )
+from select_service.types.batches import SelectBatchRequest
 from select_service.types.decisions import Decision
-from select_service.types.waves import SelectBatchRequest
 from select_service.version import __version__
 
 if TYPE_CHECKING:

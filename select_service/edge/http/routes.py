@@ -66,10 +66,10 @@ from select_service.types.admission import (
     WorkerMetrics,
     WorkerMetricsAnswer,
 )
+from select_service.types.batches import SelectBatchRequest, WaveAnswer
 from select_service.types.decisions import Decision, DecisionList
 from select_service.types.drains import DrainRequest, DrainStatus, ScaleDownCandidates
 from select_service.types.shadow import ShadowStatus
-from select_service.types.waves import SelectBatchRequest, WaveAnswer
 
 if TYPE_CHECKING:
     import msgspec

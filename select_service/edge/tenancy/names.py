@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from select_service.core.service import SelectionCore
     from select_service.types import LeaseRecord, ReservationRequest, SelectAndReserveRequest
-    from select_service.types.waves import WaveResult
+    from select_service.types.batches import WaveResult
 
 __all__ = ["TenantNames", "prefix_of"]
 

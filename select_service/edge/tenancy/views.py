@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from indexer.types import Scope
+    from select_service.core.batches.batch_selection import Item
     from select_service.core.decisions.trust_monitor import TrustSeat
     from select_service.core.ledger.reservation import Lease
-    from select_service.core.waves.steps import Item
     from select_service.edge.driver import Driver
     from select_service.edge.state.keeper import Keeper
     from select_service.types import (
@@ -67,9 +67,9 @@ if TYPE_CHECKING:
         WorkerSpec,
     )
     from select_service.types.admission import WorkerMetrics, WorkerMetricsAnswer
+    from select_service.types.batches import SelectBatchRequest, WaveAnswer
     from select_service.types.drains import DrainRequest, DrainStatus, ScaleDownCandidate
     from select_service.types.shadow import ShadowStatus
-    from select_service.types.waves import SelectBatchRequest, WaveAnswer
 
 __all__ = ["Outside", "TenantView"]
 

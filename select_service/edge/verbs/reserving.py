@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from select_service.core.effects import NOTHING
-from select_service.edge.batches import Batches
+from select_service.edge.lifecycle_batches import LifecycleBatches
 
 if TYPE_CHECKING:
     from select_service.core.ledger.reservation import Lease
@@ -39,7 +39,7 @@ class Reserving:
         """
         self._core, self._clock, self._carry_out = turn
         self._is_kept = is_kept
-        self._batches = Batches(self._operate, turn.clock)
+        self._batches = LifecycleBatches(self._operate, turn.clock)
 
     # -- reservations --------------------------------------------------------------------------
 

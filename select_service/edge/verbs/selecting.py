@@ -15,8 +15,8 @@ from msgspec import UNSET
 
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import NOTHING
+from select_service.edge.batch_runner import BatchRunner
 from select_service.edge.telling import Teller
-from select_service.edge.waves import WaveRunner
 from select_service.errors import ServiceError
 from select_service.types import Selection
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from indexer.types import PackedHashes
-    from select_service.core.waves.steps import Item
+    from select_service.core.batches.batch_selection import Item
     from select_service.edge.driving.turn import Turn
     from select_service.types import (
         Answer,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         SelectPairRequest,
         SelectRequest,
     )
-    from select_service.types.waves import SelectBatchRequest, WaveAnswer
+    from select_service.types.batches import SelectBatchRequest, WaveAnswer
 
 __all__ = ["Selecting"]
 
@@ -55,7 +55,7 @@ class Selecting:
         self._core, self._clock, self._carry_out = turn
         self._wait = wait
         self._is_kept = is_kept
-        self._waves = WaveRunner(turn.carry_out, turn.clock)
+        self._waves = BatchRunner(turn.carry_out, turn.clock)
 
     def select_now(self, request: SelectRequest, unknown: bytes = b"") -> Answer | Ticket:
         """POST /select up to the point of waiting; pass a returned Ticket to `wait`."""

@@ -15,6 +15,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from select_service.core.admission.cache_hits import CacheHits
+from select_service.core.batches.batch_plan import BatchPlan, Member
 from select_service.core.fleet.catalog import Worker
 from select_service.core.fleet.roles import Legs
 from select_service.core.partition import Partition
@@ -24,7 +25,6 @@ from select_service.core.routing.pair import PairQuery, plan
 from select_service.core.routing.policy import default_policy
 from select_service.core.routing.prompt import Prompt
 from select_service.core.routing.weights import Weights, weights_in_force
-from select_service.core.waves.plan import Member, WavePlan
 from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDraining
 from select_service.simulator.core.told_books import ToldIndex, ToldLedger, ToldTrust, matches
 from select_service.types import (
@@ -339,7 +339,7 @@ class _Guide:
 
     def plan(
         self, members: list[Member], wave: Wave, rng: Callable[[Step], random.Random]
-    ) -> WavePlan:
+    ) -> BatchPlan:
         """Return the plan, ready for its first step."""
         self._rng = rng
         self._stage._ledger.sequence_blocks = wave.sequence_blocks  # noqa: SLF001 - its own
@@ -376,7 +376,7 @@ class _Guide:
         self._stage._show(*told)  # noqa: SLF001 - its own
 
 
-class _Guided(WavePlan):
+class _Guided(BatchPlan):
     """A plan that is led by a guide."""
 
     look: Callable[[Member], None]

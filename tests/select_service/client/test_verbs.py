@@ -6,7 +6,7 @@ from typing import Any
 
 from select_service.client import verbs
 from select_service.client.core.wire import to_jsonable
-from select_service.types.waves import SelectBatchRequest, WaveItem
+from select_service.types.batches import SelectBatchRequest, WaveItem
 
 TOKENS = [1, 2**32 - 1]
 HASHES = [11, 2**64 - 1]

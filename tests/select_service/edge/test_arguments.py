@@ -22,8 +22,8 @@ from select_service.types import (
     TrustSettings,
 )
 from select_service.types.admission import AdmissionSettings
+from select_service.types.batches import SelectBatchRequest, WaveItem
 from select_service.types.shadow import ShadowSettings
-from select_service.types.waves import SelectBatchRequest, WaveItem
 from tests.select_service.edge.serving import Wire, on_a_port
 
 WORKER = {

@@ -19,8 +19,8 @@ from select_service import (
     SelectionService,
     WorkerSpec,
 )
-from select_service.edge.batches import Batches
 from select_service.edge.driver import Driver
+from select_service.edge.lifecycle_batches import LifecycleBatches
 from select_service.edge.server import Server
 from select_service.types import BatchAnswer, Operation, OperationResult
 from tests.select_service.edge.http.test_api import JSON, problem
@@ -201,7 +201,7 @@ def test_a_batch_under_way_is_finished_before_the_end() -> None:
             done.append(operation)
             return OperationResult(200)
 
-        batches = Batches(operate, lambda: now[0])
+        batches = LifecycleBatches(operate, lambda: now[0])
         operations = [BatchFree(reservation_id=str(number)) for number in range(5)]
         answer = batches.begin(operations)
         assert isinstance(answer, asyncio.Task)

@@ -10,18 +10,18 @@ import asyncio
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from select_service.core.admission.queue import Ticket
-from select_service.edge.waves import explained
+from select_service.edge.batch_runner import explained
 from select_service.errors import ServiceError
 from select_service.types import SelectRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from select_service.core.waves.steps import Item
+    from select_service.core.batches.batch_selection import Item
+    from select_service.edge.batch_runner import BatchBody
     from select_service.edge.codec.answers import Response
     from select_service.edge.codec.json_codec import Decoded
     from select_service.edge.http.api import Answer, Api, Request
-    from select_service.edge.waves import WaveBody
     from select_service.types import Answer as Decided
 
 S = TypeVar("S", bound=SelectRequest)
@@ -92,7 +92,7 @@ def select_batch(api: Api, request: Request) -> Answer:
     return _select_batch(api, api.bodies.wave.decode(request.body))
 
 
-async def _select_batch(api: Api, decoded: Decoded[WaveBody]) -> Response:
+async def _select_batch(api: Api, decoded: Decoded[BatchBody]) -> Response:
     wants, warning = decoded.request, decoded.warning
     items: list[Item] = []
     for at, raw in enumerate(wants.requests):

@@ -13,10 +13,10 @@ from select_service.core.decisions.shadow import BURST_S
 from select_service.core.decisions.shadow_regret import RegretTally, ShadowTally
 from select_service.core.decisions.shadow_report import ShadowReport
 from select_service.types import RouterConfig, RouterConfigOverride, Selection, SelectRequest
+from select_service.types.batches import WaveItem
 from select_service.types.shadow import REGRET_BOUNDS, ShadowSettings, ShadowStatus
-from select_service.types.waves import WaveItem
 from tests.effort import examples
-from tests.select_service.core.waves.test_steps import place
+from tests.select_service.core.batches.test_batch_selection import place
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
 LOADED = {"prefill_load_scale": 0.0}

@@ -11,7 +11,7 @@ from select_service.core.recording.items import Life
 from select_service.core.recording.notes import BirthNote, DecisionNote, Note, SeatsNote, WaveNote
 from select_service.errors import ServiceError
 from select_service.types import CoreLimits, LeaseRequest, RouterConfig, Selection
-from tests.select_service.core.waves.test_steps import place, prompt
+from tests.select_service.core.batches.test_batch_selection import place, prompt
 from tests.select_service.core.whole_fleet import Fleet
 
 

@@ -23,7 +23,8 @@ from select_service.types import (
     ReservationRequest,
     RoutingConstraints,
 )
-from select_service.types.waves import SelectBatchRequest, WaveAnswer
+from select_service.types.batches import SelectBatchRequest, WaveAnswer
+from tests.select_service.core.batches.test_batch_selection import prompt
 from tests.select_service.core.replication.replica import (
     DYNAMO,
     Replica,
@@ -33,7 +34,6 @@ from tests.select_service.core.replication.replica import (
     silent,
 )
 from tests.select_service.core.test_state import Disk
-from tests.select_service.core.waves.test_steps import prompt
 from tests.select_service.core.whole_fleet import selection_of
 
 PROMPT = (1, 2, 3)

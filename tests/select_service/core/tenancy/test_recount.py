@@ -23,7 +23,7 @@ from select_service.types import (
     RouterConfig,
     SelectAndReserveRequest,
 )
-from select_service.types.waves import SelectBatchRequest, WaveItem
+from select_service.types.batches import SelectBatchRequest, WaveItem
 from tests.effort import examples
 from tests.select_service.core.whole_fleet import Fleet
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from select_service.config import FieldValidation
+from select_service.edge.batch_runner import ITEMS_MAX, BatchBody
 from select_service.edge.codec.json_codec import RequestDecoder
 from select_service.edge.codec.msgpack_codec import MsgpackDecoder
-from select_service.edge.waves import ITEMS_MAX, WaveBody
 from select_service.errors import BodyTooLarge, InvalidField
 from select_service.types import (
     BatchRequest,
@@ -118,7 +118,7 @@ def test_numbers_and_one_long_text_are_no_parts() -> None:
 def test_what_is_read_later_does_not_count() -> None:
     items = [{"lora_name": "x", "token_ids": [number]} for number in range(MANY // 4)]
     body = msgspec.json.encode({"requests": items, "atomic": True, "odd": [{"a": 1}]})
-    decoded = RequestDecoder(WaveBody, IGNORE).decode(body)
+    decoded = RequestDecoder(BatchBody, IGNORE).decode(body)
     assert [msgspec.json.decode(one) for one in decoded.request.requests] == items
     assert decoded.unknown == b'{"odd":[{"a":1}]}'
     for twice in (
@@ -126,17 +126,17 @@ def test_what_is_read_later_does_not_count() -> None:
         body[:-1] + b',"odd":1}',
     ):
         with pytest.raises(InvalidField, match="duplicate"):
-            RequestDecoder(WaveBody, IGNORE).decode(twice)
+            RequestDecoder(BatchBody, IGNORE).decode(twice)
 
 
 @pytest.mark.parametrize("item", [1, {}])
 def test_a_wave_of_too_many(item: object) -> None:
     wave = {"requests": [item] * (ITEMS_MAX + 1)}
     with pytest.raises(InvalidField) as refusal:
-        RequestDecoder(WaveBody, IGNORE).decode(msgspec.json.encode(wave))
+        RequestDecoder(BatchBody, IGNORE).decode(msgspec.json.encode(wave))
     assert refusal.value.field == "requests"
     with pytest.raises(InvalidField):
-        MsgpackDecoder(WaveBody, IGNORE).decode(msgspec.msgpack.encode(wave))
+        MsgpackDecoder(BatchBody, IGNORE).decode(msgspec.msgpack.encode(wave))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from select_service.edge.driver import Driver
 from select_service.edge.http.openapi import describe
 from select_service.edge.http.routes import ROUTES
 from select_service.types import PromptFields
-from select_service.types.waves import SelectBatchRequest
+from select_service.types.batches import SelectBatchRequest
 from tests.select_service.edge.serving import PROMPT, in_process, worker
 
 DOCUMENT: dict[str, Any] = json.loads(describe())

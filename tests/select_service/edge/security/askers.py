@@ -25,8 +25,8 @@ from select_service.types import (
     WorkerSpec,
 )
 from select_service.types.admission import AdmissionChange, BusyThresholdChange, WorkerMetrics
+from select_service.types.batches import SelectBatchRequest
 from select_service.types.drains import DrainRequest
-from select_service.types.waves import SelectBatchRequest
 from tests.select_service.edge.serving import PROMPT, Wire, worker
 
 OURS, THEIRS, NOBODYS = "acme corp", "rival", "nobody"

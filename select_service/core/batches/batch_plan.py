@@ -3,7 +3,7 @@
 Prompts of one partition with a common prefix form a group. Groups are placed largest first, each on
 the rank where it costs least by the formula of single requests (`pricing/cost.py`), including the
 wave's load so far. A rank takes no more than its share of the wave's requests; the rest of a group
-goes on elsewhere. Nothing is changed here: `steps.py` carries the plan out.
+goes on elsewhere. Nothing is changed here: `batch_selection.py` carries the plan out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from select_service.core.routing.weights import Weights
     from select_service.types import SelectRequest
 
-__all__ = ["Group", "Member", "Seat", "WavePlan", "common_blocks", "even_share", "groups_of"]
+__all__ = [
+    "Group",
+    "Member",
+    "PlannedRank",
+    "BatchPlan",
+    "common_blocks",
+    "even_share",
+    "groups_of",
+]
 
 _PART_IN_COMMON: Final = 2
 """Prompts form a group if they share at least 1/this of the longer one's blocks: then computing the
@@ -61,7 +69,7 @@ class Group(NamedTuple):
         return sum(member.prompt.isl_tokens for member in self.members)
 
 
-class Seat(NamedTuple):
+class PlannedRank(NamedTuple):
     """Where a member should go."""
 
     member: Member
@@ -119,7 +127,7 @@ def even_share(standing: Sequence[int] | Slots, arriving: int) -> float:
     return level
 
 
-class WavePlan:
+class BatchPlan:
     """The plan of a wave in one partition.
 
     Args:
@@ -156,7 +164,7 @@ class WavePlan:
         self._context = np.zeros(size)  # what they add to the context
         self._share = self._limit = 0  # requests: the even share, and the limit of a rank
 
-    def seats(self) -> Iterator[list[Seat]]:
+    def seats(self) -> Iterator[list[PlannedRank]]:
         """Yield the plan piece by piece: members of one group that go to one rank.
 
         Each piece is O(ranks), except for one that sorts all members: O(members).
@@ -185,7 +193,7 @@ class WavePlan:
         for number, group in enumerate(self.groups):
             yield from self._seat(number, group)
 
-    def _seat(self, number: int, group: Group) -> Iterator[list[Seat]]:
+    def _seat(self, number: int, group: Group) -> Iterator[list[PlannedRank]]:
         first = group.members[0]
         rows = first.rows
         base, cached = self._price(first)
@@ -241,7 +249,7 @@ class WavePlan:
         slot: int,
         cached_tokens: float,
         last_at: dict[int, int],
-    ) -> list[Seat]:
+    ) -> list[PlannedRank]:
         seats, size, group = [], self._partition.index.block_size, self.groups[number]
         for position in range(left, left + count):
             member, mate, shared = group.members[position], -1, 0
@@ -255,6 +263,6 @@ class WavePlan:
             self._prefill[slot] += max(0.0, prompt.isl_tokens - known)
             self._decode[slot] += prompt.blocks - shared
             self._context[slot] += prompt.blocks + self._partition.ledger.sequence_blocks
-            seats.append(Seat(member, slot, mate, shared, number))
+            seats.append(PlannedRank(member, slot, mate, shared, number))
         self._placed[slot] += count
         return seats

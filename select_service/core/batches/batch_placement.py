@@ -3,7 +3,7 @@
 Unlike for a single request, its prompt is already read, its planned rank is chosen if it may be,
 prefixes that others of the wave compute there count as cached, and it never waits. The caller
 starts nothing before the whole wave is answered, so whatever it would wait for might come after it.
-`steps.py` calls this for each sample.
+`batch_selection.py` calls this for each sample.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 
     Read = tuple[Partition, Prompt, Weights]
 
-__all__ = ["Usher", "expecting"]
+__all__ = ["BatchPlacement", "expecting"]
 
 
-class Usher:
+class BatchPlacement:
     """Places the samples of waves, one by one."""
 
     def __init__(

@@ -11,7 +11,7 @@ import msgspec
 
 from select_service import SelectionService
 from select_service.types import WorkerSpec
-from select_service.types.waves import SelectBatchRequest, WaveItem
+from select_service.types.batches import SelectBatchRequest, WaveItem
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat, worker
 from tests.wait import until

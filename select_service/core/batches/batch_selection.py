@@ -2,7 +2,7 @@
 
 A wave runs in steps, so that a thousand prompts do not block the loop: the caller drives a
 generator, sends it the time and carries out the effects. `waves/plan.py` decides where each prompt
-should go, `ushering.py` takes it there.
+should go, `batch_placement.py` takes it there.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Final
 from msgspec import UNSET, Struct, UnsetType
 
 from select_service.core.admission.queue import Planned
+from select_service.core.batches.batch_plan import BatchPlan, Member
 from select_service.core.changes import Hold
 from select_service.core.effects import NOTHING
-from select_service.core.waves.plan import Member, WavePlan
 from select_service.errors import BatchNotPlaced, InvalidField, ServiceError, retry_after
 from select_service.types import CacheThreshold, SelectAndReserveRequest, Selection
-from select_service.types.waves import WaveAnswer, WaveItem, WaveRank, WaveResult
+from select_service.types.batches import WaveAnswer, WaveItem, WaveRank, WaveResult
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Generator, Sequence
     from typing import TypeAlias
 
+    from select_service.core.batches.batch_placement import BatchPlacement
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
     from select_service.core.effects import Effects
@@ -33,15 +34,14 @@ if TYPE_CHECKING:
     from select_service.core.routing.weights import Weights
     from select_service.core.verbs.placing import Placing
     from select_service.core.verbs.reading import Reader
-    from select_service.core.waves.ushering import Usher
     from select_service.types import Answer, CoreLimits
-    from select_service.types.waves import SelectBatchRequest
+    from select_service.types.batches import SelectBatchRequest
 
     Item: TypeAlias = tuple[WaveItem, bytes] | ServiceError
     Steps: TypeAlias = Generator[Effects, float, WaveAnswer]
     Read: TypeAlias = tuple[Partition, Prompt, Weights]
 
-__all__ = ["Wave", "Waves"]
+__all__ = ["RunningBatch", "BatchSelection"]
 
 _SAMPLES_PER_STEP: Final = 16
 """Copied or planned in one step: some tens of microseconds."""
@@ -61,7 +61,7 @@ class _Sample(Struct, eq=False):
     booked: str | None = None  # id of its booking, if this wave made it
 
 
-class Waves:
+class BatchSelection:
     """Starts waves, and holds their collaborators."""
 
     def __init__(  # noqa: PLR0917 - whom they work with
@@ -69,12 +69,12 @@ class Waves:
         reader: Reader,
         desk: Lifecycle,
         placing: Placing,
-        usher: Usher,
+        usher: BatchPlacement,
         counters: Counters,
         rng: random.Random,
         limits: CoreLimits,
         free: Callable[[str, float], Effects],
-        plan: type[WavePlan] = WavePlan,
+        plan: type[BatchPlan] = BatchPlan,
     ) -> None:
         self.reader = reader
         self.desk = desk
@@ -86,7 +86,7 @@ class Waves:
         self.plan = plan
         self._limits = limits
 
-    def begin(self, request: SelectBatchRequest, items: Sequence[Item]) -> Wave:
+    def begin(self, request: SelectBatchRequest, items: Sequence[Item]) -> RunningBatch:
         """Validate a wave as a whole; nothing is chosen yet.
 
         Args:
@@ -106,10 +106,10 @@ class Waves:
             raise InvalidField("atomic needs reserve: nothing is booked without", field="atomic")
         self.counters.waves += 1
         self.counters.wave_samples += samples
-        return Wave(self, request, items)
+        return RunningBatch(self, request, items)
 
 
-class Wave:
+class RunningBatch:
     """One wave in progress; no step awaits anything, and each takes about as long as a request.
 
     Args:
@@ -118,7 +118,9 @@ class Wave:
         items: its requests.
     """
 
-    def __init__(self, waves: Waves, wants: SelectBatchRequest, items: Sequence[Item]) -> None:
+    def __init__(
+        self, waves: BatchSelection, wants: SelectBatchRequest, items: Sequence[Item]
+    ) -> None:
         self._waves = waves
         self._wants = wants
         self._items = items

@@ -1,6 +1,6 @@
 """Runs waves in slices, so that they do not hold the loop.
 
-`core/waves/steps.py` defines the steps; this takes them, until a slice of time is used up. If the
+`core/batches/batch_selection.py` defines the steps; this takes them, until a slice of time is used up. If the
 client disconnects, nothing of its wave stays booked.
 """
 
@@ -14,18 +14,18 @@ from msgspec import UNSET, Meta
 
 from select_service.errors import ServiceError
 from select_service.types import SelectRequest
-from select_service.types.waves import SelectBatchRequest
+from select_service.types.batches import SelectBatchRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from select_service.core.batches.batch_selection import RunningBatch
     from select_service.core.effects import Effects
-    from select_service.core.waves.steps import Wave
     from select_service.types import Answer
+    from select_service.types.batches import WaveAnswer
     from select_service.types.decisions import Candidate
-    from select_service.types.waves import WaveAnswer
 
-__all__ = ["WAVE_SLICE_S", "WaveBody", "WaveRunner", "explained"]
+__all__ = ["WAVE_SLICE_S", "BatchBody", "BatchRunner", "explained"]
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class _Tells(Protocol):
         """Return an answer with its decision rendered."""
 
 
-class WaveBody(SelectBatchRequest, kw_only=True):
+class BatchBody(SelectBatchRequest, kw_only=True):
     """The body of POST /select_batch, as far as it is read in one go."""
 
     requests: Annotated[list[msgspec.Raw], Meta(max_length=ITEMS_MAX)]  # type: ignore[assignment]
@@ -75,7 +75,7 @@ async def explained(
     return msgspec.structs.replace(answer, results=results)
 
 
-class WaveRunner:
+class BatchRunner:
     """Takes the steps of waves.
 
     Args:
@@ -88,7 +88,7 @@ class WaveRunner:
         self._clock = clock
         self._undoing: set[asyncio.Task[None]] = set()
 
-    async def run(self, wave: Wave) -> WaveAnswer:
+    async def run(self, wave: RunningBatch) -> WaveAnswer:
         """Run a wave to its end; if it breaks off (its caller disconnected), free what was booked.
 
         Raises:

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from select_service.core.waves.steps import Wave
+from select_service.core.batches.batch_selection import RunningBatch
 from select_service.errors import ReservationUnderWay, ServiceError
 from select_service.types import SelectAndReserveRequest
-from select_service.types.waves import SelectBatchRequest, WaveAnswer
+from select_service.types.batches import SelectBatchRequest, WaveAnswer
+from tests.select_service.core.batches.test_batch_selection import booked, prompt
 from tests.select_service.core.test_state import Disk, restored
-from tests.select_service.core.waves.test_steps import booked, prompt
 from tests.select_service.core.whole_fleet import Fleet
 
 SAMPLES = 6
@@ -37,7 +37,7 @@ class Underway:
         if fails:
             items.append(prompt(4, allowed_worker_ids=[GOING]))
         request = SelectBatchRequest(requests=[], reserve=True, atomic=atomic)
-        self.wave: Wave = fleet.core.select_batch(request, [(one, b"") for one in items])
+        self.wave: RunningBatch = fleet.core.select_batch(request, [(one, b"") for one in items])
         self.steps: Generator[Any, float, Any] = self.wave.steps(fleet.now)
         self.answer: WaveAnswer | None = None
         self.is_over = False

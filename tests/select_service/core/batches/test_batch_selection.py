@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from select_service.core.batches.batch_plan import even_share
 from select_service.core.decisions.explain import Told
-from select_service.core.waves.plan import even_share
 from select_service.errors import (
     BatchNotPlaced,
     InvalidField,
@@ -21,12 +21,12 @@ from select_service.errors import (
 )
 from select_service.types import CoreLimits, PinnedWorker, RoutingConstraints, Selection
 from select_service.types.admission import AdmissionSettings
-from select_service.types.waves import SelectBatchRequest, WaveAnswer, WaveItem
+from select_service.types.batches import SelectBatchRequest, WaveAnswer, WaveItem
 from tests.effort import examples
 from tests.select_service.core.whole_fleet import Fleet
 
 if TYPE_CHECKING:
-    from select_service.core.waves.steps import Item
+    from select_service.core.batches.batch_selection import Item
 
 
 def prompt(*hashes: int, n: int = 1, isl: int | None = None, **wishes: Any) -> WaveItem:

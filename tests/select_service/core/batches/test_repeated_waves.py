@@ -8,10 +8,10 @@ import pytest
 
 from select_service.core.effects import Effects
 from select_service.core.replication.message_codec import decode_message, encode_message
-from select_service.types.waves import SelectBatchRequest, WaveAnswer, WaveItem
+from select_service.types.batches import SelectBatchRequest, WaveAnswer, WaveItem
+from tests.select_service.core.batches.test_batch_selection import place, prompt
 from tests.select_service.core.replication.replica import Replica, acquainted, pulled, silent
 from tests.select_service.core.test_state import Disk
-from tests.select_service.core.waves.test_steps import place, prompt
 from tests.select_service.core.whole_fleet import Fleet
 
 ITEMS = (
