@@ -36,12 +36,22 @@ from select_service.core.fleet.catalog import Catalog
 from select_service.core.fleet.recovered_ranks import RecoveredRanks
 from select_service.core.instrumentation.instrumented import Watch, kinds_for
 from select_service.core.membership import Membership
+from select_service.core.operations.admission_control import AdmissionControl
+from select_service.core.operations.drain import Drain
+from select_service.core.operations.pair_selection import PairSelector
+from select_service.core.operations.queries import Queries
+from select_service.core.operations.registration import Registration
+from select_service.core.operations.replica_operations import ReplicaOperations
+from select_service.core.operations.reservation_calls import ReservationCalls
+from select_service.core.operations.scale_down import ScaleDown
+from select_service.core.operations.waiting_requests import WaitingRequests
 from select_service.core.replication.durable_rows import ClaimRows, ClosedLeaseRows, TombstoneRows
 from select_service.core.replication.plane import Replicas
 from select_service.core.reservations.pairs import Pairs
 from select_service.core.reservations.sessions import Sessions
 from select_service.core.routing.overtaking import overtaking
 from select_service.core.routing.policy import default_policy
+from select_service.core.routing.read import RequestReader
 from select_service.core.slimming import Slimming, all_tables
 from select_service.core.state import (
     AdmissionRoom,
@@ -55,16 +65,6 @@ from select_service.core.state import (
 )
 from select_service.core.tenancy.shares import Shares
 from select_service.core.upkeep import Upkeep
-from select_service.core.verbs.advising import Advising
-from select_service.core.verbs.draining import Draining
-from select_service.core.verbs.inspecting import Inspecting
-from select_service.core.verbs.matchmaking import Matchmaker
-from select_service.core.verbs.operating import Operating
-from select_service.core.verbs.reading import Reader
-from select_service.core.verbs.registering import Registering
-from select_service.core.verbs.replicating import Replicating
-from select_service.core.verbs.reserving import Reserving
-from select_service.core.verbs.waiting_room import WaitingRoom
 from select_service.types import CoreLimits, TrustSettings
 from select_service.types.admission import AdmissionSettings
 
@@ -149,7 +149,7 @@ class SelectionCore:
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
         self._open_books(kinds, trust, life)
-        self.reader = Reader(config, self.partitions, self.membership.pins, self.limits)
+        self.reader = RequestReader(config, self.partitions, self.membership.pins, self.limits)
         self.admitting = Admitting(settings, self.catalog, self.partitions, self.limits)
         self.membership.on_closed = self.admitting.left
         self.shadowing = Shadowing(config, self.partitions, watch.stopwatch)
@@ -186,7 +186,7 @@ class SelectionCore:
         rng = self._rng
         self.pairs = Pairs(self.desk, self.counters)
         cache_hits = CacheHits(self.admitting.settings)
-        matchmaker = Matchmaker(
+        matchmaker = PairSelector(
             *(self.pairs, cache_hits, self.counters, rng),
             transfer_cost=config.kv_transfer_cost_per_block,
         )
@@ -195,7 +195,9 @@ class SelectionCore:
             trace_decisions=trace_decisions,
         )
         self.sessions = placing.sessions = Sessions(self.limits, self.shares)
-        self.room = WaitingRoom(*(placing, self.desk, self.admitting, self.counters, self.limits))
+        self.room = WaitingRequests(
+            *(placing, self.desk, self.admitting, self.counters, self.limits)
+        )
         self.selecting = kinds.selecting(
             *(self.reader, self.desk, self.admitting, placing, self.room, rng)
         )
@@ -210,7 +212,7 @@ class SelectionCore:
         self.select_and_reserve = selecting.select_and_reserve
         self.select_pair = selecting.select_and_reserve  # the type of its request allows a pair
         self.withdraw = self.room.withdraw
-        registering = self.registering = Registering(
+        registering = self.registering = Registration(
             *(self.catalog, self.membership, self.desk, self.replicas, self.reader, self.limits),
             *(self.admitting, self.room),
         )
@@ -224,15 +226,15 @@ class SelectionCore:
         self.workers = registering.workers
         self.worker_ids = registering.worker_ids
         self.ready = registering.ready
-        draining = Draining(
+        draining = Drain(
             *(self.catalog, self.partitions, registering, self.room, self.replicas, self.counters)
         )
         self.drain = draining.drain
         self.undrain = draining.undrain
         self.hold_back = draining.hold_back
         self.drain_status = draining.status
-        self.scale_down_candidates = Advising(self.partitions).candidates
-        reserving = self.reserving = Reserving(
+        self.scale_down_candidates = ScaleDown(self.partitions).candidates
+        reserving = self.reserving = ReservationCalls(
             *(self.reader, self.desk, self.room, self.replicas.leases, self.limits),
             *(self.admitting, self.pairs, self.trusting, selecting.new_id),
         )
@@ -252,7 +254,7 @@ class SelectionCore:
             *(self.limits, reserving.free, kinds.plan),
         )
         self.select_batch = waves.begin
-        operating = Operating(self.admitting, self.membership, self.room, self.limits)
+        operating = AdmissionControl(self.admitting, self.membership, self.room, self.limits)
         self.reconfigure = operating.reconfigure
         self.admission = operating.admission
         self.admission_in_steps = operating.admission_in_steps
@@ -265,14 +267,14 @@ class SelectionCore:
         self.report = operating.report
         self._upkeep = Upkeep(*(self.limits, self.desk, self.room, self.membership, self.trusting))
         self.slimming = Slimming(lambda: all_tables(self.registry, self.desk, self.partitions))
-        inspecting = Inspecting(self.reader, self.membership)
+        inspecting = Queries(self.reader, self.membership)
         self.loads = inspecting.loads
         self.load_scopes = inspecting.load_scopes
         self.load_of = inspecting.load_of
         self.potential_loads = inspecting.potential_loads
         self.overlap_scores = inspecting.overlap_scores
         self.trust = self.trusting.table
-        replicating = Replicating(self.replicas, self.room)
+        replicating = ReplicaOperations(self.replicas, self.room)
         self.replica_announce = replicating.announce
         self.replica_heard = replicating.heard
         self.replica_tick = replicating.tick

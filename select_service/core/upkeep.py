@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from select_service.core.decisions.trust_monitor import TrustMonitor
     from select_service.core.effects import Effects
     from select_service.core.membership import Membership
+    from select_service.core.operations.waiting_requests import WaitingRequests
     from select_service.core.partition import Partition
     from select_service.core.reservations.lifecycle import Lifecycle
-    from select_service.core.verbs.waiting_room import WaitingRoom
     from select_service.types import CoreLimits
 
 
@@ -31,7 +31,7 @@ class Upkeep:
         self,
         limits: CoreLimits,
         desk: Lifecycle,
-        room: WaitingRoom,
+        room: WaitingRequests,
         membership: Membership,
         trusting: TrustMonitor,
     ) -> None:

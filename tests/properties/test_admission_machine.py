@@ -29,8 +29,8 @@ from indexer.types import Scope
 from select_service.core.admission.gatekeeping import Gatekeeper
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
+from select_service.core.operations.waiting_requests import next_at_gate
 from select_service.core.service import SelectionCore
-from select_service.core.verbs.waiting_room import next_at_gate
 from select_service.errors import AdmissionRefused, ServiceError
 from select_service.types import (
     CacheThreshold,

@@ -16,8 +16,8 @@ import numpy as np
 from indexer.core.tiers import Matches
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import NOTHING
-from select_service.core.verbs.selecting import Selecting
-from select_service.core.verbs.waiting_room import endpoint_of
+from select_service.core.operations.selection import SelectionCalls
+from select_service.core.operations.waiting_requests import endpoint_of
 from select_service.errors import NoEligibleWorker, WouldWait
 from select_service.types import CacheThreshold
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from select_service.core.admission.queue import Planned
     from select_service.core.columns import Rows
     from select_service.core.effects import Effects
+    from select_service.core.operations.waiting_requests import WaitingRequests
     from select_service.core.partition import Partition
     from select_service.core.reservations.lifecycle import Lifecycle
+    from select_service.core.routing.place import Placer
     from select_service.core.routing.prompt import Prompt
+    from select_service.core.routing.read import RequestReader
     from select_service.core.routing.weights import Weights
-    from select_service.core.verbs.placing import Placing
-    from select_service.core.verbs.reading import Reader
-    from select_service.core.verbs.waiting_room import WaitingRoom
     from select_service.types import (
         Answer,
         PairSelection,
@@ -60,11 +60,11 @@ class BatchPlacement:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: RequestReader,
         desk: Lifecycle,
         admitting: Admitting,
-        placing: Placing,
-        room: WaitingRoom,
+        placing: Placer,
+        room: WaitingRequests,
         rng: random.Random,
     ) -> None:
         self._known = _KnownPrompt(reader)
@@ -119,7 +119,7 @@ class BatchPlacement:
 class _KnownPrompt:
     """Replaces the reader: the prompt of a sample was read along with its request."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: RequestReader) -> None:
         self._reader = reader
         self.draining = reader.draining
         self.read: Read | None = None
@@ -131,7 +131,7 @@ class _KnownPrompt:
 class _Guided:
     """Replaces placing: adds the prefix that others of the wave compute on the sample's rank."""
 
-    def __init__(self, placing: Placing, settings: AdmissionSettings) -> None:
+    def __init__(self, placing: Placer, settings: AdmissionSettings) -> None:
         self._placing = placing
         self._settings = settings
         self.refuse = placing.refuse
@@ -164,7 +164,7 @@ class _Guided:
             self._placing.expects = None
 
 
-class _Guiding(Selecting):
+class _Guiding(SelectionCalls):
     """Selects as always, but prefers a rank, and refuses requests that would wait."""
 
     planned: Planned | None = None

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from select_service.core.effects import Effects
     from select_service.core.partition import Partition
     from select_service.core.reservations.lifecycle import Lifecycle
+    from select_service.core.routing.place import Placer
     from select_service.core.routing.prompt import Prompt
+    from select_service.core.routing.read import RequestReader
     from select_service.core.routing.weights import Weights
-    from select_service.core.verbs.placing import Placing
-    from select_service.core.verbs.reading import Reader
     from select_service.types import Answer, CoreLimits
     from select_service.types.batches import SelectBatchRequest
 
@@ -66,9 +66,9 @@ class BatchSelection:
 
     def __init__(  # noqa: PLR0917 - whom they work with
         self,
-        reader: Reader,
+        reader: RequestReader,
         desk: Lifecycle,
-        placing: Placing,
+        placing: Placer,
         usher: BatchPlacement,
         counters: Counters,
         rng: random.Random,

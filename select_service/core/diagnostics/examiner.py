@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from select_service.core.diagnostics.suspicions import Change
     from select_service.core.fleet.catalog import Catalog
     from select_service.core.membership import Membership
-    from select_service.core.verbs.reading import Reader
+    from select_service.core.routing.read import RequestReader
     from select_service.types import ReplicaStatus
     from select_service.types.doctor import DoctorLimits, PeerLink, Report, SourceLink
 
@@ -60,7 +60,7 @@ class Examiner:
         *,
         catalog: Catalog,
         membership: Membership,
-        reader: Reader,
+        reader: RequestReader,
         sampler: Sampler,
         counters: Counters,
         replica_counters: ReplicaCounters,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from select_service.core.counters import Counters, ReplicaCounters
     from select_service.core.diagnostics.causes import Cause
     from select_service.core.fleet.catalog import Worker
-    from select_service.core.verbs.reading import Reader
+    from select_service.core.routing.read import RequestReader
     from select_service.types import ReplicaStatus
     from select_service.types.doctor import PeerLink, SourceLink
 
@@ -146,7 +146,7 @@ class Habits:
     """How callers and namesakes behave, by counters that only go up."""
 
     def __init__(
-        self, reader: Reader, counters: Counters, replicas: ReplicaCounters, now: float
+        self, reader: RequestReader, counters: Counters, replicas: ReplicaCounters, now: float
     ) -> None:
         self._reader = reader
         self._counters = counters

@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from select_service.core.batches.batch_plan import BatchPlan
 from select_service.core.decisions.decision_log import DecisionLog
+from select_service.core.operations.selection import SelectionCalls
 from select_service.core.reservations.lifecycle import Lifecycle
-from select_service.core.verbs.placing import Placing
-from select_service.core.verbs.selecting import Selecting
+from select_service.core.routing.place import Placer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +42,8 @@ class Kinds(NamedTuple):
     """The rooms to build: plain ones, or observed ones."""
 
     desk: type[Lifecycle] = Lifecycle
-    placing: type[Placing] = Placing
-    selecting: type[Selecting] = Selecting
+    placing: type[Placer] = Placer
+    selecting: type[SelectionCalls] = SelectionCalls
     decisions: type[DecisionLog] = DecisionLog
     plan: type[BatchPlan] = BatchPlan
     draws: list[float | int] | None = None

@@ -22,7 +22,7 @@ from select_service.core.recording.notes import (
     WaveNote,
 )
 from select_service.core.reservations.lifecycle import Lifecycle
-from select_service.core.verbs.placing import Placing
+from select_service.core.routing.place import Placer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,7 +75,7 @@ class Rooms(NamedTuple):
     """The kinds of rooms to build."""
 
     desk: type[Lifecycle]
-    placing: type[Placing]
+    placing: type[Placer]
     decisions: type[DecisionLog]
     plan: type[BatchPlan]
 
@@ -174,18 +174,18 @@ class Recorder:
         self.sink.put(ChangeNote(now, what, values), 512)
 
 
-def rooms_for(witness: Recorder, desk: type[Lifecycle], placing: type[Placing]) -> Rooms:
+def rooms_for(witness: Recorder, desk: type[Lifecycle], placing: type[Placer]) -> Rooms:
     """Return the kinds of rooms whose events this witness notes."""
     told = {"witness": witness}
     return Rooms(
         cast("type[Lifecycle]", type("WitnessedDesk", (_Desk, desk), told)),
-        cast("type[Placing]", type("WitnessedPlacing", (_Placing, placing), told)),
+        cast("type[Placer]", type("WitnessedPlacing", (_Placing, placing), told)),
         cast("type[DecisionLog]", type("WitnessedDecisions", (_Decisions,), told)),
         cast("type[BatchPlan]", type("WitnessedWavePlan", (_WavePlan,), told)),
     )
 
 
-class _Placing(Placing):
+class _Placing(Placer):
     """Discards the draws of a failed decision before the next one."""
 
     witness: Recorder

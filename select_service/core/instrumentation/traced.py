@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from select_service.core.admission.queue import Ticket
 from select_service.core.instrumentation.marks import ADMISSION, BOOK, MATCH, PICK, WAIT, Booked
+from select_service.core.operations.selection import SelectionCalls
 from select_service.core.reservations.lifecycle import Lifecycle
-from select_service.core.verbs.placing import Placing
-from select_service.core.verbs.selecting import Selecting
+from select_service.core.routing.place import Placer
 
 if TYPE_CHECKING:
     from indexer.core.tiers import Matches
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["rooms_for"]
 
 
-def rooms_for(recorder: MarkRecorder) -> tuple[type[Lifecycle], type[Placing], type[Selecting]]:
+def rooms_for(recorder: MarkRecorder) -> tuple[type[Lifecycle], type[Placer], type[SelectionCalls]]:
     """Return the kinds of rooms whose marks go to this recorder."""
 
     class OfDesk(RecordingDesk):
@@ -46,7 +46,7 @@ def rooms_for(recorder: MarkRecorder) -> tuple[type[Lifecycle], type[Placing], t
     return OfDesk, OfPlacing, OfSelecting
 
 
-class RecordingSelecting(Selecting):
+class RecordingSelecting(SelectionCalls):
     """Marks when a request is judged, and when it begins to wait."""
 
     recorder: MarkRecorder
@@ -87,7 +87,7 @@ class RecordingSelecting(Selecting):
         return super()._enter(ticket, now)
 
 
-class RecordingPlacing(Placing):
+class RecordingPlacing(Placer):
     """Marks when a rank is chosen, for new requests and for those that waited."""
 
     recorder: MarkRecorder

@@ -1,7 +1,7 @@
 """The verbs that change admission, and that take in workers' load reports.
 
 `admitting.py` changes what is in force; the waiting requests that this lets in or refuses are then
-handled through `waiting_room.py`.
+handled through `waiting_requests.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from select_service.core.admission.admitting import Admitting
     from select_service.core.membership import Membership
+    from select_service.core.operations.waiting_requests import WaitingRequests
     from select_service.core.partition import Partition
-    from select_service.core.verbs.waiting_room import WaitingRoom
     from select_service.types import CoreLimits
     from select_service.types.admission import (
         AdmissionChange,
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     )
 
 
-class Operating:
+class AdmissionControl:
     """Changes admission at run time."""
 
     def __init__(
         self,
         admitting: Admitting,
         membership: Membership,
-        room: WaitingRoom,
+        room: WaitingRequests,
         limits: CoreLimits,
     ) -> None:
         self._admitting = admitting

@@ -1,4 +1,4 @@
-"""Placing: choose a rank for a request and book it, in one uninterrupted step.
+"""Placer: choose a rank for a request and book it, in one uninterrupted step.
 
 `partition.py` chooses the rank, `cache_hits.py` applies the cache-hit threshold, `desk.py` books.
 `selecting.py` calls this for new requests, `waiting_room.py` for those that waited.
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
     from select_service.core.decisions.shadow import Shadow
     from select_service.core.diagnostics.prompt_sample import Sampler
     from select_service.core.fleet.catalog import Worker
+    from select_service.core.operations.pair_selection import PairSelector
     from select_service.core.partition import Partition
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.reservations.sessions import Sessions
     from select_service.core.routing.placement import Placement
-    from select_service.core.verbs.matchmaking import Matchmaker
     from select_service.errors import ServiceError
     from select_service.types import Overlap
     from select_service.types.decisions import Decision
 
 
-class Placing:
+class Placer:
     """Places requests."""
 
     def __init__(
         self,
         desk: Lifecycle,
         cache_hits: CacheHits,
-        matchmaker: Matchmaker,
+        matchmaker: PairSelector,
         decisions: DecisionLog,
         counters: Counters,
         rng: random.Random,

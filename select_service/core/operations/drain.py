@@ -2,7 +2,7 @@
 
 An operator drains it, or the source that named it says that it is not ready. Neither is part of the
 record (`fleet/catalog.py`), and neither undoes the other. Requests that only this worker could
-serve are refused at once (`waiting_room.py`).
+serve are refused at once (`waiting_requests.py`).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.counters import Counters
     from select_service.core.fleet.catalog import Catalog, Worker
+    from select_service.core.operations.registration import Registration
+    from select_service.core.operations.waiting_requests import WaitingRequests
     from select_service.core.partition import Partition
     from select_service.core.replication.plane import Replicas
-    from select_service.core.verbs.registering import Registering
-    from select_service.core.verbs.waiting_room import WaitingRoom
     from select_service.types.drains import DrainRequest
 
 
-class Draining:
+class Drain:
     """Takes workers out of service, reports their progress, and puts them back."""
 
     def __init__(
         self,
         catalog: Catalog,
         partitions: Mapping[Scope, Partition],
-        registering: Registering,
-        room: WaitingRoom,
+        registering: Registration,
+        room: WaitingRequests,
         replicas: Replicas,
         counters: Counters,
     ) -> None:

@@ -1,7 +1,7 @@
 """The verbs of a reservation's life: booked by the caller's choice, progressing, ended, leased.
 
 The desk does the booking (`booking/desk.py`); whatever frees load lets waiting requests in
-(`waiting_room.py`).
+(`waiting_requests.py`).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from select_service.core.decisions.trust_monitor import TrustMonitor
     from select_service.core.fleet.catalog import Worker
     from select_service.core.ledger.reservation import Lease
+    from select_service.core.operations.waiting_requests import WaitingRequests
     from select_service.core.partition import Partition
     from select_service.core.replication.shared_leases import SharedLeases
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.reservations.pairs import Pairs
     from select_service.core.routing.prompt import Prompt
-    from select_service.core.verbs.reading import Reader
-    from select_service.core.verbs.waiting_room import WaitingRoom
+    from select_service.core.routing.read import RequestReader
     from select_service.types import (
         BatchRequest,
         CoreLimits,
@@ -65,14 +65,14 @@ def _only(slot: int) -> Rows:
     return np.array([slot], dtype=np.int64)
 
 
-class Reserving:
+class ReservationCalls:
     """Books ranks that callers have chosen, and follows every reservation to its end."""
 
     def __init__(  # noqa: PLR0917 - the rooms a reservation passes through
         self,
-        reader: Reader,
+        reader: RequestReader,
         desk: Lifecycle,
-        room: WaitingRoom,
+        room: WaitingRequests,
         leases: SharedLeases,
         limits: CoreLimits,
         admitting: Admitting,

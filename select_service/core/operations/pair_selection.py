@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from select_service.types import Advice, PairSelection
 
 
-class Matchmaker:
+class PairSelector:
     """Finds pairs, and advises when a pair would be better."""
 
     def __init__(

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
     from select_service.core.routing.prompt import Prompt
+    from select_service.core.routing.read import RequestReader
     from select_service.core.routing.weights import Weights
-    from select_service.core.verbs.reading import Reader
     from select_service.types import OverlapScoresRequest, PotentialLoadsRequest
 
 
-class Inspecting:
+class Queries:
     """Answers the inspection routes; changes nothing."""
 
-    def __init__(self, reader: Reader, membership: Membership) -> None:
+    def __init__(self, reader: RequestReader, membership: Membership) -> None:
         self._reader = reader
         self._partitions = membership.partitions
         self.load_scopes = membership.scopes
@@ -51,7 +51,7 @@ class Inspecting:
         """Return the load every rank that may be chosen would carry with this prompt.
 
         Raises:
-            ServiceError: of the scope or the prompt; see `reading.py`.
+            ServiceError: of the scope or the prompt; see `read.py`.
         """
         partition, prompt, weights = self._reader.prompt(request)
         return _potential_loads(partition, prompt, weights)
@@ -60,7 +60,7 @@ class Inspecting:
         """Return the blocks of this prompt that every rank holds.
 
         Raises:
-            ServiceError: of the scope or the prompt; see `reading.py`.
+            ServiceError: of the scope or the prompt; see `read.py`.
         """
         partition, prompt, weights = self._reader.view(request)
         return OverlapScores(

@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Tier, WorkerRank
-from select_service.core.verbs.advising import COLD
+from select_service.core.operations.scale_down import COLD
 from select_service.types import Role
 from select_service.types.drains import ScaleDownCandidate
 from tests.effort import examples

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from select_service.core.admission.admitting import Admitting
     from select_service.core.fleet.catalog import Catalog, Worker
     from select_service.core.membership import Membership
+    from select_service.core.operations.waiting_requests import WaitingRequests
     from select_service.core.partition import Partition
     from select_service.core.replication.plane import Replicas
     from select_service.core.reservations.lifecycle import Lifecycle
-    from select_service.core.verbs.reading import Reader
-    from select_service.core.verbs.waiting_room import WaitingRoom
+    from select_service.core.routing.read import RequestReader
     from select_service.types import CoreLimits, WorkerPatch, WorkerRecord, WorkerSpec
 
 
-class Registering:
+class Registration:
     """Registers, changes, removes and lists workers."""
 
     def __init__(  # noqa: PLR0917 - the rooms a worker's coming and going touches
@@ -39,10 +39,10 @@ class Registering:
         membership: Membership,
         desk: Lifecycle,
         replicas: Replicas,
-        reader: Reader,
+        reader: RequestReader,
         limits: CoreLimits,
         admitting: Admitting,
-        room: WaitingRoom,
+        room: WaitingRequests,
     ) -> None:
         self.sources: set[str] = set()
         """Sources now active; only they may change the workers they registered."""

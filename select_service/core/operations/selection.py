@@ -2,7 +2,7 @@
 
 One call is one step: nothing is awaited between a choice and its booking, so select-and-reserve is
 atomic without a lock. In the same step the gate, where there is one, decides on admission
-(`gatekeeping.py`); then `placing.py` chooses and books, or the request goes to the waiting room.
+(`gatekeeping.py`); then `place.py` chooses and books, or the request goes to the waiting room.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from select_service.core.admission.gate import AT_CAPACITY, Decision
 from select_service.core.admission.gatekeeping import WAITS_FOR_PREFILL
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import NOTHING, Effects
+from select_service.core.operations.waiting_requests import endpoint_of
 from select_service.core.reservations.fingerprints import fingerprint_of
-from select_service.core.verbs.waiting_room import endpoint_of
 from select_service.errors import (
     NoEligibleWorker,
     NoSchedulableWorker,
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from select_service.core.admission.asks import Ask
     from select_service.core.admission.gatekeeping import Gatekeeper
     from select_service.core.columns import Rows
+    from select_service.core.operations.waiting_requests import WaitingRequests
     from select_service.core.reservations.lifecycle import Lifecycle
-    from select_service.core.verbs.placing import Placing
-    from select_service.core.verbs.reading import Reader
-    from select_service.core.verbs.waiting_room import WaitingRoom
+    from select_service.core.routing.place import Placer
+    from select_service.core.routing.read import RequestReader
     from select_service.types import PairSelection, Selection, SelectRequest
 
 _SELECT: Final = "select"
 _BOOK: Final = "select_and_reserve"
 
 
-class Selecting:
+class SelectionCalls:
     """Answers requests for a worker."""
 
     def __init__(
         self,
-        reader: Reader,
+        reader: RequestReader,
         desk: Lifecycle,
         admitting: Admitting,
-        placing: Placing,
-        room: WaitingRoom,
+        placing: Placer,
+        room: WaitingRequests,
         rng: random.Random,
     ) -> None:
         self._reader = reader
@@ -68,7 +68,7 @@ class Selecting:
         """Choose a worker; returns a Ticket if the request has to wait.
 
         Raises:
-            ServiceError: of the prompt (`reading.py`), for want of a worker, or by the gate.
+            ServiceError: of the prompt (`read.py`), for want of a worker, or by the gate.
         """
         ticket = None
         try:

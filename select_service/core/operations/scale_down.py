@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.types import Role
 
-__all__ = ["Advising"]
+__all__ = ["ScaleDown"]
 
 DELETION_COST_MAX: Final = 2**31 - 1
 """Maximum of `controller.kubernetes.io/pod-deletion-cost`, an int32."""
@@ -70,7 +70,7 @@ class _Lost(NamedTuple):
     tokens: dict[int, float]
 
 
-class Advising:
+class ScaleDown:
     """Ranks workers by the cost of losing them."""
 
     def __init__(self, partitions: Mapping[Scope, Partition]) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from select_service.core.effects import Pull
+    from select_service.core.operations.waiting_requests import WaitingRequests
     from select_service.core.replication.messages import (
         Heartbeat,
         ReplicaMessage,
@@ -21,14 +22,13 @@ if TYPE_CHECKING:
         SnapshotPart,
     )
     from select_service.core.replication.plane import Replicas
-    from select_service.core.verbs.waiting_room import WaitingRoom
     from select_service.types import ReplicaStatus
 
 
-class Replicating:
+class ReplicaOperations:
     """Exchanges messages with other replicas."""
 
-    def __init__(self, replicas: Replicas, room: WaitingRoom) -> None:
+    def __init__(self, replicas: Replicas, room: WaitingRequests) -> None:
         self._replicas = replicas
         self._room = room
 

@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from select_service.core.counters import Counters
     from select_service.core.partition import Partition
     from select_service.core.reservations.lifecycle import Lifecycle
-    from select_service.core.verbs.placing import Placing
+    from select_service.core.routing.place import Placer
 
 _SELECT: Final = "select"
 _BOOK: Final = "select_and_reserve"
 _PAIR: Final = "select_pair"
 
 
-class WaitingRoom:
+class WaitingRequests:
     """All waiting requests, in whichever queue."""
 
     def __init__(
         self,
-        placing: Placing,
+        placing: Placer,
         desk: Lifecycle,
         admitting: Admitting,
         counters: Counters,

@@ -36,7 +36,7 @@ _OVERRIDES_MAX: Final = 256
 """Distinct overrides whose weights are cached; at the limit the cache starts anew."""
 
 
-class Reader:
+class RequestReader:
     """Reads requests against the current workers and configuration."""
 
     def __init__(
