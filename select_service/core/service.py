@@ -31,6 +31,7 @@ from select_service.core.changes import (
 from select_service.core.counters import Counters
 from select_service.core.decisions.shadow import Shadowing
 from select_service.core.decisions.trust_monitor import TrustMonitor
+from select_service.core.dict_compaction import DictCompaction, all_tables
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import Catalog
 from select_service.core.fleet.recovered_ranks import RecoveredRanks
@@ -52,15 +53,14 @@ from select_service.core.reservations.sessions import Sessions
 from select_service.core.routing.overtaking import overtaking
 from select_service.core.routing.policy import default_policy
 from select_service.core.routing.read import RequestReader
-from select_service.core.slimming import Slimming, all_tables
 from select_service.core.state import (
-    AdmissionRoom,
-    LeaseRoom,
+    AdmissionSection,
+    LeaseSection,
     Overrides,
     PeerEndpoints,
     Reservations,
     State,
-    ThresholdRoom,
+    ThresholdSection,
     Workers,
 )
 from select_service.core.tenancy.shares import Shares
@@ -266,7 +266,9 @@ class SelectionCore:
         self.forget_threshold = operating.forget_threshold
         self.report = operating.report
         self._upkeep = Upkeep(*(self.limits, self.desk, self.room, self.membership, self.trusting))
-        self.slimming = Slimming(lambda: all_tables(self.registry, self.desk, self.partitions))
+        self.slimming = DictCompaction(
+            lambda: all_tables(self.registry, self.desk, self.partitions)
+        )
         inspecting = Queries(self.reader, self.membership)
         self.loads = inspecting.loads
         self.load_scopes = inspecting.load_scopes
@@ -294,10 +296,10 @@ class SelectionCore:
         self.state = State(
             {
                 CONFIG: self.overrides,
-                ADMISSION: AdmissionRoom(self.admitting, NOTHING),
-                THRESHOLD: ThresholdRoom(self.admitting, NOTHING),
+                ADMISSION: AdmissionSection(self.admitting, NOTHING),
+                THRESHOLD: ThresholdSection(self.admitting, NOTHING),
                 WORKER: Workers(self.catalog, self.registering.restore),
-                LEASE: LeaseRoom(self.desk.leases, NOTHING),
+                LEASE: LeaseSection(self.desk.leases, NOTHING),
                 PEER: self.peer_endpoints,
                 END: TombstoneRows(claims, NOTHING),
                 RESERVATION: Reservations(self.desk, self.catalog, self.partitions, NOTHING),

@@ -97,7 +97,7 @@ _decode_ended = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
 _decode_worker = msgspec.msgpack.Decoder(WorkerState).decode
 
 
-class Room(Protocol):
+class Section(Protocol):
     """One kind of state."""
 
     def record(self, name: str) -> bytes | None:
@@ -114,7 +114,7 @@ class Room(Protocol):
 class State:
     """All kinds of state, in the order of their restoring."""
 
-    def __init__(self, rooms: Mapping[str, Room]) -> None:
+    def __init__(self, rooms: Mapping[str, Section]) -> None:
         self.rooms = dict(rooms)
         self.restored: dict[str, int] = dict.fromkeys(self.rooms, 0)
         self.dropped: dict[str, int] = dict.fromkeys(self.rooms, 0)
@@ -191,7 +191,7 @@ class Workers:
         return self._admit(state.spec, now, state.source, *drain)
 
 
-class LeaseRoom:
+class LeaseSection:
     """Owners and their times to live, and recently ended leases.
 
     A reservation's own record says which lease it is under.
@@ -307,7 +307,7 @@ _decode_policy = msgspec.msgpack.Decoder(PolicyRecord).decode
 _decode_entry = msgspec.msgpack.Decoder(dict[str, float | None]).decode
 
 
-class AdmissionRoom:
+class AdmissionSection:
     """The policy set by an operator at run time; otherwise the command line's applies."""
 
     def __init__(self, admitting: Admitting, nothing: Effects) -> None:
@@ -325,7 +325,7 @@ class AdmissionRoom:
         return self._nothing
 
 
-class ThresholdRoom:
+class ThresholdSection:
     """Busy thresholds by model and tenant."""
 
     def __init__(self, admitting: Admitting, nothing: Effects) -> None:
@@ -475,15 +475,15 @@ __all__ = [
     "LEASE",
     "RESERVATION",
     "WORKER",
-    "AdmissionRoom",
-    "LeaseRoom",
+    "AdmissionSection",
+    "LeaseSection",
     "Overrides",
     "PeerEndpoints",
     "ReservationRecord",
     "Reservations",
-    "Room",
+    "Section",
     "State",
-    "ThresholdRoom",
+    "ThresholdSection",
     "Workers",
     "record_of",
 ]

@@ -35,7 +35,7 @@ KERNELS = (
     "select_service._layout",
     "select_service._speed",
     "select_service.core._load_rows",
-    "select_service.core._memory",
+    "select_service.core._expiring_map",
     "select_service.core._pricer",
     "select_service.core._record_ring",
     "select_service.core._value_set",

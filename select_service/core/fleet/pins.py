@@ -9,9 +9,9 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.memory import Memory
-from select_service.core.tenancy.parted import Parted
+from select_service.core.expiring_map import ExpiringMap
 from select_service.core.tenancy.shares import Shares
+from select_service.core.tenancy.tenant_parts import TenantParts
 
 if TYPE_CHECKING:
     from indexer.types import Scope
@@ -32,7 +32,7 @@ class Pins:
     def __init__(self, shares: Shares | None = None) -> None:
         shares = shares or Shares()
         bound = shares.bound("pinned_scopes", lambda: PINS_MAX)
-        self._pins: Parted[Memory[bytes]] = Parted(shares, bound, Memory)
+        self._pins: TenantParts[ExpiringMap[bytes]] = TenantParts(shares, bound, ExpiringMap)
 
     def __len__(self) -> int:
         return len(self._pins)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from select_service.core.ledger.reservation_ids import key_of
-from select_service.core.tenancy.parted import Parted
 from select_service.core.tenancy.shares import Shares, prefix_in
+from select_service.core.tenancy.tenant_parts import TenantParts
 
 if TYPE_CHECKING:
     from select_service.core.ledger.reservation import Reservation
@@ -32,7 +32,7 @@ class ExpiredIds:
     def __init__(self, shares: Shares | None = None) -> None:
         shares = shares or Shares()
         bound = shares.bound("lapsed_ids", lambda: LAPSED_MAX, by_prefix=True)
-        self._rows: Parted[_Row] = Parted(shares, bound, dict)
+        self._rows: TenantParts[_Row] = TenantParts(shares, bound, dict)
 
     def note(self, reservation: Reservation) -> None:
         """Note a reservation that was silent for its time to live, or that of its lease."""

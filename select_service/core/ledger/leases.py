@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from select_service.core.changes import LEASE
 from select_service.core.ledger.deadlines import Deadlines, rounded_up
 from select_service.core.ledger.reservation import Lease
-from select_service.core.tenancy.parted import Parted
 from select_service.core.tenancy.shares import Shares, prefix_in
+from select_service.core.tenancy.tenant_parts import TenantParts
 from select_service.errors import (
     InvalidField,
     LeaseClosed,
@@ -57,7 +57,7 @@ class Leases:
         self._open: dict[str, Lease] = {}
         self._by_owner: dict[str, dict[str, Lease]] = {}
         self._deadlines: Deadlines[Lease] = Deadlines()
-        self._ended: Parted[_Ended] = Parted(shares, ended, OrderedDict)
+        self._ended: TenantParts[_Ended] = TenantParts(shares, ended, OrderedDict)
         self._leaving: dict[Lease, None] = {}  # ended, with reservations still to free
         self.changes: Changes | None = None  # set if the state is kept on disk
         self.opened = self.renewed = self.closed = self.expired = self.refused = 0  # since start
@@ -357,7 +357,7 @@ class Leases:
         return LeaseState(lease.lease_id, lease.owner, lease.ttl_s, lease.born, lease.adopted)
 
     def tables(self) -> Iterator[Sized]:
-        """Yield the dicts that grow with leases; see `slimming.py`."""
+        """Yield the dicts that grow with leases; see `dict_compaction.py`."""
         yield from (self._open, self._by_owner)
 
     def check(self) -> None:

@@ -455,7 +455,7 @@ class Ledger:
         self._deadlines.check(r for r in self.all_reservations() if r.ttl_s)
 
     def tables(self) -> Iterator[Sized]:
-        """Yield the dicts that grow with reservations; see `slimming.py`."""
+        """Yield the dicts that grow with reservations; see `dict_compaction.py`."""
         yield self.blocks.root.children
         yield from [lane.reservations for lane in self._lanes]
         if self.loads.follows_queues:

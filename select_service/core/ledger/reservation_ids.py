@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 from xxhash import xxh3_128_hexdigest
 
 from select_service.core.changes import RESERVATION
-from select_service.core.memory import Memory
-from select_service.core.tenancy.parted import Parted
+from select_service.core.expiring_map import ExpiringMap
 from select_service.core.tenancy.shares import Shares, prefix_in
+from select_service.core.tenancy.tenant_parts import TenantParts
 from select_service.errors import ReservationConflict, ReservationNotFound
 
 if TYPE_CHECKING:
@@ -91,8 +91,12 @@ class ReservationIds:
         """The booked legs of each pair."""
         self._waiting: dict[str, Ticket] = {}
         shares = shares or Shares()
-        self._freed_by_holder: Parted[Memory[str]] = Parted(
-            *(shares, shares.bound("freed_ids_max", lambda: freed_ids_max, by_prefix=True), Memory)
+        self._freed_by_holder: TenantParts[ExpiringMap[str]] = TenantParts(
+            *(
+                shares,
+                shares.bound("freed_ids_max", lambda: freed_ids_max, by_prefix=True),
+                ExpiringMap,
+            )
         )
         self._freed = self._freed_by_holder.common  # by `key_of` the id
         self._freed_ids_max = freed_ids_max
@@ -466,7 +470,7 @@ class ReservationIds:
             self.tenants.give(ticket.partition.scope.tenant_id)
 
     def tables(self) -> Iterator[Sized]:
-        """Yield the dicts that grow with bookings; see `slimming.py`."""
+        """Yield the dicts that grow with bookings; see `dict_compaction.py`."""
         yield from (self._live, self._second_names, self.pairs, self._waiting)
 
     def check(self) -> None:

@@ -534,7 +534,7 @@ class Claims:
         self._early.purge(horizon, limit)
 
     def tables(self) -> Iterator[Sized]:
-        """Yield the dicts that grow with claims; see `slimming.py`."""
+        """Yield the dicts that grow with claims; see `dict_compaction.py`."""
         yield from (self._of_id, self._unsaid, self._outputs, self.names.by_name)
         yield from [one.by_id for one in self.sets.values()]
 

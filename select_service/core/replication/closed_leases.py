@@ -13,8 +13,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from select_service.core.replication.messages import OUTPUT_TELLERS_MAX, Closed
-from select_service.core.tenancy.parted import Parted
 from select_service.core.tenancy.shares import prefix_in
+from select_service.core.tenancy.tenant_parts import TenantParts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ class ClosedLeases:
         self.lost = 0
         bound = shares.bound("replica_closings", lambda: closings_max, by_prefix=True)
         self._holder: Party = None  # of the last one noted
-        self._rows: Parted[_Row] = Parted(shares, bound, OrderedDict)
+        self._rows: TenantParts[_Row] = TenantParts(shares, bound, OrderedDict)
         """By the tenant that the lease is of."""
 
     def __len__(self) -> int:

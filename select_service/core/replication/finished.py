@@ -10,12 +10,12 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from select_service.core.changes import CLOSING, END
+from select_service.core.expiring_map import ExpiringMap
 from select_service.core.ledger.reservation_ids import key_of
-from select_service.core.memory import Memory
 from select_service.core.replication.closed_leases import ClosedLeases
 from select_service.core.replication.tombstones import Tombstones
-from select_service.core.tenancy.parted import Parted
 from select_service.core.tenancy.shares import prefix_in
+from select_service.core.tenancy.tenant_parts import TenantParts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +44,7 @@ class Finished:
         self.ends = Tombstones(limits.replica_ended_max, shares)
         self.closings = ClosedLeases(limits.ended_leases_max, shares)
         bound = shares.bound("replica_freed_ids", lambda: limits.replica_ended_max, by_prefix=True)
-        self._freed_here: Parted[Memory[str]] = Parted(shares, bound, Memory)
+        self._freed_here: TenantParts[ExpiringMap[str]] = TenantParts(shares, bound, ExpiringMap)
         """By the tenant that the name is of: `key_of` it → the order of that, packed."""
 
     @property
@@ -169,7 +169,7 @@ class Finished:
             while left and self._forget_freed(holder, row, horizon):
                 left -= 1
 
-    def _forget_freed(self, holder: Party, row: Memory[str], until: float) -> bool:
+    def _forget_freed(self, holder: Party, row: ExpiringMap[str], until: float) -> bool:
         oldest = row.pop_oldest(until)
         if oldest is None:
             return False

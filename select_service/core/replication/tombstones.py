@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import xxhash
 
+from select_service.core.expiring_map import ExpiringMap
 from select_service.core.ledger.reservation_ids import key_of
-from select_service.core.memory import Memory
 from select_service.core.replication.messages import ANCESTORS_MAX, Ended, Key
-from select_service.core.tenancy.parted import Parted
 from select_service.core.tenancy.shares import Shares, prefix_in
+from select_service.core.tenancy.tenant_parts import TenantParts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,9 +79,9 @@ class Tombstones:
         self._ends_max = ends_max
         shares = shares or Shares()
         bound = shares.bound("replica_ended_max", lambda: ends_max, by_prefix=True)
-        self._ends: Parted[Memory[bytes]] = Parted(shares, bound, Memory)
+        self._ends: TenantParts[ExpiringMap[bytes]] = TenantParts(shares, bound, ExpiringMap)
         """By the tenant that the id is of: a `_name` → a packed `_End`."""
-        self._on: Memory[str] = Memory()  # `key_of` the id → the kept ends on it, packed
+        self._on: ExpiringMap[str] = ExpiringMap()  # `key_of` the id → the kept ends on it, packed
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -249,7 +249,7 @@ class Tombstones:
                     changed.append(freed_key)
         return changed
 
-    def _forget_oldest(self, holder: Party, row: Memory[bytes], until: float) -> str | None:
+    def _forget_oldest(self, holder: Party, row: ExpiringMap[bytes], until: float) -> str | None:
         """Forget the end of a row heard longest ago, if that was by `until`; None: it was not.
 
         Returns `key_of` its id if that is kept on disk, else an empty text.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from select_service.core.tenancy.parted import Parted
 from select_service.core.tenancy.shares import Shares
+from select_service.core.tenancy.tenant_parts import TenantParts
 from select_service.errors import NameRefused
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ class Sessions:
         self._limits = limits
         shares = shares or Shares(limits)
         bound = shares.bound("sessions_max", lambda: limits.sessions_max)
-        self._rows: Parted[_Seats] = Parted(shares, bound, OrderedDict)  # longest silent first
+        self._rows: TenantParts[_Seats] = TenantParts(
+            shares, bound, OrderedDict
+        )  # longest silent first
         self.counters = SessionCounters()
 
     def __len__(self) -> int:

@@ -7,14 +7,14 @@ import weakref
 from collections.abc import Iterator, Sized
 
 from indexer.types import Scope
-from select_service.core.effects import Effects
-from select_service.core.slimming import (
+from select_service.core.dict_compaction import (
     LOOKS_PER_TURN_MAX,
     ROUND_EVERY_S,
     TABLE_BYTES_MIN,
-    Slimming,
+    DictCompaction,
     slim,
 )
+from select_service.core.effects import Effects
 from select_service.types import CoreLimits, ReservationRequest
 from tests.select_service.core.whole_fleet import Fleet
 
@@ -72,7 +72,7 @@ def test_all_tables_are_looked_at_in_turn() -> None:
     for table in tables:
         for number in range(5000):
             del table[number]
-    slimming = Slimming(lambda: iter(tables))
+    slimming = DictCompaction(lambda: iter(tables))
     slimming.go_on(0.0)
     for turn in range(1, 6):
         slimming.go_on(ROUND_EVERY_S + turn / 1000)
@@ -87,7 +87,7 @@ def test_after_a_round_the_tables_rest() -> None:
         rounds += 1
         return iter([{}, {}, {}])
 
-    slimming = Slimming(tables)
+    slimming = DictCompaction(tables)
     for turn in range(1000):
         slimming.go_on(turn / 100)
     assert rounds == 10 / ROUND_EVERY_S

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from indexer.compiled import PURE_VARIABLE
-from select_service.core import memory, plain_memory
+from select_service.core import expiring_map, plain_expiring_map
 
 ROOT = Path(__file__).resolve().parents[3]
 BACK = 1.2
@@ -54,7 +54,7 @@ def test_memory_of_reservations_returns(pure: bool) -> None:
     count = 100_000
     told = run("reservations", count, pure)
     assert told["after"] < BACK * told["before"], told
-    if not pure and memory.Memory is not plain_memory.Memory:
+    if not pure and expiring_map.ExpiringMap is not plain_expiring_map.ExpiringMap:
         assert told["ended"] < told["before"] + count * REMEMBERED_BYTES / 1e6, told
 
 

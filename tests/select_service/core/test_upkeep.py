@@ -7,7 +7,7 @@ import math
 import pytest
 
 from indexer.types import Scope
-from select_service.core.slimming import all_tables
+from select_service.core.dict_compaction import all_tables
 from select_service.types import CoreLimits, ReservationRequest
 from tests.select_service.core.whole_fleet import Fleet
 

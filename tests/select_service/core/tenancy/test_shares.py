@@ -8,8 +8,8 @@ from urllib.parse import quote
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from select_service.core.tenancy.parted import Parted
 from select_service.core.tenancy.shares import Shares, prefix_in, prefix_of
+from select_service.core.tenancy.tenant_parts import TenantParts
 from select_service.types import CoreLimits
 
 NAMES = ("acme", "rival", "third", "")
@@ -180,7 +180,7 @@ def test_a_flood_makes_a_tenant_forget_its_own(
     """Against a list of all entries, oldest first."""
     shares = Shares(CoreLimits())
     bound = shares.bound("freed_ids_max", lambda: most, by_prefix=True)
-    rows: Parted[OrderedDict[str, None]] = Parted(shares, bound, OrderedDict)
+    rows: TenantParts[OrderedDict[str, None]] = TenantParts(shares, bound, OrderedDict)
     shares.name(("a", "b"), others=others)
     kept: list[tuple[str | None, str]] = []
     for number, (prefix, _) in enumerate(puts):
@@ -212,7 +212,7 @@ def test_a_flood_makes_a_tenant_forget_its_own(
 def test_a_row_outlives_the_name_in_the_token_file() -> None:
     shares = Shares(CoreLimits())
     bound = shares.bound("freed_ids_max", lambda: 4, by_prefix=True)
-    rows: Parted[OrderedDict[str, None]] = Parted(shares, bound, OrderedDict)
+    rows: TenantParts[OrderedDict[str, None]] = TenantParts(shares, bound, OrderedDict)
     shares.name(("a", "b"), others=False)
     for name in ("a:1", "a:2", "b:1"):
         holder, row = rows.place(prefix_in(name))

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     from select_service.core.tenancy.shares import Bound, Party, Shares
 
-__all__ = ["Parted"]
+__all__ = ["TenantParts"]
 
 Row = TypeVar("Row", bound=Sized)
 
 
-class Parted(Generic[Row]):
+class TenantParts(Generic[Row]):
     """One row for each holder that has a part of a bound, and one for the others together.
 
     Whoever puts an entry into a row or takes one out tells it: `took`, `left`. All operations are

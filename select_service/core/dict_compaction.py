@@ -51,7 +51,7 @@ def slim(sized: Sized) -> bool:
     return True
 
 
-class Slimming:
+class DictCompaction:
     """Visits all tables, a few per turn.
 
     Attributes:

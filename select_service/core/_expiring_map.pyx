@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The compiled twin of `plain_memory.py`: what has ended, remembered without an object of Python's.
+"""The compiled twin of `plain_expiring_map.py`: what has ended, remembered without an object of Python's.
 
 Entries lie one behind the other in chunks of the C library's, and name each other by number. What
 ends while a load goes would else take the places that the load has just left, one in each page and

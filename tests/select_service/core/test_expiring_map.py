@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from select_service.core import plain_memory
+from select_service.core import plain_expiring_map
 from tests.indexer.kernels import twins
 
-EITHER = pytest.mark.parametrize("twin", twins("select_service.core._memory", plain_memory))
+EITHER = pytest.mark.parametrize(
+    "twin", twins("select_service.core._expiring_map", plain_expiring_map)
+)
 
 texts = st.sampled_from(["", "a", "b", "é", "\ud800", "a\0b", "x" * 70]) | st.text(max_size=2)
 values = st.binary(max_size=9) | st.sampled_from([300, 70_000]).map(bytes)
@@ -96,7 +98,7 @@ def test_a_text_and_its_bytes_are_two(twin: ModuleType) -> None:
 
 
 def test_the_compiled_one_makes_no_object_per_entry() -> None:
-    compiled = pytest.importorskip("select_service.core._memory")
+    compiled = pytest.importorskip("select_service.core._expiring_map")
     memory = compiled.Memory()
     before = sys.getallocatedblocks()
     for number in range(1000):

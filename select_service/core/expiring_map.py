@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from indexer.compiled import usable
 
-if not TYPE_CHECKING and usable("select_service.core._memory", 2):
-    from select_service.core._memory import Memory
+if not TYPE_CHECKING and usable("select_service.core._expiring_map", 2):
+    from select_service.core._expiring_map import ExpiringMap
 else:
-    from select_service.core.plain_memory import Memory
+    from select_service.core.plain_expiring_map import ExpiringMap
 
-__all__ = ["Memory"]
+__all__ = ["ExpiringMap"]

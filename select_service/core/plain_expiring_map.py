@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final, Generic, TypeVar
 
-__all__ = ["Memory"]
+__all__ = ["ExpiringMap"]
 
 K = TypeVar("K", str, bytes)
 
@@ -17,7 +17,7 @@ _ENTRY_BYTES: Final = 260
 """An entry's share of the dict, its tuple, its float, and the object headers of key and value."""
 
 
-class Memory(Generic[K]):
+class ExpiringMap(Generic[K]):
     """Oldest first; all keys are str, or all are bytes. All operations are O(1)."""
 
     __slots__ = ("_bytes", "_entries")
