@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from bench.admission.contender import TARGET_TTFT_S
 from bench.admission.measures import Result, measure
 from bench.admission.play import Play, Script
-from select_service.core.admission.asks import Ask
 from select_service.core.admission.gate import Decision, Gate
 from select_service.core.admission.policies import Built, build
+from select_service.core.admission.policy_api import Ask
 from select_service.core.admission.pool_load import SaturationLimits
 from select_service.errors import retry_after_header
 from select_service.simulator.told_loads import RankLoad, ToldPool

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec.structs import replace
 
-from select_service.core.admission.asks import Ask
 from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.gate import Gate
 from select_service.core.admission.hit_threshold import filter_rows
 from select_service.core.admission.policies import Built, build
+from select_service.core.admission.policy_api import Ask
 from select_service.core.admission.thresholds import Thresholds
 from select_service.simulator.told_loads import RankLoad, ToldPool
 

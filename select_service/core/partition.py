@@ -15,7 +15,7 @@ from msgspec import UNSET
 from indexer.compiled import usable
 from indexer.types import WorkerRank
 from select_service.core.admission.class_queues import ClassQueues
-from select_service.core.admission.drainage import Drainage
+from select_service.core.admission.drain_rate import DrainRate
 from select_service.core.admission.hit_tally import HitTally
 from select_service.core.decisions.trust_factors import Trust
 from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from indexer.core.tiers import Matches
     from indexer.types import Scope
-    from select_service.core.admission.gatekeeping import Gatekeeper
+    from select_service.core.admission.partition_admission import PartitionAdmission
     from select_service.core.admission.queue import Ticket
     from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.decisions.fleet_snapshot import FleetSnapshot
@@ -74,7 +74,7 @@ class Partition:
         )
         self.seating = FleetSlots()
         self.trust = Trust(trust or TrustSettings())
-        self.drainage = Drainage(self.ledger.loads.work, prior_tokens_per_s=prefill_tokens_per_s)
+        self.drainage = DrainRate(self.ledger.loads.work, prior_tokens_per_s=prefill_tokens_per_s)
         self.policy = policy
         self._weights: Weights | None = None  # of the last decision
         self._is_kv_cost = True  # whether they are nothing but the contract's formula
@@ -83,7 +83,7 @@ class Partition:
         """Whether a cache-hit threshold also applies to requests without one of their own."""
         self.pricer = self._new_pricer()
         self._unmatched: dict[int, Overlap] = {}  # by worker, its overlap if nothing matched
-        self.admission: Gatekeeper | None = None
+        self.admission: PartitionAdmission | None = None
         """Only if something is to be judged; see `admission/admitting.py`."""
         self.hit_tally = HitTally()
         self.demand = DemandTally()
@@ -348,7 +348,7 @@ class Partition:
                 continue  # it is refused at the next check
             ticket.place = self.admission.caps.take_place(rows)
 
-    def open_gate(self, keeper: Gatekeeper) -> None:
+    def open_gate(self, keeper: PartitionAdmission) -> None:
         """Judge requests from now on."""
         self.admission = keeper
         for worker in self.seating.workers.values():

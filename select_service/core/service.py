@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from select_service.core.admission.admitting import Admitting
 from select_service.core.admission.cache_hits import CacheHits
+from select_service.core.admission.controller import AdmissionController
 from select_service.core.batches.batch_placement import BatchPlacement
 from select_service.core.batches.batch_selection import BatchSelection
 from select_service.core.changes import (
@@ -150,7 +150,7 @@ class SelectionCore:
         """Every scope that ever had a schedulable worker."""
         self._open_books(kinds, trust, life)
         self.reader = RequestReader(config, self.partitions, self.membership.pins, self.limits)
-        self.admitting = Admitting(settings, self.catalog, self.partitions, self.limits)
+        self.admitting = AdmissionController(settings, self.catalog, self.partitions, self.limits)
         self.membership.on_closed = self.admitting.left
         self.shadowing = Shadowing(config, self.partitions, watch.stopwatch)
         # a recording must be able to tell what any other policy would have done

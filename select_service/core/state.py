@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from indexer.types import Scope
-from select_service.core.admission.admitting import scope_of_key
+from select_service.core.admission.controller import scope_of_key
 from select_service.core.changes import CONFIG, LEASE, PEER, RESERVATION, WORKER
 from select_service.core.fleet.roster import API
 from select_service.core.ledger.leases import Ending
@@ -24,7 +24,7 @@ from select_service.types import LeaseState, PairSelection, ReservationAnswer, S
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from select_service.core.admission.admitting import Admitting
+    from select_service.core.admission.controller import AdmissionController
     from select_service.core.changes import Changes, StateKey
     from select_service.core.effects import Effects
     from select_service.core.fleet.catalog import Catalog
@@ -310,7 +310,7 @@ _decode_entry = msgspec.msgpack.Decoder(dict[str, float | None]).decode
 class AdmissionSection:
     """The policy set by an operator at run time; otherwise the command line's applies."""
 
-    def __init__(self, admitting: Admitting, nothing: Effects) -> None:
+    def __init__(self, admitting: AdmissionController, nothing: Effects) -> None:
         self._admitting = admitting
         self._nothing = nothing
 
@@ -328,7 +328,7 @@ class AdmissionSection:
 class ThresholdSection:
     """Busy thresholds by model and tenant."""
 
-    def __init__(self, admitting: Admitting, nothing: Effects) -> None:
+    def __init__(self, admitting: AdmissionController, nothing: Effects) -> None:
         self._admitting = admitting
         self._nothing = nothing
 

@@ -26,7 +26,7 @@ from select_service.config.layers import (
     read_file,
     read_values,
 )
-from select_service.core.admission.admitting import check_admission
+from select_service.core.admission.controller import check_admission
 from select_service.errors import InvalidField, NeedsRestart, SecurityFileUnusable
 
 if TYPE_CHECKING:

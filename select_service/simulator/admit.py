@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from select_service.core.admission.asks import Ask, InstanceSnapshot, checked
 from select_service.core.admission.gate import Gate
 from select_service.core.admission.policies import Built, build
+from select_service.core.admission.policy_api import Ask, InstanceSnapshot, checked
 from select_service.simulator.pool import ComputingPool, PoolSettings, SnapshotPool
 
 if TYPE_CHECKING:

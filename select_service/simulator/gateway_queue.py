@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from select_service.core.admission.asks import InstanceSnapshot
 from select_service.core.admission.classes import SloClasses
 from select_service.core.admission.gaie_legacy import (
     DEFAULT_KV_UTILIZATION,
     DEFAULT_QUEUE_DEPTH,
     utilization,
 )
+from select_service.core.admission.policy_api import InstanceSnapshot
 from select_service.core.admission.slo_shed import ceilings
 from select_service.simulator.admit import Snapshot
 from select_service.simulator.pool import SnapshotPool

@@ -19,7 +19,7 @@ from select_service.simulator.told_loads import RankLoad, ToldPool
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from select_service.core.admission.asks import Ask, InstanceSnapshot
+    from select_service.core.admission.policy_api import Ask, InstanceSnapshot
     from select_service.core.columns import Floats
 
 __all__ = ["ComputingPool", "PoolSettings", "SnapshotPool"]

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 
 from indexer.core.registry import Registry
 from indexer.types import Scope
-from select_service.core.admission.gatekeeping import Gatekeeper
+from select_service.core.admission.partition_admission import PartitionAdmission
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
 from select_service.core.operations.waiting_requests import next_at_gate
@@ -121,7 +121,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         return self.now
 
     @property
-    def keeper(self) -> Gatekeeper:
+    def keeper(self) -> PartitionAdmission:
         keeper = self.core.partitions[DEFAULT].admission
         assert keeper is not None
         return keeper

@@ -141,12 +141,12 @@ FIXED = (
     ("select_service.edge.load_topic", "APPLY_AFTER_S", "seconds workers' reports are gathered"),
     ("select_service.edge.load_topic", "RANKS_MAX", "ranks whose report is not taken in yet"),
     (
-        "select_service.core.admission.gatekeeping",
+        "select_service.core.admission.partition_admission",
         "SCANNED_MAX",
         "waiting requests looked at when load goes",
     ),
     (
-        "select_service.core.admission.admitting",
+        "select_service.core.admission.controller",
         "DEADLINE_S",
         "seconds to wait for a full worker",
     ),
@@ -269,8 +269,12 @@ FIXED = (
     ("select_service.core.decisions.decision_log", "EXPLAINED_BYTES_MAX", "bytes of them together"),
     ("select_service.core.admission.classes", "CLASSES_MAX", "classes of an admission policy"),
     ("select_service.core.admission.classes", "NAME_CHARS_MAX", "characters of their names"),
-    ("select_service.core.admission.returns", "LINES_MAX", "pools and tenants with promises"),
-    ("select_service.core.admission.returns", "SAME_MAX", "promises to clients that look alike"),
+    ("select_service.core.admission.retry_after", "LINES_MAX", "pools and tenants with promises"),
+    (
+        "select_service.core.admission.retry_after",
+        "SAME_MAX",
+        "promises to clients that look alike",
+    ),
     (
         "select_service.edge.security.tls",
         "FILE_BYTES_MAX",

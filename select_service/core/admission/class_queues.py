@@ -18,7 +18,7 @@ from select_service.errors import QueueFull
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from select_service.core.admission.drainage import Drainage
+    from select_service.core.admission.drain_rate import DrainRate
     from select_service.core.admission.queue import Ticket
     from select_service.core.columns import Floats, Rows
     from select_service.core.fleet.catalog import Worker
@@ -35,7 +35,7 @@ class ClassQueues:
     """All requests waiting for a rank; classes take turns, each for up to its quantum."""
 
     def __init__(
-        self, policy: RoutingPolicy, seating: FleetSlots, loads: SlotLoads, drainage: Drainage
+        self, policy: RoutingPolicy, seating: FleetSlots, loads: SlotLoads, drainage: DrainRate
     ) -> None:
         self.of_class = [PendingQueue() for _ in policy.classes]
         self._classes = policy.classes

@@ -17,7 +17,7 @@ from sortedcontainers import SortedKeyList
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from select_service.core.admission.asks import Ask
+    from select_service.core.admission.policy_api import Ask
 
 T = TypeVar("T")
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from select_service.core.admission.asks import ADMIT, Verdict
+from select_service.core.admission.policy_api import ADMIT, Verdict
 
 if TYPE_CHECKING:
-    from select_service.core.admission.asks import Ask, Pool
     from select_service.core.admission.classes import SloClasses
+    from select_service.core.admission.policy_api import Ask, Pool
 
 DEFAULT_QUEUE_DEPTH: Final = 5.0
 DEFAULT_KV_UTILIZATION: Final = 0.8

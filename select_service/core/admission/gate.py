@@ -16,22 +16,22 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
 
-from select_service.core.admission.asks import ADMIT, Outcome, Verdict
-from select_service.core.admission.returns import NO_ROOM, ReturnBook, Room
+from select_service.core.admission.policy_api import ADMIT, Outcome, Verdict
+from select_service.core.admission.retry_after import NO_ROOM, RetryPromises, Room
 from select_service.core.admission.tallies import Tallies
 from select_service.core.admission.traffic import LEFT_SHARE_MIN, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from select_service.core.admission.asks import Ask, Facts, Policy
     from select_service.core.admission.busy import BusyRanks
     from select_service.core.admission.capacity import WorkerCaps
     from select_service.core.admission.classes import SloClasses
     from select_service.core.admission.fair_queue import Waiting
     from select_service.core.admission.policies import Built
+    from select_service.core.admission.policy_api import Ask, Facts, Policy
     from select_service.core.admission.pool_load import PoolLoad
-    from select_service.core.admission.queueing import QueueingPolicy
+    from select_service.core.admission.queueing_policy import QueueingPolicy
     from select_service.core.admission.tallies import ByTenant, ClassTally
     from select_service.core.columns import Rows
 
@@ -79,7 +79,7 @@ class Decision(NamedTuple):
 class Gate(Generic[T]):
     """All checks of one partition; `T` is the item that waits in a policy's queue.
 
-    Others (`gatekeeping.py`, or the simulator's pool) keep its books up to date with every change
+    Others (`partition_admission.py`, or the simulator's pool) keep its books up to date with every change
     of load; the gate only reads them.
     """
 
@@ -92,7 +92,7 @@ class Gate(Generic[T]):
         queue: QueueingPolicy[T] | None = None,
         busy: BusyRanks | None = None,
         caps: WorkerCaps | None = None,
-        returns: ReturnBook | None = None,
+        returns: RetryPromises | None = None,
         by_tenant: ByTenant | None = None,
     ) -> None:
         self.classes = classes
@@ -102,7 +102,7 @@ class Gate(Generic[T]):
         """Where requests wait when the policy says so: the policy itself, or the one it wraps."""
         self.busy = busy
         self.caps = caps
-        self.returns = returns or ReturnBook(len(classes.bands))
+        self.returns = returns or RetryPromises(len(classes.bands))
         self._tallies = Tallies(classes, by_tenant)
         self._know_classes()
         self._traffic = Traffic(len(classes.bands))

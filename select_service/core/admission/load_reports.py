@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from indexer.types import Scope
-    from select_service.core.admission.gatekeeping import Gatekeeper
+    from select_service.core.admission.partition_admission import PartitionAdmission
     from select_service.core.fleet.catalog import Catalog, Worker
     from select_service.core.partition import Partition
     from select_service.types.admission import AdmissionSettings, StaleReports, WorkerMetrics
@@ -42,7 +42,7 @@ class LoadReports:
         self._catalog = catalog
         self._partitions = partitions
 
-    def replay(self, worker: Worker, keeper: Gatekeeper) -> None:
+    def replay(self, worker: Worker, keeper: PartitionAdmission) -> None:
         """Pass the known reports of a worker to a gate."""
         for report in self.by_worker.get(worker.worker_id, {}).values():
             if not report.stale:

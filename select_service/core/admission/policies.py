@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from select_service.core.admission.always_admit import AlwaysAdmit
-from select_service.core.admission.asks import checked, is_finite_number
 from select_service.core.admission.classes import SloClasses
 from select_service.core.admission.gaie_legacy import (
     DEFAULT_KV_UTILIZATION,
     DEFAULT_QUEUE_DEPTH,
     GaieLegacy,
 )
+from select_service.core.admission.policy_api import checked, is_finite_number
 from select_service.core.admission.reject_all import RejectAll
 from select_service.core.admission.slo_shed import (
     DEFAULT_QUOTAS,
@@ -38,8 +38,8 @@ from select_service.core.admission.token_bucket import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from select_service.core.admission.asks import Policy
-    from select_service.core.admission.queueing import QueueingPolicy
+    from select_service.core.admission.policy_api import Policy
+    from select_service.core.admission.queueing_policy import QueueingPolicy
 
 T = TypeVar("T")
 

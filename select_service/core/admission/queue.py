@@ -16,9 +16,9 @@ from sortedcontainers import SortedKeyList
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from select_service.core.admission.asks import Ask, Held
     from select_service.core.admission.fair_queue import Waiting
     from select_service.core.admission.gate import Decision
+    from select_service.core.admission.policy_api import Ask, Held
     from select_service.core.partition import Partition
     from select_service.core.routing.policy import QueuePolicy
     from select_service.core.routing.prompt import Prompt

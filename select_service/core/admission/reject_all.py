@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.admission.asks import Verdict
+from select_service.core.admission.policy_api import Verdict
 
 if TYPE_CHECKING:
-    from select_service.core.admission.asks import Ask, Pool
+    from select_service.core.admission.policy_api import Ask, Pool
 
 _CLOSED: Final = Verdict("refuse", "reject-all", "reject-all")
 

@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from msgspec import Struct
 
-from select_service.core.admission.asks import ADMIT, Verdict
 from select_service.core.admission.fair_queue import TENANTS_MAX, FairQueue, Waiting
+from select_service.core.admission.policy_api import ADMIT, Verdict
 from select_service.core.admission.token_bucket import TenantBuckets
 from select_service.core.admission.traffic import LEFT_SHARE_MIN, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from select_service.core.admission.asks import Ask, Facts, Pool
     from select_service.core.admission.classes import SloClasses
+    from select_service.core.admission.policy_api import Ask, Facts, Pool
 
 T = TypeVar("T")
 

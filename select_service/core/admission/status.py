@@ -11,13 +11,13 @@ from select_service.types.admission import AdmissionStatus, ClassCounts, ScopeAd
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from select_service.core.admission.admitting import Admitting
-    from select_service.core.admission.gatekeeping import Gatekeeper
+    from select_service.core.admission.controller import AdmissionController
+    from select_service.core.admission.partition_admission import PartitionAdmission
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
 
 
-def status_of(admitting: Admitting, membership: Membership) -> AdmissionStatus:
+def status_of(admitting: AdmissionController, membership: Membership) -> AdmissionStatus:
     """Return what is in force, and the outcomes of requests."""
     steps = status_in_steps(admitting, membership)
     while True:
@@ -29,7 +29,7 @@ def status_of(admitting: Admitting, membership: Membership) -> AdmissionStatus:
 
 
 def status_in_steps(
-    admitting: Admitting, membership: Membership
+    admitting: AdmissionController, membership: Membership
 ) -> Generator[None, None, AdmissionStatus]:
     """Do the same, pausing after every scope and threshold.
 
@@ -76,7 +76,7 @@ def _counts(tally: ClassTally) -> ClassCounts:
     )
 
 
-def _scope(partition: Partition, keeper: Gatekeeper) -> ScopeAdmission:
+def _scope(partition: Partition, keeper: PartitionAdmission) -> ScopeAdmission:
     gate = keeper.gate
     return ScopeAdmission(
         model_name=partition.scope.model_name,

@@ -8,13 +8,13 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.admission.asks import Verdict, is_finite_number
+from select_service.core.admission.policy_api import Verdict, is_finite_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from select_service.core.admission.asks import Ask, Held, Policy, Pool
     from select_service.core.admission.classes import SloClasses
+    from select_service.core.admission.policy_api import Ask, Held, Policy, Pool
 
 _OVER: Final = Verdict("refuse", "tenant-budget-shed", "tenant-budget-shed")
 

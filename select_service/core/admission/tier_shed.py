@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.admission.asks import ADMIT, Verdict
+from select_service.core.admission.policy_api import ADMIT, Verdict
 
 if TYPE_CHECKING:
-    from select_service.core.admission.asks import Ask, Pool
     from select_service.core.admission.classes import SloClasses
+    from select_service.core.admission.policy_api import Ask, Pool
 
 DEFAULT_THRESHOLD: Final = 0
 DEFAULT_MIN_PRIORITY: Final = 3

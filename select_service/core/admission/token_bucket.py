@@ -11,10 +11,10 @@ from collections import OrderedDict
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.admission.asks import ADMIT, Verdict
+from select_service.core.admission.policy_api import ADMIT, Verdict
 
 if TYPE_CHECKING:
-    from select_service.core.admission.asks import Ask, Facts, Pool
+    from select_service.core.admission.policy_api import Ask, Facts, Pool
 
 DEFAULT_CAPACITY: Final = 10_000.0
 DEFAULT_REFILL_RATE: Final = 1_000.0

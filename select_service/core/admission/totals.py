@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
-from select_service.core.admission.returns import PromiseCounts
+from select_service.core.admission.retry_after import PromiseCounts
 from select_service.core.admission.slo_shed import SloShed
 from select_service.core.admission.tallies import TENANT_LABELS_MAX, ByTenant
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from select_service.core.admission.gate import Gate
-    from select_service.core.admission.queueing import QueueingPolicy
+    from select_service.core.admission.queueing_policy import QueueingPolicy
 
 T = TypeVar("T")
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from indexer.core.tiers import SlotTable
-    from select_service.core.admission.admitting import Admitting
-    from select_service.core.admission.asks import Ask
-    from select_service.core.admission.gatekeeping import Gatekeeper
+    from select_service.core.admission.controller import AdmissionController
+    from select_service.core.admission.partition_admission import PartitionAdmission
+    from select_service.core.admission.policy_api import Ask
     from select_service.core.admission.queue import Planned
     from select_service.core.columns import Rows
     from select_service.core.effects import Effects
@@ -62,7 +62,7 @@ class BatchPlacement:
         self,
         reader: RequestReader,
         desk: Lifecycle,
-        admitting: Admitting,
+        admitting: AdmissionController,
         placing: Placer,
         room: WaitingRequests,
         rng: random.Random,
@@ -202,7 +202,9 @@ class _Guiding(SelectionCalls):
         alone = np.array([slot], dtype=np.int64)
         return alone if keeper is None or keeper.can_take(alone) else rows
 
-    def _pass_gate(self, ticket: Ticket, keeper: Gatekeeper, now: float) -> tuple[Answer, Effects]:
+    def _pass_gate(
+        self, ticket: Ticket, keeper: PartitionAdmission, now: float
+    ) -> tuple[Answer, Effects]:
         """Pass the gate as single requests do, except that none gives way and none waits."""
         partition, gate = ticket.partition, keeper.gate
         keeper.now = now
@@ -234,7 +236,7 @@ class _Guiding(SelectionCalls):
             gate.admit(ask, now)
         return answer, effects
 
-    def _turn_away(self, keeper: Gatekeeper, ask: Ask, now: float) -> NoReturn:
+    def _turn_away(self, keeper: PartitionAdmission, ask: Ask, now: float) -> NoReturn:
         refusal = WouldWait(0.0)
         refused = keeper.refuse(ask, "waiting", str(refusal), refusal.code, now)
         refusal.retry_after_s = refused.retry_after_s

@@ -18,8 +18,8 @@ from indexer.types import HASH_BYTES
 
 if TYPE_CHECKING:
     from indexer.types import PackedHashes, Scope
-    from select_service.core.admission.asks import Ask
     from select_service.core.admission.gate import Decision as GateDecision
+    from select_service.core.admission.policy_api import Ask
     from select_service.core.columns import Rows, Slots
     from select_service.core.decisions.shadow_regret import Sighting
     from select_service.core.fleet.roles import Legs, Roles

@@ -14,7 +14,7 @@ from select_service.core.effects import NOTHING, Effects
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
-    from select_service.core.admission.admitting import Admitting
+    from select_service.core.admission.controller import AdmissionController
     from select_service.core.membership import Membership
     from select_service.core.operations.waiting_requests import WaitingRequests
     from select_service.core.partition import Partition
@@ -35,7 +35,7 @@ class AdmissionControl:
 
     def __init__(
         self,
-        admitting: Admitting,
+        admitting: AdmissionController,
         membership: Membership,
         room: WaitingRequests,
         limits: CoreLimits,
@@ -133,7 +133,7 @@ class AdmissionControl:
         """Set, clear or read thresholds; in force at once.
 
         Raises:
-            ServiceError: as `Admitting.change_threshold`.
+            ServiceError: as `AdmissionController.change_threshold`.
         """
         answer, touched = self._admitting.change_threshold(change, now)
         return answer, self._relieve(touched, now, to_judge=False)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from indexer.core.stream import EventStream
     from indexer.types import WorkerRank
-    from select_service.core.admission.admitting import Admitting
+    from select_service.core.admission.controller import AdmissionController
     from select_service.core.fleet.catalog import Catalog, Worker
     from select_service.core.membership import Membership
     from select_service.core.operations.waiting_requests import WaitingRequests
@@ -41,7 +41,7 @@ class Registration:
         replicas: Replicas,
         reader: RequestReader,
         limits: CoreLimits,
-        admitting: Admitting,
+        admitting: AdmissionController,
         room: WaitingRequests,
     ) -> None:
         self.sources: set[str] = set()

@@ -35,7 +35,7 @@ from select_service.types import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from select_service.core.admission.admitting import Admitting
+    from select_service.core.admission.controller import AdmissionController
     from select_service.core.columns import Rows
     from select_service.core.decisions.trust_monitor import TrustMonitor
     from select_service.core.fleet.catalog import Worker
@@ -75,7 +75,7 @@ class ReservationCalls:
         room: WaitingRequests,
         leases: SharedLeases,
         limits: CoreLimits,
-        admitting: Admitting,
+        admitting: AdmissionController,
         pairs: Pairs,
         trusting: TrustMonitor,
         new_id: Callable[[], str],

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from select_service.core.admission.asks import ADMIT
 from select_service.core.admission.gate import AT_CAPACITY, Decision
-from select_service.core.admission.gatekeeping import WAITS_FOR_PREFILL
+from select_service.core.admission.partition_admission import WAITS_FOR_PREFILL
+from select_service.core.admission.policy_api import ADMIT
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.operations.waiting_requests import endpoint_of
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     import random
 
     from indexer.core.tiers import Matches
-    from select_service.core.admission.admitting import Admitting
-    from select_service.core.admission.asks import Ask
-    from select_service.core.admission.gatekeeping import Gatekeeper
+    from select_service.core.admission.controller import AdmissionController
+    from select_service.core.admission.partition_admission import PartitionAdmission
+    from select_service.core.admission.policy_api import Ask
     from select_service.core.columns import Rows
     from select_service.core.operations.waiting_requests import WaitingRequests
     from select_service.core.reservations.lifecycle import Lifecycle
@@ -52,7 +52,7 @@ class SelectionCalls:
         self,
         reader: RequestReader,
         desk: Lifecycle,
-        admitting: Admitting,
+        admitting: AdmissionController,
         placing: Placer,
         room: WaitingRequests,
         rng: random.Random,
@@ -167,7 +167,7 @@ class SelectionCalls:
     # -- the gate ------------------------------------------------------------------------------
 
     def _ask_gate(  # noqa: C901, PLR0912 - in one frame and straight on: all pay for it
-        self, ticket: Ticket, keeper: Gatekeeper, now: float
+        self, ticket: Ticket, keeper: PartitionAdmission, now: float
     ) -> tuple[Answer | Ticket, Effects]:
         """Let the gate judge, and settle its decision in the same step."""
         changes, gate, gone = keeper.changes, keeper.gate, NOTHING

@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from select_service.core.admission.gate import EXPIRED_WAITING, Decision
-from select_service.core.admission.gatekeeping import WAITS_FOR_PREFILL
+from select_service.core.admission.partition_admission import WAITS_FOR_PREFILL
 from select_service.core.admission.queue import Patience, Ticket
 from select_service.core.effects import NOTHING, Effects
 from select_service.errors import NoEligibleWorker, ServiceError
@@ -27,9 +27,9 @@ from select_service.types import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from select_service.core.admission.admitting import Admitting
-    from select_service.core.admission.asks import Ask
-    from select_service.core.admission.gatekeeping import Gatekeeper
+    from select_service.core.admission.controller import AdmissionController
+    from select_service.core.admission.partition_admission import PartitionAdmission
+    from select_service.core.admission.policy_api import Ask
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
     from select_service.core.partition import Partition
@@ -48,7 +48,7 @@ class WaitingRequests:
         self,
         placing: Placer,
         desk: Lifecycle,
-        admitting: Admitting,
+        admitting: AdmissionController,
         counters: Counters,
         limits: CoreLimits,
     ) -> None:
@@ -256,7 +256,7 @@ class WaitingRequests:
         effects.answered.append(ticket)
         return effects
 
-    def give_way(self, ask: Ask, keeper: Gatekeeper, rows: Rows, now: float) -> Effects:
+    def give_way(self, ask: Ask, keeper: PartitionAdmission, rows: Rows, now: float) -> Effects:
         """Refuse the request whose waiting place a more important one needs, if there is one."""
         ticket = keeper.outranked(ask, rows, now)
         if ticket is None:
@@ -300,7 +300,7 @@ class WaitingRequests:
         return self.relieve(partition, now, effects)
 
     def _judge_again(
-        self, ticket: Ticket, keeper: Gatekeeper, now: float, effects: Effects
+        self, ticket: Ticket, keeper: PartitionAdmission, now: float, effects: Effects
     ) -> Effects:
         keeper.recall(ticket)
         assert ticket.ask is not None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from indexer.types import WorkerRank
     from select_service.config import Settings
-    from select_service.core.admission.gatekeeping import Gatekeeper
+    from select_service.core.admission.partition_admission import PartitionAdmission
     from select_service.core.partition import Partition
     from select_service.edge.driver import Driver
     from select_service.edge.metrics.families import Steps
@@ -245,7 +245,7 @@ class AdmissionMetrics(Collector):
         prefix = "dynamo_frontend_worker_active_"
         blocks = GaugeMetricFamily(prefix + "decode_blocks", "Alias.", labels=names)
         tokens = GaugeMetricFamily(prefix + "prefill_tokens", "Alias.", labels=names)
-        seats: list[tuple[Partition, Gatekeeper, WorkerRank]] = []
+        seats: list[tuple[Partition, PartitionAdmission, WorkerRank]] = []
         for one in paced(list(self._service.core.partitions.values())):
             if one is None:
                 yield None

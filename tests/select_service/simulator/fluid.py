@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
-from select_service.core.admission.asks import Ask
 from select_service.core.admission.gate import Gate
 from select_service.core.admission.policies import Built, build
+from select_service.core.admission.policy_api import Ask
 from select_service.errors import retry_after_header
 from select_service.simulator.pool import ComputingPool, PoolSettings
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from select_service.core.admission.gatekeeping import Gatekeeper
+from select_service.core.admission.partition_admission import PartitionAdmission
 from select_service.core.admission.tallies import ClassTally
 from select_service.errors import AdmissionRefused
 from select_service.types.admission import AdmissionChange, AdmissionSettings, BusyThresholdChange
@@ -21,7 +21,7 @@ def fleet(workers: int = 1, record: dict[str, Any] | None = None, **settings: An
     return made
 
 
-def keeper_of(some: Fleet) -> Gatekeeper:
+def keeper_of(some: Fleet) -> PartitionAdmission:
     keeper = some.core.partitions[DEFAULT].admission
     assert keeper is not None
     return keeper

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from select_service.core.admission.admitting import DEADLINE_S
+from select_service.core.admission.controller import DEADLINE_S
 from select_service.core.admission.queue import Ticket
 from select_service.core.admission.tallies import ClassTally
 from select_service.errors import AdmissionRefused, NoEligibleWorker, retry_after

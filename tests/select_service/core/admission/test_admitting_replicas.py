@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from select_service.core.admission.gatekeeping import Gatekeeper
+from select_service.core.admission.partition_admission import PartitionAdmission
 from select_service.core.admission.queue import Ticket
 from select_service.errors import AdmissionRefused
 from select_service.types import Selection
@@ -24,7 +24,7 @@ def behind_a_gate(router_id: int = 10, **settings: Any) -> Replica:
     return made
 
 
-def keeper_of(here: Fleet) -> Gatekeeper:
+def keeper_of(here: Fleet) -> PartitionAdmission:
     keeper = here.core.partitions[DEFAULT].admission
     assert keeper is not None
     return keeper

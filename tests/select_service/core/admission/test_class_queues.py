@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.core.admission.class_queues import ClassQueues
-from select_service.core.admission.drainage import Drainage
+from select_service.core.admission.drain_rate import DrainRate
 from select_service.core.admission.queue import Ticket
 from select_service.core.fleet.catalog import Worker
 from select_service.core.fleet.slots import FleetSlots
@@ -36,7 +36,7 @@ def queues(*classes: PolicyClass, batched: tuple[int | None, ...] = (None,)) -> 
         worker.slots[0] = slot
         seating.take(worker)
     ledger.ensure(len(batched))
-    drainage = Drainage(ledger.loads.work, prior_tokens_per_s=100.0)
+    drainage = DrainRate(ledger.loads.work, prior_tokens_per_s=100.0)
     made = ClassQueues(RoutingPolicy(classes), seating, ledger.loads, drainage)
     for worker in seating.workers.values():
         made.seat(worker)

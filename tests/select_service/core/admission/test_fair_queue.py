@@ -5,8 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.admission.asks import Ask
 from select_service.core.admission.fair_queue import FairQueue, Waiting
+from select_service.core.admission.policy_api import Ask
 
 
 def ask_of(tenant: str, work: int) -> Ask:

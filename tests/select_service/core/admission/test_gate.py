@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.admission.asks import Ask
 from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.fair_queue import Waiting
 from select_service.core.admission.gate import RETURN_SHARE, Gate
 from select_service.core.admission.policies import Built, build
+from select_service.core.admission.policy_api import Ask
 from select_service.core.admission.tallies import OTHER, ClassTally, TenantTally
 from select_service.core.admission.thresholds import Thresholds
 from select_service.core.admission.token_bucket import TokenBucketPolicy

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.admission.asks import Ask, Verdict
 from select_service.core.admission.classes import SloClasses
 from select_service.core.admission.gaie_legacy import GaieLegacy, utilization
 from select_service.core.admission.policies import KEYS, NAMES, Built, build
+from select_service.core.admission.policy_api import Ask, Verdict
 from select_service.core.admission.slo_shed import SloShed
 from select_service.core.admission.tenant_budgets import TenantBudgets
 from select_service.core.admission.tier_shed import TierShed
@@ -28,7 +28,7 @@ from tests.select_service.core.admission.golden import SIMULATOR, TRACE
 from tests.select_service.core.admission.pools import FixedPool, told
 
 if TYPE_CHECKING:
-    from select_service.core.admission.asks import Policy
+    from select_service.core.admission.policy_api import Policy
 
 POOL = FixedPool()
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.admission.asks import Ask
 from select_service.core.admission.classes import SloClasses
 from select_service.core.admission.gaie_legacy import GaieLegacy, utilization
+from select_service.core.admission.policy_api import Ask
 from select_service.core.admission.pool_load import PoolLoad
 from select_service.core.ledger.ledger import Ledger
 from select_service.simulator.told_loads import RankLoad, ToldPool

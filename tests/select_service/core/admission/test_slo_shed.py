@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.admission.asks import Ask
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.classes import SloClasses
+from select_service.core.admission.policy_api import Ask
 from select_service.core.admission.slo_shed import SloShed, SloShedSettings, ceilings
 from tests.select_service.core.admission.golden import SIMULATOR
 from tests.select_service.core.admission.pools import FixedPool

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from select_service.core.admission.asks import Ask
+from select_service.core.admission.policy_api import Ask
 from select_service.core.admission.queue import Ticket
 from select_service.core.decisions import plain_record_ring
 from select_service.core.decisions.record import Record

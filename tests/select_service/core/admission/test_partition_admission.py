@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from select_service.core.admission.gatekeeping import Gatekeeper
+from select_service.core.admission.partition_admission import PartitionAdmission
 from select_service.errors import ServiceError
 from select_service.types.admission import (
     AdmissionSettings,
@@ -47,7 +47,7 @@ def fleet(*seated: int) -> Fleet:
     return some
 
 
-def keeper_of(some: Fleet) -> Gatekeeper:
+def keeper_of(some: Fleet) -> PartitionAdmission:
     keeper = some.core.partitions[DEFAULT].admission
     assert keeper is not None
     return keeper

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from select_service.core.admission.drainage import RETURN_MAX_S, Drainage
+from select_service.core.admission.drain_rate import RETURN_MAX_S, DrainRate
 from select_service.core.admission.queue import Ticket
 from select_service.core.ledger.work_done import WorkDone
 from select_service.core.routing.policy import PolicyBook, PolicyClass, RoutingPolicy
@@ -21,8 +21,8 @@ from select_service.types.admission import AdmissionSettings
 from tests.select_service.core.whole_fleet import Fleet
 
 
-def drainage(rate: float = 100.0) -> Drainage:
-    return Drainage(WorkDone(), prior_tokens_per_s=rate)
+def drainage(rate: float = 100.0) -> DrainRate:
+    return DrainRate(WorkDone(), prior_tokens_per_s=rate)
 
 
 def test_who_is_refused_together_comes_one_after_another() -> None:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.admission import returns
-from select_service.core.admission.returns import ReturnBook, Room
+from select_service.core.admission import retry_after
+from select_service.core.admission.retry_after import RetryPromises, Room
 from select_service.errors import retry_after_header
 
 
@@ -18,7 +18,7 @@ def key(number: int) -> bytes:
 
 
 def test_each_gets_the_next_free_place() -> None:
-    book = ReturnBook(2)
+    book = RetryPromises(2)
     got = [book.grant(key(n), 0, room(earliest_s=2.0), 0.0).retry_after_s for n in range(4)]
     assert got == [2.0, 3.0, 4.0, 5.0]
     assert book.grant(key(9), 0, room(line="other"), 0.0).retry_after_s == 0.0
@@ -26,14 +26,14 @@ def test_each_gets_the_next_free_place() -> None:
 
 
 def test_lower_bands_come_after_higher_ones_and_do_not_delay_them() -> None:
-    book = ReturnBook(2)
+    book = RetryPromises(2)
     assert [book.grant(key(n), 1, room(), 0.0).retry_after_s for n in range(2)] == [0.0, 1.0]
     assert [book.grant(key(n), 0, room(), 0.0).retry_after_s for n in range(2, 4)] == [0.0, 1.0]
     assert book.grant(key(5), 1, room(), 0.0).retry_after_s == 4.0
 
 
 def test_who_comes_in_time_is_recognised_once() -> None:
-    book = ReturnBook(1)
+    book = RetryPromises(1)
     book.grant(key(1), 0, room(earliest_s=5.0), 0.0)
     assert not book.is_due(key(1), 4.9)
     assert not book.is_due(key(2), 5.0)
@@ -48,7 +48,7 @@ def test_who_comes_in_time_is_recognised_once() -> None:
 
 
 def test_a_promise_ends() -> None:
-    book = ReturnBook(1)
+    book = RetryPromises(1)
     book.grant(key(1), 0, room(earliest_s=5.0), 0.0)
     assert not book.is_due(key(1), 11.6)
     assert (book.size, book.counts.kept, book.counts.broken) == (0, 0, 1)
@@ -56,7 +56,7 @@ def test_a_promise_ends() -> None:
 
 
 def test_a_later_promise_outlives_an_earlier_one_that_was_kept() -> None:
-    book = ReturnBook(1)
+    book = RetryPromises(1)
     book.grant(key(1), 0, room(earliest_s=1.0), 0.0)
     book.redeem(key(1))
     book.grant(key(1), 0, room(earliest_s=7.0), 1.0)
@@ -66,7 +66,7 @@ def test_a_later_promise_outlives_an_earlier_one_that_was_kept() -> None:
 
 
 def test_who_comes_early_is_told_the_same_time() -> None:
-    book = ReturnBook(1)
+    book = RetryPromises(1)
     book.grant(key(1), 0, room(earliest_s=5.0), 0.0)
     again = book.grant(key(1), 0, room(earliest_s=9.0), 3.0)
     assert again == (2.0, True)
@@ -76,12 +76,12 @@ def test_who_comes_early_is_told_the_same_time() -> None:
 
 
 def test_those_nobody_can_tell_apart_get_a_place_each() -> None:
-    book = ReturnBook(1)
+    book = RetryPromises(1)
     got = [
         book.grant(b"same", 0, room(earliest_s=1.0), 0.0, is_unique=False).retry_after_s
-        for _ in range(returns.SAME_MAX + 1)
+        for _ in range(retry_after.SAME_MAX + 1)
     ]
-    assert len(set(got)) == returns.SAME_MAX
+    assert len(set(got)) == retry_after.SAME_MAX
     assert got[-1] == got[-2]
     for second in range(1, 5):
         assert book.is_due(b"same", float(second))
@@ -90,7 +90,7 @@ def test_those_nobody_can_tell_apart_get_a_place_each() -> None:
 
 
 def test_without_a_rate_returns_are_spread() -> None:
-    book = ReturnBook(1)
+    book = RetryPromises(1)
     got = [book.grant(key(n), 0, room(rate=0.0), 0.0) for n in range(100)]
     assert not any(promise.is_kept for promise in got)
     assert all(1.0 <= promise.retry_after_s <= 2.0 for promise in got)
@@ -99,7 +99,7 @@ def test_without_a_rate_returns_are_spread() -> None:
 
 
 def test_nothing_is_promised_beyond_the_horizon() -> None:
-    book = ReturnBook(1, horizon_s=10.0)
+    book = RetryPromises(1, horizon_s=10.0)
     assert book.grant(key(0), 0, room(work=100), 0.0).is_kept
     assert book.grant(key(1), 0, room(work=1), 0.0) == (10.0, True)
     late = book.grant(key(2), 0, room(), 0.0)
@@ -108,7 +108,7 @@ def test_nothing_is_promised_beyond_the_horizon() -> None:
 
 
 def test_promises_are_bounded() -> None:
-    book = ReturnBook(1, slots_max=3)
+    book = RetryPromises(1, slots_max=3)
     got = [book.grant(key(n), 0, room(work=1), 0.0).is_kept for n in range(5)]
     assert got == [True, True, True, False, False]
     assert not book.grant(b"", 0, room(), 0.0).is_kept
@@ -116,8 +116,8 @@ def test_promises_are_bounded() -> None:
 
 
 def test_timelines_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(returns, "LINES_MAX", 2)
-    book = ReturnBook(1)
+    monkeypatch.setattr(retry_after, "LINES_MAX", 2)
+    book = RetryPromises(1)
     for line in "abc":
         book.grant(b"", 0, room(line=line, earliest_s=3.0), 0.0)
     assert book.grant(b"", 0, room(line="c", work=1), 0.0).retry_after_s == 4.0
@@ -138,7 +138,7 @@ def test_the_header_is_whole_and_never_early(seconds: float, header: int) -> Non
     )
 )
 def test_the_book_stays_consistent(steps: list[tuple[int, int, float, bool]]) -> None:
-    book = ReturnBook(2, slots_max=5)
+    book = RetryPromises(2, slots_max=5)
     now = 0.0
     granted = 0
     for number, band, gap, comes in steps:
@@ -156,7 +156,7 @@ def test_the_book_stays_consistent(steps: list[tuple[int, int, float, bool]]) ->
 
 
 def test_kept_promises_leave_no_memory() -> None:
-    book = ReturnBook(1)
+    book = RetryPromises(1)
     for number in range(20_000):
         now = number / 100
         book.grant(key(number), 0, room(work=0.01), now)

@@ -3,7 +3,7 @@
 The rest of `core/admission` decides and knows neither ledger nor tickets; here its books follow
 both. A partition has a keeper only if there is something to judge: a policy, thresholds or caps.
 Process-wide state (settings, thresholds by name, which partitions have a gate) is in
-`admitting.py`.
+`controller.py`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.admission.asks import ADMIT, Ask
 from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
-from select_service.core.admission.facts import busy_facts, cap_facts, policy_facts, recognisable
 from select_service.core.admission.gate import AT_CAPACITY, OUTRANKED, Gate
+from select_service.core.admission.policy_api import ADMIT, Ask
 from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
-from select_service.core.admission.returns import ReturnBook
+from select_service.core.admission.refusal_facts import (
+    busy_facts,
+    cap_facts,
+    policy_facts,
+    recognisable,
+)
+from select_service.core.admission.retry_after import RetryPromises
 from select_service.core.admission.tenant_budgets import TenantBudgets
 from select_service.core.admission.totals import Totals
 from select_service.core.admission.wait_times import WaitTimes
@@ -27,9 +32,9 @@ from select_service.core.ledger.load_changes import LoadChanges
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from select_service.core.admission.asks import Verdict
     from select_service.core.admission.gate import Decision, GateName
     from select_service.core.admission.policies import Built
+    from select_service.core.admission.policy_api import Verdict
     from select_service.core.admission.queue import Ticket
     from select_service.core.admission.thresholds import Thresholds
     from select_service.core.columns import Rows
@@ -46,7 +51,7 @@ WAITS_FOR_PREFILL: Final = "waits-for-prefill"
 """The code of a request that waits in the policy file's queues."""
 
 
-class Gatekeeper:
+class PartitionAdmission:
     """Runs the gate, and keeps the requests that must wait at it."""
 
     def __init__(
@@ -55,7 +60,7 @@ class Gatekeeper:
         built: Built[Ticket],
         settings: AdmissionSettings,
         thresholds: Thresholds,
-        returns: ReturnBook | None,
+        returns: RetryPromises | None,
         meter: DrainMeter,
         *,
         totals: Totals | None = None,
@@ -121,8 +126,8 @@ class Gatekeeper:
         changes.names_wanted = wanted
         changes.look = True
 
-    def _own_returns(self, built: Built[Ticket]) -> ReturnBook:
-        return ReturnBook(
+    def _own_returns(self, built: Built[Ticket]) -> RetryPromises:
+        return RetryPromises(
             len(built.classes.bands),
             slots_max=self._settings.return_slots_max,
             horizon_s=self._settings.return_horizon_s,
@@ -444,7 +449,7 @@ class Gatekeeper:
         """Take a ticket out to be judged again; it still counts as waiting."""
         self._forget(ticket)
 
-    def change(self, built: Built[Ticket], returns: ReturnBook | None, now: float) -> None:
+    def change(self, built: Built[Ticket], returns: RetryPromises | None, now: float) -> None:
         """Put another policy in force at once; tickets waiting here are to be judged again."""
         self._totals.left_by_queue(self.gate.queue)
         self.gate.change(built, now)

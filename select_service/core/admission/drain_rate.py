@@ -18,7 +18,7 @@ RETURN_MAX_S: Final = 300.0
 """The longest return time, like `--return-horizon-s` for gates."""
 
 
-class Drainage:
+class DrainRate:
     """The measured rate, and until when it is spoken for.
 
     Args:

@@ -73,7 +73,7 @@ class _Line:
         self.free_at = [0.0] * bands
 
 
-class ReturnBook:
+class RetryPromises:
     """Promised returns by key (requester and content) and time.
 
     Args:
@@ -101,10 +101,10 @@ class ReturnBook:
         self.size = 0
         self.counts = counts or PromiseCounts()
 
-    def anew(self, bands: int) -> ReturnBook:
+    def anew(self, bands: int) -> RetryPromises:
         """Return a book with the same limits and counters; the promises of this one are broken."""
         self.give_up()
-        return ReturnBook(
+        return RetryPromises(
             bands, slots_max=self._slots_max, horizon_s=self._horizon_s, counts=self.counts
         )
 

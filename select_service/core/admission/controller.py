@@ -1,6 +1,6 @@
 """Admission of the whole process: the policy in force, the thresholds, the scopes with a gate.
 
-A partition gets a keeper (`gatekeeping.py`) when there is something to judge, and keeps it; with
+A partition gets a keeper (`partition_admission.py`) when there is something to judge, and keeps it; with
 all defaults there is none, and nothing is checked. Operators' changes apply at once, and survive
 the process if there is a state directory (`state.py`).
 """
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
-from select_service.core.admission.asks import Ask
-from select_service.core.admission.gatekeeping import Gatekeeper
 from select_service.core.admission.load_reports import LoadReports
+from select_service.core.admission.partition_admission import PartitionAdmission
 from select_service.core.admission.policies import build, read_config
-from select_service.core.admission.returns import ReturnBook
+from select_service.core.admission.policy_api import Ask
+from select_service.core.admission.retry_after import RetryPromises
 from select_service.core.admission.thresholds import (
     FIELDS,
     NOTHING,
@@ -69,7 +69,7 @@ _PROCESS_WIDE: Final = frozenset({"token-bucket"})
 """Policies with one allowance for all scopes."""
 
 
-class Admitting:
+class AdmissionController:
     """Holds the admission settings, applies operators' changes, and opens gates."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Admitting:
         self._catalog = catalog
         self._partitions = partitions
         self._shared: Built[Ticket] | None = None
-        self._shared_returns: ReturnBook | None = None
+        self._shared_returns: RetryPromises | None = None
         self.policy, self.config = OFF, dict[str, object]()
         self.classes: SloClasses
         self.put_in_force(settings.policy, settings.policy_config)
@@ -142,7 +142,7 @@ class Admitting:
         self._shared = built if name in _PROCESS_WIDE else None
         self._shared_returns = None
         if self._shared is not None:
-            self._shared_returns = ReturnBook(
+            self._shared_returns = RetryPromises(
                 len(built.classes.bands),
                 slots_max=self.settings.return_slots_max,
                 horizon_s=self.settings.return_horizon_s,
@@ -186,7 +186,7 @@ class Admitting:
 
     def _open(self, partition: Partition) -> None:
         partition.open_gate(
-            Gatekeeper(
+            PartitionAdmission(
                 partition.ledger,
                 self._build(),
                 self.settings,
@@ -202,7 +202,7 @@ class Admitting:
         for worker in partition.seating.workers.values():
             self.reports.replay(worker, keeper)
 
-    def keepers(self) -> list[Gatekeeper]:
+    def keepers(self) -> list[PartitionAdmission]:
         """Return the keepers of all scopes, with or without workers. O(partitions)."""
         return [one.admission for one in self._partitions.values() if one.admission is not None]
 
@@ -479,4 +479,11 @@ def scope_of_key(name: str) -> tuple[str, str | None]:
     return model, tenant if has_tenant else None
 
 
-__all__ = ["DEADLINE_S", "POLICY", "Admitting", "check_admission", "scope_of_key", "threshold_key"]
+__all__ = [
+    "DEADLINE_S",
+    "POLICY",
+    "AdmissionController",
+    "check_admission",
+    "scope_of_key",
+    "threshold_key",
+]

@@ -8,9 +8,9 @@ import xxhash
 from msgspec.structs import replace
 
 if TYPE_CHECKING:
-    from select_service.core.admission.asks import Ask
     from select_service.core.admission.capacity import WorkerCap
     from select_service.core.admission.gate import Decision
+    from select_service.core.admission.policy_api import Ask
     from select_service.core.admission.queue import Ticket
 
 _LAST_HASH: Final = 8

@@ -1,19 +1,19 @@
 """The protocol of policies that keep their waiting requests themselves, like `slo_shed.py`.
 
-`gate.py` calls it; the protocol of policies without a queue is in `asks.py`.
+`gate.py` calls it; the protocol of policies without a queue is in `policy_api.py`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from select_service.core.admission.asks import Policy
+from select_service.core.admission.policy_api import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from select_service.core.admission.asks import Ask, Pool
     from select_service.core.admission.fair_queue import Waiting
+    from select_service.core.admission.policy_api import Ask, Pool
 
 T = TypeVar("T")
 

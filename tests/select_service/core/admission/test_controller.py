@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from select_service.core.admission.asks import Ask, Pool, Verdict
+from select_service.core.admission.policy_api import Ask, Pool, Verdict
 from tests.select_service.core.admission.gated import fleet, keeper_of
 from tests.select_service.core.whole_fleet import DEFAULT
 
