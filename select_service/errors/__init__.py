@@ -11,8 +11,51 @@ from select_service.errors.admission import (
     AdmissionRefused,
     ModelNotFound,
 )
-from select_service.errors.answering import problem, retry_after, retry_after_header
-from select_service.errors.door import (
+from select_service.errors.authorization import (
+    MissingScope,
+    TenantNotFound,
+    TokenIsBound,
+    Unauthenticated,
+)
+from select_service.errors.placement import (
+    BatchNotPlaced,
+    InvalidRequest,
+    NoEligibleWorker,
+    NoSchedulableWorker,
+    NoTransfer,
+    NoWorkerForRole,
+    PinnedNotAllowed,
+    QueueFull,
+    WorkerDraining,
+    WouldWait,
+)
+from select_service.errors.process import (
+    DecisionNotFound,
+    DecisionsOff,
+    NeedsRestart,
+    ShuttingDown,
+    StateDiskFull,
+    StateStalled,
+    StateUnwritable,
+    TooManyConsoles,
+    TooManyDumps,
+)
+from select_service.errors.refusal import (
+    RETRY_AFTER_S,
+    BoundReached,
+    Crowded,
+    ServiceError,
+    scope_text,
+)
+from select_service.errors.replicas import (
+    InvalidReplicaPeer,
+    PeerNotFound,
+    PeerRefused,
+    ReplicaSyncDisabled,
+    TooManyPeers,
+    TooManySnapshots,
+)
+from select_service.errors.request import (
     BodyTooLarge,
     HeadTooLarge,
     HttpVersionTooOld,
@@ -32,45 +75,7 @@ from select_service.errors.door import (
     UnknownField,
     UnsupportedMediaType,
 )
-from select_service.errors.operating import (
-    DecisionNotFound,
-    DecisionsOff,
-    NeedsRestart,
-    ShuttingDown,
-    StateDiskFull,
-    StateStalled,
-    StateUnwritable,
-    TooManyConsoles,
-    TooManyDumps,
-)
-from select_service.errors.placing import (
-    BatchNotPlaced,
-    InvalidRequest,
-    NoEligibleWorker,
-    NoSchedulableWorker,
-    NoTransfer,
-    NoWorkerForRole,
-    PinnedNotAllowed,
-    QueueFull,
-    WorkerDraining,
-    WouldWait,
-)
-from select_service.errors.refusal import (
-    RETRY_AFTER_S,
-    BoundReached,
-    Crowded,
-    ServiceError,
-    scope_text,
-)
-from select_service.errors.replicas import (
-    InvalidReplicaPeer,
-    PeerNotFound,
-    PeerRefused,
-    ReplicaSyncDisabled,
-    TooManyPeers,
-    TooManySnapshots,
-)
-from select_service.errors.reservations import (
+from select_service.errors.reservation import (
     LeaseClosed,
     LeaseConflict,
     LeaseExpired,
@@ -82,15 +87,15 @@ from select_service.errors.reservations import (
     TooManyLeases,
     TooManyReservations,
 )
-from select_service.errors.rights import MissingScope, TenantNotFound, TokenIsBound, Unauthenticated
-from select_service.errors.starting import (
+from select_service.errors.response import problem, retry_after, retry_after_header
+from select_service.errors.startup import (
     CertificatesUnusable,
     RecordingUnusable,
     SecurityFileUnusable,
     StateDirUnusable,
     TokenFileUnusable,
 )
-from select_service.errors.workers import (
+from select_service.errors.worker import (
     RankNotFound,
     TooManyWorkers,
     WorkerConflict,
